@@ -1,0 +1,71 @@
+# Needs make and Python 3.11 or newer; the first target you ask for makes the environment. `make` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= cpu
+TORCH_INDEX ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-location
+STAMP := $(VENV)/.stamp
+OWN := $(VENV)/.made-by-make
+CODE := src tests recipes benchmarks examples
+
+ifeq ($(filter cpu cu,$(TORCH)),)
+$(error TORCH=$(TORCH) is neither cpu nor cu. Say TORCH=cpu (the default) or TORCH=cu for the build pip chooses)
+endif
+ifeq ($(TORCH),cpu)
+PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint wheel clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  PYTHON=python3.12   the interpreter a new environment is made with (default: python3)"
+	@echo "  VENV=path           the environment; in one that exists already, torch is left as it is (default: .venv)"
+	@echo "  TORCH_INDEX=url     set it to PyTorch's CPU wheel index to avoid the CUDA build on Linux"
+	@echo "  TORCH=cu            disregard TORCH_INDEX and take the build that pip chooses (CUDA on Linux)"
+
+demo: $(STAMP)  ## watch the reference pair decode
+	@$(VENV)/bin/specdecpp demo
+
+test: lint  ## lint, then all tests
+	$(PY) -m pytest
+
+lint: $(STAMP)  ## ruff and pyright
+	$(PY) -m ruff check $(wildcard $(CODE))
+	$(PY) -m ruff format --check $(wildcard $(CODE))
+	$(PY) -m pyright --pythonpath $(PY)
+
+wheel: $(STAMP)  ## dist/: the source archive, and the wheel built from it
+	$(PY) -m build
+
+clean:  ## remove what was built and cached; the environment stays
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	find $(wildcard $(CODE)) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# Our own environment gets the exact versions of constraints.txt. In one we did not make, only what is missing is
+# installed, and torch is pinned to the version that is there.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if [ ! -x $(PY) ]; then \
+	    $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python " + sys.version.split()[0] + \
+	        ", and specdecpp needs 3.11 or newer. Name another interpreter: make PYTHON=python3.12")'; \
+	    echo "Making $(VENV); this takes a few minutes the first time." >&2; \
+	    $(PYTHON) -m venv $(VENV); \
+	    touch $(OWN); \
+	fi; \
+	if [ -e $(OWN) ]; then \
+	    pins=constraints.txt; \
+	    $(PIP) -c $$pins torch; \
+	else \
+	    pins=$(VENV)/.torch-pin; \
+	    $(PY) -c 'from importlib.metadata import distributions as d; \
+	        print(*{"torch==" + p.version for p in d(name="torch")})' > $$pins; \
+	fi; \
+	$(PIP) -c $$pins -e '.[dev]'; \
+	$(PY) -c 'from importlib.metadata import version; print("torch", version("torch"), "in $(VENV)")' >&2
+	@touch $@

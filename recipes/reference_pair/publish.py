@@ -1,0 +1,80 @@
+"""Copy a trained pair into the package and write its card.
+
+python publish.py --pair runs/reference --evaluation benchmarks/results/reference_pair.json --into src/specdecpp/reference
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+CARD = """# The reference pair
+
+A small target and draft that ship with specdecpp, for demonstrations and tests. They were trained by this project with
+`recipes/reference_pair/` and know three things a little: GSM8K-like word problems, short instructions, and Python
+functions from a docstring. They are not meant to be useful beyond that, and what they say is often wrong.
+
+| | target | draft | head |
+|---|---|---|---|
+| architecture | Llama, 10 layers, width 256 | Llama, 2 layers, width 256 | {head_layers} residual block(s), width 256 |
+| parameters | 7.94 M | 1.93 M | {head_parameters:.2f} M |
+| weights | bfloat16 | bfloat16 | float32 |
+| context | 1,024 | 1,024 | |
+
+Tokenizer: byte-level BPE, 4,096 entries, single digits, chat template with `<|user|>` and `<|assistant|>`.
+
+**Data.** GSM8K train (MIT), a sample of 2,000 rows of databricks-dolly-15k (CC BY-SA 3.0), and Python's standard library
+(PSF licence). Nothing else. The draft was distilled from the target on the same prompts and on answers that the target
+sampled for them; the head saw answers to GSM8K train and dolly prompts.
+
+**Licence.** Apache-2.0 for the weights, as for the code; the data keep their licences.
+
+**Target, validation loss** (nats per token, held-out documents): {losses}, at step {step}.
+
+**Mean acceptance** 1 - TV(p, q) at temperature 1, on prompts nobody trained on:
+
+| prompts | tokens | mean acceptance | share of tokens above 0.95 | below 0.5 |
+|---|---:|---:|---:|---:|
+{acceptance}
+
+**Head** (validation prompts): {head}. Stopping threshold {threshold}.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pair", type=Path, required=True)
+    parser.add_argument("--evaluation", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    args = parser.parse_args()
+    for part in ("target", "draft", "head"):
+        shutil.rmtree(args.into / part, ignore_errors=True)
+        shutil.copytree(args.pair / part, args.into / part)
+    for file in args.into.rglob("*"):
+        file.chmod(0o755 if file.is_dir() else 0o644)
+    training = json.loads((args.pair / "target.json").read_text())
+    head = json.loads((args.pair / "head" / "head.json").read_text())
+    figures = json.loads(args.evaluation.read_text())["figures"]
+    rows = [
+        f"| {name} | {f['tokens']:,} | {f['mean_acceptance']:.3f} | {f['share_above_0.95']:.2f} | {f['share_below_0.5']:.2f} |"
+        for name, f in figures.items()
+    ]
+    width, layers = head["hidden_size"], head["num_layers"]
+    validation = head["notes"]["validation"]
+    card = CARD.format(
+        head_layers=layers,
+        head_parameters=(layers * width * (width + 1) + width + 1) / 1e6,
+        losses=", ".join(f"{k} {v:.2f}" for k, v in training["validation_nats"].items()),
+        step=training["step"],
+        acceptance="\n".join(rows),
+        head=(
+            f"AUROC {validation['auroc_head']:.3f} per token ({validation['auroc_log_q']:.3f} for the draft's own log q), "
+            f"expected calibration error {validation['ece']:.3f}"
+        ),
+        threshold=head["threshold"],
+    )
+    (args.into / "README.md").write_text(card, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

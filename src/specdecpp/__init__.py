@@ -1,0 +1,128 @@
+"""specdecpp: adaptive speculative decoding that keeps the target model's exact distribution.
+
+Public names are loaded on first use, so `import specdecpp` costs nothing and does not import torch.
+
+    import specdecpp as sd
+    decoder = sd.Decoder(sd.load_pair())
+    print(decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from specdecpp.decoder import Decoder, Output
+    from specdecpp.errors import (
+        HeadError,
+        MissingExtraError,
+        PairError,
+        PromptError,
+        RunnerError,
+        SpecdecError,
+        UnsoundError,
+    )
+    from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+    from specdecpp.metrics import Metrics
+    from specdecpp.pair import Pair, load_pair
+    from specdecpp.policies import (
+        CumulativeConfidence,
+        Entropy,
+        Fixed,
+        Heuristic,
+        MaxConfidence,
+        Policy,
+        SpecDecPP,
+    )
+    from specdecpp.runners import EagerRunner, Runner
+    from specdecpp.sampling import Sampling
+    from specdecpp.session import Piece, Round
+    from specdecpp.verification import (
+        BlockVerification,
+        CompareVerification,
+        GreedyVerification,
+        TokenVerification,
+        Verdict,
+    )
+
+_HOMES = {
+    "specdecpp.decoder": ("Decoder", "Output"),
+    "specdecpp.errors": (
+        "HeadError",
+        "MissingExtraError",
+        "PairError",
+        "PromptError",
+        "RunnerError",
+        "SpecdecError",
+        "UnsoundError",
+    ),
+    "specdecpp.head": ("AcceptanceHead", "Calibration", "HeadCard"),
+    "specdecpp.metrics": ("Metrics",),
+    "specdecpp.pair": ("Pair", "load_pair"),
+    "specdecpp.policies": (
+        "CumulativeConfidence",
+        "Entropy",
+        "Fixed",
+        "Heuristic",
+        "MaxConfidence",
+        "Policy",
+        "SpecDecPP",
+    ),
+    "specdecpp.runners": ("EagerRunner", "Runner"),
+    "specdecpp.sampling": ("Sampling",),
+    "specdecpp.session": ("Piece", "Round"),
+    "specdecpp.verification": (
+        "BlockVerification",
+        "CompareVerification",
+        "GreedyVerification",
+        "TokenVerification",
+        "Verdict",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 (grouped by the order of use)
+    "load_pair",
+    "Pair",
+    "Runner",
+    "EagerRunner",
+    "Decoder",
+    "Output",
+    "Round",
+    "Piece",
+    "Metrics",
+    "Sampling",
+    "Policy",
+    "Fixed",
+    "Heuristic",
+    "MaxConfidence",
+    "CumulativeConfidence",
+    "Entropy",
+    "SpecDecPP",
+    "AcceptanceHead",
+    "HeadCard",
+    "Calibration",
+    "TokenVerification",
+    "BlockVerification",
+    "GreedyVerification",
+    "CompareVerification",
+    "Verdict",
+    "SpecdecError",
+    "PairError",
+    "RunnerError",
+    "HeadError",
+    "PromptError",
+    "UnsoundError",
+    "MissingExtraError",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'specdecpp' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

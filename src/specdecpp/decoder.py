@@ -1,0 +1,178 @@
+"""The friendly shell: a prompt in, text out. One request is a `session.Session`; this sets it up and folds its rounds.
+
+Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll back -> Round ... folded into Output
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+from specdecpp.errors import PromptError, UnsoundError
+from specdecpp.metrics import Metrics
+from specdecpp.pair import Pair
+from specdecpp.policies import CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.sampling import Sampling, streams
+from specdecpp.session import FinishReason, Round, Session
+from specdecpp.text import Detokenizer
+from specdecpp.verification import GreedyVerification, TokenVerification, Verification
+
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
+
+
+class Options(TypedDict, total=False):
+    """What a request may say, with the defaults of `Decoder.start`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    stop: str | Sequence[str]
+    seed: int | None
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A finished answer: its text and tokens (the ending id included), why it ended, its rounds and what they cost."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    rounds: tuple[Round, ...]
+    metrics: Metrics
+
+
+class Decoder:
+    """Decode with a pair under a stopping policy; the output has exactly the target's distribution.
+
+    Without a policy: SpecDec++ if the pair has a head, else the free cumulative-confidence rule. `verification` is how
+    candidates are tested when sampling; temperature 0 always compares with the target's argmax. Raises `UnsoundError` for a
+    policy and a verification that together would change the distribution.
+
+    >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
+    >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        policy: Policy | None = None,
+        verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
+    ):
+        if policy is None:
+            policy = default_policy(pair)
+        if policy.drops_last and not verification.allows_dropping:
+            raise UnsoundError(
+                f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no "
+                "longer keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() "
+                "with temperature 0, or CompareVerification()."
+            )
+        if isinstance(policy, SpecDecPP):
+            pair.check_head(policy.head)
+        self.pair, self.policy, self.verification = pair, policy, verification
+
+    def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
+        """Set up a request without running it: a session to `prefill` and `step`.
+
+        Defaults: max_tokens=256, temperature=1.0, every token kept, no stop strings, a fresh seed. Raises ValueError for a
+        value out of range, `PromptError` for a prompt that is empty or too long, `UnsoundError` for sampling under
+        `GreedyVerification`.
+        """
+        unknown = set(options) - set(Options.__annotations__)
+        if unknown:
+            raise TypeError(f"unknown options {sorted(unknown)}; known are {sorted(Options.__annotations__)}")
+        sampling = Sampling(
+            temperature=float(options.get("temperature", 1.0)),
+            top_k=options.get("top_k"),
+            top_p=float(options.get("top_p", 1.0)),
+            min_p=float(options.get("min_p", 0.0)),
+            repetition_penalty=float(options.get("repetition_penalty", 1.0)),
+        )
+        if self.verification.greedy_only and not sampling.is_greedy:
+            raise UnsoundError(
+                f"GreedyVerification keeps the target's distribution at temperature 0 only, got temperature "
+                f"{sampling.temperature}. Use TokenVerification() or BlockVerification()."
+            )
+        stop = options.get("stop", ())
+        target = self.pair.target.fresh()
+        return Session(
+            target=target,
+            draft=self.pair.draft.fresh(),
+            policy=self.policy,
+            verification=GreedyVerification() if sampling.is_greedy else self.verification,
+            sampling=sampling,
+            prompt=encode(self.pair, prompt),
+            max_tokens=options.get("max_tokens", 256),
+            coins=streams(options.get("seed"), target.device),
+            ends=() if options.get("ignore_eos") else self.pair.ends,
+            detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
+        )
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Round]:
+        """Rounds as they are decided; `round.text` is text to print. Options as in `start`, errors before the first round.
+
+        >>> for r in decoder.stream("Write a sonnet."):        # doctest: +SKIP
+        ...     print(r.text, end="", flush=True)
+        """
+        return run(self.start(prompt, **options))
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output:
+        """The whole answer. Options as in `start`.
+
+        >>> decoder.generate("2 + 2 =", max_tokens=8, temperature=0).metrics.mean_acceptance_length   # doctest: +SKIP
+        """
+        session = self.start(prompt, **options)
+        return finished(session, list(run(session)))
+
+
+def run(session: Session) -> Iterator[Round]:
+    """Run a session to its end, round by round."""
+    if session.finish_reason is None:
+        session.prefill()
+    while session.finish_reason is None:
+        yield session.step()
+
+
+def finished(session: Session, rounds: Sequence[Round]) -> Output:
+    """Fold the rounds of a finished session."""
+    assert session.finish_reason is not None, "the session is still running"
+    return Output(
+        text="".join(r.text for r in rounds),
+        tokens=tuple(session.tokens[session.num_prompt_tokens :]),
+        finish_reason=session.finish_reason,
+        rounds=tuple(rounds),
+        metrics=Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=session.num_prompt_tokens),
+    )
+
+
+def default_policy(pair: Pair) -> Policy:
+    """SpecDec++ with the head's own threshold if the pair has a head, else cumulative confidence."""
+    if pair.head is None:
+        return CumulativeConfidence()
+    threshold = pair.head.card.threshold
+    return SpecDecPP(head=pair.head) if threshold is None else SpecDecPP(head=pair.head, threshold=threshold)
+
+
+def encode(pair: Pair, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: text as it is, ids as they are, or chat messages through the tokenizer's template.
+
+    An empty text becomes the tokenizer's start token where it has one.
+    """
+    if isinstance(prompt, str):
+        ids = list(pair.tokenizer(prompt).input_ids)
+    elif all(isinstance(t, dict) for t in prompt) and prompt:
+        if not getattr(pair.tokenizer, "chat_template", None):
+            raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
+        rendered = pair.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+        ids = list(pair.tokenizer(rendered, add_special_tokens=False).input_ids)
+    else:
+        ids = [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
+        outside = [t for t in ids if not 0 <= t < pair.target.vocab_size]
+        if outside:
+            raise PromptError(f"token id {outside[0]} is outside the pair's common vocabulary of {pair.target.vocab_size} ids.")
+    if not ids and pair.tokenizer.bos_token_id is not None:
+        ids = [pair.tokenizer.bos_token_id]
+    return ids

@@ -1,0 +1,152 @@
+"""The first half of a round: the draft proposes candidates until the policy, or the room that is left, stops it.
+
+    pending -> forward -> q_1 -> Y_1 -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> [stop?] -> ...
+
+The forward pass that reads Y_k judges it *and* gives q_{k+1}; so when a rule that judges stops after k judgements there
+are k + 1 candidates, the last one free, and all of them are verified (method.md 5).
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from specdecpp.policies import Policy
+from specdecpp.runners import Runner
+from specdecpp.sampling import Sampling, penalised, probabilities
+from specdecpp.verification import Coins
+
+
+@dataclass
+class Draft:
+    """The candidates of one round, and what the draft's side knows about them. This is all a policy sees.
+
+    q[i] [V] is the distribution candidate i was drawn from (None under greedy drafting); `judged` are the head's estimates
+    of the candidates that were read, in order, always fewer than the candidates.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    q: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    judged: list[float] = field(default_factory=list)
+    stop_reason: str = ""
+    forward_s: float = 0.0
+    head_s: float = 0.0
+    _logits: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    _confidences: list[float] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def survival(self) -> float:
+        """Estimated probability that every judged candidate is accepted: the product of `judged`."""
+        return math.prod(self.judged, start=1.0)
+
+    def distribution(self, i: int) -> Float[Tensor, " V"]:
+        """What the draft believed at candidate i: q itself, or under greedy drafting the softmax at T = 1."""
+        q, logits = self.q[i], self._logits[i]
+        if q is not None:
+            return q
+        assert logits is not None, "a candidate has a distribution or logits"
+        return logits.softmax(-1)
+
+    def confidence(self, i: int) -> float:
+        """q(Y_i) of candidate i (from 0; -1 is the last), under `distribution(i)`."""
+        for k in range(len(self._confidences), self.num_tokens):
+            self._confidences.append(float(self.distribution(k)[self.tokens[k]]))
+        return self._confidences[i]
+
+    @property
+    def cumulative_confidence(self) -> float:
+        """The product of q(Y_i) over the round."""
+        if self.num_tokens:
+            self.confidence(-1)
+        return math.prod(self._confidences, start=1.0)
+
+    def entropy(self, i: int) -> float:
+        """Entropy in nats of `distribution(i)`."""
+        return float(torch.special.entr(self.distribution(i)).sum())
+
+    def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
+        """Add a candidate with the q it was drawn from, or with the logits it was the argmax of."""
+        self.tokens.append(token)
+        self.q.append(q)
+        self._logits.append(logits)
+
+    def drop_last(self) -> None:
+        for column in (self.tokens, self.q, self._logits):
+            column.pop()
+        del self._confidences[self.num_tokens :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What bounds a round from outside: places left, and the tokens after which nothing can follow."""
+
+    num_tokens: int
+    ends: Collection[int] = ()
+
+
+def propose(
+    runner: Runner,
+    pending: list[int],
+    *,
+    policy: Policy,
+    memory: Any,
+    sampling: Sampling,
+    coins: Coins,
+    room: Room,
+    seen: Bool[Tensor, " V"] | None = None,
+) -> Draft:
+    """Draft candidates after `pending`, the tokens of the context that the draft has not read yet (at least one).
+
+    Stops when the policy says so, at the policy's limit, when the room is used up, or after a token of `room.ends`.
+    `seen` marks the tokens of the context for the repetition penalty; it is left as it was.
+    """
+    draft = Draft()
+    limit = min(policy.limit(memory), room.num_tokens)
+    draft.stop_reason = "tokens left" if limit == room.num_tokens else "limit"
+    if seen is not None:
+        seen = seen.clone()
+    while draft.num_tokens < limit:
+        if draft.num_tokens >= policy.min_tokens and (reason := policy.stop(draft, memory)):
+            draft.stop_reason = reason
+            if policy.drops_last and draft.num_tokens:
+                draft.drop_last()
+            break
+        started = perf_counter()
+        logits, hidden = runner.extend(pending, rows=1)
+        read = perf_counter()
+        draft.forward_s += read - started
+        if draft.num_tokens:
+            estimate = policy.judge(hidden[0])
+            draft.head_s += perf_counter() - read
+            if estimate is not None:
+                draft.judged.append(estimate)
+        token = _draw(draft, logits[0], sampling, coins, seen)
+        if token in room.ends:
+            draft.stop_reason = "end of text"
+            break
+        if seen is not None:
+            seen[token] = True
+        pending = [token]
+    return draft
+
+
+def _draw(draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, coins: Coins, seen: Bool[Tensor, " V"] | None) -> int:
+    """Draw the next candidate into the draft."""
+    if sampling.is_greedy:
+        logits = penalised(logits, sampling, seen)
+        token = int(logits.argmax())
+        draft.append(token, logits=logits)
+        return token
+    q = probabilities(logits, sampling, seen)
+    token = coins.categorical(q)
+    draft.append(token, q=q)
+    return token

@@ -1,0 +1,40 @@
+"""What can go wrong, as a tree. Every message says what is wrong, the facts, and what to do.
+
+    SpecdecError
+    ├── PairError          (ValueError)   target and draft do not fit each other
+    ├── RunnerError        (ValueError)   a model cannot be run here: its cache cannot be rolled back
+    ├── HeadError          (ValueError)   a head is unreadable, of the wrong width, or made for another pair
+    ├── PromptError        (ValueError)   empty without a start token, or longer than the context
+    ├── UnsoundError       (ValueError)   a combination that would change the target's distribution
+    └── MissingExtraError  (ImportError)  an optional dependency is not installed
+
+A bad value in a configuration (a negative temperature) is a plain ValueError, raised where the value is given.
+"""
+
+
+class SpecdecError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class PairError(SpecdecError, ValueError):
+    """Target and draft do not fit each other."""
+
+
+class RunnerError(SpecdecError, ValueError):
+    """A model cannot be run by this runner."""
+
+
+class HeadError(SpecdecError, ValueError):
+    """An acceptance head is unreadable or does not fit."""
+
+
+class PromptError(SpecdecError, ValueError):
+    """A prompt cannot be decoded."""
+
+
+class UnsoundError(SpecdecError, ValueError):
+    """The combination would change the target's distribution."""
+
+
+class MissingExtraError(SpecdecError, ImportError):
+    """An optional dependency is not installed."""

@@ -1,0 +1,113 @@
+"""What a run cost, as sums over rounds and the rates that follow from them.
+
+Names are those of vLLM's per-request block where it has one; discard and verification rate are the paper's R_d and R_v
+(method.md 1). A candidate counts as accepted when it ends in the output.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdecpp.session import Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Sums over rounds (seconds end in `_s`), and rates as properties. Add two to pool them."""
+
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    """How many rounds accepted 0, 1, 2, ... candidates."""
+    drafted_histogram: Counter[int] = field(default_factory=Counter)
+    """How many rounds drafted 0, 1, 2, ... candidates."""
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    head_s: float = 0.0
+    other_s: float = 0.0
+
+    @classmethod
+    def of(cls, rounds: Iterable["Round"], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0) -> "Metrics":
+        """Fold rounds into sums."""
+        rounds = list(rounds)
+        return cls(
+            num_tokens=sum(len(r.pieces) for r in rounds),
+            num_prompt_tokens=num_prompt_tokens,
+            num_spec_steps=len(rounds),
+            num_draft_tokens=sum(r.num_drafted for r in rounds),
+            num_accepted_draft_tokens=sum(r.num_accepted for r in rounds),
+            acceptance_histogram=Counter(r.num_accepted for r in rounds),
+            drafted_histogram=Counter(r.num_drafted for r in rounds),
+            prefill_s=prefill_s,
+            draft_s=sum((r.draft_s for r in rounds), 0.0),
+            verify_s=sum((r.verify_s for r in rounds), 0.0),
+            head_s=sum((r.head_s for r in rounds), 0.0),
+            other_s=sum((r.other_s for r in rounds), 0.0),
+        )
+
+    def __add__(self, other: "Metrics") -> "Metrics":
+        return Metrics(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The most candidates of a round."""
+        return max(self.drafted_histogram, default=0)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Everything from the first forward pass to the last token."""
+        return self.prefill_s + self.draft_s + self.verify_s + self.head_s + self.other_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens over all the time they took, reading the prompt included."""
+        return self.num_tokens / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Draft, verify, head and other as parts of all the time; `other` holds the reading of the prompt."""
+        whole = self.elapsed_s or 1.0
+        shares = {"draft": self.draft_s / whole, "verify": self.verify_s / whole, "head": self.head_s / whole}
+        return shares | {"other": max(0.0, 1.0 - sum(shares.values()))}
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted/steps: tokens per verification, the target's own token included."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted candidates."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def discard_rate(self) -> float:
+        """R_d: candidates that did not end in the output, per token; may exceed 1."""
+        return (self.num_draft_tokens - self.num_accepted_draft_tokens) / self.num_tokens if self.num_tokens else 0.0
+
+    @property
+    def verification_rate(self) -> float:
+        """R_v: target passes per token; 1 for the target alone."""
+        return self.num_spec_steps / self.num_tokens if self.num_tokens else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Sums and rates under their names, ready for JSON."""
+        sums = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("acceptance_histogram", "drafted_histogram"):
+            sums[name] = {str(k): n for k, n in sorted(sums[name].items())}
+        rates = (
+            "num_spec_tokens",
+            "elapsed_s",
+            "tokens_per_second",
+            "mean_acceptance_length",
+            "draft_acceptance_rate",
+            "discard_rate",
+            "verification_rate",
+        )
+        return sums | {name: getattr(self, name) for name in rates}

@@ -1,0 +1,79 @@
+"""Rules that read the draft's own probabilities, which cost nothing.
+
+q(x) is the probability under the distribution the candidate was drawn from. With greedy drafting that distribution is
+one-hot and says nothing; the unwarped softmax (temperature 1) is read instead.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specdecpp.policies.protocol import Policy, check_probability
+
+if TYPE_CHECKING:
+    from specdecpp.drafting import Draft
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxConfidence(Policy):
+    """Stop once the last candidate has q(x) < threshold: the dynamic rule of transformers (default 0.4, at most 20).
+
+    `drop=True` also removes that candidate, as `p-min` does in llama.cpp. That is sound for greedy decoding and under
+    `CompareVerification` only, and the Decoder refuses it elsewhere.
+    """
+
+    threshold: float = 0.4
+    drop: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability("MaxConfidence.threshold", self.threshold)
+
+    @property
+    def drops_last(self) -> bool:
+        return self.drop
+
+    def stop(self, draft: "Draft", memory: Any) -> str | None:
+        if draft.num_tokens and (q := draft.confidence(-1)) < self.threshold:
+            return f"q = {q:.2f} < {self.threshold:g}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CumulativeConfidence(Policy):
+    """Stop once the product of q over the round falls below the threshold (default 0.2).
+
+    The free baseline that any trained head has to beat: it estimates the survival of the whole round, at no cost.
+    """
+
+    threshold: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability("CumulativeConfidence.threshold", self.threshold)
+
+    def stop(self, draft: "Draft", memory: Any) -> str | None:
+        if draft.num_tokens and (product := draft.cumulative_confidence) < self.threshold:
+            return f"product of q = {product:.2f} < {self.threshold:g}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entropy(Policy):
+    """Stop once sqrt(c * H(q)) > threshold, H in nats: SVIP (Zhang et al. 2024; c = 0.15, threshold 0.3, at most 40).
+
+    1 - sqrt(c * H) bounds the acceptance probability from below, up to the constant.
+    """
+
+    threshold: float = 0.3
+    c: float = 0.15
+    max_tokens: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.c > 0 and self.threshold >= 0):
+            raise ValueError(f"Entropy needs c > 0 and threshold >= 0, got c={self.c} and threshold={self.threshold}")
+
+    def stop(self, draft: "Draft", memory: Any) -> str | None:
+        if draft.num_tokens and (bound := (self.c * draft.entropy(-1)) ** 0.5) > self.threshold:
+            return f"sqrt(c*H) = {bound:.2f} > {self.threshold:g}"
+        return None

@@ -1,0 +1,44 @@
+"""Rules that do not look at the candidates: a fixed length, and the length transformers adapts from outcomes."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdecpp.policies.protocol import Policy
+
+if TYPE_CHECKING:
+    from specdecpp.session import Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Policy):
+    """Always k candidates (Leviathan et al. 2023). `Fixed(k=0)` is the target alone, run by the same code."""
+
+    k: int = 4
+    min_tokens: int = field(default=0, init=False, repr=False)
+    max_tokens: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise ValueError(f"Fixed needs k of at least 0, got {self.k}; 0 is the target alone")
+        object.__setattr__(self, "max_tokens", self.k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heuristic(Policy):
+    """k += 2 after a round that accepted everything, else k = max(1, k - 1): the "heuristic" schedule of transformers."""
+
+    start_tokens: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start_tokens < 1:
+            raise ValueError(f"Heuristic needs start_tokens of at least 1, got {self.start_tokens}")
+
+    def start(self) -> int:
+        return self.start_tokens
+
+    def limit(self, memory: int) -> int:
+        return max(self.min_tokens, min(memory, self.max_tokens))
+
+    def learn(self, memory: int, outcome: "Round") -> int:
+        return memory + 2 if outcome.num_accepted == outcome.num_drafted else max(1, memory - 1)

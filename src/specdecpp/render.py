@@ -1,0 +1,225 @@
+"""What the command line looks like: text with the origin of every token, a table, bars of time. Used by the verbs only.
+
+One accent colour. Whatever colour says is also said without it (bold, underline, italic; four shades of block), so that
+it reads the same under NO_COLOR; without a terminal nothing but plain text is left. Numbers stand under their units.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from specdecpp.demo import Comparison
+    from specdecpp.metrics import Metrics
+    from specdecpp.session import Round
+
+ACCENT = "cyan"
+ORIGINS = {"accepted": ACCENT, "correction": "bold underline", "bonus": "italic dim"}
+MEANINGS = {
+    "accepted": "drafted, and accepted by the target",
+    "correction": "the target's, in place of a rejected token",
+    "bonus": "the target's, when nothing was rejected",
+}
+WIDTH = 80
+BAR_WIDTH = 20
+BLOCKS = {"draft": "█", "verify": "▓", "head": "▒", "other": "░"}
+PLAIN_BLOCKS = {"draft": "#", "verify": "=", "head": "+", "other": "."}
+_WORDS = re.compile(r"\n|[^\S\n]+|\S+")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that adds nothing of its own: no highlighting of numbers, no markup in model text."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def width_of(out: Console) -> int:
+    """Columns to use: never more than 80, and at least 40 so that numbers stay whole."""
+    return max(40, min(WIDTH, out.width))
+
+
+class LiveText:
+    """Prints rounds as they come, every token in the style of its origin, words kept whole within the width."""
+
+    def __init__(self, out: Console, *, indent: int = 2):
+        self.out, self.indent = out, indent
+        self.counts: Counter[str] = Counter()
+        self._room = width_of(out) - 2 * indent
+        self._column = 0
+        self._blanks = ""
+        self._word: list[tuple[str, str]] = []
+
+    def push(self, outcome: "Round") -> None:
+        for piece in outcome.pieces:
+            self.counts[piece.origin] += 1
+            for part in _WORDS.findall(piece.text):
+                if part == "\n":
+                    self._end_word()
+                    self._newline()
+                elif part.isspace():
+                    self._end_word()
+                    self._blanks += part.expandtabs(4)
+                else:
+                    self._word.append((part, ORIGINS[piece.origin]))
+        self.out.file.flush()
+
+    def finish(self) -> None:
+        """Print what was held back, and end the line."""
+        self._end_word()
+        if self._column:
+            self._newline()
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        width = sum(cell_len(text) for text, _ in self._word)
+        if self._column and self._column + cell_len(self._blanks) + width > self._room:
+            self._newline()
+        if not self._column:
+            self._blanks = " " * self.indent + self._blanks
+        self._column += cell_len(self._blanks) + width
+        self.out.print(Text.assemble(self._blanks, *self._word), end="", soft_wrap=True)
+        self._blanks, self._word = "", []
+
+    def _newline(self) -> None:
+        self.out.print()
+        self._column, self._blanks = 0, ""
+
+
+def legend() -> RenderableType:
+    """What the styles of `LiveText` mean."""
+    grid = Table.grid(padding=(0, 2))
+    for name, style in ORIGINS.items():
+        grid.add_row(Text(name, style), Text(MEANINGS[name], "dim"))
+    return Padding(grid, (0, 2))
+
+
+def tally(counts: "Counter[str]") -> RenderableType:
+    """How many tokens were of each kind."""
+    parts = [Text.assemble((name, style), f" {counts[name]}") for name, style in ORIGINS.items()]
+    return Padding(Text("   ").join(parts), (0, 2))
+
+
+@contextmanager
+def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner on stderr, where that is a terminal."""
+    err = console(stderr=True)
+    if quiet or not err.is_terminal:
+        yield
+        return
+    with err.status(Text(text, "dim"), spinner_style=ACCENT):
+        yield
+
+
+@contextmanager
+def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr, where that is a terminal; it moves when the yielded function is told what was just done.
+
+    It is drawn in those calls only: a thread of its own would take time from what is being timed.
+    """
+    err = console(stderr=True)
+    last = TextColumn("{task.fields[last]}", style="dim")
+    columns = (TextColumn("  {task.description}"), BarColumn(24, complete_style=ACCENT, finished_style=ACCENT), last)
+    bars = Progress(*columns, console=err, transient=True, auto_refresh=False, disable=quiet or not err.is_terminal)
+    with bars:
+        task = bars.add_task(text, total=total, last="")
+        yield lambda name: bars.update(task, advance=1, last=name, refresh=True)
+
+
+def heading(text: str, note: str = "") -> Text:
+    return Text.assemble("\n  ", (text, "bold"), (f"  {note}" if note else "", "dim"), "\n")
+
+
+def quoted(prompt: str) -> RenderableType:
+    """The prompt above its answer."""
+    return Padding(Text(prompt, "dim"), (1, 2))
+
+
+def stats(metrics: "Metrics", *, policy: str, seed: int, finish_reason: str) -> RenderableType:
+    """Four short lines about one answer."""
+    reason = {"eos": "end of text", "stop": "stop string", "length": "length reached"}[finish_reason]
+    shares = "  ".join(f"{name} {100 * share:.0f} %" for name, share in metrics.time_shares.items())
+    speed = f"{metrics.elapsed_s:.2f} s, {metrics.tokens_per_second:.1f} tokens/s"
+    lines = (
+        f"{metrics.num_tokens} tokens in {speed} ({reason})",
+        f"{metrics.mean_acceptance_length:.2f} tokens per target pass, {metrics.discard_rate:.2f} discarded per token",
+        f"time: {shares}",
+        f"{policy}, seed {seed}",
+    )
+    return Text("\n".join(lines), "dim")
+
+
+def comparison_table(comparison: "Comparison") -> Table:
+    """One line per policy: rates with their units above them; the fastest in bold, SpecDec++ in the accent colour."""
+    table = _table("policy", "tokens\n/s", "speed-up", "tokens\n/pass", "discarded\n/token", "passes\n/token", gap=3)
+    best = max(comparison.entries.values(), key=lambda e: e.total.tokens_per_second)
+    for name, entry in comparison.entries.items():
+        total, ratio = entry.total, comparison.ratio(name)
+        error = "" if ratio.error is None else f" ±{ratio.value * ratio.error:.2f}"
+        table.add_row(
+            entry.label,
+            f"{total.tokens_per_second:.1f}",
+            f"{ratio.value:.2f}{error:6}",
+            f"{total.mean_acceptance_length:.2f}",
+            f"{total.discard_rate:.2f}",
+            f"{total.verification_rate:.2f}",
+            style=_style(is_best=entry is best, is_ours=name == "specdecpp"),
+        )
+    return table
+
+
+def time_table(comparison: "Comparison", blocks: dict[str, str]) -> Table:
+    """Where the time of a token goes: milliseconds, shares, and a bar whose length is the time."""
+    table = _table("time", "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
+    table.add_column("", no_wrap=True)
+    times = {name: 1000 / entry.total.tokens_per_second for name, entry in comparison.entries.items()}
+    longest = max(times.values())
+    for name, entry in comparison.entries.items():
+        table.add_row(
+            entry.label,
+            f"{times[name]:.2f}",
+            *(f"{100 * entry.total.time_shares[part]:.0f}" for part in blocks),
+            bar(entry.total.time_shares, blocks, width=BAR_WIDTH * times[name] / longest),
+            style=_style(is_best=False, is_ours=name == "specdecpp"),
+        )
+    return table
+
+
+def bar(shares: dict[str, float], blocks: dict[str, str], *, width: float) -> str:
+    """A stacked bar; rounding is of the running sum, so that the whole has the right length."""
+    text, reached = "", 0.0
+    for name, share in shares.items():
+        reached += share
+        text += blocks[name] * (round(width * reached) - len(text))
+    return text
+
+
+def comparison_view(comparison: "Comparison", out: Console) -> RenderableType:
+    """The table, the bars and the sentences."""
+    from specdecpp.demo import verdicts
+
+    blocks = PLAIN_BLOCKS if out.options.ascii_only else BLOCKS
+    said = Group(*(Text(sentence) for sentence in verdicts(comparison)))
+    parts = [comparison_table(comparison), "", time_table(comparison, blocks), "", said]
+    return Padding(Group(*parts), (0, 2))
+
+
+def _table(first: str, *numbers: str, gap: int) -> Table:
+    """A table without lines: a name to the left, numbers to the right under their units."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for header in numbers:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def _style(*, is_best: bool, is_ours: bool) -> str:
+    return " ".join(["bold"] * is_best + [ACCENT] * is_ours)

@@ -1,0 +1,169 @@
+"""Any causal LM of transformers, as it is, with a dynamic cache.
+
+Two choices make it exact for every architecture:
+
+* the cache keeps *all* positions, also of layers with a sliding window (the window is then a matter of the model's own
+  mask), so that cutting the last n positions is an exact rollback;
+* the hidden state is whatever the output layer reads, caught by a hook in front of it: the last hidden state after the
+  final norm (method.md 3), also where a model projects or scales in between.
+
+A model whose cache cannot be cut (recurrent state, encoder-decoder) is refused with the reason, and the promise is put to
+the test once when the model is loaded.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache
+
+from specdecpp.errors import RunnerError
+
+_POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+
+
+class _Tap:
+    """Keeps the last input of the output layer."""
+
+    def __init__(self) -> None:
+        self.hidden: Tensor | None = None
+
+    def __call__(self, module: object, args: tuple, kwargs: dict) -> None:
+        self.hidden = args[0] if args else next(iter(kwargs.values()))
+
+
+class EagerRunner:
+    """A transformers causal LM and one sequence in its cache. See `runners.Runner` for the contract.
+
+    Raises `RunnerError` for a model whose cache cannot be rolled back.
+
+    >>> runner = EagerRunner(model)                                  # doctest: +SKIP
+    >>> logits, hidden = runner.extend([1, 2, 3], rows=1)            # doctest: +SKIP
+    >>> runner.rollback(2)                                           # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
+        _refuse_unless_rollable(model)
+        self.model = model.eval()
+        output = model.get_output_embeddings()
+        if output is None:
+            raise RunnerError(
+                f"{type(model).__name__} has no output embeddings, so it cannot score tokens. "
+                "Load it with AutoModelForCausalLM."
+            )
+        self._tap = _Tap()
+        output.register_forward_pre_hook(self._tap, with_kwargs=True)
+        config = model.config.get_text_config()
+        rows = int(output.weight.shape[0])
+        self.vocab_size = rows if vocab_size is None else vocab_size
+        if self.vocab_size > rows:
+            raise RunnerError(
+                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
+            )
+        self.hidden_size = int(output.weight.shape[1])
+        self.max_length = next((int(n) for f in _POSITION_FIELDS if (n := getattr(config, f, None))), None)
+        self.device = model.get_input_embeddings().weight.device
+        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._reset()
+        if probe:
+            self._probe()
+
+    def _reset(self) -> None:
+        self._cache = DynamicCache()  # without the config: every layer keeps every position
+        self._length = 0
+
+    def fresh(self) -> "EagerRunner":
+        """An empty runner over the same weights."""
+        other = object.__new__(EagerRunner)
+        other.__dict__.update(self.__dict__)
+        other._reset()
+        return other
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @torch.inference_mode()
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+        inputs = torch.tensor([tokens], device=self.device)
+        keep = {"logits_to_keep": rows} if self._takes_rows else {}
+        logits = self.model(input_ids=inputs, past_key_values=self._cache, use_cache=True, **keep).logits
+        hidden, self._tap.hidden = self._tap.hidden, None
+        assert hidden is not None, "the output layer was not called"
+        self._length += len(tokens)
+        return logits[0, -rows:, : self.vocab_size], hidden[0, -rows:]
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        if length == 0:
+            self._reset()
+        elif length < self._length:
+            self._cache.crop(length - self._length)  # negative: how many to remove, in every transformers 5
+            self._length = length
+
+    def _probe(self) -> None:
+        """Read two tokens after a first one, cut them, read others, cut those, read the first ones again.
+
+        The cache must hold what it was given, a token must not see its successor, and a rollback must leave no trace.
+        """
+        name, last = type(self.model).__name__, self.vocab_size - 1
+        first, second = min(1, last), min(2, last)
+        try:
+            self.extend([first], rows=1)
+            before, _ = self.extend([second, first], rows=2)
+            held = self._cache.get_seq_length()
+            self.rollback(1)
+            other, _ = self.extend([second, second], rows=2)
+            self.rollback(1)
+            after, _ = self.extend([second, first], rows=2)
+        except Exception as error:  # whatever a forward pass may raise that does not know this cache
+            raise RunnerError(
+                f"{name} fails in a forward pass with a plain key-value cache ({type(error).__name__}: {error}). "
+                "Speculative decoding needs a model that takes a transformers DynamicCache."
+            ) from error
+        self._reset()
+        if held != 3:
+            raise RunnerError(
+                f"{name} was given 3 tokens and its cache holds {held}, so the two cannot be kept in step. "
+                "Speculative decoding needs a model with a plain key-value cache."
+            )
+        # Rows of one length are computed alike, but experts group them by token, which half precision feels.
+        rough = 1e-3 if before.dtype in (torch.float32, torch.float64) else 5e-2
+        if (gap := _relative_gap(before[0], other[0])) > rough:
+            raise RunnerError(
+                f"{name} gives a token other logits when another token follows it (relative difference {gap:.3g}), so "
+                "it is not causal. Use a causal language model (an encoder needs is_decoder=True in its config)."
+            )
+        if not (gap := _relative_gap(before, after)) <= 1e-3:
+            raise RunnerError(
+                f"{name} gives other logits after a rollback (relative difference {gap:.3g}): its cache holds state "
+                "that cannot be cut. Speculative decoding needs a model with a plain key-value cache."
+            )
+
+
+def _relative_gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    a, b = a.float(), b.float()  # MPS has no float64
+    return float((a - b).abs().max() / a.abs().max().clamp(min=1e-6))
+
+
+def _refuse_unless_rollable(model: Any) -> None:
+    """Raise `RunnerError` for models whose kind rules out an exact rollback."""
+    name, config = type(model).__name__, model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise RunnerError(f"{name} is an encoder-decoder. Use a decoder-only (causal) language model.")
+    recurrent = [t for t in getattr(config.get_text_config(), "layer_types", None) or [] if "attention" not in t]
+    recurrent += [t for t in getattr(config.get_text_config(), "layer_types", None) or [] if "linear" in t]
+    if getattr(model, "_is_stateful", False) or recurrent:
+        kinds = f" (layers: {', '.join(sorted(set(recurrent)))})" if recurrent else ""
+        raise RunnerError(
+            f"{name} keeps a recurrent state{kinds}, which cannot be rolled back after a rejected candidate. "
+            "Use a model whose layers are all attention."
+        )
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise RunnerError(f"{name} takes no past_key_values, so it has no cache that can be extended or rolled back.")

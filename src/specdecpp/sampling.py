@@ -1,0 +1,136 @@
+"""From logits to probabilities, and from probabilities to tokens.
+
+The same `Sampling` is applied to the draft's logits (giving q) and to the target's (giving p), so that speculative
+decoding keeps the law of *sampled* decoding: Leviathan et al. 2023, appendix A.1. The order of the processors and their
+meaning are those of transformers: repetition penalty, temperature, top-k, top-p, min-p.
+
+Shapes: V vocabulary; leading axes are rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is drawn. `temperature=0` is greedy.
+
+    >>> Sampling(temperature=0.7, top_p=0.9).is_greedy
+    False
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0 or self.temperature == float("inf"):
+            raise ValueError(
+                f"temperature must be a finite number of at least 0, got {self.temperature}; use 0 for greedy decoding"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}; use None to keep every token")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}; use 1.0 to keep every token")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must lie in [0, 1], got {self.min_p}; use 0.0 to keep every token")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty must be positive and finite, got {self.repetition_penalty}; use 1.0 for none")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needs_seen(self) -> bool:
+        """Whether the tokens already in the context matter (repetition penalty)."""
+        return self.repetition_penalty != 1.0
+
+
+def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """bf16 and fp16 are widened; float32 and float64 stay."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def penalised(
+    logits: Float[Tensor, "*rows V"], sampling: Sampling, seen: Bool[Tensor, "*rows V"] | None = None
+) -> Float[Tensor, "*rows V"]:
+    """Logits after the repetition penalty (Keskar et al. 2019): the only processor that greedy decoding feels."""
+    logits = at_least_float32(logits)
+    if seen is None or not sampling.needs_seen:
+        return logits
+    penalty = sampling.repetition_penalty
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def probabilities(
+    logits: Float[Tensor, "*rows V"], sampling: Sampling, seen: Bool[Tensor, "*rows V"] | None = None
+) -> Float[Tensor, "*rows V"]:
+    """The distribution a token is drawn from: rows sum to 1, in float32 or better. Greedy rows are one-hot.
+
+    `seen` marks the tokens of the context, for the repetition penalty.
+    """
+    logits = penalised(logits, sampling, seen)
+    if sampling.is_greedy:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if sampling.top_p < 1.0:
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        p = ordered.softmax(-1)
+        outside = (p.cumsum(-1) - p) >= sampling.top_p  # the mass before a token already fills the nucleus
+        logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    p = logits.softmax(-1)
+    if sampling.min_p > 0.0:
+        p = p.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), 0.0)
+        p = p / p.sum(-1, keepdim=True)
+    return p
+
+
+def seen_rows(seen: Bool[Tensor, " V"], tokens: Int[Tensor, " K"]) -> Bool[Tensor, "K1 V"]:
+    """The contexts of K + 1 consecutive positions: row i has seen the context and the first i candidates."""
+    rows = seen.repeat(len(tokens) + 1, 1)
+    for i, token in enumerate(tokens.tolist(), 1):
+        rows[i:, token] = True
+    return rows
+
+
+class Dice:
+    """A stream of random draws from an explicit generator. `testing.Enumerator` is the one that tries every outcome."""
+
+    def __init__(self, generator: torch.Generator):
+        self.generator = generator
+
+    def categorical(self, p: Float[Tensor, " V"]) -> int:
+        """One index drawn from p (any positive scale), by inverting its running sum in float64."""
+        wide = torch.float32 if p.device.type == "mps" else torch.float64  # MPS has no float64
+        cdf = p.cumsum(-1, dtype=wide)
+        u = torch.rand(1, generator=self.generator, device=p.device, dtype=wide) * cdf[-1]
+        return min(int(torch.searchsorted(cdf, u, right=True)), p.shape[-1] - 1)
+
+    def bernoulli(self, h: Float[Tensor, " K"]) -> Bool[Tensor, " K"]:
+        """Independent coins with heads probabilities h: true while u < h, u uniform on [0, 1)."""
+        return torch.rand(h.shape, generator=self.generator, device=h.device, dtype=h.dtype) < h
+
+
+def streams(seed: int | None, device: torch.device | str) -> tuple[Dice, Dice]:
+    """Two independent streams, one to draft and one to verify: block verification needs them apart (policies 6).
+
+    Without a seed both start from entropy of the operating system.
+    """
+    import numpy as np
+
+    dice = []
+    for child in np.random.SeedSequence(seed).spawn(2):
+        generator = torch.Generator(device=device)
+        generator.manual_seed(int(child.generate_state(1, np.uint64)[0] >> 1))
+        dice.append(Dice(generator))
+    return dice[0], dice[1]

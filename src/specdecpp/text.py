@@ -1,0 +1,65 @@
+"""Tokens to text, one at a time: no broken characters, nothing of a stop string, the same text however rounds fall.
+
+A token's text is released once it can no longer change: an incomplete UTF-8 sequence waits for its last byte, and a tail
+that could be the beginning of a stop string waits until it is decided.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+_BROKEN = "\ufffd"
+
+
+class Detokenizer:
+    """The text of one growing answer.
+
+    `push` gives the text that a token releases, and whether a stop string has now been completed; `flush` releases what was
+    still held back. The stop string itself is never released.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
+        if any(not s for s in stop):
+            raise ValueError("a stop string is empty; remove it, or give the text to stop at")
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._tokens: list[int] = []
+        self._start = 0  # tokens before this one no longer influence how the next ones read
+        self._end = 0  # tokens before this one are already in the text
+        self._text = ""
+        self._released = 0
+
+    def push(self, token: int) -> tuple[str, bool]:
+        self._tokens.append(token)
+        known = self._decode(self._tokens[self._start : self._end])
+        longer = self._decode(self._tokens[self._start :])
+        if len(longer) > len(known) and not longer.endswith(_BROKEN):
+            self._text += longer[len(known) :]
+            self._start, self._end = self._end, len(self._tokens)
+        from_here = max(0, self._released - max(map(len, self._stop), default=0))
+        hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, from_here)) >= 0]
+        if hits:
+            _, start = min(hits)  # the one that is complete first, as if the text came character by character
+            return self._release(max(start, self._released)), True
+        return self._release(len(self._text) - self._undecided()), False
+
+    def flush(self) -> str:
+        """The rest: an incomplete character, or what looked like the beginning of a stop string."""
+        known = self._decode(self._tokens[self._start : self._end])
+        self._text += self._decode(self._tokens[self._start :])[len(known) :]
+        return self._release(len(self._text))
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _release(self, end: int) -> str:
+        text, self._released = self._text[self._released : end], max(end, self._released)
+        return text
+
+    def _undecided(self) -> int:
+        """Length of the longest tail that begins a stop string."""
+        longest = max((len(s) - 1 for s in self._stop), default=0)
+        tail = self._text[self._released :][-longest:] if longest else ""
+        for n in range(len(tail), 0, -1):
+            if any(s.startswith(tail[-n:]) for s in self._stop):
+                return n
+        return 0

@@ -1,0 +1,144 @@
+"""How many candidates are accepted, and which token follows them: pure functions of p, q and coins.
+
+K candidates Y_1..Y_K were drawn from q[0..K-1]; p has K + 1 rows, row i being the target's distribution after
+Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's law exactly:
+
+token    accept Y_i with probability min(1, p(Y_i)/q(Y_i)), stop at the first rejection and draw from norm((p - q)+); if
+         all are accepted draw the bonus from p. One step emits y with probability
+         q(y) min(1, p(y)/q(y)) + P(reject) (p(y) - q(y))+ / P(reject) = min(p, q) + (p - q)+ = p(y),
+         because P(reject) = sum (q - p)+ = sum (p - q)+. (Leviathan et al. 2023; Chen et al. 2023.)
+block    accept the longest prefix whose coin comes up (Sun et al. 2024, arXiv 2403.10444, algorithm 2). With the carry
+         w_0 = 1, w_i = min(1, w_{i-1} p(Y_i)/q(Y_i)) the prefix Y_1..Y_i survives with probability w_i in all, which
+         makes the joint law of the prefix prod q * w <= prod p; the missing mass R_i is what the residual restores.
+         It never accepts fewer than `token`.
+greedy   accept while the candidate is the target's most likely token.
+compare  draw y_i ~ p for every row and accept while Y_i = y_i: lossless for *any* candidates, also for candidates that
+         were dropped after looking at them, but accepts less than `token`.
+
+Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 2024 (2403.10444).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@runtime_checkable
+class Coins(Protocol):
+    """Where randomness comes from: `sampling.Dice`, or `testing.Enumerator`."""
+
+    def categorical(self, p: Float[Tensor, " V"]) -> int: ...
+
+    def bernoulli(self, h: Float[Tensor, " K"]) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of one verification: the accepted prefix length and the token that follows it."""
+
+    num_accepted: int
+    next_token: int
+
+
+def token_acceptance(p: Float[Tensor, "K V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
+    """min(1, p(Y_i)/q(Y_i)) for each candidate, given that those before it were accepted. A candidate has q > 0."""
+    at = tokens.unsqueeze(-1)
+    return (p.gather(-1, at) / q.gather(-1, at)).squeeze(-1).clamp(max=1.0)
+
+
+def block_acceptance(
+    p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]
+) -> tuple[Float[Tensor, " K"], Float[Tensor, " K1"]]:
+    """(h_1..h_K, carry w_0..w_K) of block verification.
+
+    h_i = R_i/(R_i + 1 - w_i) with R_i = sum_x (w_i p(x|Y_<=i) - q(x|Y_<=i))+ for i < K, and h_K = w_K.
+    """
+    num = len(tokens)
+    at = tokens.unsqueeze(-1)
+    ratio = (p[:num].gather(-1, at) / q.gather(-1, at)).squeeze(-1)
+    carry = [torch.ones((), dtype=p.dtype, device=p.device)]
+    for r in ratio:
+        carry.append((carry[-1] * r).clamp(max=1.0))
+    w = torch.stack(carry)
+    missing = (w[1:num, None] * p[1:num] - q[1:]).clamp(min=0).sum(-1)
+    inner = missing / (missing + (1 - w[1:num]))  # in this order: missing may be far below 1
+    # 0/0: p = q after a prefix that is certain. A longer prefix is then certain too, so this one is never the last.
+    return torch.cat([inner.nan_to_num(nan=0.0), w[num:]]), w
+
+
+def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"], carry: Float[Tensor, ""] | float = 1.0) -> Float[Tensor, " V"]:
+    """norm((carry * p - q)+), the law of the correction. Where rounding leaves no mass at all, p itself."""
+    rest = (carry * p - q).clamp(min=0)
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
+
+
+@dataclass(frozen=True)
+class TokenVerification:
+    """The ratio test, candidate by candidate (Leviathan et al. 2023)."""
+
+    allows_dropping: ClassVar[bool] = False
+    greedy_only: ClassVar[bool] = False
+
+    def __call__(self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], coins: Coins) -> Verdict:
+        num = len(tokens)
+        accepted = coins.bernoulli(token_acceptance(p[:num], q, tokens)) if num else tokens
+        count = int(accepted.long().cumprod(0).sum())
+        law = p[num] if count == num else residual(p[count], q[count])
+        return Verdict(num_accepted=count, next_token=coins.categorical(law))
+
+
+@dataclass(frozen=True)
+class BlockVerification:
+    """Accept the longest prefix whose coin comes up (Sun et al. 2024). Never accepts fewer in the mean than the ratio test."""
+
+    allows_dropping: ClassVar[bool] = False
+    greedy_only: ClassVar[bool] = False
+
+    def __call__(self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], coins: Coins) -> Verdict:
+        num = len(tokens)
+        if num == 0:
+            return Verdict(num_accepted=0, next_token=coins.categorical(p[0]))
+        h, carry = block_acceptance(p, q, tokens)
+        heads = coins.bernoulli(h).nonzero()
+        count = int(heads[-1]) + 1 if len(heads) else 0
+        law = p[num] if count == num else residual(p[count], q[count], carry[count])
+        return Verdict(num_accepted=count, next_token=coins.categorical(law))
+
+
+@dataclass(frozen=True)
+class GreedyVerification:
+    """Accept while the candidate is the target's most likely token; p is one-hot, q is not read. Temperature 0."""
+
+    allows_dropping: ClassVar[bool] = True
+    greedy_only: ClassVar[bool] = True
+
+    def __call__(
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], coins: Coins
+    ) -> Verdict:
+        best = p.argmax(-1)
+        count = int((best[: len(tokens)] == tokens).long().cumprod(0).sum())
+        return Verdict(num_accepted=count, next_token=int(best[count]))
+
+
+@dataclass(frozen=True)
+class CompareVerification:
+    """Draw y_i ~ p for each row, accept while the candidate equals it. Exact for any candidates, dropped ones included."""
+
+    allows_dropping: ClassVar[bool] = True
+    greedy_only: ClassVar[bool] = False
+
+    def __call__(
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"] | None, tokens: Int[Tensor, " K"], coins: Coins
+    ) -> Verdict:
+        for i, token in enumerate(tokens.tolist()):
+            drawn = coins.categorical(p[i])
+            if drawn != token:
+                return Verdict(num_accepted=i, next_token=drawn)
+        return Verdict(num_accepted=len(tokens), next_token=coins.categorical(p[len(tokens)]))
+
+
+Verification = TokenVerification | BlockVerification | GreedyVerification | CompareVerification

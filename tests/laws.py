@@ -1,0 +1,139 @@
+"""What the tests of exactness share: a request over tables, its exact law under a session, the target's own law."""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import config
+from scipy.stats import chisquare
+
+from specdecpp.head import AcceptanceHead, HeadCard
+from specdecpp.policies import Policy
+from specdecpp.sampling import Sampling, probabilities
+from specdecpp.session import Round, Session
+from specdecpp.testing import Enumerator, TableModel, enumerate_law
+from specdecpp.text import Detokenizer
+from specdecpp.verification import Coins, Verification
+
+Law = dict[Any, float]
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Without the shape checks of jaxtyping, which cost ten times what an enumeration does."""
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", before)
+
+
+def law_of(run: Callable[[Coins], Hashable]) -> Law:
+    """`enumerate_law`, with shapes checked on its first path only."""
+    run(Enumerator([]))
+    with unchecked():
+        return enumerate_law(run)
+
+
+def finish(session: Session) -> list[Round]:
+    """Run a session to its end."""
+    if session.finish_reason is None:
+        session.prefill()
+    rounds = []
+    while session.finish_reason is None:
+        rounds.append(session.step())
+    return rounds
+
+
+def answer(session: Session, rounds: list[Round]) -> Hashable:
+    """The outcome whose law must be the target's: the new tokens and why they end."""
+    return tuple(session.tokens[session.num_prompt_tokens :]), session.finish_reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A request over tables: everything but the policy and the verification."""
+
+    target: TableModel
+    draft: TableModel
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    prompt: tuple[int, ...] = (0, 1)
+    max_tokens: int = 4
+    ends: tuple[int, ...] = ()
+    detokenizer: Callable[[], Detokenizer] | None = None
+
+    def session(self, policy: Policy, verification: Verification, coins: tuple[Coins, Coins]) -> Session:
+        return Session(
+            target=self.target.fresh(),
+            draft=self.draft.fresh(),
+            policy=policy,
+            verification=verification,
+            sampling=self.sampling,
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            coins=coins,
+            ends=self.ends,
+            detokenizer=self.detokenizer() if self.detokenizer else None,
+        )
+
+    def law(
+        self,
+        policy: Policy,
+        verification: Verification,
+        outcome: Callable[[Session, list[Round]], Hashable] = answer,
+    ) -> Law:
+        """The exact law of an outcome of the session, over all of its coins."""
+
+        def run(coins: Coins) -> Hashable:
+            session = self.session(policy, verification, (coins, coins))
+            return outcome(session, finish(session))
+
+        return law_of(run)
+
+    def own_law(self) -> Law:
+        """The law of `answer` when the target alone decodes, by recursion over its table."""
+        law: Law = {}
+        longest = self.target.max_length or float("inf")
+
+        def walk(tokens: tuple[int, ...], probability: float) -> None:
+            new = tokens[len(self.prompt) :]
+            if new and new[-1] in self.ends:
+                law[new, "eos"] = probability
+            elif len(new) == self.max_tokens or len(tokens) == longest:
+                law[new, "length"] = probability
+            else:
+                seen = torch.tensor([t in tokens for t in range(self.target.vocab_size)])
+                p = probabilities(self.target.law(tokens).log(), self.sampling, seen)
+                for token, chance in enumerate(p.tolist()):
+                    if chance > 0:
+                        walk((*tokens, token), probability * chance)
+
+        walk(self.prompt, 1.0)
+        return law
+
+
+def largest_difference(a: Law, b: Law) -> float:
+    return max(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in a.keys() | b.keys())
+
+
+def total_variation(a: Law, b: Law) -> float:
+    return sum(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in a.keys() | b.keys()) / 2
+
+
+def random_head(hidden_size: int, *, seed: int, scale: float = 4.0, **card: Any) -> AcceptanceHead:
+    """A head with one block and large random weights, so that its estimates vary from token to token."""
+    head = AcceptanceHead(HeadCard(hidden_size=hidden_size, num_layers=1, **card))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    return head.eval()
+
+
+def chi_square_tail(counts: dict[Any, int], law: Law) -> float:
+    """P(a chi-square statistic at least this large) if the counts come from the law, which has all the outcomes."""
+    num = sum(counts.values())
+    return float(chisquare([counts.get(k, 0) for k in law], [num * p for p in law.values()]).pvalue)

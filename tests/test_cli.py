@@ -1,0 +1,342 @@
+"""The command line as a stranger meets it: help, results on stdout, chatter on stderr, one-line errors, exit codes."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from specdecpp import cli, render, request
+from specdecpp.head import AcceptanceHead, HeadCard
+from specdecpp.testing import save_tiny_pair
+
+VERBS = ["generate", "demo"]
+TEMPLATE = "{% for m in messages %}U {{ m['content'] }} A {% endfor %}"
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
+ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target, draft, head (fits), wide (a head that does not), other (a draft with another vocabulary)."""
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny_pair(folder)
+    save_tiny_pair(folder / "other", vocab_size=48)
+    torch.manual_seed(0)
+    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, threshold=0.6)).save_pretrained(folder / "head")
+    AcceptanceHead(HeadCard(hidden_size=48, num_layers=1)).save_pretrained(folder / "wide")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def names(folder: Path) -> list[str]:
+    return ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+
+
+@pytest.fixture(scope="module")
+def pair(names: list[str], folder: Path) -> list[str]:
+    return [*names, "--head", str(folder / "head")]
+
+
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), input=stdin, prog_name="specdecpp")
+
+
+def answer(*arguments: str, stdin: str | None = None) -> dict:
+    result = call("generate", *arguments, "--json", stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    source = str(Path(cli.__file__).parents[1])
+    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": source, "TERM": "xterm-256color", **extra}
+
+
+# Help
+
+
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_a_help_page_ends_with_two_examples_and_fits_80_columns(verb: str | None):
+    """Catches an example that the formatter has folded into one paragraph, and an option too wide for a terminal."""
+    result = call(*([verb] if verb else []), "--help")
+    lines = result.stdout.rstrip().splitlines()
+    assert result.exit_code == 0
+    assert lines[-3].strip() == "Examples:"
+    assert tuple(line.strip() for line in lines[-2:]) == cli.EXAMPLES[verb or "specdecpp"]
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in result.stdout
+
+
+def test_every_verb_has_examples():
+    """Catches a new verb without a help page of its own."""
+    verbs = {command.callback.__name__ for command in cli.app.registered_commands if command.callback}
+    assert verbs == set(VERBS) == set(cli.EXAMPLES) - {"specdecpp"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["demo", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]):
+    """Catches an import of torch, transformers or rich at the top of a module that --help needs."""
+    code = (
+        "import sys; from specdecpp import cli\n"
+        f"try: cli.app({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'rich'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("example", sorted({e for verb in cli.EXAMPLES.values() for e in verb}))
+def test_the_examples_of_the_help_pages_run(example: str, pair: list[str]):
+    """Catches an example that names an option which has been renamed, or a value that is refused."""
+    before, _, after = example.partition("specdecpp ")
+    verb, *arguments = shlex.split(after.partition("|")[0])
+    stdin = shlex.split(before)[1] if before else None
+    result = call(verb, *arguments, *pair, "--max-tokens", "4", stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout
+
+
+def test_the_version_is_shown():
+    """Catches a version flag that insists on a verb."""
+    assert call("--version").stdout == "specdecpp 0.1.0\n"
+
+
+# Results
+
+
+def test_a_prompt_comes_from_the_argument_or_from_stdin(pair: list[str]):
+    """Catches a dash taken for the prompt, a stdin that is ignored, and a line end that becomes part of the prompt."""
+    options = [*pair, "--temperature", "0", "--max-tokens", "12"]
+    said = answer("hello you", *options)
+    assert answer("-", *options, stdin="hello you\n")["tokens"] == said["tokens"]
+    assert answer(*options, stdin="hello you\n")["tokens"] == said["tokens"]
+    assert answer(*options, stdin="another")["tokens"] != said["tokens"]
+
+
+def test_plain_output_is_the_text_and_nothing_else(pair: list[str]):
+    """Catches chatter on stdout, statistics nobody asked for, and escape codes in a pipe."""
+    options = ["hello", *pair, "--seed", "2", "--max-tokens", "20"]
+    result = call("generate", *options, "--show-rounds")
+    assert result.stdout == answer(*options)["text"] + "\n"
+    assert result.stderr == ""
+
+
+def test_statistics_go_to_stderr_when_asked_for(pair: list[str]):
+    """Catches figures that spoil stdout, and figures wider than a terminal."""
+    result = call("generate", "hello", *pair, "--seed", "2", "--max-tokens", "20", "--stats", "--json")
+    metrics = json.loads(result.stdout)["metrics"]
+    assert f"{metrics['num_tokens']} tokens" in result.stderr
+    assert "specdecpp:0.6, seed 2" in result.stderr
+    assert max(map(len, result.stderr.splitlines())) <= 80
+
+
+def test_json_holds_what_is_needed_to_get_the_answer_again(pair: list[str]):
+    """Catches a seed that is drawn but not told, and rounds that disagree with the sums."""
+    said = answer("hello", *pair, "--max-tokens", "24")
+    again = answer("hello", *pair, "--max-tokens", "24", "--seed", str(said["seed"]), "--policy", said["policy"])
+    assert {k: again[k] for k in ("text", "tokens", "rounds", "finish_reason")} == {
+        k: said[k] for k in ("text", "tokens", "rounds", "finish_reason")
+    }
+    assert sum(r["num_drafted"] for r in said["rounds"]) == said["metrics"]["num_draft_tokens"]
+    assert sum(r["num_accepted"] for r in said["rounds"]) == said["metrics"]["num_accepted_draft_tokens"]
+    assert len(said["rounds"]) == said["metrics"]["num_spec_steps"]
+    assert set(said["rounds"][0]) == {"num_drafted", "num_accepted", "stop_reason"}
+
+
+@pytest.mark.parametrize("policy", ["fixed:3", "heuristic", "max-confidence:drop=true", "entropy:0.3", "specdecpp:0.5"])
+def test_greedy_text_is_the_targets_own_under_every_policy(policy: str, pair: list[str]):
+    """Catches an option that does not reach the decoder: temperature, policy, the greedy test a dropping rule needs."""
+    options = ["hello", *pair, "--temperature", "0", "--max-tokens", "24"]
+    assert answer(*options, "--policy", policy)["tokens"] == answer(*options, "--policy", "target")["tokens"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--top-k", "1"],
+        ["--top-p", "0.01"],
+        ["--min-p", "1"],
+        ["--temperature", "0.001"],
+        ["--verification", "block", "--top-k", "1"],
+        ["--verification", "compare", "--top-k", "1"],
+    ],
+)
+def test_sampling_options_reach_the_decoder(option: list[str], pair: list[str]):
+    """Catches an option that is parsed and then forgotten: each of these leaves only the likeliest token."""
+    greedy = answer("hello", *pair, "--temperature", "0", "--max-tokens", "16")
+    assert answer("hello", *pair, *option, "--seed", "5", "--max-tokens", "16")["tokens"] == greedy["tokens"]
+
+
+def test_stop_and_repetition_penalty_reach_the_decoder(pair: list[str]):
+    """Catches a repeatable option of which only one value arrives, and a penalty that is dropped."""
+    options = ["hello", *pair, "--temperature", "0", "--max-tokens", "24"]
+    text = answer(*options)["text"]
+    stopped = answer(*options, "--stop", "@@", "--stop", text[5:7])
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == text[: text.index(text[5:7])]
+    assert answer(*options, "--repetition-penalty", "50")["text"] != text
+
+
+def test_a_chat_template_makes_the_prompt_a_user_message(folder: Path, tmp_path: Path):
+    """Catches a chat model that is asked in plain text, and --raw without effect."""
+    chat = shutil.copytree(folder / "target", tmp_path / "chat")
+    (chat / "chat_template.jinja").write_text(TEMPLATE)
+
+    def prompt_tokens(target: Path, *options: str) -> int:
+        named = ["--target", str(target), "--draft", str(folder / "draft"), "--max-tokens", "2", *options]
+        return answer("hello", *named)["metrics"]["num_prompt_tokens"]
+
+    assert prompt_tokens(chat) == prompt_tokens(chat, "--chat") == len("U hello A ")
+    assert prompt_tokens(chat, "--raw") == prompt_tokens(folder / "target") == len("hello")
+
+
+# Errors
+
+
+def refused(*arguments: str, code: int, stdin: str | None = None) -> str:
+    """The error line of a call that must fail with one."""
+    result = call(*arguments, stdin=stdin)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--temperature", "-1"], 2, "temperature must be a finite number of at least 0, got -1.0"),
+        (["--temperature", "warm"], 2, "should be a valid number"),
+        (["--top-p", "0"], 2, "top_p must lie in (0, 1]"),
+        (["--max-tokens", "-1"], 2, "max_tokens must be at least 0"),
+        (["--stop", ""], 2, "a stop string is empty"),
+        (["--policy", "clever"], 2, "Policies: fixed:k, target, heuristic:start_tokens"),
+        (["--policy", "cumulative:k=3"], 2, "cumulative takes threshold, min_tokens, max_tokens"),
+        (["--policy", "cumulative:7"], 2, "must lie in [0, 1], got 7.0"),
+        (["--policy", "max-confidence:drop=true"], 2, "removes a sampled candidate"),
+        (["--verification", "trust"], 2, "trust"),
+        (["--dtype", "int3"], 2, "int3"),
+        (["--device", "abacus"], 2, "--device abacus cannot be used here"),
+        (["--chat"], 1, "no chat template"),
+    ],
+)
+def test_a_bad_option_is_refused(options: list[str], code: int, words: str, pair: list[str]):
+    """Catches a value that runs into a traceback, or a refusal that does not say what is wrong."""
+    assert words in refused("generate", "hello", *pair, *options, code=code)
+
+
+def test_no_prompt_is_bad_usage(pair: list[str]):
+    """Catches a call that waits for ever, or that decodes from nothing."""
+    assert "there is no prompt" in refused("generate", *pair, code=2, stdin="")
+    assert "there is no prompt" in refused("generate", "-", *pair, code=2, stdin="\n")
+
+
+def test_a_terminal_is_not_read_as_a_prompt(monkeypatch: pytest.MonkeyPatch):
+    """Catches a call without a prompt that hangs on the keyboard."""
+    monkeypatch.setattr(sys, "stdin", type("Keyboard", (), {"isatty": lambda self: True})())
+    with pytest.raises(ValueError, match="there is no prompt"):
+        cli._prompt_text(None)
+
+
+def test_a_prompt_longer_than_the_context_fails(pair: list[str]):
+    """Catches a prompt that is cut without a word, or an index error from the model."""
+    assert "the prompt has 300 tokens" in refused("generate", "a" * 300, *pair, code=1)
+
+
+def test_a_model_that_is_not_there_fails(folder: Path):
+    """Catches a search on the hub for what is plainly a folder."""
+    missing = str(folder / "nowhere")
+    line = refused("generate", "hello", "--target", missing, "--draft", missing, code=1)
+    assert line == f"error: there is no folder {missing}. Give the folder of a saved model, or a hub name like org/name.\n"
+
+
+def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
+    """Catches a traceback from the reader of the weights."""
+    damaged = shutil.copytree(folder / "draft", tmp_path / "draft")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert str(damaged) in refused("generate", "hello", *names[:2], "--draft", str(damaged), code=1)
+
+
+def test_a_target_without_a_draft_is_bad_usage(names: list[str]):
+    """Catches half a pair that is completed by the reference pair, or loaded before it is refused."""
+    for half in (names[:2], names[2:]):
+        assert "--target and --draft go together" in refused("generate", "hello", *half, code=2)
+
+
+def test_models_that_do_not_fit_fail(folder: Path, names: list[str]):
+    """Catches an incompatible pair or head that decodes nonsense instead."""
+    other = str(folder / "other" / "draft")
+    assert "vocabular" in refused("generate", "hello", *names[:2], "--draft", other, code=1)
+    assert "width 48" in refused("generate", "hello", *names, "--head", str(folder / "wide"), code=1)
+    assert "there is no head at" in refused("generate", "hello", *names, "--head", str(folder / "nowhere"), code=1)
+
+
+def test_a_policy_without_its_head_is_refused_before_models_are_loaded():
+    """Catches a policy that fails only after minutes of loading."""
+    missing = ["--target", "/nowhere", "--draft", "/nowhere"]
+    assert "needs an acceptance head" in refused("generate", "hello", *missing, "--policy", "specdecpp:0.7", code=2)
+
+
+def test_an_interrupt_is_quiet(pair: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Catches a traceback after Ctrl-C."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(request, "watched", interrupted)
+    assert refused("generate", "hello", *pair, code=130) == ""
+
+
+def test_a_reader_that_goes_away_is_no_error(pair: list[str]):
+    """Catches the traceback, and the complaint at exit, of `specdecpp generate ... | head -1`."""
+    command = [sys.executable, "-m", "specdecpp", "generate", "hello", *pair, "--seed", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), complaint) == (0, b"")
+
+
+# The look
+
+
+def test_a_terminal_without_colour_still_tells_rounds_apart(pair: list[str]):
+    """Catches colour under NO_COLOR, and attributes that are lost with it."""
+    text = on_a_terminal(pair, NO_COLOR="1")
+    assert not COLOUR.search(text)
+    assert len(ATTRIBUTE.findall(text)) > 6  # more than the legend
+    assert all(name in text for name in render.ORIGINS)
+
+
+def on_a_terminal(pair: list[str], **env: str) -> str:
+    """What `generate --show-rounds` writes to a terminal of 80 columns."""
+    command = [sys.executable, "-m", "specdecpp", "generate", "hello", *pair, "--seed", "1", "--show-rounds"]
+    master, slave = pty.openpty()
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment(COLUMNS="80", **env)) as process:
+        os.close(slave)
+        written = b""
+        while True:
+            try:
+                chunk = os.read(master, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not chunk:
+                break
+            written += chunk
+    os.close(master)
+    assert process.returncode == 0
+    return written.decode()

@@ -1,0 +1,400 @@
+"""The acceptance head: its folder, the published reference form, its calibration, and what a bad file says."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from specdecpp import AcceptanceHead, Calibration, HeadCard, HeadError
+
+D = 12
+
+
+def random_head(num_layers: int = 3, **card: Any) -> AcceptanceHead:
+    """A head with random weights: a new one starts as the identity, under which half of the bugs are invisible."""
+    head = AcceptanceHead(HeadCard(hidden_size=D, num_layers=num_layers, **card))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return head
+
+
+def rows(num: int = 6) -> torch.Tensor:
+    return torch.randn(num, D, generator=torch.Generator().manual_seed(1))
+
+
+# Our own form
+
+
+@pytest.mark.parametrize("num_layers", [0, 1, 4])
+def test_a_head_comes_back_as_it_was_saved(num_layers: int, tmp_path: Path) -> None:
+    """Catches weights or card fields that are lost, renamed or rounded on the way to disk."""
+    head = random_head(
+        num_layers,
+        target="aa",
+        draft="bb",
+        sampling={"temperature": 0.7, "top_p": 0.9},
+        calibration=Calibration(rejection_weight=6.0, temperature=1.3, bias=-0.2),
+        threshold=0.55,
+        notes={"seed": 3, "losses": [0.5, 0.4]},
+    )
+    head.save_pretrained(tmp_path / "new" / "folder")
+    back = AcceptanceHead.from_pretrained(tmp_path / "new" / "folder")
+    assert back.card == head.card
+    assert not back.training
+    assert back.state_dict().keys() == head.state_dict().keys()
+    assert all(torch.equal(head.state_dict()[k], v) for k, v in back.state_dict().items())
+    assert torch.equal(head(rows()), back(rows()))
+
+
+def test_a_card_of_another_time_may_leave_fields_out(tmp_path: Path) -> None:
+    """Catches defaults that are demanded: only the sizes are needed."""
+    head = random_head()
+    head.save_pretrained(tmp_path)
+    (tmp_path / "head.json").write_text(json.dumps({"hidden_size": D, "num_layers": 3}), encoding="utf-8")
+    assert AcceptanceHead.from_pretrained(str(tmp_path)).card == HeadCard(hidden_size=D)
+
+
+def test_blocks_have_weights_of_their_own() -> None:
+    """Catches the [block] * D of the reference: a head with three blocks would have the capacity of one."""
+    head = AcceptanceHead(HeadCard(hidden_size=D, num_layers=3))
+    assert sum(p.numel() for p in head.parameters()) == 3 * (D * D + D) + D + 1
+    assert len({p.data_ptr() for p in head.parameters()}) == 8
+
+
+def test_a_head_saved_from_half_precision_is_stored_in_float32(tmp_path: Path) -> None:
+    """Catches a head that changes its dtype on disk and then refuses float32 states."""
+    random_head().bfloat16().save_pretrained(tmp_path)
+    head = AcceptanceHead.from_pretrained(tmp_path)
+    assert {p.dtype for p in head.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_hidden_states_of_any_precision_are_read(dtype: torch.dtype) -> None:
+    """Catches a dtype error as soon as the draft runs in bfloat16."""
+    head, hidden = random_head(), rows().to(dtype)
+    assert head(hidden).dtype == torch.float32
+    torch.testing.assert_close(head(hidden), head(hidden.float()))
+    assert 0 < head.accept_probability(hidden[0]) < 1
+
+
+def test_any_leading_axes_are_kept() -> None:
+    """Catches a squeeze that drops a batch of one."""
+    head = random_head()
+    assert head(rows(6).view(2, 3, D)).shape == (2, 3)
+    assert head(rows(1)).shape == (1,)
+    assert head(rows(1)[0]).shape == ()
+    torch.testing.assert_close(head(rows(6).view(2, 3, D)).flatten(), head(rows(6)))
+
+
+def test_a_changed_card_keeps_the_weights_and_the_old_head() -> None:
+    """Catches a calibration that is written into the head it was derived from, or that resets the weights."""
+    head = random_head()
+    other = head.with_card(calibration=Calibration(bias=2.0), threshold=0.3)
+    assert torch.equal(head(rows()), other(rows()))
+    assert head.card.calibration == Calibration()
+    assert (other.card.threshold, other.card.calibration.bias) == (0.3, 2.0)
+    assert other.accept_probability(rows()[0]) > head.accept_probability(rows()[0])
+
+
+@pytest.mark.parametrize(("hidden_size", "num_layers"), [(0, 1), (8, -1)])
+def test_impossible_sizes_are_refused(hidden_size: int, num_layers: int) -> None:
+    """Catches a head without inputs or with a negative number of blocks."""
+    with pytest.raises(HeadError, match=f"hidden_size={hidden_size} and num_layers={num_layers}"):
+        AcceptanceHead(HeadCard(hidden_size=hidden_size, num_layers=num_layers))
+
+
+def test_unknown_fingerprints_are_not_compared() -> None:
+    """Catches a head, or a pair, of unknown origin being refused: only two known prints can exclude each other."""
+    random_head().check(hidden_size=D, target="aa", draft="bb")
+    random_head(target="aa", draft="bb").check(hidden_size=D)
+    random_head(target="aa", draft="bb").check(hidden_size=D, target="aa", draft="bb")
+    with pytest.raises(HeadError):
+        random_head(target="aa", draft="bb").check(hidden_size=D, target="aa", draft="cc")
+
+
+# Calibration
+
+
+@given(st.floats(1e-6, 1 - 1e-6), st.floats(0.1, 20.0))
+def test_calibration_undoes_the_weighted_loss(probability: float, weight: float) -> None:
+    """Catches log w with the wrong sign: P = w s/(1 + (w - 1) s) must invert s = P/(P + w (1 - P))."""
+    raw = probability / (probability + weight * (1 - probability))
+    assert weight * raw / (1 + (weight - 1) * raw) == pytest.approx(probability, rel=1e-9)
+    logit = torch.tensor(raw, dtype=torch.float64).logit()
+    back = torch.sigmoid(Calibration(rejection_weight=weight).apply(logit))
+    assert float(back) == pytest.approx(probability, rel=1e-9)
+
+
+def test_the_raw_score_minimises_the_weighted_loss() -> None:
+    """Catches a closed form that belongs to another loss: -P log s - w (1 - P) log(1 - s), minimised on a grid."""
+    s = torch.linspace(0.0005, 0.9995, 2000, dtype=torch.float64)
+    for probability, weight in ((0.3, 6.0), (0.9, 3.0), (0.7, 1.0)):
+        loss = -probability * s.log() - weight * (1 - probability) * (1 - s).log()
+        best = s[loss.argmin()]
+        calibrated = torch.sigmoid(Calibration(rejection_weight=weight).apply(best.logit()))
+        assert float(calibrated) == pytest.approx(probability, abs=2e-3)
+
+
+def test_temperature_and_bias_act_after_the_weight() -> None:
+    """Catches another order of the three: a fitted temperature would then depend on w."""
+    logit = torch.tensor(0.5, dtype=torch.float64)
+    got = Calibration(rejection_weight=6.0, temperature=2.0, bias=0.25).apply(logit)
+    assert float(got) == pytest.approx((0.5 + torch.tensor(6.0).double().log().item()) / 2 + 0.25)
+
+
+def test_calibrated_and_raw_estimates_differ_by_the_calibration_alone() -> None:
+    """Catches a threshold on the raw score that is compared with a calibrated one, or the reverse."""
+    head = random_head(calibration=Calibration(rejection_weight=6.0))
+    raw, calibrated = (head.accept_probability(rows()[0], calibrated=c) for c in (False, True))
+    assert calibrated == pytest.approx(6 * raw / (1 + 5 * raw), rel=1e-5)
+    assert raw == pytest.approx(float(torch.sigmoid(head(rows()[0])).detach()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"rejection_weight": 0.0},
+        {"rejection_weight": -1.0},
+        {"rejection_weight": float("nan")},
+        {"temperature": 0.0},
+        {"temperature": -2.0},
+        {"temperature": float("nan")},
+        {"bias": float("inf")},
+        {"bias": float("nan")},
+        {"rejection_weight": float("inf")},
+        {"temperature": float("inf")},
+    ],
+)
+def test_bad_calibrations_are_value_errors(bad: dict[str, float]) -> None:
+    """Catches a division by zero, or estimates that are all NaN or all one half, far from where the value was given."""
+    with pytest.raises(ValueError, match="a calibration needs"):
+        Calibration(**bad)
+
+
+# The published reference form
+
+
+def reference_state(num_layers: int) -> dict[str, torch.Tensor]:
+    """The state dict of the authors' checkpoint: D names for one block, then two outputs (reject, accept)."""
+    generator = torch.Generator().manual_seed(num_layers)
+    weight, bias = torch.randn(D, D, generator=generator) * 0.3, torch.randn(D, generator=generator)
+    state = {f"model.{i}.linear.{k}": v for i in range(num_layers) for k, v in (("weight", weight), ("bias", bias))}
+    return state | {
+        f"model.{num_layers}.weight": torch.randn(2, D, generator=generator),
+        f"model.{num_layers}.bias": torch.randn(2, generator=generator),
+    }
+
+
+def reference_probability(state: dict[str, torch.Tensor], num_layers: int, hidden: torch.Tensor) -> torch.Tensor:
+    """The reference's own computation, written from its description: softmax of two logits, index 1 = accept."""
+    x = hidden.double()
+    for i in range(num_layers):
+        z = x @ state[f"model.{i}.linear.weight"].double().T + state[f"model.{i}.linear.bias"].double()
+        x = x + z / (1 + torch.exp(-z))
+    logits = x @ state[f"model.{num_layers}.weight"].double().T + state[f"model.{num_layers}.bias"].double()
+    return torch.exp(logits[..., 1]) / torch.exp(logits).sum(-1)
+
+
+def write_bin(state: dict[str, torch.Tensor], folder: Path) -> None:
+    torch.save(state, folder / "pytorch_model.bin")
+
+
+def write_cloned(state: dict[str, torch.Tensor], folder: Path) -> None:
+    save_file({k: v.clone() for k, v in state.items()}, folder / "model.safetensors")
+
+
+def write_once(state: dict[str, torch.Tensor], folder: Path) -> None:
+    kept = {k: v for k, v in state.items() if not k.startswith(("model.1.linear", "model.2.linear", "model.3.linear"))}
+    save_file(kept, folder / "model.safetensors")
+
+
+def write_half(state: dict[str, torch.Tensor], folder: Path) -> None:
+    torch.save({k: v.bfloat16() for k, v in state.items()}, folder / "pytorch_model.bin")
+
+
+def write_config(folder: Path, num_layers: int, hidden_size: int = D) -> None:
+    config = {"hidden_size": hidden_size, "num_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize("num_layers", [0, 1, 3, 4])
+@pytest.mark.parametrize("write", [write_bin, write_cloned, write_once])
+def test_the_reference_form_gives_the_reference_probability(
+    write: Callable[[dict[str, torch.Tensor], Path], None], num_layers: int, tmp_path: Path
+) -> None:
+    """Catches a wrong sign of the two outputs, a lost block or a tied block that is read once."""
+    state = reference_state(num_layers)
+    write(state, tmp_path)
+    write_config(tmp_path, num_layers)
+    head = AcceptanceHead.from_pretrained(tmp_path)
+    assert head.card.num_layers == num_layers
+    expected = reference_probability(state, num_layers, rows())
+    torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
+    assert head.accept_probability(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
+
+
+def test_a_reference_checkpoint_in_half_precision_is_widened(tmp_path: Path) -> None:
+    """Catches weights left in bfloat16, which a float32 state cannot be multiplied with."""
+    state = reference_state(3)
+    write_half(state, tmp_path)
+    write_config(tmp_path, 3)
+    head = AcceptanceHead.from_pretrained(tmp_path)
+    rounded = {k: v.bfloat16().float() for k, v in state.items()}
+    expected = reference_probability(rounded, 3, rows())
+    torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
+
+
+def test_untied_reference_blocks_keep_their_own_weights(tmp_path: Path) -> None:
+    """Catches a reader that takes the tie for granted and repeats the first block."""
+    state = {k: v.clone() for k, v in reference_state(3).items()}
+    state["model.1.linear.weight"] *= -2.0
+    state["model.2.linear.bias"] += 1.0
+    write_bin(state, tmp_path)
+    write_config(tmp_path, 3)
+    expected = reference_probability(state, 3, rows())
+    got = torch.sigmoid(AcceptanceHead.from_pretrained(tmp_path)(rows())).double()
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+def test_a_reference_head_can_be_saved_in_our_form(tmp_path: Path) -> None:
+    """Catches tied weights that safetensors refuses to write."""
+    write_bin(reference_state(3), tmp_path)
+    write_config(tmp_path, 3)
+    head = AcceptanceHead.from_pretrained(tmp_path)
+    head.save_pretrained(tmp_path / "ours")
+    assert torch.equal(head(rows()), AcceptanceHead.from_pretrained(tmp_path / "ours")(rows()))
+
+
+# Bad files
+
+
+def without(state: dict[str, torch.Tensor], *names: str) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in state.items() if k not in names}
+
+
+def ours(folder: Path, card: str | None = None, weights: bytes | None = None) -> None:
+    random_head().save_pretrained(folder)
+    if card is not None:
+        (folder / "head.json").write_text(card, encoding="utf-8")
+    if weights is not None:
+        (folder / "head.safetensors").write_bytes(weights)
+
+
+def theirs(folder: Path, state: dict[str, torch.Tensor], num_layers: int = 3, hidden_size: int = D) -> None:
+    write_bin(state, folder)
+    write_config(folder, num_layers, hidden_size)
+
+
+def truncated(folder: Path) -> None:
+    theirs(folder, reference_state(3))
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def not_a_pickle(folder: Path) -> None:
+    write_config(folder, 3)
+    (folder / "pytorch_model.bin").write_bytes(b"<html>not found</html>")
+
+
+def empty_file(folder: Path) -> None:
+    write_config(folder, 3)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
+def no_weights(folder: Path) -> None:
+    ours(folder)
+    (folder / "head.safetensors").unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "card is not json": (lambda f: ours(f, card="{"), "JSONDecodeError"),
+    "card is not text": (lambda f: (ours(f), (f / "head.json").write_bytes(b"\xff\xfe\x00"))[0], "UnicodeDecodeError"),
+    "card lacks the width": (lambda f: ours(f, card='{"num_layers": 3}'), "hidden_size"),
+    "card has an unknown field": (lambda f: ours(f, card='{"hidden_size": 12, "colour": 1}'), "colour"),
+    "card has a bad calibration": (
+        lambda f: ours(f, card='{"hidden_size": 12, "calibration": {"temperature": 0.0}}'),
+        "a calibration needs",
+    ),
+    "card has a bad size": (lambda f: ours(f, card='{"hidden_size": 0}'), "hidden_size of at least 1"),
+    "card of another width": (lambda f: ours(f, card='{"hidden_size": 13}'), "size mismatch"),
+    "card of another depth": (lambda f: ours(f, card='{"hidden_size": 12, "num_layers": 2}'), "blocks.2.linear"),
+    "weights missing": (no_weights, "head.safetensors"),
+    "weights corrupt": (lambda f: ours(f, weights=b"garbage"), "SafetensorError"),
+    "reference: truncated": (truncated, "does not hold a readable head"),
+    "reference: not a pickle": (not_a_pickle, "does not hold a readable head"),
+    "reference: empty": (empty_file, "does not hold a readable head"),
+    "reference: block missing": (
+        lambda f: theirs(f, without(reference_state(3), "model.1.linear.weight", "model.1.linear.bias")),
+        "model.1.linear.weight",
+    ),
+    "reference: output missing": (lambda f: theirs(f, without(reference_state(3), "model.3.bias")), "model.3.bias"),
+    "reference: another depth": (lambda f: theirs(f, reference_state(3), num_layers=2), "model.2.weight"),
+    "reference: another width": (lambda f: theirs(f, reference_state(3), hidden_size=10), "size mismatch"),
+    "reference: one output": (
+        lambda f: theirs(f, reference_state(3) | {"model.3.weight": torch.ones(1, D), "model.3.bias": torch.ones(1)}),
+        "two outputs .* has 1",
+    ),
+    "reference: config without sizes": (
+        lambda f: (theirs(f, reference_state(3)), (f / "config.json").write_text("{}"))[0],
+        "num_layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_head_is_a_head_error_that_names_the_damage(damage: str, tmp_path: Path) -> None:
+    """Catches errors of json, pickle, safetensors or torch that escape the tree or hide which file is meant."""
+    make, message = DAMAGES[damage]
+    make(tmp_path)
+    with pytest.raises(HeadError, match=message) as raised:
+        AcceptanceHead.from_pretrained(tmp_path)
+    assert str(tmp_path) in str(raised.value) or "at least 1" in str(raised.value)
+
+
+def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
+    """Catches a checkpoint that runs code when it is loaded."""
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (ran,))
+
+    write_config(tmp_path, 3)
+    torch.save({"model.3.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(HeadError):
+        AcceptanceHead.from_pretrained(tmp_path)
+    assert not ran.exists()
+
+
+def test_a_folder_without_a_head_lists_what_it_holds(tmp_path: Path) -> None:
+    """Catches a message from which one cannot tell that the wrong folder was named."""
+    with pytest.raises(HeadError, match="found nothing"):
+        AcceptanceHead.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "readme.md").write_text("", encoding="utf-8")
+    with pytest.raises(HeadError, match=r"expected head\.json and head\.safetensors.*found config\.json, readme\.md"):
+        AcceptanceHead.from_pretrained(tmp_path)
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    """Catches NotADirectoryError where the weights' own path was given."""
+    random_head().save_pretrained(tmp_path)
+    with pytest.raises(HeadError, match=r"head\.safetensors is a file\. Give the folder"):
+        AcceptanceHead.from_pretrained(tmp_path / "head.safetensors")
+
+
+def test_a_head_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the hub's exceptions escaping, and a missing path that is sent to the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HeadError, match=f"there is no head at {tmp_path}/none"):
+        AcceptanceHead.from_pretrained(tmp_path / "none")
+    with pytest.raises(HeadError, match="nobody/no-such-head is neither a local folder nor"):
+        AcceptanceHead.from_pretrained("nobody/no-such-head")

@@ -1,0 +1,302 @@
+"""The promise of the library, computed: a session's output has the target's own law, whatever stops the draft.
+
+Laws are enumerated, not sampled, so these tests have no false alarms. Every situation below meets every policy and
+every verification, and every policy meets every verification; the third factor rotates, as in a Latin square.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import (
+    Request,
+    answer,
+    chi_square_tail,
+    finish,
+    largest_difference,
+    law_of,
+    random_head,
+    total_variation,
+    unchecked,
+)
+
+from specdecpp import policies
+from specdecpp.decoder import Decoder
+from specdecpp.drafting import Draft, Room, propose
+from specdecpp.errors import UnsoundError
+from specdecpp.pair import Pair
+from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, MaxConfidence, Policy, SpecDecPP
+from specdecpp.sampling import Sampling, streams
+from specdecpp.testing import TableModel, enumerate_law, tiny_tokenizer
+from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntilToken(Policy):
+    """A rule of a user's own: stop after drawing one particular token."""
+
+    token: int = 1
+
+    def stop(self, draft: Draft, memory: Any) -> str | None:
+        return "the token" if draft.tokens and draft.tokens[-1] == self.token else None
+
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "target-alone": lambda _: Fixed(k=0),
+    "fixed-1": lambda _: Fixed(k=1),
+    "fixed-3": lambda _: Fixed(k=3),
+    "heuristic": lambda _: Heuristic(start_tokens=1),
+    "max-confidence": lambda _: MaxConfidence(threshold=0.5),
+    "cumulative-confidence": lambda _: CumulativeConfidence(threshold=0.4),
+    "entropy": lambda _: Entropy(threshold=0.3),
+    "specdecpp": lambda vocab_size: SpecDecPP(head=random_head(vocab_size, seed=1), min_tokens=0),
+    "until-token": lambda _: UntilToken(),
+}
+ADAPTIVE = ("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "until-token")
+VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
+
+
+def table(seed: int, *, vocab_size: int = 3, depth: int = 3, sparsity: float = 0.2, **more: Any) -> TableModel:
+    return TableModel.random(vocab_size=vocab_size, depth=depth, seed=seed, sparsity=sparsity, **more)
+
+
+def restricted(model: TableModel, allowed: tuple[int, ...]) -> TableModel:
+    """The same law given that only some tokens may come; uniform over them where it gave them nothing."""
+
+    def row(p: torch.Tensor) -> list[float]:
+        kept = [float(x) if i in allowed else 0.0 for i, x in enumerate(p)]
+        total = sum(kept)
+        return [x / total if total else (i in allowed) / len(allowed) for i, x in enumerate(kept)]
+
+    return TableModel({c: row(p) for c, p in model.table.items()}, depth=model.depth)
+
+
+PLAIN = Request(target=table(10, sparsity=0.25), draft=table(111, sparsity=0.25))
+DENSE = Request(target=table(1, sparsity=0.0), draft=table(101, sparsity=0.0), max_tokens=3)
+SAMPLINGS = {
+    "cooler": Sampling(temperature=0.7),
+    "top-k-1": Sampling(top_k=1),
+    "top-k-2": Sampling(top_k=2),
+    "top-p": Sampling(top_p=0.8),
+    "min-p": Sampling(min_p=0.4),
+    "penalty": Sampling(repetition_penalty=1.7),
+    "all-processors": Sampling(temperature=1.4, top_k=2, top_p=0.95, min_p=0.1, repetition_penalty=1.3),
+}
+SITUATIONS = {
+    "plain": PLAIN,
+    "end-of-text": replace(PLAIN, ends=(2,)),
+    "two-ends": replace(PLAIN, ends=(0, 2)),
+    "one-token-left": replace(DENSE, max_tokens=1),
+    "two-tokens-left": replace(DENSE, max_tokens=2),
+    "three-tokens-left": DENSE,
+    "five-tokens": replace(PLAIN, ends=(2,), max_tokens=5),
+    "four-symbols": Request(
+        target=table(2, vocab_size=4, depth=4, sparsity=0.4),
+        draft=table(102, vocab_size=4, depth=4, sparsity=0.4),
+        ends=(3,),
+        max_tokens=3,
+    ),
+    "many-zeros": Request(target=table(3, sparsity=0.5), draft=table(103, sparsity=0.5), ends=(2,)),
+    "disjoint-supports": Request(
+        target=restricted(table(4, vocab_size=4), (0, 1)),
+        draft=restricted(table(104, vocab_size=4), (2, 3)),
+        max_tokens=3,
+    ),
+    "target-within-draft": Request(target=restricted(table(5), (0, 2)), draft=table(105), ends=(2,)),
+    "draft-within-target": Request(target=table(5), draft=restricted(table(105), (0, 2)), ends=(2,)),
+    "draft-is-target": replace(PLAIN, draft=PLAIN.target, ends=(2,)),
+    "target-context-ends": replace(PLAIN, target=table(10, sparsity=0.25, max_length=5), max_tokens=5),
+    "draft-context-ends": replace(PLAIN, draft=table(111, sparsity=0.25, max_length=3)),
+    "draft-context-too-short": replace(PLAIN, draft=table(111, sparsity=0.25, max_length=1)),
+    "both-contexts-end": replace(
+        PLAIN,
+        target=table(10, sparsity=0.25, max_length=6),
+        draft=table(111, sparsity=0.25, max_length=4),
+        ends=(2,),
+        max_tokens=5,
+    ),
+    "one-token-prompt": replace(PLAIN, prompt=(1,), ends=(2,)),
+    **{name: replace(DENSE, sampling=sampling) for name, sampling in SAMPLINGS.items()},
+}
+
+
+def latin_square() -> list[tuple[str, str, str]]:
+    names = list(VERIFICATIONS)
+    return [
+        (situation, policy, names[(i + j) % len(names)])
+        for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES))
+    ]
+
+
+@pytest.mark.parametrize(("situation", "policy", "verification"), latin_square())
+def test_session_keeps_the_targets_law(situation, policy, verification):
+    """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, or a law warped on one side only."""
+    request = SITUATIONS[situation]
+    law = request.law(POLICIES[policy](request.target.vocab_size), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_keeps_the_law_under_every_verification(policy, verification):
+    """Catches a verification that is sound for a fixed length but not for one that depends on the candidates."""
+    request = SITUATIONS["end-of-text"]
+    law = request.law(POLICIES[policy](3), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+@settings(max_examples=250)
+@given(
+    seed=st.integers(0, 999),
+    policy=st.sampled_from(list(POLICIES)),
+    verification=st.sampled_from(list(VERIFICATIONS)),
+    sampling=st.sampled_from([Sampling(), *SAMPLINGS.values()]),
+    max_tokens=st.integers(1, 4),
+    ends=st.sampled_from([(), (2,), (0, 2)]),
+    target_length=st.one_of(st.none(), st.integers(3, 6)),
+    draft_length=st.one_of(st.none(), st.integers(1, 6)),
+)
+def test_any_combination_keeps_the_targets_law(
+    seed, policy, verification, sampling, max_tokens, ends, target_length, draft_length
+):
+    """Catches what only a combination shows: a limit together with a penalty, an end together with a memory."""
+    request = Request(
+        target=table(seed, sparsity=0.35, max_length=target_length),
+        draft=table(seed + 1000, sparsity=0.35, max_length=draft_length),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        ends=ends,
+    )
+    law = request.law(POLICIES[policy](3), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_greedy_session_gives_the_targets_greedy_answer(situation, policy):
+    """Catches a greedy answer other than the target's: a wrong row compared, a penalty on one side, a late end."""
+    request = SITUATIONS[situation]
+    request = replace(request, sampling=replace(request.sampling, temperature=0.0))
+    law = request.law(POLICIES[policy](request.target.vocab_size), GreedyVerification())
+    assert law == request.own_law()
+    assert len(law) == 1
+
+
+def test_every_exported_policy_is_among_these_cases():
+    """Catches a new rule that was never shown to be exact."""
+    assert {type(make(3)).__name__ for make in POLICIES.values()} >= set(policies.__all__) - {"Policy"}
+
+
+@pytest.mark.parametrize("policy", ADAPTIVE)
+def test_adaptive_policies_stop_at_several_depths(policy):
+    """Catches laws that hold vacuously: each rule must stop plain rounds by itself, and not always at one length."""
+    rule = POLICIES[policy](3)
+
+    def depth(coins):
+        draft = propose(
+            PLAIN.draft.fresh(),
+            list(PLAIN.prompt),
+            policy=rule,
+            memory=rule.start(),
+            sampling=PLAIN.sampling,
+            coins=coins,
+            room=Room(num_tokens=5),
+        )
+        return draft.num_tokens if draft.stop_reason != "tokens left" else None
+
+    assert len(law_of(depth).keys() - {None}) >= 2
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("min_tokens", [0, 1, 2])
+def test_specdecpp_keeps_the_law_for_every_lower_bound(min_tokens, verification):
+    """Catches a head rule that is asked, or stops, below min_tokens in a way that depends on what was not yet drawn."""
+    request = replace(PLAIN, ends=(2,))
+    policy = SpecDecPP(head=random_head(3, seed=1), min_tokens=min_tokens)
+    assert largest_difference(request.law(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_heuristic_remembers_outcomes_without_bias(verification):
+    """Catches memory that leaks the verdict into the law: the schedule must move both ways, and the law stay."""
+    request = SITUATIONS["five-tokens"]
+    policy = Heuristic(start_tokens=1)
+    assert largest_difference(request.law(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+
+    lengths = request.law(policy, TokenVerification(), lambda _, rounds: tuple(r.num_drafted for r in rounds))
+    assert {1, 2} <= {second for _, second, *_ in (k for k in lengths if len(k) > 1)}
+
+
+@pytest.mark.parametrize("situation", ["end-of-text", "four-symbols", "many-zeros", "draft-within-target", "penalty"])
+def test_dropping_is_exact_under_comparison(situation):
+    """Catches a comparison that reads q, or a dropped candidate that stays in a cache."""
+    request = SITUATIONS[situation]
+    policy = MaxConfidence(threshold=0.5, drop=True)
+    assert largest_difference(request.law(policy, CompareVerification()), request.own_law()) < 1e-12
+    request = replace(request, sampling=replace(request.sampling, temperature=0.0))
+    assert request.law(policy, GreedyVerification()) == request.own_law()
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_dropping_is_biased_under_the_ratio_test(verification):
+    """Documents why the Decoder refuses this pair: a candidate removed for its own q leaves too little of it behind."""
+    law = DENSE.law(MaxConfidence(threshold=0.5, drop=True), VERIFICATIONS[verification])
+    assert total_variation(law, DENSE.own_law()) > 0.01
+
+
+def pair_of_tables() -> Pair:
+    return Pair(target=table(6, vocab_size=8, depth=1), draft=table(7, vocab_size=8, depth=1), tokenizer=tiny_tokenizer(8))
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_decoder_refuses_dropping_under_the_ratio_test(verification):
+    """Catches a Decoder that runs the biased combination above; keeping the candidate, or comparing, stays allowed."""
+    pair, dropping = pair_of_tables(), MaxConfidence(drop=True)
+    with pytest.raises(UnsoundError, match=r"drop=False.*CompareVerification"):
+        Decoder(pair, policy=dropping, verification=VERIFICATIONS[verification])
+    Decoder(pair, policy=MaxConfidence(), verification=VERIFICATIONS[verification])
+    Decoder(pair, policy=dropping, verification=CompareVerification())
+    Decoder(pair, policy=dropping, verification=GreedyVerification())
+
+
+def test_decoder_refuses_to_sample_under_greedy_verification():
+    """Catches sampling that silently becomes greedy; refused when the request starts, not at its first round."""
+    decoder = Decoder(pair_of_tables(), policy=Fixed(k=2), verification=GreedyVerification())
+    for entry in (decoder.start, decoder.stream, decoder.generate):
+        with pytest.raises(UnsoundError, match=r"temperature 0.*got temperature 0\.5"):
+            entry([1], temperature=0.5)
+    assert len(decoder.generate([1], temperature=0.0, max_tokens=3).tokens) == 3
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_sampled_answers_follow_the_law(verification):
+    """Catches dice that enumeration cannot see: one stream for draft and verification, or a biased draw.
+
+    Chi-square over 3000 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
+    """
+    request = replace(DENSE, max_tokens=2)
+    counts: dict[Any, int] = {}
+    with unchecked():
+        for seed in range(3000):
+            session = request.session(Fixed(k=1), VERIFICATIONS[verification], streams(seed, "cpu"))
+            outcome = answer(session, finish(session))
+            counts[outcome] = counts.get(outcome, 0) + 1
+    assert counts.keys() <= request.own_law().keys()
+    assert chi_square_tail(counts, request.own_law()) > 1e-5
+
+
+def test_enumerate_law_walks_every_path_once():
+    """Catches an enumerator that skips or repeats outcomes, or walks those of probability zero."""
+    third = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
+
+    def run(coins):
+        first = coins.categorical(third)
+        return first, tuple(coins.bernoulli(torch.tensor([0.25, 1.0], dtype=torch.float64)).tolist()) if first else ()
+
+    law = enumerate_law(run)
+    assert law == pytest.approx({(0, ()): 1 / 3, (2, (False, True)): 1 / 2, (2, (True, True)): 1 / 6})

@@ -1,0 +1,121 @@
+"""Rounds folded into sums and rates."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import reduce
+from operator import add
+
+import pytest
+from laws import Request, finish
+
+from specdecpp.metrics import Metrics
+from specdecpp.policies import Fixed
+from specdecpp.sampling import streams
+from specdecpp.session import Piece, Round
+from specdecpp.testing import TableModel
+from specdecpp.verification import TokenVerification
+
+RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "verification_rate", "tokens_per_second")
+
+
+def a_round(num_drafted, num_accepted, *, is_cut=False, **seconds):
+    """A round; `is_cut` where the answer ended on an accepted candidate, without a token of the target's own."""
+    origins = ["accepted"] * num_accepted
+    if not is_cut:
+        origins.append("bonus" if num_accepted == num_drafted else "correction")
+    times = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
+    return Round(
+        pieces=tuple(Piece(token=0, text="", origin=o) for o in origins),
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        stop_reason="limit",
+        judged=(),
+        finish_reason=None,
+        **times,
+    )
+
+
+def sessions():
+    """The rounds of real sessions, some of which end on an accepted candidate."""
+    target = TableModel.random(vocab_size=4, depth=2, seed=1)
+    request = Request(target=target, draft=TableModel.random(vocab_size=4, depth=2, seed=2), max_tokens=12, ends=(3,))
+    for seed in range(20):
+        session = request.session(Fixed(k=3), TokenVerification(), streams(seed, "cpu"))
+        yield session, finish(session)
+
+
+def test_sums_and_rates_of_known_rounds():
+    """Catches a rate over the wrong denominator: checked by hand on four rounds."""
+    rounds = [a_round(4, 4), a_round(4, 1), a_round(2, 0), a_round(4, 2, is_cut=True)]
+    metrics = Metrics.of(rounds, num_prompt_tokens=7)
+    assert (metrics.num_tokens, metrics.num_spec_steps, metrics.num_prompt_tokens) == (5 + 2 + 1 + 2, 4, 7)
+    assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens) == (14, 7)
+    assert metrics.acceptance_histogram == Counter({4: 1, 1: 1, 0: 1, 2: 1})
+    assert metrics.mean_acceptance_length == pytest.approx(1 + 7 / 4)
+    assert metrics.draft_acceptance_rate == pytest.approx(7 / 14)
+    assert metrics.discard_rate == pytest.approx(7 / 10)
+    assert metrics.verification_rate == pytest.approx(4 / 10)
+
+
+def test_seconds_add_up():
+    """Catches a part of the time that is counted twice or left out of the total."""
+    rounds = [a_round(1, 1, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0), a_round(1, 0, draft_s=16.0)]
+    metrics = Metrics.of(rounds, prefill_s=32.0)
+    assert (metrics.draft_s, metrics.head_s, metrics.verify_s, metrics.other_s) == (17, 2, 4, 8)
+    assert metrics.elapsed_s == 63
+    assert metrics.tokens_per_second == pytest.approx(3 / 63)
+
+
+def test_every_token_is_accepted_or_the_targets_own():
+    """Catches drafted tokens that go missing: N = accepted + steps, less one where the end was itself accepted."""
+    is_cut_seen = set()
+    for session, rounds in sessions():
+        metrics = Metrics.of(rounds)
+        is_cut = rounds[-1].pieces[-1].origin == "accepted"
+        is_cut_seen.add(is_cut)
+        assert metrics.num_tokens == len(session.tokens) - session.num_prompt_tokens
+        assert metrics.num_tokens == metrics.num_accepted_draft_tokens + metrics.num_spec_steps - is_cut
+        assert sum(n * count for n, count in metrics.acceptance_histogram.items()) == metrics.num_accepted_draft_tokens
+        assert metrics.acceptance_histogram.total() == metrics.num_spec_steps
+    assert is_cut_seen == {True, False}
+
+
+def test_rates_predict_the_papers_total_time():
+    """Catches R_d and R_v that do not fit together: t_q N_draft + t_p N_target = N (t_q (1 + R_d) + (t_p - t_q) R_v)."""
+    t_draft, t_target = 0.023, 0.108
+    for _, rounds in sessions():
+        metrics = Metrics.of(rounds)
+        # The formula gives every step a token of its own, which a step that ends on an accepted one has not.
+        is_cut = rounds[-1].pieces[-1].origin == "accepted"
+        total = t_draft * metrics.num_draft_tokens + t_target * metrics.num_spec_steps
+        per_token = t_draft * (1 + metrics.discard_rate) + (t_target - t_draft) * metrics.verification_rate
+        assert metrics.num_tokens * per_token == pytest.approx(total - t_draft * is_cut)
+
+
+def test_adding_pools_rounds():
+    """Catches rates that are averaged over requests instead of pooled, and a histogram that is overwritten."""
+    requests = [rounds for _, rounds in sessions()]
+    pooled = reduce(add, (Metrics.of(rounds, prefill_s=0.5, num_prompt_tokens=2) for rounds in requests))
+    together = Metrics.of([r for rounds in requests for r in rounds], prefill_s=10.0, num_prompt_tokens=40)
+    times = ("prefill_s", "draft_s", "verify_s", "head_s", "other_s")
+    assert replace(pooled, **dict.fromkeys(times, 0.0)) == replace(together, **dict.fromkeys(times, 0.0))
+    assert [getattr(pooled, t) for t in times] == pytest.approx([getattr(together, t) for t in times])
+    assert pooled + Metrics() == pooled
+
+
+def test_no_rounds_mean_zero_rates():
+    """Catches a division by zero for a request that decodes nothing."""
+    empty = Metrics.of([])
+    assert [getattr(empty, rate) for rate in RATES] == [0.0] * len(RATES)
+    assert empty == Metrics()
+    undrafted = Metrics.of([a_round(0, 0)])
+    assert (undrafted.draft_acceptance_rate, undrafted.mean_acceptance_length, undrafted.verification_rate) == (0, 1, 1)
+
+
+def test_to_dict_is_json_with_every_sum_and_rate():
+    """Catches a field that JSON cannot hold or that a report would miss."""
+    values = json.loads(json.dumps(Metrics.of([a_round(4, 1), a_round(4, 4)], prefill_s=1.0).to_dict()))
+    assert values.keys() >= {*Metrics.__dataclass_fields__, *RATES, "elapsed_s"}
+    assert values["acceptance_histogram"] == {"1": 1, "4": 1}
+    assert values["mean_acceptance_length"] == 3.5

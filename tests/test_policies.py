@@ -1,0 +1,274 @@
+"""The rules by themselves: what each looks at, when it stops, and how drafting asks it."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from laws import random_head
+
+from specdecpp.drafting import Draft, Room, propose
+from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, MaxConfidence, Policy, SpecDecPP
+from specdecpp.sampling import Sampling, streams
+from specdecpp.session import Round
+from specdecpp.testing import TableModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Always(Policy):
+    """Stops whenever it is asked."""
+
+    drop: bool = False
+
+    @property
+    def drops_last(self):
+        return self.drop
+
+    def stop(self, draft, memory):
+        return "asked"
+
+
+class Constant(AcceptanceHead):
+    """A head that gives every candidate the same logit."""
+
+    def __init__(self, logit, **card):
+        super().__init__(HeadCard(hidden_size=4, num_layers=0, **card))
+        with torch.no_grad():
+            self.output.weight.zero_()
+            self.output.bias.fill_(logit)
+
+
+def drafted(*candidates):
+    """A draft of candidates (token, q)."""
+    draft = Draft()
+    for token, q in candidates:
+        draft.append(token, q=torch.tensor(q, dtype=torch.float64))
+    return draft
+
+
+def proposed(policy, *, temperature=1.0, num_tokens=6, ends=(), runner=None, seed=0):
+    return propose(
+        runner or TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0),
+        [0, 1],
+        policy=policy,
+        memory=policy.start(),
+        sampling=Sampling(temperature=temperature),
+        coins=streams(seed, "cpu")[0],
+        room=Room(num_tokens=num_tokens, ends=ends),
+    )
+
+
+def outcome(num_drafted, num_accepted):
+    return Round(
+        pieces=(),
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        stop_reason="",
+        judged=(),
+        finish_reason=None,
+        draft_s=0.0,
+        head_s=0.0,
+        verify_s=0.0,
+        other_s=0.0,
+    )
+
+
+HALF = (0, [0.5, 0.25, 0.25, 0.0])
+FIFTH = (1, [0.8, 0.2, 0.0, 0.0])
+
+
+def test_max_confidence_looks_at_the_last_candidate_only():
+    """Catches q of the wrong candidate, the largest q instead of q(x), or a product."""
+    policy = MaxConfidence(threshold=0.4)
+    assert policy.stop(drafted(HALF), None) is None
+    assert policy.stop(drafted(FIFTH, HALF), None) is None
+    assert policy.stop(drafted(HALF, FIFTH), None) == "q = 0.20 < 0.4"
+    assert MaxConfidence(threshold=0.5).stop(drafted(HALF), None) is None  # equal is not below
+
+
+def test_cumulative_confidence_multiplies_over_the_round():
+    """Catches a product that misses candidates drawn since the last question."""
+    draft = drafted(HALF, HALF)
+    assert CumulativeConfidence(threshold=0.2).stop(draft, None) is None
+    draft.append(HALF[0], q=torch.tensor(HALF[1]))
+    assert draft.cumulative_confidence == pytest.approx(0.125)
+    assert CumulativeConfidence(threshold=0.2).stop(draft, None).startswith("product of q = 0.1")
+    assert CumulativeConfidence(threshold=0.1).stop(draft, None) is None
+
+
+def test_entropy_is_that_of_svip_in_nats():
+    """Catches bits for nats, a missing root or constant, and nan from zeros in q."""
+    draft = drafted(FIFTH, (0, [0.25] * 4))
+    bound = math.sqrt(0.15 * math.log(4))
+    assert Entropy(threshold=bound - 1e-6).stop(draft, None) == f"sqrt(c*H) = {bound:.2f} > {bound - 1e-6:g}"
+    assert Entropy(threshold=bound + 1e-6).stop(draft, None) is None
+    assert Entropy(threshold=0.0).stop(drafted((0, [1.0, 0.0, 0.0, 0.0])), None) is None
+    assert Entropy(threshold=bound - 1e-6, c=0.1).stop(draft, None) is None
+
+
+@pytest.mark.parametrize("policy", [MaxConfidence(threshold=1.0), CumulativeConfidence(threshold=1.0), Entropy(threshold=0.0)])
+def test_confidence_rules_never_stop_an_empty_round(policy):
+    """Catches an index error, or a round of nothing, before the first candidate."""
+    assert policy.stop(Draft(), None) is None
+
+
+def test_greedy_drafting_is_judged_by_the_unwarped_softmax():
+    """Catches q = 1 for every greedy candidate, which would make the confidence rules never stop."""
+    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    draft = proposed(Fixed(k=3), temperature=0.0, runner=runner)
+    laws = [runner.law([0, 1, *draft.tokens[:i]]) for i in range(3)]
+    assert [draft.confidence(i) for i in range(3)] == pytest.approx([float(p.max()) for p in laws])
+    assert draft.cumulative_confidence == pytest.approx(math.prod(float(p.max()) for p in laws))
+    assert draft.entropy(-1) == pytest.approx(-float((laws[-1] * laws[-1].log()).sum()))
+    assert draft.q == [None] * 3
+
+
+def test_sampled_candidates_are_judged_by_the_law_they_came_from():
+    """Catches confidence under the unwarped law where sampling warps it."""
+    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    draft = proposed(Fixed(k=2), temperature=0.5, runner=runner)
+    for i in range(2):
+        law = runner.law([0, 1, *draft.tokens[:i]]) ** 2
+        assert draft.confidence(i) == pytest.approx(float(law[draft.tokens[i]] / law.sum()))
+
+
+def test_specdecpp_stops_once_a_rejection_is_likely():
+    """Catches the last estimate instead of the product, or the wrong side of the threshold."""
+    policy = SpecDecPP(head=random_head(4, seed=0), threshold=0.7)
+    draft = drafted(HALF, HALF, HALF)
+    draft.judged = [0.6, 0.51]
+    assert policy.stop(draft, None) is None
+    draft.judged = [0.6, 0.49]
+    assert policy.stop(draft, None) == "P(rejection) = 0.71 > 0.7"
+    assert policy.stop(Draft(), None) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "num_judged", "num_candidates"),
+    [
+        ({"min_tokens": 0}, 1, 2),
+        ({"min_tokens": 1}, 1, 2),
+        ({}, 1, 2),  # the paper's lower bound is 2
+        ({"min_tokens": 4}, 3, 4),
+        ({"min_tokens": 0, "max_tokens": 1}, 0, 1),
+    ],
+)
+def test_specdecpp_keeps_the_free_candidate(bounds, num_judged, num_candidates):
+    """Catches a free candidate that is thrown away or judged: after k judgements there are k + 1 candidates."""
+    draft = proposed(SpecDecPP(head=Constant(-9.0), **bounds))
+    assert (len(draft.judged), draft.num_tokens) == (num_judged, num_candidates)
+
+
+def test_specdecpp_never_stops_with_a_trusting_head():
+    """Catches a rule that stops without a reason: everything that there is room for is drafted, all but the last judged."""
+    draft = proposed(SpecDecPP(head=Constant(9.0)), num_tokens=6)
+    assert (draft.num_tokens, len(draft.judged), draft.stop_reason) == (6, 5, "tokens left")
+
+
+def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
+    """Catches estimates shifted by one candidate."""
+    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    head = random_head(4, seed=0, scale=1.0)
+    draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner)
+    read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
+    expected = [head.accept_probability(runner.law(context), calibrated=False) for context in read]
+    assert draft.judged == pytest.approx(expected)
+    assert max(expected) - min(expected) > 0.1
+
+
+def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
+    """Catches a threshold of the paper applied to calibrated probabilities, or the reverse."""
+    head = Constant(0.0, calibration=Calibration(rejection_weight=3.0))
+    judged = [proposed(SpecDecPP(head=head, calibrated=c), num_tokens=2).judged for c in (False, True)]
+    assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
+
+
+def test_fixed_drafts_exactly_k():
+    """Catches a cap or a floor of the base class that changes k."""
+    assert [proposed(Fixed(k=k), num_tokens=30).num_tokens for k in (0, 1, 4, 25)] == [0, 1, 4, 25]
+
+
+def test_heuristic_follows_the_schedule_of_transformers():
+    """Catches a length that grows after a rejection, falls below 1, or starts elsewhere."""
+    policy = Heuristic(start_tokens=2)
+    memory, lengths = policy.start(), []
+    for accepted_all in (True, True, False, False, False, False, False, False, True, False):
+        num = policy.limit(memory)
+        lengths.append(num)
+        memory = policy.learn(memory, outcome(num, num if accepted_all else num - 1))
+    assert lengths == [2, 4, 6, 5, 4, 3, 2, 1, 1, 3]
+
+
+def test_heuristic_stays_within_its_bounds():
+    """Catches a schedule that leaves [min_tokens, max_tokens]."""
+    policy = Heuristic(start_tokens=9, min_tokens=3, max_tokens=6)
+    assert [policy.limit(memory) for memory in (policy.start(), 5, 1)] == [6, 5, 3]
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 3])
+def test_no_rule_is_asked_below_its_lower_bound(min_tokens):
+    """Catches a lower bound that is off by one; a round of nothing does not even run the draft."""
+    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    draft = proposed(Always(min_tokens=min_tokens), runner=runner)
+    assert (draft.num_tokens, draft.stop_reason) == (min_tokens, "asked")
+    assert runner.length == (min_tokens + 1 if min_tokens else 0)
+
+
+@pytest.mark.parametrize(("min_tokens", "kept"), [(0, 0), (1, 0), (3, 2)])
+def test_dropping_removes_one_candidate_with_all_that_is_known_of_it(min_tokens, kept):
+    """Catches columns of a draft that no longer line up after the last candidate is dropped."""
+    draft = proposed(Always(min_tokens=min_tokens, drop=True))
+    assert (draft.num_tokens, len(draft.q), draft.stop_reason) == (kept, kept, "asked")
+    confidences = [draft.confidence(i) for i in range(kept)]
+    assert draft.cumulative_confidence == pytest.approx(math.prod(confidences))
+
+
+def test_dropping_forgets_what_the_rule_had_read():
+    """Catches a cumulative product that still holds the dropped candidate."""
+    draft = drafted(HALF, FIFTH)
+    assert draft.cumulative_confidence == pytest.approx(0.1)
+    draft.drop_last()
+    assert draft.cumulative_confidence == pytest.approx(0.5)
+    draft.append(HALF[0], q=torch.tensor(HALF[1]))
+    assert draft.cumulative_confidence == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("policy", "room", "ends", "reason"),
+    [
+        (Fixed(k=2), 6, (), "limit"),
+        (Fixed(k=6), 2, (), "tokens left"),
+        (Fixed(k=6), 0, (), "tokens left"),
+        (Fixed(k=6), 6, (0, 1, 2, 3), "end of text"),
+        (Always(min_tokens=1), 6, (0, 1, 2, 3), "end of text"),
+        (Always(min_tokens=1), 6, (), "asked"),
+    ],
+)
+def test_stop_reasons(policy, room, ends, reason):
+    """Catches a wrong explanation, and drafting that goes on after the end of the text."""
+    draft = proposed(policy, num_tokens=room, ends=ends)
+    assert draft.stop_reason == reason
+    assert draft.num_tokens == (1 if ends else min(room, 2 if reason == "limit" else 1 if reason == "asked" else room))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Fixed(k=-1), r"k of at least 0, got -1; 0 is the target alone"),
+        (lambda: Heuristic(start_tokens=0), r"start_tokens of at least 1, got 0"),
+        (lambda: MaxConfidence(threshold=1.5), r"MaxConfidence\.threshold must lie in \[0, 1\], got 1\.5"),
+        (lambda: CumulativeConfidence(threshold=-0.1), r"CumulativeConfidence\.threshold .* got -0\.1"),
+        (lambda: SpecDecPP(head=random_head(4, seed=0), threshold=7.0), r"SpecDecPP\.threshold .* got 7\.0"),
+        (lambda: Entropy(threshold=-1.0), r"threshold >= 0, got .*-1\.0"),
+        (lambda: Entropy(c=0.0), r"c > 0 .* got c=0\.0"),
+        (lambda: MaxConfidence(min_tokens=3, max_tokens=2), r"MaxConfidence .* min_tokens=3 and max_tokens=2"),
+        (lambda: Policy(min_tokens=-1), r"Policy .* min_tokens=-1"),
+        (lambda: MaxConfidence(threshold=math.nan), r"got nan"),
+        (lambda: Entropy(threshold=math.nan), r"got .*nan"),
+    ],
+)
+def test_bad_configurations_are_refused(make, message):
+    """Catches a value that would make a rule stop never, always or at random, refused without saying which."""
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,138 @@
+"""The public names, what importing them costs, which room may import which, and the exception tree."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import specdecpp
+from specdecpp import errors
+
+PACKAGE = Path(specdecpp.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+# design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
+OFFLINE = ("training", "theory", "bench", "serving", "integrations", "cli")
+ONLINE = [m for m in MODULES if [*m.split("."), ""][1] not in (*OFFLINE, "testing", "__main__")]
+
+
+def python(code: str) -> str:
+    """What a new interpreter prints, warnings being errors."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """Modules of ours that a module imports anywhere, also inside functions and for type checking only."""
+    path = MODULES[module]
+    here = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            names = [source, *(f"{source}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "specdecpp")
+
+
+def is_within(module: str, room: str) -> bool:
+    return module == f"specdecpp.{room}" or module.startswith(f"specdecpp.{room}.")
+
+
+def test_every_public_name_resolves_to_what_it_says() -> None:
+    """Catches a name in __all__ that its module no longer has, or that means something else there."""
+    for name in specdecpp.__all__:
+        value = getattr(specdecpp, name)
+        assert getattr(value, "__name__", name) == name
+        assert value.__doc__, f"{name} has no docstring"
+
+
+def test_public_names_are_the_loadable_ones_each_once() -> None:
+    """Catches a name that can be loaded but is not public, one that is listed twice, and the reverse."""
+    assert len(specdecpp.__all__) == len(set(specdecpp.__all__))
+    assert set(specdecpp.__all__) == set(specdecpp._HOME_OF)
+    assert sum(map(len, specdecpp._HOMES.values())) == len(specdecpp._HOME_OF)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """Catches a public name that is missing under TYPE_CHECKING, where editors and pyright look, or lives elsewhere."""
+    tree = ast.parse(Path(specdecpp.__file__).read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    seen = {a.name: n.module for n in ast.walk(block) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert seen == specdecpp._HOME_OF
+
+
+def test_dir_lists_the_public_names() -> None:
+    """Catches completion in a shell that shows no names until they are used, or shows them twice."""
+    listed = python("import specdecpp; print(*dir(specdecpp))").split()
+    assert set(specdecpp.__all__) <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+def test_star_import_works() -> None:
+    """Catches a name in __all__ that only fails when all are asked for."""
+    assert python("from specdecpp import *; print(Decoder.__name__, Fixed(k=2).k)").split() == ["Decoder", "2"]
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    """Catches a module __getattr__ that raises KeyError, which breaks hasattr and the import statement's message."""
+    assert not hasattr(specdecpp, "Speculator")
+    with pytest.raises(ImportError, match="Speculator"):
+        exec("from specdecpp import Speculator")
+
+
+@pytest.mark.parametrize("module", ["specdecpp", "specdecpp.errors"])
+def test_importing_the_package_imports_neither_torch_nor_transformers(module: str) -> None:
+    """Catches an import at the top of __init__ that makes `specdecpp --help` take seconds."""
+    code = f"import sys, {module}; print(*(m for m in ('torch', 'transformers', 'numpy') if m in sys.modules))"
+    assert python(code).split() == []
+
+
+def test_reading_the_version_and_the_errors_stays_cheap() -> None:
+    """Catches a lazy name that drags torch in for an except clause."""
+    code = "import sys, specdecpp; specdecpp.__version__; specdecpp.SpecdecError; print('torch' in sys.modules)"
+    assert python(code).split() == ["False"]
+
+
+@pytest.mark.parametrize("module", ONLINE)
+def test_online_modules_import_no_offline_room(module: str) -> None:
+    """Catches decoding that needs training, the bench, a server, an integration or the command line to import."""
+    assert not [name for name in imports_of(module) if any(is_within(name, room) for room in OFFLINE)]
+
+
+def test_the_import_rule_sees_the_modules_it_is_about() -> None:
+    """Catches a vacuous rule: the scan must find the online modules and the imports they do have."""
+    expected = {"specdecpp.session", "specdecpp.runners.eager", "specdecpp.policies", "specdecpp.pair"}
+    assert expected <= set(ONLINE)
+    assert "specdecpp.drafting" in imports_of("specdecpp.session")
+    assert "specdecpp.drafting" in imports_of("specdecpp.policies.head"), "imports for type checking count"
+
+
+def test_nobody_imports_the_command_line_but_main() -> None:
+    """Catches logic that hides in the command line and is then needed elsewhere."""
+    importers = [m for m in MODULES if any(is_within(name, "cli") for name in imports_of(m))]
+    assert [m for m in importers if m != "specdecpp.__main__" and not is_within(m, "cli")] == []
+
+
+def test_every_error_is_in_the_tree_and_in_its_drawing() -> None:
+    """Catches an error that `except SpecdecError` misses, or that the drawing at the top of the file forgets."""
+    found = {name: e for name, e in vars(errors).items() if inspect.isclass(e) and e.__module__ == errors.__name__}
+    assert "SpecdecError" in found
+    drawing = errors.__doc__ or ""
+    for name, error in found.items():
+        assert issubclass(error, errors.SpecdecError)
+        assert name in specdecpp.__all__
+        line = next((line for line in drawing.splitlines() if name in line), "")
+        assert line, f"{name} is not drawn"
+        for base in error.__bases__:
+            assert base in (errors.SpecdecError, Exception) or f"({base.__name__})" in line

@@ -1,0 +1,76 @@
+"""The pair that ships: its files, its text, and the promise that greedy decoding is the target's own, on 200 prompts."""
+
+import json
+
+import pytest
+import torch
+
+import specdecpp as sd
+from specdecpp.decoder import default_policy, encode
+from specdecpp.pair import REFERENCE, Pair
+from specdecpp.testing import practice_prompts
+
+PROMPTS = [[{"role": "user", "content": text}] for text in practice_prompts()]
+NUM_TOKENS = 16
+POLICIES = {
+    "fixed": lambda pair: sd.Fixed(k=4),
+    "heuristic": lambda pair: sd.Heuristic(),
+    "max_confidence": lambda pair: sd.MaxConfidence(),
+    "cumulative": lambda pair: sd.CumulativeConfidence(),
+    "entropy": lambda pair: sd.Entropy(),
+    "specdecpp": default_policy,
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return sd.load_pair()
+
+
+@pytest.fixture(scope="module")
+def targets_own(pair: Pair) -> list[list[int]]:
+    """The target's own greedy answers, by transformers."""
+    answers = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([encode(pair, prompt)])
+        mask = torch.ones_like(ids)
+        out = pair.target.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NUM_TOKENS)
+        answers.append(out[0, ids.shape[1] :].tolist())
+    return answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_greedy_is_the_targets_own_on_200_prompts(pair: Pair, targets_own: list[list[int]], name: str) -> None:
+    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy."""
+    assert len(PROMPTS) == 200
+    decoder = sd.Decoder(pair, policy=POLICIES[name](pair))
+    for prompt, expected in zip(PROMPTS, targets_own, strict=True):
+        assert list(decoder.generate(prompt, max_tokens=NUM_TOKENS, temperature=0).tokens) == expected
+
+
+def test_what_ships_is_small_and_described() -> None:
+    """Catches a checkpoint saved in float32, a missing card, or a head that was not trained for this pair."""
+    size = sum(f.stat().st_size for f in REFERENCE.rglob("*") if f.is_file())
+    assert size < 40e6
+    card = (REFERENCE / "README.md").read_text(encoding="utf-8")
+    for word in ("Licence", "GSM8K", "dolly", "acceptance", "loss"):
+        assert word in card, word
+    assert json.loads((REFERENCE / "head" / "head.json").read_text())["draft"]
+
+
+def test_sampling_accepts_most_candidates_but_not_all(pair: Pair) -> None:
+    """Catches a pair that has nothing to adapt to: acceptance far from 0.8, or the same at every token."""
+    decoder = sd.Decoder(pair, policy=sd.Fixed(k=3))
+    total = sd.Metrics()
+    for seed, prompt in enumerate(PROMPTS[::20]):
+        total += decoder.generate(prompt, max_tokens=64, seed=seed).metrics
+    assert 0.4 < total.draft_acceptance_rate < 0.95  # of three in a row, the discarded ones counted as rejected
+    assert set(total.acceptance_histogram) == {0, 1, 2, 3}
+
+
+def test_text_is_on_task(pair: Pair) -> None:
+    """Catches a broken tokenizer, template or checkpoint: word problems are answered with arithmetic."""
+    answer = sd.Decoder(pair).generate(PROMPTS[0], max_tokens=96, temperature=0)
+    assert "=" in answer.text
+    assert any(c.isdigit() for c in answer.text)

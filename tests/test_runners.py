@@ -1,0 +1,312 @@
+"""EagerRunner against a fresh forward pass of the same model without a cache, and the models it must refuse."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kinds import KINDS, model_of
+from transformers import AutoModel, DynamicCache, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from specdecpp import RunnerError
+from specdecpp.runners import EagerRunner
+from specdecpp.testing import tiny_model
+
+# torch's grouped matrix product of the experts has no float64.
+EXACT_KINDS = [kind for kind in KINDS if kind != "mixtral"]
+
+# A step: how many tokens to cut (capped by what is there), and which to append then.
+STEPS = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 63), min_size=1, max_size=5)), min_size=1, max_size=8)
+
+
+@torch.inference_mode()
+def full_pass(model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [T, V] and last hidden states after the final norm [T, D] of one pass without a cache."""
+    inputs = torch.tensor([tokens])
+    hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
+    return model(input_ids=inputs, use_cache=False).logits[0], hidden[0]
+
+
+def check_steps(model: Any, runner: EagerRunner, steps: list[tuple[int, list[int]]], tolerance: float) -> None:
+    """Extend and roll back; after every step all appended rows must equal those of a fresh pass."""
+    tokens: list[int] = []
+    for num_cut, new in steps:
+        tokens = tokens[: max(0, len(tokens) - num_cut)]
+        runner.rollback(len(tokens))
+        tokens = tokens + new
+        rows = 1 + num_cut % len(new)
+        logits, hidden = runner.extend(new, rows=rows)
+        expected_logits, expected_hidden = full_pass(model, tokens)
+        assert runner.length == len(tokens)
+        torch.testing.assert_close(logits, expected_logits[-rows:], atol=tolerance, rtol=0)
+        torch.testing.assert_close(hidden, expected_hidden[-rows:], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) -> None:
+    """Catches a rollback that leaves or loses a position, a wrong position id or a wrong window mask, to 1e-9."""
+    model = model_of(kind, torch.float64)
+    runner = EagerRunner(model)
+
+    @settings(max_examples=40)
+    @given(STEPS)
+    def run(steps: list[tuple[int, list[int]]]) -> None:
+        check_steps(model, runner.fresh(), steps, 1e-9)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rollback_equality_in_float32(kind: str) -> None:
+    """Catches the same in the precision people use, and in a mixture of experts: within 1e-4 of a fresh pass."""
+    model = model_of(kind)
+    steps = [(0, [5, 6, 7, 8]), (1, [9]), (0, [10]), (3, [11, 12, 13, 14, 15]), (5, [3]), (0, [4, 5, 6, 7, 8])]
+    check_steps(model, EagerRunner(model), steps, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_the_window_matters_in_these_models(kind: str) -> None:
+    """Catches a vacuous window test: without its window the same weights must give other logits."""
+    model = model_of(kind, torch.float64)
+    wide = tiny_model(kind, seed=1, **{**KINDS[kind], "sliding_window": 200}).double()
+    tokens = list(range(3, 23))
+    assert (full_pass(model, tokens)[0][-1] - full_pass(wide, tokens)[0][-1]).abs().max() > 1e-3
+
+
+def test_hidden_is_the_last_hidden_state_after_the_final_norm() -> None:
+    """Catches a head that is fed the state before the final norm, or that of another layer."""
+    model = model_of("llama", torch.float64)
+    _, hidden = EagerRunner(model).extend([5, 6, 7], rows=3)
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True, use_cache=False)
+        torch.testing.assert_close(hidden, out.hidden_states[-1][0], atol=1e-9, rtol=0)
+        torch.testing.assert_close(model.lm_head(hidden), out.logits[0], atol=1e-9, rtol=0)
+
+
+def test_fresh_runners_over_the_same_weights_do_not_disturb_each_other() -> None:
+    """Catches a cache, a length or a caught hidden state that two requests of one model share."""
+    model = model_of("qwen3", torch.float64)
+    first = EagerRunner(model)
+    first.extend([3, 4, 5], rows=1)
+    second = first.fresh()
+    assert (first.length, second.length) == (3, 0)
+    second.extend([9, 8], rows=1)
+    first.rollback(2)
+    second.extend([7, 6, 5], rows=1)
+    a, b = first.extend([6, 7], rows=2), second.extend([4], rows=1)
+    second.rollback(0)
+    c = first.extend([8], rows=1)
+    for (logits, hidden), tokens in ((a, [3, 4, 6, 7]), (b, [9, 8, 7, 6, 5, 4]), (c, [3, 4, 6, 7, 8])):
+        for got, expected in zip((logits, hidden), full_pass(model, tokens), strict=True):
+            torch.testing.assert_close(got, expected[-len(got) :], atol=1e-9, rtol=0)
+
+
+def test_two_runners_built_on_one_model_do_not_disturb_each_other() -> None:
+    """Catches a hook that is replaced when the same model serves as target and draft."""
+    model = tiny_model("llama").double()
+    first, second = EagerRunner(model), EagerRunner(model)
+    first.extend([3, 4], rows=1)
+    second.extend([9], rows=1)
+    _, hidden = first.extend([5], rows=1)
+    torch.testing.assert_close(hidden, full_pass(model, [3, 4, 5])[1][-1:], atol=1e-9, rtol=0)
+
+
+def test_rollback_to_the_present_and_to_nothing() -> None:
+    """Catches an off-by-one at both ends of the range (crop(0) and an emptied cache)."""
+    model = model_of("llama", torch.float64)
+    runner = EagerRunner(model)
+    runner.extend([3, 4, 5], rows=1)
+    runner.rollback(3)
+    assert runner.length == 3
+    runner.rollback(0)
+    assert runner.length == 0
+    logits, _ = runner.extend([6, 7], rows=1)
+    torch.testing.assert_close(logits, full_pass(model, [6, 7])[0][-1:], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("length", [4, -1])
+def test_rollback_outside_the_cache_is_an_error(length: int) -> None:
+    """Catches a rollback beyond the cache that would silently do nothing, or cut from the wrong end."""
+    runner = EagerRunner(model_of("llama"))
+    runner.extend([3, 4, 5], rows=1)
+    with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 3"):
+        runner.rollback(length)
+
+
+def test_logits_are_cut_to_the_vocabulary() -> None:
+    """Catches padded rows that leak into the distribution."""
+    model = model_of("llama")
+    runner = EagerRunner(model, vocab_size=50)
+    logits, _ = runner.extend([3, 4], rows=2)
+    assert runner.vocab_size == 50
+    torch.testing.assert_close(logits, full_pass(model, [3, 4])[0][:, :50], atol=1e-4, rtol=0)
+    with pytest.raises(RunnerError, match=r"vocab_size=65 .* 64 rows"):
+        EagerRunner(model, vocab_size=65)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "expected"),
+    [
+        ("llama", {"max_position_embeddings": 48}, 48),
+        ("gpt2", {"n_positions": 40}, 40),
+        ("opt", {"max_position_embeddings": 56}, 56),
+        ("mpt", {"max_position_embeddings": None, "max_seq_len": 32}, 32),
+        ("bloom", {"max_position_embeddings": None}, None),
+    ],
+)
+def test_max_length_comes_from_the_config(kind: str, config: dict[str, Any], expected: int | None) -> None:
+    """Catches a context limit that is missed (crash past the end) or invented, whatever the config calls it."""
+    assert EagerRunner(tiny_model(kind, **config)).max_length == expected
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_the_last_position_of_the_context_can_be_used(kind: str) -> None:
+    """Catches a max_length that is one too large for learned positions."""
+    runner = EagerRunner(tiny_model(kind, max_position_embeddings=16))
+    assert runner.max_length == 16
+    runner.extend([3] * 15, rows=1)
+    logits, _ = runner.extend([4], rows=1)
+    assert logits.isfinite().all()
+
+
+def test_the_model_is_put_into_evaluation_mode() -> None:
+    """Catches dropout that stays on: two passes over the same tokens would differ."""
+    runner = EagerRunner(tiny_model("gpt2").train())
+    a, _ = runner.extend([3, 4, 5], rows=1)
+    b, _ = runner.fresh().extend([3, 4, 5], rows=1)
+    assert torch.equal(a, b)
+
+
+class TakesNoRows(LlamaForCausalLM):
+    """A forward without logits_to_keep, as in code from the hub."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, use_cache: Any = None) -> Any:
+        return super().forward(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+
+class Drifting(LlamaForCausalLM):
+    """Its logits change with every call, whatever the cache holds."""
+
+    calls = 0
+
+    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(*args, past_key_values=past_key_values, **kwargs)
+        self.calls += 1
+        out.logits = out.logits * (1 + 0.1 * self.calls)
+        return out
+
+
+class Remembering(LlamaForCausalLM):
+    """Adds a running mean of everything it ever read: a state beside the cache, which cropping does not touch."""
+
+    total = 0.0
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        self.total += float(input_ids.sum())
+        out = super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+        out.logits[..., 3] += self.total
+        return out
+
+
+class KeepsItsOwnCache(LlamaForCausalLM):
+    """Ignores the cache it is given."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids=input_ids, past_key_values=DynamicCache(), **kwargs)
+
+
+class WantsAnotherCache(LlamaForCausalLM):
+    """Fails on a cache of a kind it does not know, as models with indexed attention do."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        raise AttributeError("'DynamicLayer' object has no attribute 'update_indexer'")
+
+
+def subclassed(kind: type[LlamaForCausalLM]) -> LlamaForCausalLM:
+    model = tiny_model("llama")
+    model.__class__ = kind
+    return model
+
+
+def test_a_model_without_logits_to_keep_gives_the_same_rows() -> None:
+    """Catches rows taken from the wrong end where the model always scores every position."""
+    model = subclassed(TakesNoRows).double()
+    got = EagerRunner(model).extend([3, 4, 5, 6], rows=2)
+    for rows, expected in zip(got, full_pass(tiny_model("llama").double(), [3, 4, 5, 6]), strict=True):
+        torch.testing.assert_close(rows, expected[-2:], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Drifting, "Drifting gives other logits after a rollback|Drifting gives a token other logits when another"),
+        (Remembering, "Remembering gives other logits after a rollback|Remembering gives a token other logits"),
+        (KeepsItsOwnCache, "was given 3 tokens and its cache holds 0"),
+        (WantsAnotherCache, "fails in a forward pass with a plain key-value cache .*update_indexer"),
+    ],
+)
+def test_the_probe_refuses_a_model_whose_cache_cannot_be_trusted(kind: type[LlamaForCausalLM], reason: str) -> None:
+    """Catches a model that loads, runs, and is silently wrong after the first rejected candidate."""
+    with pytest.raises(RunnerError, match=reason):
+        EagerRunner(subclassed(kind))
+
+
+def test_the_probe_sees_a_state_that_only_a_rollback_shows() -> None:
+    """Catches a probe that compares nothing across the rollback: here crop itself does not cut."""
+
+    class Uncut(DynamicCache):
+        def crop(self, tokens_to_remove: int) -> None:
+            pass
+
+    class Runner(EagerRunner):
+        def _reset(self) -> None:
+            super()._reset()
+            self._cache = Uncut()
+
+    with pytest.raises(RunnerError, match="other logits"):
+        Runner(model_of("llama"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_probe_lets_half_precision_pass(kind: str, dtype: torch.dtype) -> None:
+    """Catches a probe so strict that rounding, or experts that group tokens differently, refuse a sound model."""
+    logits, _ = EagerRunner(model_of(kind, dtype)).extend([3, 4, 5], rows=1)
+    assert logits.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["mamba", "recurrent_gemma", "jamba", "qwen3_next"])
+def test_recurrent_and_hybrid_models_are_refused_with_the_reason(kind: str) -> None:
+    """Catches a recurrent state that would survive a rollback."""
+    config = {"num_experts": 2, "moe_intermediate_size": 16} if kind == "qwen3_next" else {}
+    with pytest.raises(RunnerError, match=r"keeps a recurrent state .*linear_attention.* cannot be rolled back"):
+        EagerRunner(tiny_model(kind, **config))
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    """Catches a T5, whose forward also takes past_key_values."""
+    config = T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=1, num_heads=2, pad_token_id=0
+    )
+    with pytest.raises(RunnerError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        EagerRunner(T5ForConditionalGeneration(config))
+
+
+def test_a_bidirectional_encoder_is_refused() -> None:
+    """Catches BERT and its kin, which keep a proper cache but let a candidate see the candidates after it."""
+    with pytest.raises(RunnerError, match="BertLMHeadModel gives a token other logits when another token follows it"):
+        EagerRunner(tiny_model("bert"))
+    EagerRunner(tiny_model("bert", is_decoder=True))
+
+
+def test_a_model_without_a_cache_is_refused() -> None:
+    """Catches a forward without past_key_values (the first GPT)."""
+    with pytest.raises(RunnerError, match="OpenAIGPTLMHeadModel takes no past_key_values"):
+        EagerRunner(tiny_model("openai-gpt"))
+
+
+def test_a_model_without_an_output_layer_is_refused() -> None:
+    """Catches AutoModel where AutoModelForCausalLM was meant, with the remedy in the message."""
+    with pytest.raises(RunnerError, match=r"LlamaModel has no output embeddings.*AutoModelForCausalLM"):
+        EagerRunner(AutoModel.from_config(model_of("llama").config))

@@ -1,0 +1,271 @@
+"""The bookkeeping of a round: caches, origins, counts, and why an answer ends."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from laws import Request, finish, random_head, total_variation
+
+from specdecpp.errors import PromptError
+from specdecpp.policies import CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
+from specdecpp.sampling import Sampling, streams
+from specdecpp.testing import TableModel, tiny_tokenizer
+from specdecpp.text import Detokenizer
+from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+
+VERIFICATIONS = [TokenVerification(), BlockVerification(), CompareVerification()]
+POLICIES = [
+    Fixed(k=0),
+    Fixed(k=3),
+    Heuristic(start_tokens=2),
+    CumulativeConfidence(threshold=0.3),
+    MaxConfidence(threshold=0.4),
+    SpecDecPP(head=random_head(4, seed=1), min_tokens=0),
+]
+TABLES = Request(
+    target=TableModel.random(vocab_size=4, depth=3, seed=1),
+    draft=TableModel.random(vocab_size=4, depth=3, seed=2),
+    max_tokens=15,
+    ends=(3,),
+)
+
+
+def always(weights):
+    """A model that says the same after every context."""
+    return TableModel({(): [w / sum(weights) for w in weights]}, depth=0)
+
+
+def sure(successor, vocab_size, **more):
+    """A model that is sure of the next token, given the last one."""
+    rows = torch.eye(vocab_size).tolist()
+    table = {(): rows[0], **{(t,): rows[successor(t)] for t in range(vocab_size)}}
+    return TableModel(table, depth=1, **more)
+
+
+def counting(*, wrong_after=None, vocab_size=8, **more):
+    """A model that is sure of the next number; after `wrong_after` it is sure of 0 instead."""
+    return sure(lambda t: 0 if t == wrong_after else (t + 1) % vocab_size, vocab_size, **more)
+
+
+def count(*, wrong_after=None, policy=None, target_length=None, draft_length=None, **request):
+    """Finish a session of two counting models: the target counts on, the draft errs after `wrong_after`."""
+    made = Request(
+        target=counting(max_length=target_length),
+        draft=counting(wrong_after=wrong_after, max_length=draft_length),
+        **{"prompt": (0,), **request},
+    )
+    session = made.session(policy or Fixed(k=3), TokenVerification(), streams(0, "cpu"))
+    return session, finish(session)
+
+
+def told(rounds):
+    """Tokens and origins, round by round: 1a is an accepted 1, 4c a correction, 4b a bonus."""
+    return [" ".join(f"{p.token}{p.origin[0]}" for p in r.pieces) for r in rounds]
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
+def test_every_round_keeps_its_books(policy, verification):
+    """Catches a cache cut in the wrong place, tokens that are not in the pieces, and miscounted candidates."""
+    for seed in range(8):
+        session = TABLES.session(policy, verification, streams(seed, "cpu"))
+        session.prefill()
+        while session.finish_reason is None:
+            before = list(session.tokens)
+            left = session.num_tokens_left
+            outcome = session.step()
+            after = session.tokens
+            origins = [p.origin for p in outcome.pieces]
+
+            assert after == before + outcome.tokens
+            assert len(outcome.pieces) <= left
+            assert outcome.num_accepted == origins.count("accepted") <= outcome.num_drafted
+            assert outcome.num_drafted < left
+            own = "bonus" if outcome.num_accepted == outcome.num_drafted else "correction"
+            if outcome.finish_reason == "eos" and origins[-1] == "accepted":
+                own = "accepted"
+            assert origins == ["accepted"] * (len(origins) - 1) + [own]
+            assert outcome.finish_reason == session.finish_reason
+            assert len(outcome.judged) == (max(0, outcome.num_drafted - 1) if isinstance(policy, SpecDecPP) else 0)
+            if session.finish_reason is None:
+                # The last token is still to be read; the draft has not read its last candidate either.
+                assert session.target.tokens == after[:-1]
+                read = len(before) + outcome.num_drafted - 1 if outcome.num_drafted else session.draft.length
+                assert session.draft.tokens == after[: min(read, len(after) - 1)]
+
+
+def test_drafting_nothing_never_runs_the_draft():
+    """Catches a draft that reads the prompt for `Fixed(k=0)`, which is the target alone."""
+    session, rounds = count(policy=Fixed(k=0), max_tokens=4, prompt=(5, 6, 7))
+    assert session.draft.length == 0
+    assert told(rounds) == ["0b", "1b", "2b", "3b"]
+
+
+def test_origins_after_acceptance_and_rejection():
+    """Catches a correction called bonus, or accepted candidates after a rejected one."""
+    _, rounds = count(wrong_after=5, max_tokens=10)
+    assert told(rounds) == ["1a 2a 3a 4b", "5a 6c", "7a 0a 1a 2b"]
+    assert [r.num_drafted for r in rounds] == [3, 3, 3]
+    assert [r.stop_reason for r in rounds] == ["limit", "limit", "tokens left"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "wrong_after", "expected"),
+    [
+        ((2,), None, ["1a 2a"]),  # inside the candidates: nothing is drafted after it, nothing follows it
+        ((1,), None, ["1a"]),
+        ((4,), None, ["1a 2a 3a 4b"]),
+        ((2,), 1, ["1a 2c"]),
+        ((5, 3), None, ["1a 2a 3a"]),
+        ((0,), 2, ["1a 2a 3c", "4a 5a 6a 7b", "0a"]),  # the draft's 0 after 2 is an end that is rejected
+    ],
+)
+def test_the_end_of_the_text_ends_the_answer(ends, wrong_after, expected):
+    """Catches tokens after the end, an end that is missed by its origin, and an end that was only a candidate."""
+    session, rounds = count(ends=ends, wrong_after=wrong_after, max_tokens=20)
+    assert told(rounds) == expected
+    assert session.finish_reason == rounds[-1].finish_reason == "eos"
+    assert session.tokens[-1] in ends
+    if rounds[-1].pieces[-1].origin == "accepted":
+        assert rounds[-1].stop_reason == "end of text"
+        assert rounds[-1].num_drafted == rounds[-1].num_accepted
+
+
+def test_an_end_in_the_prompt_does_not_end_the_answer():
+    """Catches chat prompts, which are full of ending tokens, answered with nothing."""
+    session, _ = count(prompt=(3, 3, 0), ends=(3,), max_tokens=9)
+    assert (session.tokens, session.finish_reason) == ([3, 3, 0, 1, 2, 3], "eos")
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 8))
+def test_length_ends_the_answer(max_tokens):
+    """Catches an answer that is one token short or long, and candidates for which there is no room."""
+    session, rounds = count(max_tokens=max_tokens)
+    assert session.tokens == [(i % 8) for i in range(max_tokens + 1)]
+    assert session.finish_reason == "length"
+    assert sum(r.num_drafted for r in rounds) + len(rounds) == max_tokens
+    assert all(r.finish_reason is None for r in rounds[:-1])
+
+
+@pytest.mark.parametrize(("target_length", "draft_length"), [(6, None), (None, 6), (6, 3), (3, 6), (9, 1), (2, 2)])
+def test_contexts_are_used_to_their_end(target_length, draft_length):
+    """Catches an overrun context (the tables assert), and an answer that stops where only the draft's context ends."""
+    session, rounds = count(target_length=target_length, draft_length=draft_length, max_tokens=9)
+    assert len(session.tokens) == (target_length or 10)
+    assert session.finish_reason == "length"
+    if draft_length and not target_length:
+        assert [r.num_drafted for r in rounds][:2] == [3, 2]  # 6 places: 4 tokens read, then 1 + 1 candidate read
+        assert {r.num_drafted for r in rounds[2:]} == {0}
+
+
+@pytest.mark.parametrize(("max_tokens", "target_length"), [(0, None), (5, 3), (0, 3)])
+def test_a_request_without_room_is_finished_at_once(max_tokens, target_length):
+    """Catches a token beyond the limit when the prompt fills the context, or when none was asked for."""
+    session, rounds = count(prompt=(0, 1, 2), max_tokens=max_tokens, target_length=target_length)
+    assert (session.finish_reason, rounds, session.tokens) == ("length", [], [0, 1, 2])
+
+
+def test_bad_requests_are_refused():
+    """Catches a prompt that fails deep in a model, and a message without the two lengths that clash."""
+    with pytest.raises(PromptError, match=r"no tokens.*at least one"):
+        count(prompt=())
+    with pytest.raises(PromptError, match=r"4 tokens.*holds 3.*Shorten"):
+        count(prompt=(0, 1, 2, 3), target_length=3)
+    with pytest.raises(ValueError, match=r"max_tokens must be at least 0, got -1"):
+        count(max_tokens=-1)
+
+
+@pytest.mark.parametrize("prompt", [(0,), (5, 6, 7)])
+def test_prefill_reads_all_but_the_last_token(prompt):
+    """Catches a token that is read twice or never, also when prefill is left out."""
+    request = Request(target=counting(), draft=counting(), prompt=prompt, max_tokens=9)
+    sessions = [request.session(Fixed(k=2), TokenVerification(), streams(0, "cpu")) for _ in range(2)]
+    sessions[0].prefill()
+    assert sessions[0].target.tokens == sessions[0].draft.tokens == list(prompt[:-1])
+    assert sessions[0].step().tokens == sessions[1].step().tokens
+    assert sessions[0].target.tokens == sessions[1].target.tokens
+
+
+def test_sessions_of_one_pair_do_not_disturb_each_other():
+    """Catches state shared by two requests: interleaved, they must answer as they do alone."""
+
+    def start(seed):
+        return TABLES.session(Heuristic(start_tokens=2), BlockVerification(), streams(seed, "cpu"))
+
+    alone = []
+    for seed in (3, 4):
+        session = start(seed)
+        finish(session)
+        alone.append(session.tokens)
+    together = [start(3), start(4)]
+    while any(s.finish_reason is None for s in together):
+        for session in together:
+            if session.finish_reason is None:
+                session.step()
+    assert [s.tokens for s in together] == alone
+    assert alone[0] != alone[1]
+
+
+def test_the_penalty_sees_prompt_answer_and_candidates():
+    """Catches a penalty that forgets the prompt, the answer, or the candidates before the one at hand."""
+    model = always([4, 3, 2, 1])
+    request = Request(
+        target=model,
+        draft=model,
+        prompt=(0,),
+        max_tokens=3,
+        sampling=Sampling(temperature=0.0, repetition_penalty=5.0),
+    )
+    session = request.session(Fixed(k=2), GreedyVerification(), streams(0, "cpu"))
+    rounds = finish(session)
+    assert session.tokens == [0, 1, 2, 3]
+    assert told(rounds) == ["1a 2a 3b"]
+
+
+# Tokens: 4 is a, 5 is b, 6 is c.
+SPELLING = tiny_tokenizer(7)
+SPELLED = Request(target=always([0, 0, 0, 0, 4, 3, 2]), draft=always([0, 0, 0, 0, 1, 2, 0]), prompt=(4,), max_tokens=3)
+
+
+def read_with(*stop):
+    return lambda: Detokenizer(SPELLING, stop)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("policy", [Fixed(k=0), Fixed(k=3), MaxConfidence(threshold=0.4)], ids=["0", "3", "adaptive"])
+def test_a_stop_string_cuts_the_targets_text(policy, verification):
+    """Catches a stop string that changes the law of the text before it, or leaks, wherever the rounds fall."""
+
+    def text_of(_, rounds):
+        return "".join(r.text for r in rounds)
+
+    def cut(session, rounds):
+        text = text_of(session, rounds)
+        at = text.find("ab")
+        return text[:at] if at >= 0 else text
+
+    whole = replace(SPELLED, detokenizer=read_with()).law(Fixed(k=0), TokenVerification(), cut)
+    stopped = replace(SPELLED, detokenizer=read_with("ab")).law(policy, verification, text_of)
+    assert total_variation(whole, stopped) < 1e-12
+
+
+def test_a_stop_string_ends_the_answer_inside_a_round():
+    """Catches candidates after the stop string that stay in the answer, or a reason that says length."""
+    spell = sure(lambda t: 4 + (t - 3) % 3, 7)  # abcabc...
+    request = Request(target=spell, draft=spell, prompt=(4,), max_tokens=9, detokenizer=read_with("ca"))
+    session = request.session(Fixed(k=5), TokenVerification(), streams(0, "cpu"))
+    (outcome,) = finish(session)
+    assert (outcome.text, outcome.finish_reason, session.finish_reason) == ("b", "stop", "stop")
+    assert told([outcome]) == ["5a 6a 4a"]
+    assert outcome.num_accepted == 3
+
+
+@pytest.mark.parametrize(("ends", "max_tokens", "reason"), [((6,), 9, "eos"), ((), 2, "length")])
+def test_text_held_back_comes_with_the_end(ends, max_tokens, reason):
+    """Catches a tail that looked like a stop string and is lost when the answer ends otherwise."""
+    spell = sure(lambda t: min(t + 1, 6), 7)  # abccc...
+    request = Request(target=spell, draft=spell, prompt=(3,), ends=ends, max_tokens=max_tokens, detokenizer=read_with("abcc"))
+    session = request.session(Fixed(k=1), TokenVerification(), streams(0, "cpu"))
+    rounds = finish(session)
+    assert session.finish_reason == reason
+    assert "".join(r.text for r in rounds) == "ab"
