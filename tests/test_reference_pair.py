@@ -63,7 +63,7 @@ def test_sampling_accepts_most_candidates_but_not_all(pair: Pair) -> None:
     """Catches a pair that has nothing to adapt to: acceptance far from 0.8, or the same at every token."""
     decoder = sd.Decoder(pair, policy=sd.Fixed(k=3))
     total = sd.Metrics()
-    for seed, prompt in enumerate(PROMPTS[::20]):
+    for seed, prompt in enumerate(PROMPTS[:80:8]):
         total += decoder.generate(prompt, max_tokens=64, seed=seed).metrics
     assert 0.4 < total.draft_acceptance_rate < 0.95  # of three in a row, the discarded ones counted as rejected
     assert set(total.acceptance_histogram) == {0, 1, 2, 3}
