@@ -24,6 +24,7 @@ from specdecpp.policies import CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.testing import save_tiny_pair
 
 PROMISED = {"tokens_per_second", "speedup", "mean_acceptance_length", "discard_rate", "verification_rate"}
+RIVALS: dict[str, Policy] = {"fixed": Fixed(k=3), "cumulative": CumulativeConfidence(threshold=0.1)}
 SHORT = ["--max-tokens", "12", "--prompts", "2", "--cycles", "2"]
 
 
@@ -67,7 +68,7 @@ def test_json_is_one_line_of_the_promised_shape(spoken: Result):
     policies = json.loads(spoken.stdout)["policies"]
     assert set(policies) == {"target", "fixed", "cumulative", "specdecpp"}
     assert all(set(figures) >= PROMISED for figures in policies.values())
-    assert policies["fixed"]["k"] in demo.FIXED_KS
+    assert policies["fixed"]["k"] in range(1, 9)
 
 
 def test_the_numbers_agree_with_each_other(spoken: Result):
@@ -116,7 +117,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Policy, str, dict]]:
 
 def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: list[tuple[Policy, str, dict]]):
     """Catches a policy that always runs first, or that is spared a prompt, a seed or a token."""
-    policies = demo.contestants(pair, 3)
+    policies = demo.contestants(pair, RIVALS)
     told: list[str] = []
     demo.compare(pair, policies, Plan(num_prompts=3, num_cycles=2, max_tokens=9, seed=7), told.append)
     assert len(asked) == len(told) == 4 * 3 * 2
@@ -130,27 +131,26 @@ def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: li
     assert asked[0][2] == {"max_tokens": 9, "temperature": 1.0, "seed": 7}
 
 
-def test_the_fastest_k_is_chosen_on_prompts_of_its_own(pair: Pair, asked: list[tuple[Policy, str, dict]]):
-    """Catches a slowest K, a K that is never tried, and a K tuned on the prompts it is judged by."""
+def test_the_rivals_are_tuned_on_prompts_of_their_own(pair: Pair, asked: list[tuple[Policy, str, dict]]):
+    """Catches the slowest setting, one that is never tried, and one tuned on the prompts it is judged by."""
     told: list[str] = []
-    assert demo.best_fixed_k(pair, Plan(), told.append) == 5
+    assert demo.tuned_rivals(pair, Plan(), told.append)["fixed"] == Fixed(k=5)
     assert len(told) == demo.NUM_DEV_RUNS
-    assert {policy for policy, _, _ in asked} == {Fixed(k=k) for k in range(1, 9)}
+    assert {policy for policy, _, _ in asked} == {*demo.RIVALS["fixed"], *demo.RIVALS["cumulative"]}
     assert not {prompt for _, prompt, _ in asked} & set(demo.PROMPTS)
 
 
 def test_the_contestants_are_the_ones_promised(pair: Pair, folder: Path):
     """Catches a threshold of the head's card that is not used, and a demo that fails without a head."""
-    policies = demo.contestants(pair, 3)
+    policies = demo.contestants(pair, RIVALS)
     assert pair.head is not None
     assert policies == {
         "target": Fixed(k=0),
-        "fixed": Fixed(k=3),
-        "cumulative": CumulativeConfidence(),
+        **RIVALS,
         "specdecpp": SpecDecPP(head=pair.head, threshold=0.6),
     }
     headless = load_pair(folder / "target", draft=folder / "draft")
-    assert "specdecpp" not in demo.contestants(headless, 3)
+    assert "specdecpp" not in demo.contestants(headless, RIVALS)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ def test_a_head_comes_back_as_it_was_saved(num_layers: int, tmp_path: Path) -> N
     assert torch.equal(head(rows()), back(rows()))
 
 
+def test_a_failed_save_leaves_the_old_head(tmp_path: Path) -> None:
+    """Catches a half-written folder: what cannot be written as JSON must not cost the head that was there."""
+    old, new = random_head(1), AcceptanceHead(HeadCard(hidden_size=D, num_layers=1, notes={"data": object()}))
+    old.save_pretrained(tmp_path)
+    with pytest.raises(TypeError):
+        new.save_pretrained(tmp_path)
+    assert torch.equal(AcceptanceHead.from_pretrained(tmp_path)(rows()), old(rows()))
+
+
 def test_a_card_of_another_time_may_leave_fields_out(tmp_path: Path) -> None:
     """Catches defaults that are demanded: only the sizes are needed."""
     head = random_head()

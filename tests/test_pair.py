@@ -250,6 +250,12 @@ def test_another_end_token_is_refused(folders: tuple[Path, Path], draft_copy: Pa
         load_pair(folders[0], draft=draft_copy)
 
 
+def test_another_padding_token_is_no_difference(folders: tuple[Path, Path], draft_copy: Path) -> None:
+    """Catches a refusal for a token that decoding never uses; sizes of one family often pad differently."""
+    edit(draft_copy / "tokenizer_config.json", lambda values: values.update(pad_token="N"))
+    assert load_pair(folders[0], draft=draft_copy).tokenizer.pad_token is None
+
+
 # Padded vocabularies
 
 

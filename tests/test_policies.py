@@ -206,6 +206,15 @@ def test_heuristic_stays_within_its_bounds():
     assert [policy.limit(memory) for memory in (policy.start(), 5, 1)] == [6, 5, 3]
 
 
+def test_heuristic_forgets_growth_past_its_upper_bound():
+    """Catches a length that goes on growing unseen, so that rejections do not shorten the draft for many rounds."""
+    policy = Heuristic(start_tokens=5, max_tokens=6)
+    memory = policy.start()
+    for _ in range(10):
+        memory = policy.learn(memory, outcome(6, 6))
+    assert policy.limit(policy.learn(memory, outcome(6, 0))) == 5
+
+
 @pytest.mark.parametrize("min_tokens", [0, 1, 3])
 def test_no_rule_is_asked_below_its_lower_bound(min_tokens):
     """Catches a lower bound that is off by one; a round of nothing does not even run the draft."""

@@ -160,6 +160,19 @@ def test_max_length_comes_from_the_config(kind: str, config: dict[str, Any], exp
     assert EagerRunner(tiny_model(kind, **config)).max_length == expected
 
 
+def test_the_context_ends_before_longrope_changes_its_angles() -> None:
+    """Catches a cache that mixes keys of both angle tables: past the original length the model rotates all keys anew."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    model = tiny_model("phi3", max_position_embeddings=64, original_max_position_embeddings=16, rope_parameters=rope)
+    assert EagerRunner(model).max_length == 16
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
 def test_the_last_position_of_the_context_can_be_used(kind: str) -> None:
     """Catches a max_length that is one too large for learned positions."""

@@ -206,6 +206,12 @@ def test_streams_are_reproducible_and_apart():
         assert abs(agreement - 1000) < 5.2 * (2000 / 4) ** 0.5
 
 
+def test_a_negative_seed_is_refused():
+    """Catches numpy's own message, which does not say what was wrong."""
+    with pytest.raises(ValueError, match="seed must be at least 0, got -3"):
+        streams(-3, "cpu")
+
+
 def test_streams_without_a_seed_differ():
     """Catches a default seed: two requests without one would give the same answer (2^-63 false alarms)."""
     assert not torch.equal(draws(streams(None, "cpu")[0]), draws(streams(None, "cpu")[0]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from laws import Request, finish, random_head, total_variation
 
-from specdecpp.errors import PromptError
+from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
@@ -204,6 +204,19 @@ def test_sessions_of_one_pair_do_not_disturb_each_other():
                 session.step()
     assert [s.tokens for s in together] == alone
     assert alone[0] != alone[1]
+
+
+@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
+def test_temperature_0_is_refused_where_q_is_needed(verification):
+    """Catches a failure in the middle of a round: greedy candidates carry no distribution."""
+    request = replace(TABLES, sampling=Sampling(temperature=0.0))
+    with pytest.raises(UnsoundError, match=r"no distribution q.*GreedyVerification"):
+        request.session(Fixed(k=1), verification, streams(0, "cpu"))
+    session = request.session(Fixed(k=2), CompareVerification(), streams(0, "cpu"))
+    greedy = request.session(Fixed(k=2), GreedyVerification(), streams(0, "cpu"))
+    finish(session)
+    finish(greedy)
+    assert session.tokens == greedy.tokens
 
 
 def test_the_penalty_sees_prompt_answer_and_candidates():

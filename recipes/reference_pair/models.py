@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONTEXT = 1024
-TARGET = {"num_hidden_layers": 10, "intermediate_size": 640}
+TARGET = {"num_hidden_layers": 14, "intermediate_size": 640}
 DRAFT = {"num_hidden_layers": 2, "intermediate_size": 320}
 
 
@@ -28,6 +28,12 @@ def build(shape: dict[str, int], *, vocabulary: int, seed: int) -> LlamaForCausa
     # Materialised attention scores are faster than the fused kernel here: torch's CPU flash backward is slow.
     config._attn_implementation = "eager"
     return LlamaForCausalLM(config)
+
+
+def mixed_precision() -> torch.autocast:
+    """bfloat16 where the CPU has AMX tiles for it; elsewhere float32, which is then the faster one (LOG.md)."""
+    has_tiles = bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+    return torch.autocast("cpu", torch.bfloat16, enabled=has_tiles)
 
 
 class Optimiser:

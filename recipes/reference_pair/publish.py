@@ -5,8 +5,11 @@ python publish.py --pair runs/reference --evaluation benchmarks/results/referenc
 
 import argparse
 import json
+import math
 import shutil
 from pathlib import Path
+
+from safetensors import safe_open
 
 CARD = """# The reference pair
 
@@ -16,8 +19,8 @@ functions from a docstring. They are not meant to be useful beyond that, and wha
 
 | | target | draft | head |
 |---|---|---|---|
-| architecture | Llama, 10 layers, width 256 | Llama, 2 layers, width 256 | {head_layers} residual block(s), width 256 |
-| parameters | 7.94 M | 1.93 M | {head_parameters:.2f} M |
+| architecture | Llama, {target_layers} layers, width 256 | Llama, {draft_layers} layers, width 256 | {head_layers} blocks |
+| parameters | {target_parameters:.2f} M | {draft_parameters:.2f} M | {head_parameters:.2f} M |
 | weights | bfloat16 | bfloat16 | float32 |
 | context | 1,024 | 1,024 | |
 
@@ -61,7 +64,16 @@ def main() -> None:
     ]
     width, layers = head["hidden_size"], head["num_layers"]
     validation = head["notes"]["validation"]
+    layers_of, parameters_of = {}, {}
+    for part in ("target", "draft"):
+        layers_of[part] = json.loads((args.pair / part / "config.json").read_text())["num_hidden_layers"]
+        with safe_open(args.pair / part / "model.safetensors", "pt") as weights:
+            parameters_of[part] = sum(math.prod(weights.get_slice(key).get_shape()) for key in sorted(weights.keys())) / 1e6
     card = CARD.format(
+        target_layers=layers_of["target"],
+        draft_layers=layers_of["draft"],
+        target_parameters=parameters_of["target"],
+        draft_parameters=parameters_of["draft"],
         head_layers=layers,
         head_parameters=(layers * width * (width + 1) + width + 1) / 1e6,
         losses=", ".join(f"{k} {v:.2f}" for k, v in training["validation_nats"].items()),

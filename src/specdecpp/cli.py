@@ -183,39 +183,38 @@ def demo(
 ) -> None:
     """Watch SpecDec++ decode, then compare policies.
 
-    The comparison is fair: same prompts, seeds and code; policies interleaved; the best fixed K chosen on other
-    prompts. With the reference pair it takes less than a minute.
+    The comparison is fair: same prompts, seeds and code; policies interleaved; the rivals tuned on other prompts. With
+    the reference pair it takes less than a minute.
     """
     with _told():
         _check_names(target, draft, head)
         from specdecpp.demo import Plan, to_dict
 
         plan = Plan(max_tokens=max_tokens, num_prompts=prompts, num_cycles=cycles, temperature=temperature, seed=seed)
-        comparison, k = _run_demo(
-            _load(target, draft, head, dtype=dtype, device=device, quiet=quiet), plan, stderr=as_json, quiet=quiet
-        )
+        pair = _load(target, draft, head, dtype=dtype, device=device, quiet=quiet)
+        comparison = _run_demo(pair, plan, stderr=as_json, quiet=quiet)
         if as_json:
-            _print_json(to_dict(comparison, k=k))
+            _print_json(to_dict(comparison))
 
 
-def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "tuple[Comparison, int]":
-    """The stages in order: choose K, live text, comparison, table. With `stderr`, stdout is left to the JSON."""
+def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comparison":
+    """The stages in order: tune the rivals, live text, comparison, table. With `stderr`, stdout is left to the JSON."""
     from specdecpp import demo, render
 
     out = render.console(stderr=stderr)
     if not quiet:
         out.print(render.heading("The pair", demo.description(pair)))
-    with render.progress("choosing the best fixed K", demo.NUM_DEV_RUNS, quiet=quiet) as tick:
-        k = demo.best_fixed_k(pair, plan, tick)
+    with render.progress("tuning the rivals", demo.NUM_DEV_RUNS, quiet=quiet) as tick:
+        rivals = demo.tuned_rivals(pair, plan, tick)
     if not quiet:
         _live(pair, plan, out)
-    policies = demo.contestants(pair, k)
+    policies = demo.contestants(pair, rivals)
     with render.progress("comparing", len(policies) * plan.num_runs, quiet=quiet) as tick:
         comparison = demo.compare(pair, policies, plan, tick)
     if not (quiet and stderr):
-        out.print(render.heading("The comparison", demo.conditions(plan, k)))
+        out.print(render.heading("The comparison", demo.conditions(plan)))
         out.print(render.comparison_view(comparison, out))
-    return comparison, k
+    return comparison
 
 
 def _live(pair: "Pair", plan: "Plan", out: "Console") -> None:

@@ -97,16 +97,16 @@ class Decoder:
                 f"{sampling.temperature}. Use TokenVerification() or BlockVerification()."
             )
         stop = options.get("stop", ())
-        target = self.pair.target.fresh()
+        target, draft = self.pair.target.fresh(), self.pair.draft.fresh()
         return Session(
             target=target,
-            draft=self.pair.draft.fresh(),
+            draft=draft,
             policy=self.policy,
             verification=GreedyVerification() if sampling.is_greedy else self.verification,
             sampling=sampling,
             prompt=encode(self.pair, prompt),
             max_tokens=options.get("max_tokens", 256),
-            coins=streams(options.get("seed"), target.device),
+            coins=streams(options.get("seed"), draft.device, target.device),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
         )

@@ -3,7 +3,8 @@
 
 Fair means: the same code (`Decoder`) for every policy, the target alone included (`Fixed(k=0)`); the same prompts and
 seeds; policies interleaved prompt by prompt, in an order that rotates from cycle to cycle, so that a slow moment of the
-machine falls on all of them; the best fixed K chosen on other prompts; everything pooled as a ratio of sums.
+machine falls on all of them; the rivals, fixed K and cumulative confidence, in the setting that was fastest on other
+prompts, on this machine; everything pooled as a ratio of sums.
 
 Answers end where the model ends them (`ignore_eos` stays off): nobody generates what comes after the end, and it would
 be easier to draft. At temperature 1 two policies then give answers of different length to one seed, but both have the
@@ -50,9 +51,12 @@ DEV_PROMPTS = (
     _SCRIPT + _SHORTEST,
     "Explain in a few sentences why the sea is salty.",
 )
-FIXED_KS = tuple(range(1, 9))
-DEV_TOKENS, DEV_CYCLES = 40, 2
-NUM_DEV_RUNS = len(FIXED_KS) * len(DEV_PROMPTS) * DEV_CYCLES
+RIVALS: dict[str, tuple[Policy, ...]] = {
+    "fixed": tuple(Fixed(k=k) for k in range(1, 9)),
+    "cumulative": tuple(CumulativeConfidence(threshold=t) for t in (0.05, 0.1, 0.2, 0.3, 0.4)),
+}
+DEV_TOKENS, DEV_CYCLES = 48, 1
+NUM_DEV_RUNS = sum(map(len, RIVALS.values())) * len(DEV_PROMPTS) * DEV_CYCLES
 NUM_LIVE = 2
 MIN_RUNS = 4  # fewer runs say nothing about their own spread
 
@@ -141,18 +145,19 @@ def description(pair: Pair) -> str:
     return f"{', '.join(sizes)} parameters, on {pair.target.device}{threads}"
 
 
-def conditions(plan: Plan, k: int) -> str:
+def conditions(plan: Plan) -> str:
     """What the comparison was run under."""
     prompts = f"{plan.num_prompts} prompt{'s' if plan.num_prompts > 1 else ''} x {plan.num_cycles}"
     return (
         f"{prompts}, up to {plan.max_tokens} tokens, temperature {plan.temperature:g}\n"
-        f"  ± is a standard error; K = {k} was the fastest of 1 to {FIXED_KS[-1]} on other prompts"
+        f"  ± is a standard error; K and the cumulative threshold were the fastest of {len(RIVALS['fixed'])} and "
+        f"{len(RIVALS['cumulative'])} on other prompts"
     )
 
 
-def best_fixed_k(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> int:
-    """The K of 1..8 with the most tokens per second on the development prompts, after a warm-up nobody times."""
-    policies: dict[str, Policy] = {str(k): Fixed(k=k) for k in FIXED_KS}
+def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[str, Policy]:
+    """Each rival in its setting with the most tokens per second on the development prompts, after an untimed warm-up."""
+    policies = {spec_of(policy): policy for settings in RIVALS.values() for policy in settings}
     Decoder(pair, policy=Fixed(k=4)).generate(as_prompt(pair, DEV_PROMPTS[0]), max_tokens=16, seed=plan.seed)
     runs = interleaved(
         pair,
@@ -163,12 +168,13 @@ def best_fixed_k(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> int:
         max_tokens=min(DEV_TOKENS, plan.max_tokens),
         tick=tick,
     )
-    return max(FIXED_KS, key=lambda k: sum(runs[str(k)], Metrics()).tokens_per_second)
+    speed = {spec: sum(metrics, Metrics()).tokens_per_second for spec, metrics in runs.items()}
+    return {name: max(settings, key=lambda policy: speed[spec_of(policy)]) for name, settings in RIVALS.items()}
 
 
-def contestants(pair: Pair, k: int) -> dict[str, Policy]:
-    """Who takes part: the target alone, the best fixed K, the free rule and, where there is a head, SpecDec++."""
-    policies: dict[str, Policy] = {"target": Fixed(k=0), "fixed": Fixed(k=k), "cumulative": CumulativeConfidence()}
+def contestants(pair: Pair, rivals: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Who takes part: the target alone, the rivals (`tuned_rivals`) and, where there is a head, SpecDec++."""
+    policies: dict[str, Policy] = {"target": Fixed(k=0), **rivals}
     return policies | ({"specdecpp": default_policy(pair)} if pair.head is not None else {})
 
 
@@ -263,12 +269,12 @@ def _log_ratio(a: tuple[Metrics, ...], b: tuple[Metrics, ...]) -> float:
     return math.log(sum(a, Metrics()).tokens_per_second / sum(b, Metrics()).tokens_per_second)
 
 
-def to_dict(comparison: Comparison, *, k: int) -> dict[str, Any]:
+def to_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON: one object per policy, and the plan it was run under."""
     policies = {}
     for name, entry in comparison.entries.items():
         total, ratio = entry.total, comparison.ratio(name)
-        own = {"k": k} if name == "fixed" else {}
+        own = {"k": entry.policy.k} if name == "fixed" and isinstance(entry.policy, Fixed) else {}
         policies[name] = own | {
             "policy": spec_of(entry.policy),
             "tokens_per_second": total.tokens_per_second,

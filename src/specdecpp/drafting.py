@@ -113,7 +113,7 @@ def propose(
     limit = min(policy.limit(memory), room.num_tokens)
     draft.stop_reason = "tokens left" if limit == room.num_tokens else "limit"
     if seen is not None:
-        seen = seen.clone()
+        seen = seen.to(runner.device, copy=True)
     while draft.num_tokens < limit:
         if draft.num_tokens >= policy.min_tokens and (reason := policy.stop(draft, memory)):
             draft.stop_reason = reason

@@ -135,11 +135,17 @@ class AcceptanceHead(nn.Module):
                 )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `head.safetensors` and `head.json` into a folder, made if it is missing."""
+        """Write `head.safetensors` and `head.json` into a folder, made if it is missing.
+
+        Both are written under other names first: a run that is killed leaves what was there.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.detach().float().contiguous() for k, v in self.state_dict().items()}, folder / WEIGHTS)
-        (folder / CARD).write_text(self.card.to_json(), encoding="utf-8")
+        weights, card = folder / f"{WEIGHTS}.part", folder / f"{CARD}.part"
+        save_file({k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()}, weights)
+        card.write_text(self.card.to_json(), encoding="utf-8")
+        weights.replace(folder / WEIGHTS)
+        card.replace(folder / CARD)
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "AcceptanceHead":

@@ -121,15 +121,19 @@ class Dice:
         return torch.rand(h.shape, generator=self.generator, device=h.device, dtype=h.dtype) < h
 
 
-def streams(seed: int | None, device: torch.device | str) -> tuple[Dice, Dice]:
+def streams(seed: int | None, device: torch.device | str, verify_device: torch.device | str | None = None) -> tuple[Dice, Dice]:
     """Two independent streams, one to draft and one to verify: block verification needs them apart (policies 6).
 
-    Without a seed both start from entropy of the operating system.
+    Each lives where its model does; the second on `device` too unless told otherwise. Without a seed both start from
+    entropy of the operating system. Raises ValueError for a negative seed.
     """
     import numpy as np
 
+    if seed is not None and seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}; use None for a fresh one")
     dice = []
-    for child in np.random.SeedSequence(seed).spawn(2):
+    devices = (device, device if verify_device is None else verify_device)
+    for child, device in zip(np.random.SeedSequence(seed).spawn(2), devices, strict=True):
         generator = torch.Generator(device=device)
         generator.manual_seed(int(child.generate_state(1, np.uint64)[0] >> 1))
         dice.append(Dice(generator))

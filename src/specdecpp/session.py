@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from specdecpp.drafting import Draft, Room, propose
-from specdecpp.errors import PromptError
+from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import Policy
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
@@ -69,7 +69,8 @@ class Session:
     """Decode one prompt, round by round, until `finish_reason` is set.
 
     `target` and `draft` are empty runners; `coins` are two independent streams, one to draft and one to verify. `ends` are
-    the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context.
+    the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
+    `UnsoundError` for temperature 0 under a verification that needs q.
     """
 
     def __init__(
@@ -87,6 +88,11 @@ class Session:
         detokenizer: Detokenizer | None = None,
     ):
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
+        if sampling.is_greedy and not verification.allows_dropping:
+            raise UnsoundError(
+                f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
+                "Use GreedyVerification(), as the Decoder does."
+            )
         self.target, self.draft = target, draft
         self.policy, self.verification, self.sampling = policy, verification, sampling
         self.tokens = list(prompt)

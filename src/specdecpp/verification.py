@@ -132,7 +132,7 @@ class CompareVerification:
     greedy_only: ClassVar[bool] = False
 
     def __call__(
-        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"] | None, tokens: Int[Tensor, " K"], coins: Coins
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], coins: Coins
     ) -> Verdict:
         for i, token in enumerate(tokens.tolist()):
             drawn = coins.categorical(p[i])

@@ -35,10 +35,10 @@ class Heuristic(Policy):
             raise ValueError(f"Heuristic needs start_tokens of at least 1, got {self.start_tokens}")
 
     def start(self) -> int:
-        return self.start_tokens
+        return min(self.start_tokens, self.max_tokens)
 
     def limit(self, memory: int) -> int:
         return max(self.min_tokens, min(memory, self.max_tokens))
 
     def learn(self, memory: int, outcome: "Round") -> int:
-        return memory + 2 if outcome.num_accepted == outcome.num_drafted else max(1, memory - 1)
+        return min(memory + 2, self.max_tokens) if outcome.num_accepted == outcome.num_drafted else max(1, memory - 1)

@@ -63,7 +63,7 @@ class EagerRunner:
                 f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
             )
         self.hidden_size = int(output.weight.shape[1])
-        self.max_length = next((int(n) for f in _POSITION_FIELDS if (n := getattr(config, f, None))), None)
+        self.max_length = _max_length(config)
         self.device = model.get_input_embeddings().weight.device
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._reset()
@@ -144,6 +144,18 @@ class EagerRunner:
                 f"{name} gives other logits after a rollback (relative difference {gap:.3g}): its cache holds state "
                 "that cannot be cut. Speculative decoding needs a model with a plain key-value cache."
             )
+
+
+def _max_length(config: Any) -> int | None:
+    """The context: what the config says; with LongRoPE, what it says before its angles change with the length, since
+    keys in the cache would keep the old ones."""
+    lengths = [int(n) for f in _POSITION_FIELDS if (n := getattr(config, f, None))][:1]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
+            original = parameters.get("original_max_position_embeddings")
+            lengths += [int(n) for n in (original, getattr(config, "original_max_position_embeddings", None)) if n]
+    return min(lengths, default=None)
 
 
 def _relative_gap(a: Tensor, b: Tensor) -> float:

@@ -1,0 +1,67 @@
+"""What the recipe of the reference pair relies on: growing a target changes nothing, nor do its cache and its packing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Cache, DynamicCache, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "reference_pair"))
+import distil_draft
+import models
+import sample
+import train_target
+
+sys.path.pop(0)
+
+SHAPE = {"num_hidden_layers": 2, "intermediate_size": 64}
+
+
+def random_model(layers: int, seed: int) -> LlamaForCausalLM:
+    return models.build(SHAPE | {"num_hidden_layers": layers}, vocabulary=50, seed=seed).eval()
+
+
+@torch.no_grad()
+def test_a_grown_target_computes_what_the_shallow_one_did() -> None:
+    """Catches a block in the wrong order, or a new one that does not begin as the identity."""
+    shallow = random_model(3, seed=1)
+    deep = train_target.grown(shallow, random_model(5, seed=2))
+    ids = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(deep(input_ids=ids).logits, shallow(input_ids=ids).logits)
+    assert len(deep.model.layers) == 5
+
+
+@torch.no_grad()
+def test_the_roomy_cache_holds_what_a_plain_one_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches stale room being read, room that runs out, and rows that are mixed up when some leave the batch."""
+    monkeypatch.setattr(sample.RoomyLayer, "ROOM", 2)
+    model = random_model(2, seed=3)
+    roomy, plain = Cache(layer_class_to_replicate=sample.RoomyLayer), DynamicCache()
+    ids = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(1))
+    at = 0
+    for step, length in enumerate((4, 1, 1, 3, 1)):
+        new = ids[:, at : at + length]
+        a, b = (model(input_ids=new, past_key_values=cache).logits for cache in (roomy, plain))
+        torch.testing.assert_close(a, b)
+        at += length
+        if step == 2:
+            kept = torch.tensor([2, 0])
+            for cache in (roomy, plain):
+                cache.batch_select_indices(kept)
+            ids = ids[kept]
+
+
+@torch.no_grad()
+def test_documents_of_one_row_do_not_see_each_other() -> None:
+    """Catches a mask or an offset that leaks: the teacher must say the same of a document alone and in a packed row."""
+    model = random_model(2, seed=4)
+    generator = torch.Generator().manual_seed(2)
+    documents = [[1, 3, 9, *torch.randint(10, 50, (n,), generator=generator).tolist(), 2] for n in (5, 9, 3, 12)]
+    made = distil_draft.lessons(documents, assistant=9, length=32)
+    assert [len(row) for row in distil_draft.rows_of(made, length=32)] == [3, 1]
+    distil_draft.teach(model.model, made, length=32, rows=3)
+    for lesson in made:
+        alone = model.model(input_ids=torch.tensor([lesson.ids])).last_hidden_state[0]
+        torch.testing.assert_close(lesson.hidden, alone[lesson.answer])
+        assert lesson.start == 3
