@@ -10,7 +10,6 @@ Nothing else should run meanwhile.
 
 import argparse
 import json
-import math
 import platform
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import transformers
 
 import specdecpp as sd
 from specdecpp.decoder import default_policy
+from specdecpp.demo import Comparison, Entry, Plan
 
 
 def configurations(pair: sd.Pair) -> dict[str, sd.Decoder]:
@@ -33,18 +33,11 @@ def configurations(pair: sd.Pair) -> dict[str, sd.Decoder]:
     }
 
 
-def log_ratio(runs: list[sd.Metrics], base: list[sd.Metrics]) -> float:
-    return math.log(sum(runs, sd.Metrics()).tokens_per_second / sum(base, sd.Metrics()).tokens_per_second)
-
-
-def row(runs: list[sd.Metrics], base: list[sd.Metrics]) -> dict[str, float]:
-    n, total = len(runs), sum(runs, sd.Metrics())
-    left_out = [log_ratio(runs[:i] + runs[i + 1 :], base[:i] + base[i + 1 :]) for i in range(n)]
-    mean = sum(left_out) / n
-    speedup = math.exp(log_ratio(runs, base))
+def row(comparison: Comparison, name: str) -> dict[str, float | None]:
+    total, ratio = comparison.entries[name].total, comparison.ratio(name)
     return {
-        "speedup": round(speedup, 3),
-        "speedup_error": round(speedup * math.sqrt((n - 1) / n * sum((x - mean) ** 2 for x in left_out)), 3),
+        "speedup": round(ratio.value, 3),
+        "speedup_error": None if ratio.error is None else round(ratio.value * ratio.error, 3),
         "tokens_per_second": round(total.tokens_per_second, 1),
         "mean_acceptance_length": round(total.mean_acceptance_length, 3),
         "discard_rate": round(total.discard_rate, 3),
@@ -70,16 +63,20 @@ def main() -> None:
         for name in names[seed % len(names) :] + names[: seed % len(names)]:
             answer = decoders[name].generate([{"role": "user", "content": text}], max_tokens=args.max_tokens, seed=seed)
             runs[name].append(answer.metrics)
-    table = {name: row(of, runs["target"]) for name, of in runs.items()}
+    entries = {n: Entry(name=n, label=n, policy=decoders[n].policy, runs=tuple(of)) for n, of in runs.items()}
+    comparison = Comparison(plan=Plan(max_tokens=args.max_tokens), entries=entries)
+    table = {name: row(comparison, name) for name in names}
     print(f"{'':26}{'speed-up':>15}{'tokens/s':>10}{'length':>8}{'R_d':>8}{'R_v':>8}{'head':>8}")
     for name, r in table.items():
         print(
-            f"{name:26}{r['speedup']:8.2f} ±{r['speedup_error']:5.2f}{r['tokens_per_second']:10.1f}"
+            f"{name:26}{r['speedup']:8.2f} ±{r['speedup_error'] or 0:5.2f}{r['tokens_per_second']:10.1f}"
             f"{r['mean_acceptance_length']:8.2f}{r['discard_rate']:8.2f}{r['verification_rate']:8.2f}{r['head_share']:8.3f}"
         )
     if args.out:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()}
-        command = f"python benchmarks/policies.py --gsm8k gsm8k_test.jsonl --prompts {args.prompts}"
+        command = (
+            f"python benchmarks/policies.py --gsm8k gsm8k_test.jsonl --prompts {args.prompts} --max-tokens {args.max_tokens}"
+        )
         result = {"command": command, "threads": torch.get_num_threads(), "versions": versions, "policies": table}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")

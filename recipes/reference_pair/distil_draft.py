@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--dolly", type=Path, required=True)
-    parser.add_argument("--samples", type=Path, nargs="+", required=True)
+    parser.add_argument("--samples", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--corpus-epochs", type=int, default=1)
     parser.add_argument("--sample-epochs", type=int, default=4)
@@ -135,7 +135,7 @@ def main() -> None:
     print(f"{sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
 
     corpus = [d for d in load(gsm8k_train=args.gsm8k, dolly_sample=args.dolly, module_share=0.0) if not d.is_validation]
-    sampled = [r for path in args.samples for r in read_jsonl(path)]
+    sampled = read_jsonl(args.samples)
     held_out = {
         domain: [r for r in sampled if r["validation"] and r["domain"] == domain][:64]
         for domain in ("gsm8k", "dolly", "python")

@@ -32,7 +32,7 @@ sampled for them; the head saw answers to GSM8K train and dolly prompts.
 
 **Licence.** Apache-2.0 for the weights, as for the code; the data keep their licences.
 
-**Target, validation loss** (nats per token, held-out documents): {losses}, at step {step}.
+**Target, validation loss** (nats per token, held-out documents): {losses}, at step {step} of the last stage.
 
 **Mean acceptance** 1 - TV(p, q) at temperature 1, on prompts nobody trained on:
 
