@@ -1,4 +1,5 @@
-"""What a forward pass costs on this machine: t_draft, and t_target(n) for n rows, with the runner that ships.
+"""What a forward pass costs on this machine: t_draft, and t_target(n) for n rows, with the runner that ships, and the same
+through transformers ("eager").
 
     python benchmarks/costs.py [--out benchmarks/results/costs.json]
 
@@ -35,20 +36,22 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=60)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    pair = sd.load_pair()
-    target, draft = pair.target.fresh(), pair.draft.fresh()
-    for runner in (target, draft):
-        runner.extend([5] * CONTEXT, rows=1)
-    times: dict[str, list[float]] = {"draft": [], **{f"target({n})": [] for n in ROWS}}
+    passes: dict[str, tuple[sd.Runner, int]] = {}
+    for kind, pair in (("", sd.load_pair()), ("eager ", sd.load_pair(lean=False))):
+        target, draft = pair.target.fresh(), pair.draft.fresh()
+        for runner in (target, draft):
+            runner.extend([5] * CONTEXT, rows=1)
+        passes |= {f"{kind}draft": (draft, 1)} | {f"{kind}target({n})": (target, n) for n in ROWS}
+    times: dict[str, list[float]] = {name: [] for name in passes}
     for repetition in range(args.repetitions + 5):
-        measured = {"draft": once(draft, 1)} | {f"target({n})": once(target, n) for n in ROWS}
+        measured = {name: once(runner, rows) for name, (runner, rows) in passes.items()}
         if repetition >= 5:
             for name, seconds in measured.items():
                 times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    print(f"{'forward':>12}  {'ms':>6}  {'/ target(1)':>11}")
+    print(f"{'forward':>18}  {'ms':>6}  {'/ target(1)':>11}")
     for name, seconds in medians.items():
-        print(f"{name:>12}  {seconds * 1e3:6.2f}  {seconds / medians['target(1)']:11.2f}")
+        print(f"{name:>18}  {seconds * 1e3:6.2f}  {seconds / medians['target(1)']:11.2f}")
     if args.out:
         result = {
             "command": "python benchmarks/costs.py",

@@ -14,11 +14,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import specdecpp
 from specdecpp import cli, render, request
+from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.testing import save_tiny_pair
 
-VERBS = ["generate", "demo"]
+VERBS = list(cli.VERBS)
 TEMPLATE = "{% for m in messages %}U {{ m['content'] }} A {% endfor %}"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
 ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
@@ -31,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_pair(folder)
     save_tiny_pair(folder / "other", vocab_size=48)
     torch.manual_seed(0)
-    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, threshold=0.6)).save_pretrained(folder / "head")
+    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")
     AcceptanceHead(HeadCard(hidden_size=48, num_layers=1)).save_pretrained(folder / "wide")
     return folder
 
@@ -58,7 +60,7 @@ def answer(*arguments: str, stdin: str | None = None) -> dict:
 
 def environment(**extra: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    source = str(Path(cli.__file__).parents[1])
+    source = str(Path(specdecpp.__file__).parents[1])
     return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": source, "TERM": "xterm-256color", **extra}
 
 
@@ -78,12 +80,13 @@ def test_a_help_page_ends_with_two_examples_and_fits_80_columns(verb: str | None
 
 
 def test_every_verb_has_examples():
-    """Catches a new verb without a help page of its own."""
+    """Catches a file with a verb that nobody can call, and one without a help page of its own."""
+    files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {"__init__", "common"}
     verbs = {command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    assert verbs == set(VERBS) == set(cli.EXAMPLES) - {"specdecpp"}
+    assert files == verbs == set(VERBS) == set(cli.EXAMPLES) - {"specdecpp"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["demo", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS), ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]):
     """Catches an import of torch, transformers or rich at the top of a module that --help needs."""
     code = (
@@ -96,7 +99,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]):
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("example", sorted({e for verb in cli.EXAMPLES.values() for e in verb}))
+@pytest.mark.parametrize("example", sorted({e for verb in ("specdecpp", "generate", "demo") for e in cli.EXAMPLES[verb]}))
 def test_the_examples_of_the_help_pages_run(example: str, pair: list[str]):
     """Catches an example that names an option which has been renamed, or a value that is refused."""
     before, _, after = example.partition("specdecpp ")
@@ -246,7 +249,7 @@ def test_a_terminal_is_not_read_as_a_prompt(monkeypatch: pytest.MonkeyPatch):
     """Catches a call without a prompt that hangs on the keyboard."""
     monkeypatch.setattr(sys, "stdin", type("Keyboard", (), {"isatty": lambda self: True})())
     with pytest.raises(ValueError, match="there is no prompt"):
-        cli._prompt_text(None)
+        generate._prompt_text(None)
 
 
 def test_a_prompt_longer_than_the_context_fails(pair: list[str]):

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     save_tiny_pair(folder)
     torch.manual_seed(0)
-    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, threshold=0.6)).save_pretrained(folder / "head")
+    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")
     return folder
 
 
@@ -283,7 +283,7 @@ def test_a_terminal_without_unicode_gets_other_blocks():
 
 def test_the_live_text_has_its_legend_and_tally(names: list[str]):
     """Catches a legend that does not reach the reader, escape codes without a terminal, and lines that are too long."""
-    source = str(Path(cli.__file__).parents[1])
+    source = str(Path(demo.__file__).parents[1])
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "80", "PYTHONPATH": source, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-m", "specdecpp", "demo", *names, *SHORT], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (0, "")

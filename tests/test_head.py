@@ -42,7 +42,7 @@ def test_a_head_comes_back_as_it_was_saved(num_layers: int, tmp_path: Path) -> N
         draft="bb",
         sampling={"temperature": 0.7, "top_p": 0.9},
         calibration=Calibration(rejection_weight=6.0, temperature=1.3, bias=-0.2),
-        threshold=0.55,
+        stopping={"threshold": 0.55},
         notes={"seed": 3, "losses": [0.5, 0.4]},
     )
     head.save_pretrained(tmp_path / "new" / "folder")
@@ -91,26 +91,96 @@ def test_hidden_states_of_any_precision_are_read(dtype: torch.dtype) -> None:
     head, hidden = random_head(), rows().to(dtype)
     assert head(hidden).dtype == torch.float32
     torch.testing.assert_close(head(hidden), head(hidden.float()))
-    assert 0 < head.accept_probability(hidden[0]) < 1
+    assert 0 < head.estimate(hidden[0]) < 1
 
 
 def test_any_leading_axes_are_kept() -> None:
     """Catches a squeeze that drops a batch of one."""
     head = random_head()
-    assert head(rows(6).view(2, 3, D)).shape == (2, 3)
-    assert head(rows(1)).shape == (1,)
-    assert head(rows(1)[0]).shape == ()
-    torch.testing.assert_close(head(rows(6).view(2, 3, D)).flatten(), head(rows(6)))
+    assert head(rows(6).view(2, 3, D)).shape == (2, 3, 1)
+    assert head(rows(1)).shape == (1, 1)
+    assert head(rows(1)[0]).shape == (1,)
+    torch.testing.assert_close(head(rows(6).view(2, 3, D)).flatten(0, 1), head(rows(6)))
+
+
+LOOK_AHEAD = {"form": "look_ahead", "vocab_size": 5, "scalars": ("log_q", "depth"), "outputs": ("accept", "next"), "width": 7}
+
+
+def test_a_look_ahead_head_reads_state_token_and_scalars(tmp_path: Path) -> None:
+    """Catches an input that does not reach the outputs, and a part of the card that is lost on disk."""
+    head = random_head(1, **LOOK_AHEAD)
+    hidden, token, scalars = rows(3), torch.tensor([0, 1, 4]), torch.ones(3, 2)
+    out = head(hidden, token, scalars)
+    assert out.shape == (3, 2)
+    assert (head(hidden + 1, token, scalars) != out).all()
+    assert (head(hidden, (token + 1) % 5, scalars) != out).all()
+    assert (head(hidden, token, scalars * 2) != out).all()
+    head.save_pretrained(tmp_path)
+    back = AcceptanceHead.from_pretrained(tmp_path)
+    assert back.card == head.card
+    assert torch.equal(back(hidden, token, scalars), out)
+    probability = torch.sigmoid(out[2, 0]).item()
+    assert head.estimate(hidden[2], 4, (1.0, 1.0), calibrated=False) == pytest.approx(probability, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [{}, {"num_layers": 0}, {"width": 7}, {"scalars": ("gap",)}, LOOK_AHEAD, LOOK_AHEAD | {"scalars": (), "width": None}],
+)
+@pytest.mark.parametrize("calibration", [Calibration(), Calibration(rejection_weight=6.0, temperature=1.7, bias=-0.4)])
+def test_one_candidate_is_judged_as_in_a_batch(card: dict[str, Any], calibration: Calibration) -> None:
+    """Catches a numpy estimator that computes another function than the module that was trained."""
+    head = random_head(
+        card.get("num_layers", 2), calibration=calibration, **{k: v for k, v in card.items() if k != "num_layers"}
+    )
+    values = torch.tensor([0.3, -1.2])[: len(head.card.scalars)]
+    estimate = head.estimator()
+    for row, token in zip(rows(5), range(5), strict=True):
+        logit = head(row, torch.tensor(token), values if len(values) else None)[0]
+        expected = torch.sigmoid(calibration.apply(logit)).item()
+        assert estimate(row, token, tuple(values.tolist())) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_width_of_its_own_makes_a_lagged_head_small() -> None:
+    """Catches blocks that keep the draft's width."""
+    head = random_head(2, width=3)
+    assert [block.linear.weight.shape for block in head.blocks] == [(3, 3), (3, 3)]
+    assert head(rows(4)).shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ({"form": "sideways"}, "lagged or look_ahead, got 'sideways'"),
+        ({"form": "look_ahead"}, "needs vocab_size"),
+        ({"scalars": ("luck",)}, "'luck' is not one of log_q, entropy"),
+        ({"outputs": ("next",)}, "first output of a head is accept, got next"),
+        ({"outputs": ("accept", "price")}, "'price' is not one of accept, next"),
+        ({"width": 0}, "width=0"),
+    ],
+)
+def test_a_card_that_describes_no_head_is_refused(card: dict[str, Any], message: str) -> None:
+    """Catches a mistake in a card that shows as a wrong shape much later."""
+    with pytest.raises(HeadError, match=message):
+        HeadCard(hidden_size=D, **card)
+
+
+def test_a_look_ahead_head_is_for_one_vocabulary() -> None:
+    """Catches a token that has no row, or the row of another token."""
+    head = random_head(1, **LOOK_AHEAD)
+    head.check(hidden_size=D, vocab_size=5)
+    with pytest.raises(HeadError, match="each of 5 tokens, the pair has 6"):
+        head.check(hidden_size=D, vocab_size=6)
 
 
 def test_a_changed_card_keeps_the_weights_and_the_old_head() -> None:
     """Catches a calibration that is written into the head it was derived from, or that resets the weights."""
     head = random_head()
-    other = head.with_card(calibration=Calibration(bias=2.0), threshold=0.3)
+    other = head.with_card(calibration=Calibration(bias=2.0), stopping={"threshold": 0.3})
     assert torch.equal(head(rows()), other(rows()))
     assert head.card.calibration == Calibration()
-    assert (other.card.threshold, other.card.calibration.bias) == (0.3, 2.0)
-    assert other.accept_probability(rows()[0]) > head.accept_probability(rows()[0])
+    assert (other.card.stopping["threshold"], other.card.calibration.bias) == (0.3, 2.0)
+    assert other.estimate(rows()[0]) > head.estimate(rows()[0])
 
 
 @pytest.mark.parametrize(("hidden_size", "num_layers"), [(0, 1), (8, -1)])
@@ -162,9 +232,9 @@ def test_temperature_and_bias_act_after_the_weight() -> None:
 def test_calibrated_and_raw_estimates_differ_by_the_calibration_alone() -> None:
     """Catches a threshold on the raw score that is compared with a calibrated one, or the reverse."""
     head = random_head(calibration=Calibration(rejection_weight=6.0))
-    raw, calibrated = (head.accept_probability(rows()[0], calibrated=c) for c in (False, True))
+    raw, calibrated = (head.estimate(rows()[0], calibrated=c) for c in (False, True))
     assert calibrated == pytest.approx(6 * raw / (1 + 5 * raw), rel=1e-5)
-    assert raw == pytest.approx(float(torch.sigmoid(head(rows()[0])).detach()), rel=1e-6)
+    assert raw == pytest.approx(torch.sigmoid(head(rows()[0])).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +316,8 @@ def test_the_reference_form_gives_the_reference_probability(
     head = AcceptanceHead.from_pretrained(tmp_path)
     assert head.card.num_layers == num_layers
     expected = reference_probability(state, num_layers, rows())
-    torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
-    assert head.accept_probability(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
+    torch.testing.assert_close(torch.sigmoid(head(rows())[:, 0]).double(), expected, atol=1e-5, rtol=0)
+    assert head.estimate(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
 
 
 def test_a_reference_checkpoint_in_half_precision_is_widened(tmp_path: Path) -> None:
@@ -258,7 +328,7 @@ def test_a_reference_checkpoint_in_half_precision_is_widened(tmp_path: Path) -> 
     head = AcceptanceHead.from_pretrained(tmp_path)
     rounded = {k: v.bfloat16().float() for k, v in state.items()}
     expected = reference_probability(rounded, 3, rows())
-    torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.sigmoid(head(rows())[:, 0]).double(), expected, atol=1e-5, rtol=0)
 
 
 def test_untied_reference_blocks_keep_their_own_weights(tmp_path: Path) -> None:
@@ -269,7 +339,7 @@ def test_untied_reference_blocks_keep_their_own_weights(tmp_path: Path) -> None:
     write_bin(state, tmp_path)
     write_config(tmp_path, 3)
     expected = reference_probability(state, 3, rows())
-    got = torch.sigmoid(AcceptanceHead.from_pretrained(tmp_path)(rows())).double()
+    got = torch.sigmoid(AcceptanceHead.from_pretrained(tmp_path)(rows())[:, 0]).double()
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
 
 

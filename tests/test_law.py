@@ -29,6 +29,7 @@ from specdecpp import policies
 from specdecpp.decoder import Decoder
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.errors import UnsoundError
+from specdecpp.head import AcceptanceHead
 from specdecpp.pair import Pair
 from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, MaxConfidence, Policy, SpecDecPP
 from specdecpp.sampling import Sampling, streams
@@ -46,6 +47,11 @@ class UntilToken(Policy):
         return "the token" if draft.tokens and draft.tokens[-1] == self.token else None
 
 
+def look_ahead_head(vocab_size: int) -> AcceptanceHead:
+    scalars = ("log_q", "entropy", "gap", "depth")
+    return random_head(vocab_size, seed=1, scale=2.0, form="look_ahead", vocab_size=vocab_size, scalars=scalars)
+
+
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "target-alone": lambda _: Fixed(k=0),
     "fixed-1": lambda _: Fixed(k=1),
@@ -55,9 +61,10 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "cumulative-confidence": lambda _: CumulativeConfidence(threshold=0.4),
     "entropy": lambda _: Entropy(threshold=0.3),
     "specdecpp": lambda vocab_size: SpecDecPP(head=random_head(vocab_size, seed=1), min_tokens=0),
+    "look-ahead": lambda vocab_size: SpecDecPP(head=look_ahead_head(vocab_size), min_tokens=0, threshold=0.5),
     "until-token": lambda _: UntilToken(),
 }
-ADAPTIVE = ("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "until-token")
+ADAPTIVE = ("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "look-ahead", "until-token")
 VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 
 

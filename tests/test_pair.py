@@ -366,16 +366,16 @@ def test_the_head_is_as_wide_as_the_draft_and_not_the_target(folders: tuple[Path
     assert any(r.judged for r in out.rounds)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.35])
+@pytest.mark.parametrize("stopping", [{}, {"threshold": 0.35, "min_tokens": 1}])
 def test_a_pair_with_a_head_decodes_with_it(
-    folders: tuple[Path, Path], pair: Pair, tmp_path: Path, threshold: float | None
+    folders: tuple[Path, Path], pair: Pair, tmp_path: Path, stopping: dict[str, Any]
 ) -> None:
-    """Catches a default that ignores the head, or the threshold its card names."""
-    card = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=pair.draft_fingerprint, threshold=threshold)
+    """Catches a default that ignores the head, or how its card says to stop."""
+    card = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=pair.draft_fingerprint, stopping=stopping)
     AcceptanceHead(card).save_pretrained(tmp_path)
     policy = Decoder(load_pair(folders[0], draft=folders[1], head=tmp_path)).policy
     assert isinstance(policy, SpecDecPP)
-    assert policy.threshold == (0.7 if threshold is None else threshold)
+    assert (policy.threshold, policy.min_tokens) == ((0.35, 1) if stopping else (0.7, 2))
 
 
 # The Decoder on real models

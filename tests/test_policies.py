@@ -172,16 +172,55 @@ def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
     head = random_head(4, seed=0, scale=1.0)
     draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner)
     read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
-    expected = [head.accept_probability(runner.law(context), calibrated=False) for context in read]
+    expected = [head.estimate(runner.law(context), calibrated=False) for context in read]
     assert draft.judged == pytest.approx(expected)
     assert max(expected) - min(expected) > 0.1
 
 
 def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
     """Catches a threshold of the paper applied to calibrated probabilities, or the reverse."""
-    head = Constant(0.0, calibration=Calibration(rejection_weight=3.0))
+    head = Constant(0.0, calibration=Calibration(rejection_weight=3.0, num_labels=1))
     judged = [proposed(SpecDecPP(head=head, calibrated=c), num_tokens=2).judged for c in (False, True)]
     assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
+
+
+def test_probabilities_that_nobody_checked_are_used_with_a_warning():
+    """Catches a head fresh from training whose raw bias passes for a probability."""
+    with pytest.warns(UserWarning, match="not been calibrated"):
+        SpecDecPP(head=Constant(0.0), calibrated=True)
+
+
+def test_specdecpp_takes_its_setting_from_the_card():
+    """Catches a recommendation that is not followed, or that overrules what was asked for."""
+    head = Constant(0.0, stopping={"threshold": 0.4, "min_tokens": 1})
+    assert SpecDecPP.tuned(head) == SpecDecPP(head=head, threshold=0.4, min_tokens=1)
+    assert SpecDecPP.tuned(head, min_tokens=0) == SpecDecPP(head=head, threshold=0.4, min_tokens=0)
+
+
+@pytest.mark.parametrize(("min_tokens", "num_candidates"), [(0, 1), (1, 1), (2, 2), (4, 4)])
+def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_candidate(min_tokens, num_candidates):
+    """Catches a look-ahead rule that reads the candidate it has condemned, or drops it."""
+    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    head = Constant(-9.0, form="look_ahead", vocab_size=4)
+    draft = proposed(SpecDecPP(head=head, min_tokens=min_tokens), runner=runner)
+    assert (len(draft.judged), draft.num_tokens) == (num_candidates, num_candidates)
+    assert runner.length == 2 + num_candidates - 1  # the prompt, and every candidate but the last
+
+
+def test_a_look_ahead_head_judges_each_candidate_by_what_was_known_when_it_was_drawn():
+    """Catches estimates shifted by one candidate, and a scalar read from another position."""
+    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    names = ("log_q", "entropy", "gap", "depth")
+    head = random_head(4, seed=1, scale=0.5, form="look_ahead", vocab_size=4, scalars=names)
+    draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner, num_tokens=5)
+    expected = []
+    for i, token in enumerate(draft.tokens):
+        law = runner.law([0, 1, *draft.tokens[:i]])
+        first, second = law.topk(2).values.tolist()
+        scalars = (float(law[token].log()), float(torch.special.entr(law).sum()), first - second, i + 1.0)
+        expected.append(head.estimate(law, token, scalars, calibrated=False))
+    assert draft.judged == pytest.approx(expected, rel=1e-5)
+    assert max(expected) - min(expected) > 0.1
 
 
 def test_fixed_drafts_exactly_k():

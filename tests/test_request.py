@@ -28,7 +28,7 @@ def test_a_spec_says_a_policy(spec: str, policy: Policy):
 
 def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
     """Catches a tuned threshold that is ignored, or one that overrides what was typed."""
-    head = AcceptanceHead(HeadCard(hidden_size=4, num_layers=0, threshold=0.6))
+    head = AcceptanceHead(HeadCard(hidden_size=4, num_layers=0, stopping={"threshold": 0.6}))
     untuned = AcceptanceHead(HeadCard(hidden_size=4, num_layers=0))
     assert request.parse_policy("specdecpp").build(head) == SpecDecPP(head=head, threshold=0.6)
     assert request.parse_policy("specdecpp:max_tokens=9").build(head) == SpecDecPP(head=head, threshold=0.6, max_tokens=9)

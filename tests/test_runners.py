@@ -65,6 +65,21 @@ def test_rollback_equality_in_float32(kind: str) -> None:
     check_steps(model, EagerRunner(model), steps, 1e-4)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_plain_pass_over_a_batch_leaves_the_own_sequence_alone(kind: str) -> None:
+    """Catches a pass that reads or extends the runner's cache, padded logits that stay, and hidden states of another row."""
+    model = model_of(kind)
+    runner = EagerRunner(model, vocab_size=60)
+    runner.extend([5, 6], rows=1)
+    logits, hidden = runner.forward(input_ids=torch.tensor([[9, 8, 7], [3, 4, 5]]))
+    for row, tokens in enumerate(([9, 8, 7], [3, 4, 5])):
+        expected_logits, expected_hidden = full_pass(model, tokens)
+        torch.testing.assert_close(logits[row], expected_logits[:, :60], atol=1e-4, rtol=0)
+        torch.testing.assert_close(hidden[row], expected_hidden, atol=1e-4, rtol=0)
+    assert runner.length == 2
+    torch.testing.assert_close(runner.extend([7], rows=1)[1], full_pass(model, [5, 6, 7])[1][-1:], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
 def test_the_window_matters_in_these_models(kind: str) -> None:
     """Catches a vacuous window test: without its window the same weights must give other logits."""

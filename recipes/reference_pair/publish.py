@@ -1,6 +1,7 @@
 """Copy a trained pair into the package and write its card.
 
-python publish.py --pair runs/reference --evaluation benchmarks/results/reference_pair.json --into src/specdecpp/reference
+    python publish.py --pair runs/reference --head runs/head/heads/head --evaluation benchmarks/results/reference_pair.json \\
+        --head-figures benchmarks/results/head.json --into src/specdecpp/reference
 """
 
 import argparse
@@ -40,50 +41,72 @@ sampled for them; the head saw answers to GSM8K train and dolly prompts.
 |---|---:|---:|---:|---:|
 {acceptance}
 
-**Head** (validation prompts): {head}. Stopping threshold {threshold}.
+**Head**: {head_form}, {head_layers} blocks of width {head_width}, trained on {head_labels:,} labels
+(`recipes/reference_pair/head.yaml`) and calibrated on held-out prompts; it stops with {stopping}.
+On prompts nobody trained on, AUROC of a round (will all of it be accepted?) and expected calibration error; log q costs
+nothing, and its product is the rival:
+
+{head_table}
 """
+
+FIELDS = ("auroc_token", "auroc_product", "ece_product", "kl")
+OURS = ("head", "head_lagged", "max_q", "cumulative_q", "entropy")
+
+
+def head_table(figures: dict) -> str:
+    """The figures of head.json: a row for each set of prompts and score."""
+    lines = ["| prompts | score | AUROC/token | AUROC/round | ECE/round | KL/token |", "|---|---|---:|---:|---:|---:|"]
+    for source, scores in figures.items():
+        for score in OURS:
+            cells = ("-" if scores[score][f] is None else f"{scores[score][f]:.3f}" for f in FIELDS)
+            lines.append(f"| {source} | {score.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pair", type=Path, required=True)
+    parser.add_argument("--pair", type=Path, required=True, help="folder with target/, draft/ and target.json")
+    parser.add_argument("--head", type=Path, required=True)
+    parser.add_argument("--head-figures", type=Path, required=True)
     parser.add_argument("--evaluation", type=Path, required=True)
     parser.add_argument("--into", type=Path, required=True)
     args = parser.parse_args()
-    for part in ("target", "draft", "head"):
+    sources = {"target": args.pair / "target", "draft": args.pair / "draft", "head": args.head}
+    for part, source in sources.items():
         shutil.rmtree(args.into / part, ignore_errors=True)
-        shutil.copytree(args.pair / part, args.into / part)
+        shutil.copytree(source, args.into / part, ignore=shutil.ignore_patterns("state.pt", "metrics.jsonl"))
     for file in args.into.rglob("*"):
         file.chmod(0o755 if file.is_dir() else 0o644)
     training = json.loads((args.pair / "target.json").read_text())
-    head = json.loads((args.pair / "head" / "head.json").read_text())
+    head = json.loads((args.head / "head.json").read_text())
+    of_head = {k: v for k, v in json.loads(args.head_figures.read_text()).items() if k != "provenance"}
     figures = json.loads(args.evaluation.read_text())["figures"]
     rows = [
         f"| {name} | {f['tokens']:,} | {f['mean_acceptance']:.3f} | {f['share_above_0.95']:.2f} | {f['share_below_0.5']:.2f} |"
         for name, f in figures.items()
     ]
-    width, layers = head["hidden_size"], head["num_layers"]
-    validation = head["notes"]["validation"]
     layers_of, parameters_of = {}, {}
     for part in ("target", "draft"):
         layers_of[part] = json.loads((args.pair / part / "config.json").read_text())["num_hidden_layers"]
         with safe_open(args.pair / part / "model.safetensors", "pt") as weights:
             parameters_of[part] = sum(math.prod(weights.get_slice(key).get_shape()) for key in sorted(weights.keys())) / 1e6
+    with safe_open(args.head / "head.safetensors", "pt") as weights:
+        parameters_of["head"] = sum(math.prod(weights.get_slice(key).get_shape()) for key in sorted(weights.keys())) / 1e6
     card = CARD.format(
         target_layers=layers_of["target"],
         draft_layers=layers_of["draft"],
         target_parameters=parameters_of["target"],
         draft_parameters=parameters_of["draft"],
-        head_layers=layers,
-        head_parameters=(layers * width * (width + 1) + width + 1) / 1e6,
+        head_layers=head["num_layers"],
+        head_parameters=parameters_of["head"],
+        head_form=head["form"].replace("_", "-"),
+        head_width=head["width"] or head["hidden_size"],
+        head_labels=head["notes"]["epochs"][-1]["num_labels"],
+        stopping=", ".join(f"{k} {v}" for k, v in head["stopping"].items()),
+        head_table=head_table(of_head),
         losses=", ".join(f"{k} {v:.2f}" for k, v in training["validation_nats"].items()),
         step=training["step"],
         acceptance="\n".join(rows),
-        head=(
-            f"AUROC {validation['auroc_head']:.3f} per token ({validation['auroc_log_q']:.3f} for the draft's own log q), "
-            f"expected calibration error {validation['ece']:.3f}"
-        ),
-        threshold=head["threshold"],
     )
     (args.into / "README.md").write_text(card, encoding="utf-8")
 

@@ -13,41 +13,9 @@ from pathlib import Path
 import torch
 from corpus import Document, load
 from models import mixed_precision
-from transformers import Cache, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.cache_utils import DynamicLayer
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-
-class RoomyLayer(DynamicLayer):
-    """A cache layer that writes into room it made before; a plain one copies everything it holds at every token."""
-
-    ROOM = 128
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = value_states.dtype, key_states.device
-        shape = (*key_states.shape[:2], 0, key_states.shape[3])
-        self.keys = self.values = self._keys = self._values = key_states.new_empty(shape, dtype=self.dtype)
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        held, new = self.keys.shape[2], key_states.shape[2]
-        if held + new > self._keys.shape[2]:
-            batch, heads, _, width = self.keys.shape
-            room = self.keys.new_empty(2, batch, heads, held + new + self.ROOM, width)
-            room[0, :, :, :held], room[1, :, :, :held] = self.keys, self.values
-            self._keys, self._values = room
-        self._keys[:, :, held : held + new] = key_states
-        self._values[:, :, held : held + new] = value_states
-        self.keys, self.values = self._keys[:, :, : held + new], self._values[:, :, : held + new]
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        held = self.keys.shape[2]
-        self._keys, self._values = self._keys[indices], self._values[indices]
-        self.keys, self.values = self._keys[:, :, :held], self._values[:, :, :held]
+from specdecpp.training.responses import roomy_cache
 
 
 @torch.inference_mode()
@@ -80,7 +48,7 @@ def _batch(
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     responses: list[list[int]] = [[] for _ in prompts]
-    rows, cache = torch.arange(len(prompts)), Cache(layer_class_to_replicate=RoomyLayer)
+    rows, cache = torch.arange(len(prompts)), roomy_cache()
     for _ in range(max_new_tokens):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         with mixed_precision():

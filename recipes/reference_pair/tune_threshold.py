@@ -1,24 +1,27 @@
-"""Choose the head's stopping threshold by decoding held-out prompts, and write it into the head's card.
+"""Choose how the head stops best by decoding held-out prompts, and write it into the head's card.
 
-    python tune_threshold.py --pair runs/reference --samples runs/reference/head_samples.jsonl \\
-        --costs benchmarks/results/costs.json --out benchmarks/results/threshold.json
+    python tune_threshold.py --head ../../runs/head/heads/head --labels ../../runs/head/labels \\
+        --costs ../../benchmarks/results/costs.json --out ../../benchmarks/results/threshold.json
 
 Every rule decodes the same prompts from the same seeds. What decides is the time *modelled* from the rounds, t_draft and
 t_target(n) of costs.json and the head's own time: clocks differ by 10 % between runs of one policy with equal rounds. The
-prompts are the validation prompts of the training files (nothing here is a test prompt).
+prompts are those of the split dev of the head's labels (nothing here is a test prompt).
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from corpus import read_jsonl
 
 from specdecpp import CumulativeConfidence, Decoder, Fixed, Metrics, Policy, Round, SpecDecPP, load_pair
+from specdecpp.request import spec_of
+from specdecpp.training import shards
 
-THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96)
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+MIN_TOKENS = (0, 1, 2)
 
 
 def modelled_s(rounds: Sequence[Round], costs: dict[str, float]) -> float:
@@ -30,22 +33,29 @@ def modelled_s(rounds: Sequence[Round], costs: dict[str, float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pair", type=Path, required=True, help="folder with target/, draft/ and head/")
-    parser.add_argument("--samples", type=Path, required=True)
+    parser.add_argument("--target", type=Path, help="default: the reference pair that ships")
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--head", type=Path, required=True)
+    parser.add_argument("--labels", type=Path, required=True)
     parser.add_argument("--costs", type=Path, required=True, help="as written by benchmarks/costs.py")
-    parser.add_argument("--prompts", type=int, default=40)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    pair = load_pair(args.pair / "target", draft=args.pair / "draft", head=args.pair / "head", dtype="float32")
+    pair = load_pair(args.target, draft=args.draft, head=args.head, dtype="float32")
     head = pair.head
     assert head is not None
-    rows = [r for r in read_jsonl(args.samples) if r["validation"]]
-    prompts = [r["prompt"] for r in rows[:: max(1, len(rows) // args.prompts)]][: args.prompts]
+    prompts = [r.prompt.tolist() for r in shards.read(args.labels, split="dev")]
+    prompts = prompts[:: max(1, len(prompts) // args.prompts)][: args.prompts]
     policies: dict[str, Policy] = {"target": Fixed(k=0)}
     policies |= {f"fixed:{k}": Fixed(k=k) for k in range(1, 9)}
     policies |= {f"cumulative:{t:g}": CumulativeConfidence(threshold=t) for t in (0.05, 0.1, 0.2, 0.3, 0.4)}
-    policies |= {f"specdecpp:{t:g}": SpecDecPP(head=head, threshold=t) for t in THRESHOLDS}
+    ours = [
+        SpecDecPP(head=head, threshold=t, min_tokens=m, calibrated=head.card.is_calibrated)
+        for t in THRESHOLDS
+        for m in MIN_TOKENS
+    ]
+    policies |= {spec_of(policy): policy for policy in ours}
     costs = json.loads(args.costs.read_text())["ms"]
     totals, modelled = {name: Metrics() for name in policies}, dict.fromkeys(policies, 0.0)
     names = list(policies)
@@ -69,11 +79,14 @@ def main() -> None:
     }
     for name, row in table.items():
         print(f"{name:28}", *(f"{v:9.3f}" for v in row.values()), flush=True)
-    best = max(THRESHOLDS, key=lambda t: speed[f"specdecpp:{t:g}"])
-    head.with_card(threshold=best).save_pretrained(args.pair / "head")
+    best = max(ours, key=lambda policy: speed[spec_of(policy)])
+    stopping = {name: getattr(best, name) for name in ("threshold", "calibrated", "min_tokens")}
+    head.with_card(stopping=stopping).save_pretrained(args.head)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"command": "tune_threshold.py", "chosen": best, "policies": table}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps({"command": " ".join(sys.argv), "chosen": spec_of(best), "policies": table}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

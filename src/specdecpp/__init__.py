@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Output
     from specdecpp.errors import (
+        DataError,
         HeadError,
         MissingExtraError,
         PairError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         Policy,
         SpecDecPP,
     )
-    from specdecpp.runners import EagerRunner, Runner
+    from specdecpp.runners import EagerRunner, LeanRunner, Runner
     from specdecpp.sampling import Sampling
     from specdecpp.session import Piece, Round
     from specdecpp.verification import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "specdecpp.decoder": ("Decoder", "Output"),
     "specdecpp.errors": (
+        "DataError",
         "HeadError",
         "MissingExtraError",
         "PairError",
@@ -69,7 +71,7 @@ _HOMES = {
         "Policy",
         "SpecDecPP",
     ),
-    "specdecpp.runners": ("EagerRunner", "Runner"),
+    "specdecpp.runners": ("EagerRunner", "LeanRunner", "Runner"),
     "specdecpp.sampling": ("Sampling",),
     "specdecpp.session": ("Piece", "Round"),
     "specdecpp.verification": (
@@ -87,6 +89,7 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "Pair",
     "Runner",
     "EagerRunner",
+    "LeanRunner",
     "Decoder",
     "Output",
     "Round",
@@ -113,6 +116,7 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "RunnerError",
     "HeadError",
     "PromptError",
+    "DataError",
     "UnsoundError",
     "MissingExtraError",
 ]

@@ -149,11 +149,10 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
 
 
 def default_policy(pair: Pair) -> Policy:
-    """SpecDec++ with the head's own threshold if the pair has a head, else cumulative confidence."""
+    """SpecDec++ as the head's card recommends if the pair has a head, else cumulative confidence."""
     if pair.head is None:
         return CumulativeConfidence()
-    threshold = pair.head.card.threshold
-    return SpecDecPP(head=pair.head) if threshold is None else SpecDecPP(head=pair.head, threshold=threshold)
+    return SpecDecPP.tuned(pair.head)
 
 
 def encode(pair: Pair, prompt: Prompt) -> list[int]:

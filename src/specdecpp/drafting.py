@@ -1,9 +1,10 @@
 """The first half of a round: the draft proposes candidates until the policy, or the room that is left, stops it.
 
-    pending -> forward -> q_1 -> Y_1 -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> [stop?] -> ...
+    pending -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ...
 
-The forward pass that reads Y_k judges it *and* gives q_{k+1}; so when a rule that judges stops after k judgements there
-are k + 1 candidates, the last one free, and all of them are verified (method.md 5).
+A rule judges at one of the two places. A lagged head judges Y_k by the forward pass that reads it, which also gives
+q_{k+1}; so when it stops after k judgements there are k + 1 candidates, the last one free, and all of them are verified
+(method.md 5). A look-ahead head judges Y_k as soon as it is drawn, and stops before that pass is paid for.
 """
 
 import math
@@ -27,7 +28,7 @@ class Draft:
     """The candidates of one round, and what the draft's side knows about them. This is all a policy sees.
 
     q[i] [V] is the distribution candidate i was drawn from (None under greedy drafting); `judged` are the head's estimates
-    of the candidates that were read, in order, always fewer than the candidates.
+    of the first candidates, in order: of those that were read or, where the policy looks ahead, of all.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -72,6 +73,11 @@ class Draft:
     def entropy(self, i: int) -> float:
         """Entropy in nats of `distribution(i)`."""
         return float(torch.special.entr(self.distribution(i)).sum())
+
+    def gap(self, i: int) -> float:
+        """How far the two largest probabilities of `distribution(i)` lie apart (0 in a vocabulary of one)."""
+        top = self.distribution(i).topk(min(2, len(self.distribution(i)))).values.tolist()
+        return top[0] - top[1] if len(top) > 1 else 0.0
 
     def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
         """Add a candidate with the q it was drawn from, or with the logits it was the argmax of."""
@@ -122,14 +128,12 @@ def propose(
             break
         started = perf_counter()
         logits, hidden = runner.extend(pending, rows=1)
-        read = perf_counter()
-        draft.forward_s += read - started
-        if draft.num_tokens:
-            estimate = policy.judge(hidden[0])
-            draft.head_s += perf_counter() - read
-            if estimate is not None:
-                draft.judged.append(estimate)
+        draft.forward_s += perf_counter() - started
+        if draft.num_tokens and not policy.looks_ahead:
+            _judge(draft, policy, hidden[0])
         token = _draw(draft, logits[0], sampling, coins, seen)
+        if policy.looks_ahead:
+            _judge(draft, policy, hidden[0])
         if token in room.ends:
             draft.stop_reason = "end of text"
             break
@@ -137,6 +141,15 @@ def propose(
             seen[token] = True
         pending = [token]
     return draft
+
+
+def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
+    """Add the policy's estimate for the last candidate, if it makes one."""
+    started = perf_counter()
+    estimate = policy.judge(draft, hidden)
+    draft.head_s += perf_counter() - started
+    if estimate is not None:
+        draft.judged.append(estimate)
 
 
 def _draw(draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, coins: Coins, seen: Bool[Tensor, " V"] | None) -> int:

@@ -5,6 +5,7 @@
     ├── RunnerError        (ValueError)   a model cannot be run here: its cache cannot be rolled back
     ├── HeadError          (ValueError)   a head is unreadable, of the wrong width, or made for another pair
     ├── PromptError        (ValueError)   empty without a start token, or longer than the context
+    ├── DataError          (ValueError)   prompts, labels or a recipe that cannot be read or do not belong together
     ├── UnsoundError       (ValueError)   a combination that would change the target's distribution
     └── MissingExtraError  (ImportError)  an optional dependency is not installed
 
@@ -30,6 +31,10 @@ class HeadError(SpecdecError, ValueError):
 
 class PromptError(SpecdecError, ValueError):
     """A prompt cannot be decoded."""
+
+
+class DataError(SpecdecError, ValueError):
+    """Prompts, labels or a recipe cannot be read, or do not belong together."""
 
 
 class UnsoundError(SpecdecError, ValueError):

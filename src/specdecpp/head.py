@@ -1,20 +1,28 @@
 """The acceptance head: a small residual network on the draft's hidden state that says how likely a candidate is accepted.
 
-D_h residual blocks x + SiLU(W x + b), then one linear output, the logit of acceptance (method.md 3; Huang et al. 2025,
-section 3.2). The published reference has two outputs under a softmax, which is the same function of their difference, and
-all of its blocks share one weight; `AcceptanceHead.from_pretrained` reads that form too.
+There are two forms. They differ in when a candidate Y_t can be judged:
+
+lagged       from e_t, the draft's state *at* Y_t: D_h residual blocks x + SiLU(W x + b), then a linear output, the logit of
+             acceptance (method.md 3; Huang et al. 2025, section 3.2). The forward pass on Y_t has then been paid for.
+look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small table, and from scalars such as log q(Y_t):
+             as soon as Y_t is drawn (policies.md 4). The table is the head's own, so every runner can feed it.
+
+The published reference has two outputs under a softmax, which is the same function of their difference, and all of its
+blocks share one weight; `AcceptanceHead.from_pretrained` reads that form too.
 
 On disk a head is a folder: `head.safetensors` and `head.json`, its card.
 """
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,6 +30,15 @@ from specdecpp.errors import HeadError
 
 WEIGHTS, CARD = "head.safetensors", "head.json"
 _REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+SCALARS = ("log_q", "entropy", "gap", "depth")
+"""What may stand beside the hidden state: log q(Y) and the entropy of q in nats, the gap between its two largest
+probabilities, the candidate's place in the round (from 1)."""
+Estimator = Callable[[Tensor, int, tuple[float, ...]], float]
+"""(hidden [D], token, scalars) -> P(accepted)."""
+OUTPUTS = ("accept", "next", "log_ratio")
+"""What a head may say: the logit of P(Y accepted); the logit of the expected acceptance 1 - TV of the position after Y;
+log p(Y) - log q(Y)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +52,8 @@ class Calibration:
     rejection_weight: float = 1.0
     temperature: float = 1.0
     bias: float = 0.0
+    num_labels: int = 0
+    """How many held-out labels temperature and bias were fitted on; 0: they were not."""
 
     def __post_init__(self) -> None:
         is_finite = all(map(math.isfinite, (self.rejection_weight, self.temperature, self.bias)))
@@ -55,14 +74,43 @@ class HeadCard:
 
     hidden_size: int
     num_layers: int = 3
+    form: str = "lagged"
+    """`lagged` or `look_ahead`: whether it reads the state at the candidate, or the one before and the candidate."""
+    scalars: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ("accept",)
+    width: int | None = None
+    """Of the blocks; None: `hidden_size`, and without scalars no layer stands before them."""
+    vocab_size: int | None = None
+    """Rows of the token table of the look-ahead form."""
     target: str | None = None
     draft: str | None = None
     sampling: dict[str, Any] | None = None
     calibration: Calibration = field(default_factory=Calibration)
-    threshold: float | None = None
-    """The stopping threshold tuned on a development split, on the raw score; None when nobody tuned it."""
+    stopping: dict[str, Any] = field(default_factory=dict)
+    """How `SpecDecPP` stops best with this head, tuned on a development split; empty when nobody tuned it."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Provenance and figures: command, versions, seeds, data, losses."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size < 1 or self.num_layers < 0 or (self.width is not None and self.width < 1):
+            raise HeadError(
+                "a head needs width and hidden_size of at least 1 and num_layers of at least 0, got "
+                f"width={self.width}, hidden_size={self.hidden_size} and num_layers={self.num_layers}"
+            )
+        for name, given, known in (("scalars", self.scalars, SCALARS), ("outputs", self.outputs, OUTPUTS)):
+            if unknown := [x for x in given if x not in known]:
+                raise HeadError(f"{name}: {unknown[0]!r} is not one of {', '.join(known)}")
+        if self.outputs[:1] != ("accept",):
+            raise HeadError(f"the first output of a head is accept, got {', '.join(self.outputs) or 'none'}")
+        if self.form not in ("lagged", "look_ahead"):
+            raise HeadError(f"a head is lagged or look_ahead, got {self.form!r}")
+        if self.form == "look_ahead" and not self.vocab_size:
+            raise HeadError("a look-ahead head has a row for each token: its card needs vocab_size")
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the calibrated score is a probability that held-out labels have checked."""
+        return self.calibration.num_labels > 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -70,6 +118,7 @@ class HeadCard:
     @classmethod
     def from_json(cls, text: str) -> "HeadCard":
         values = json.loads(text)
+        values |= {name: tuple(values[name]) for name in ("scalars", "outputs") if name in values}
         return cls(**{**values, "calibration": Calibration(**values.get("calibration", {}))})
 
 
@@ -86,33 +135,67 @@ class _Block(nn.Module):
 
 
 class AcceptanceHead(nn.Module):
-    """P(candidate accepted) from the draft's hidden state e [D] at that candidate. Always float32.
+    """P(candidate accepted) from the draft's side of it. Always float32; rows are any leading axes.
 
     >>> head = AcceptanceHead(HeadCard(hidden_size=8, num_layers=1))
     >>> head(torch.zeros(5, 8)).shape
-    torch.Size([5])
+    torch.Size([5, 1])
+    >>> ahead = AcceptanceHead(HeadCard(hidden_size=8, form="look_ahead", vocab_size=64, scalars=("log_q",), width=4))
+    >>> ahead(torch.zeros(5, 8), torch.arange(5), torch.zeros(5, 1)).shape
+    torch.Size([5, 1])
     """
 
     def __init__(self, card: HeadCard):
         super().__init__()
-        if card.hidden_size < 1 or card.num_layers < 0:
-            raise HeadError(
-                "a head needs hidden_size of at least 1 and num_layers of at least 0, got "
-                f"hidden_size={card.hidden_size} and num_layers={card.num_layers}"
-            )
         self.card = card
-        self.blocks = nn.Sequential(*(_Block(card.hidden_size) for _ in range(card.num_layers)))
-        self.output = nn.Linear(card.hidden_size, 1)
+        width = card.width or card.hidden_size
+        has_input = card.width is not None or card.form == "look_ahead" or bool(card.scalars)
+        self.input = nn.Linear(card.hidden_size + len(card.scalars), width) if has_input else None
+        self.token = nn.Embedding(card.vocab_size or 0, width) if card.form == "look_ahead" else None
+        self.blocks = nn.Sequential(*(_Block(width) for _ in range(card.num_layers)))
+        self.output = nn.Linear(width, len(card.outputs))
 
-    def forward(self, hidden: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows"]:
-        """Logits of the raw score (the one the training loss sees)."""
-        return self.output(self.blocks(hidden.float())).squeeze(-1)
+    def forward(
+        self,
+        hidden: Float[Tensor, "*rows D"],
+        token: Int[Tensor, "*rows"] | None = None,
+        scalars: Float[Tensor, "*rows S"] | None = None,
+    ) -> Float[Tensor, "*rows O"]:
+        """Raw outputs, a column for each of `card.outputs`; the first is the logit that the training loss sees.
 
-    @torch.inference_mode()
-    def accept_probability(self, hidden: Float[Tensor, " D"], *, calibrated: bool = True) -> float:
-        """The estimate for one candidate; raw (biased by the training weight) or calibrated."""
-        logit = self(hidden)
-        return float(torch.sigmoid(self.card.calibration.apply(logit) if calibrated else logit))
+        hidden is the state at the candidate (lagged) or the one that gave its q (look-ahead); `token` the candidate, read
+        by the look-ahead form only; `scalars` a column for each of `card.scalars`.
+        """
+        x = hidden.float()
+        if self.input is not None:
+            x = self.input(x if scalars is None else torch.cat([x, scalars.float()], -1))
+        if self.token is not None:
+            assert token is not None, "the look-ahead form judges a token"
+            x = x + self.token(token)
+        return self.output(self.blocks(x))
+
+    def estimate(
+        self, hidden: Float[Tensor, " D"], token: int = 0, scalars: tuple[float, ...] = (), *, calibrated: bool = True
+    ) -> float:
+        """P(accepted) of one candidate; raw (biased by the training weight) or calibrated."""
+        return self.estimator(calibrated=calibrated)(hidden, token, scalars)
+
+    def estimator(self, *, calibrated: bool = True) -> Estimator:
+        """`estimate` for many candidates, one at a time, with the weights as they are now.
+
+        On a CPU it is written in numpy: for a single row of a small network most of torch's time is dispatch.
+        """
+        calibration = self.card.calibration if calibrated else Calibration()
+        if self.output.weight.device.type == "cpu":
+            return _numpy_estimator(self, calibration)
+
+        @torch.inference_mode()
+        def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> float:
+            of = torch.tensor(token, device=hidden.device)
+            logit = self(hidden, of, torch.tensor(scalars, device=hidden.device) if scalars else None)[0]
+            return float(torch.sigmoid(calibration.apply(logit)))
+
+        return estimate
 
     def with_card(self, **changes: Any) -> "AcceptanceHead":
         """The same weights under a changed card."""
@@ -120,12 +203,19 @@ class AcceptanceHead(nn.Module):
         other.load_state_dict(self.state_dict())
         return other.eval()
 
-    def check(self, *, hidden_size: int, target: str | None = None, draft: str | None = None) -> None:
+    def check(
+        self, *, hidden_size: int, vocab_size: int | None = None, target: str | None = None, draft: str | None = None
+    ) -> None:
         """Raise `HeadError` unless the head is of this width and, where its card says so, made for this pair."""
         if self.card.hidden_size != hidden_size:
             raise HeadError(
                 f"the head reads hidden states of width {self.card.hidden_size}, the draft has width {hidden_size}. "
                 "Use the draft the head was trained on, or train a head for this one."
+            )
+        if None not in (self.card.vocab_size, vocab_size) and self.card.vocab_size != vocab_size:
+            raise HeadError(
+                f"the head has a row for each of {self.card.vocab_size} tokens, the pair has {vocab_size}. "
+                "Use the pair the head was trained on, or train a head for this one."
             )
         for role, made_for, given in (("draft", self.card.draft, draft), ("target", self.card.target, target)):
             if made_for is not None and given is not None and made_for != given:
@@ -168,6 +258,38 @@ class AcceptanceHead(nn.Module):
                 f"{CARD} and {WEIGHTS}; write one with save_pretrained."
             ) from error
         return head.eval()
+
+
+def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimator:
+    """The first output of a head for one row."""
+
+    def array(of: Tensor) -> np.ndarray:
+        return of.detach().float().numpy().copy()
+
+    size, first = head.card.hidden_size, head.input
+    weight, of_scalars, constant = None, [], np.zeros(1, np.float32)
+    if first is not None:
+        weight, constant = array(first.weight)[:, :size], array(first.bias)
+        of_scalars = list(array(first.weight)[:, size:].T)
+    table = None if head.token is None else array(head.token.weight) + constant
+    blocks = [(array(b.linear.weight), array(b.linear.bias)) for b in cast(Iterable[_Block], head.blocks)]
+    output, bias = array(head.output.weight)[0], float(array(head.output.bias)[0])
+    shift, slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
+
+    @np.errstate(over="ignore")  # where exp(-z) is infinite, z sigmoid(z) is 0, as it should be
+    def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> float:
+        x = hidden.detach().float().numpy()
+        if weight is not None:
+            x = weight @ x + (constant if table is None else table[token])
+            for value, column in zip(scalars, of_scalars, strict=True):
+                x += np.float32(value) * column
+        for w, b in blocks:
+            z = w @ x + b
+            x = x + z / (1 + np.exp(-z))
+        logit = (float(output @ x) + bias + shift) * slope + calibration.bias
+        return 1 / (1 + math.exp(-min(max(logit, -700.0), 700.0)))
+
+    return estimate
 
 
 def _locate(source: str | Path) -> Path:

@@ -12,7 +12,7 @@ import torch
 
 from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
-from specdecpp.runners import EagerRunner, Runner
+from specdecpp.runners import Runner, runner_for
 from specdecpp.tokenizers import check_same_tokenizer
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -46,7 +46,12 @@ class Pair:
 
     def check_head(self, head: AcceptanceHead) -> None:
         """Raise `HeadError` unless the head fits this pair."""
-        head.check(hidden_size=self.draft.hidden_size, target=self.target_fingerprint, draft=self.draft_fingerprint)
+        head.check(
+            hidden_size=self.draft.hidden_size,
+            vocab_size=self.draft.vocab_size,
+            target=self.target_fingerprint,
+            draft=self.draft_fingerprint,
+        )
 
 
 def load_pair(
@@ -58,11 +63,13 @@ def load_pair(
     device: torch.device | str | None = None,
     device_map: Any = None,
     tokenizer: Any = None,
+    lean: bool | None = None,
 ) -> Pair:
     """Load two causal LMs by local path or hub name, check that they fit, and wrap them in runners.
 
     dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
-    is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`.
+    is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Models of the Llama
+    family are run lean (`runners.LeanRunner`), the others by transformers; `lean=False` leaves all to transformers.
 
     Raises `PairError` (tokenizers differ, unreadable model), `RunnerError` (a cache that cannot be rolled back), `HeadError`.
 
@@ -82,8 +89,8 @@ def load_pair(
     models = [_load_model(name, dtype=dtype, device=device, device_map=device_map) for name in (target, draft)]
     vocab_size = common_vocabulary(*models, num_tokens=max(tokenizers[0].get_vocab().values()) + 1)
     return Pair(
-        target=EagerRunner(models[0], vocab_size=vocab_size),
-        draft=EagerRunner(models[1], vocab_size=vocab_size),
+        target=runner_for(models[0], vocab_size=vocab_size, lean=lean),
+        draft=runner_for(models[1], vocab_size=vocab_size, lean=lean),
         tokenizer=tokenizers[0],
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(models[1].device),
         ends=end_ids(models[0], tokenizers[0]),

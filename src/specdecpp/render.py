@@ -159,7 +159,7 @@ def stats(metrics: "Metrics", *, policy: str, seed: int, finish_reason: str) -> 
 
 def comparison_table(comparison: "Comparison") -> Table:
     """One line per policy: rates with their units above them; the fastest in bold, SpecDec++ in the accent colour."""
-    table = _table("policy", "tokens\n/s", "speed-up", "tokens\n/pass", "discarded\n/token", "passes\n/token", gap=3)
+    table = plain_table("policy", "tokens\n/s", "speed-up", "tokens\n/pass", "discarded\n/token", "passes\n/token", gap=3)
     best = max(comparison.entries.values(), key=lambda e: e.total.tokens_per_second)
     for name, entry in comparison.entries.items():
         total, ratio = entry.total, comparison.ratio(name)
@@ -178,7 +178,7 @@ def comparison_table(comparison: "Comparison") -> Table:
 
 def time_table(comparison: "Comparison", blocks: dict[str, str]) -> Table:
     """Where the time of a token goes: milliseconds, shares, and a bar whose length is the time."""
-    table = _table("time", "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
+    table = plain_table("time", "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
     table.add_column("", no_wrap=True)
     times = {name: 1000 / entry.total.tokens_per_second for name, entry in comparison.entries.items()}
     longest = max(times.values())
@@ -212,7 +212,7 @@ def comparison_view(comparison: "Comparison", out: Console) -> RenderableType:
     return Padding(Group(*parts), (0, 2))
 
 
-def _table(first: str, *numbers: str, gap: int) -> Table:
+def plain_table(first: str, *numbers: str, gap: int) -> Table:
     """A table without lines: a name to the left, numbers to the right under their units."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     table.add_column(first, no_wrap=True)

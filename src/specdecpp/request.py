@@ -4,8 +4,8 @@ whose rounds are shown as they come. Shared by the verbs of the command line; im
     cumulative:0.2     specdecpp:threshold=0.5,min_tokens=1     ->     a frozen policy dataclass
 """
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Unpack
 
 from specdecpp.policies import (
@@ -41,8 +41,8 @@ class PolicySpec:
     """A policy that has been read and checked, but may still need its head."""
 
     policy: Policy
-    wants_card: bool = False
-    """Whether the threshold is left to the head's card."""
+    typed: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters that were given; for a policy with a head its card has the rest."""
 
     @property
     def needs_head(self) -> bool:
@@ -57,8 +57,7 @@ class PolicySpec:
                 "the policy specdecpp needs an acceptance head, and this pair has none. Name one with --head, or "
                 "choose a rule that needs none, such as cumulative."
             )
-        own = {"threshold": head.card.threshold} if self.wants_card and head.card.threshold is not None else {}
-        return replace(self.policy, head=head, **own)
+        return SpecDecPP.tuned(head, **self.typed)
 
 
 def parse_policy(spec: str) -> PolicySpec:
@@ -82,7 +81,7 @@ def parse_policy(spec: str) -> PolicySpec:
             raise ValueError(f"policy {spec!r}: {key} {problem}. {name} takes {', '.join((main, *others))}.")
         values[key] = _value(spec, key, text, kind)
     needed = {"head": None} if kind is SpecDecPP else {}
-    return PolicySpec(kind(**needed, **values), wants_card=kind is SpecDecPP and main not in values)
+    return PolicySpec(kind(**needed, **values), typed=values)
 
 
 def policy_names() -> list[str]:

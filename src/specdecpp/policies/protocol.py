@@ -47,8 +47,17 @@ class Policy:
         """Whether the rule removes the last candidate when it stops, having looked at it."""
         return False
 
-    def judge(self, hidden: "Tensor") -> float | None:
-        """P(accepted) of the candidate that the draft has just read, from its hidden state [D]; None without a head."""
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether `judge` is asked about a candidate as soon as it is drawn, or only once the draft has read it."""
+        return False
+
+    def judge(self, draft: "Draft", hidden: "Tensor") -> float | None:
+        """P(accepted) of the last candidate; None without a head.
+
+        `hidden` [D] is the draft's state after reading that candidate or, where the rule looks ahead, the state that gave
+        its q: the draft has not read it yet.
+        """
         return None
 
     def start(self) -> Any:

@@ -96,6 +96,17 @@ class EagerRunner:
         self._length += len(tokens)
         return logits[0, -rows:, : self.vocab_size], hidden[0, -rows:]
 
+    @torch.inference_mode()
+    def forward(self, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
+        """One plain pass over a batch, for offline work: logits and hidden states of the rows that the output layer read.
+
+        The inputs go to the model as they are; the runner's own sequence is neither read nor changed.
+        """
+        logits = self.model(**({"use_cache": "past_key_values" in inputs} | inputs)).logits
+        hidden, self._tap.hidden = self._tap.hidden, None
+        assert hidden is not None, "the output layer was not called"
+        return logits[..., : self.vocab_size], hidden
+
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
         if not 0 <= length <= self._length:

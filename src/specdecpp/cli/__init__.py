@@ -1,0 +1,71 @@
+"""The command line: verbs that parse, call and render. Results go to stdout, chatter to stderr.
+
+One file per verb; what they share is in `common`. `--help` must be quick, so heavy modules are imported inside the verbs.
+
+    specdecpp demo                                       the reference pair, live, and a fair comparison of policies
+    specdecpp generate "Why is the sky blue?" --seed 1   one answer from any pair
+    specdecpp collect recipe.yaml                        answers of the target, with labels for a head
+    specdecpp train recipe.yaml                          the heads that the recipe names
+    specdecpp calibrate HEAD --labels FOLDER             held-out labels make a head's score a probability
+    specdecpp evaluate HEAD --labels FOLDER              heads and free rules side by side
+    specdecpp run recipe.yaml                            all four, in order
+
+Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted.
+"""
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from specdecpp import __version__
+from specdecpp.cli import calibrate, collect, demo, evaluate, generate, run, train
+from specdecpp.cli.common import epilog
+
+VERBS = {  # in the order of the help page
+    "generate": (generate.generate, generate.EXAMPLES),
+    "demo": (demo.demo, demo.EXAMPLES),
+    "collect": (collect.collect, collect.EXAMPLES),
+    "train": (train.train, train.EXAMPLES),
+    "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
+    "evaluate": (evaluate.evaluate, evaluate.EXAMPLES),
+    "run": (run.run, run.EXAMPLES),
+}
+EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}
+EXAMPLES |= {name: examples for name, (_, examples) in VERBS.items()}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: quick, and the same under NO_COLOR
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog=epilog(EXAMPLES["specdecpp"]),
+)
+for _name, (_verb, _examples) in VERBS.items():
+    app.command(_name, epilog=epilog(_examples))(_verb)
+
+
+def _show_version(is_asked: bool) -> bool:
+    if is_asked:
+        print(f"specdecpp {__version__}")
+        raise typer.Exit
+    return is_asked
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Adaptive speculative decoding that keeps the target model's distribution."""
+
+
+def main() -> None:
+    """The console script. Characters that a terminal cannot show become question marks instead of errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    app(prog_name="specdecpp")

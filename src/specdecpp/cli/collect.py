@@ -1,0 +1,111 @@
+"""`specdecpp collect`: answers of the target and labels for a head, as a recipe says."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecpp.cli.common import DType, Json, load, print_json, told, write
+
+if TYPE_CHECKING:
+    from specdecpp.training.collect import Estimate, Progress
+    from specdecpp.training.recipe import Recipe
+
+EXAMPLES = (
+    "specdecpp collect recipe.yaml",
+    "specdecpp collect recipe.yaml --ray local --json > collected.json",
+)
+
+
+def collect(
+    path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The YAML file that says what is collected.")],
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Instead of the recipe's out.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Spread the shards with Ray: local, or a cluster's address.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No estimate and no progress.")] = False,
+) -> None:
+    """Sample answers from the target and label the draft's tokens.
+
+    What is finished is kept: killed at any moment and started again, it goes on, and the result is the same to the byte.
+    """
+    with told():
+        from specdecpp.training.recipe import Recipe
+
+        recipe = Recipe.read(path)
+        recipe = recipe if out is None else replace(recipe, out=out)
+        end = collected(recipe, assume_yes=yes, ray=ray, quiet=quiet)
+        if as_json:
+            print_json({"labels": str(recipe.labels), **asdict(end), "tokens_per_second": end.tokens_per_second})
+        else:
+            write(closing_line(recipe, end) + "\n")
+
+
+def collected(recipe: "Recipe", *, assume_yes: bool, ray: str | None, quiet: bool) -> "Progress":
+    """Collect what is missing, with the pair that the recipe names."""
+    import torch
+
+    from specdecpp.training import shards
+    from specdecpp.training.collect import collect as run
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers unless told not to
+    if threads := shards.about(recipe.labels).get("threads"):
+        torch.set_num_threads(threads)  # the last digits depend on it
+    plan = recipe.pair
+    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet)
+    with _progress(quiet=quiet) as tell:
+        return run(recipe, pair, progress=tell, assume_yes=assume_yes, ray=ray)
+
+
+def closing_line(recipe: "Recipe", end: "Progress") -> str:
+    made = end.prompts_done - end.prompts_before
+    pace = (
+        f"{end.tokens:,} tokens in {_clock(end.elapsed_s)}, {end.tokens_per_second:,.0f} tokens/s" if made else "all was there"
+    )
+    return f"{recipe.labels}: {end.prompts_done:,} answers in {end.num_shards} shards ({pace})"
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
+    """The estimate, then a bar over the prompts with tokens/s and the time left, on stderr where that is a terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.text import Text
+
+    from specdecpp import render
+
+    err = render.console(stderr=True)
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(24, complete_style=render.ACCENT, finished_style=render.ACCENT),
+        TextColumn("{task.fields[figures]}", style="dim"),
+    )
+    with Progress(*columns, console=err, transient=True, auto_refresh=False, disable=quiet or not err.is_terminal) as bars:
+        task = bars.add_task("collecting", total=None, figures="")
+
+        def tell(now: "Progress") -> None:
+            if now.estimate.num_prompts and not now.tokens and not quiet:
+                err.print(Text(f"  at most {_bound(now.estimate)}", "dim"))
+            done, left = now.prompts_done, "" if now.left_s is None else f"  {_clock(now.left_s)} left"
+            figures = f"{done:,}/{now.num_prompts:,} prompts  {now.tokens_per_second:,.0f} tokens/s{left}"
+            bars.update(task, total=now.num_prompts, completed=done, figures=figures, refresh=True)
+
+        yield tell
+
+
+def _bound(estimate: "Estimate") -> str:
+    size = f"{estimate.num_bytes / 1e6:,.0f} MB" if estimate.num_bytes < 1e9 else f"{estimate.num_bytes / 1e9:,.1f} GB"
+    return f"{estimate.num_prompts:,} answers, {estimate.num_tokens:,} tokens, {size}, {_clock(estimate.seconds)}"
+
+
+def _clock(seconds: float) -> str:
+    """5 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

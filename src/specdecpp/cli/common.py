@@ -1,0 +1,104 @@
+"""What the verbs share: options, errors told in a line, the pair with a spinner, results on stdout."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdecpp.errors import SpecdecError, UnsoundError
+
+if TYPE_CHECKING:
+    from specdecpp.pair import Pair
+    from specdecpp.request import PolicySpec
+
+Examples = tuple[str, str]
+
+
+class DType(StrEnum):
+    """The type of the weights."""
+
+    auto = "auto"
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Split(StrEnum):
+    """The part of a collection."""
+
+    train = "train"
+    dev = "dev"
+    test = "test"
+
+
+Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder or a hub name.")]
+Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: the reference pair.")]
+Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
+DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
+Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
+
+
+def epilog(examples: Examples) -> str:
+    r"""The two examples under a help page; \b keeps click from filling the lines."""
+    return "\n  ".join(["\b\nExamples:", *examples])
+
+
+def check_names(target: str | None, draft: str | None, head: str | None, spec: "PolicySpec | None" = None) -> None:
+    """Refuse, before models are loaded, names that cannot make a pair, and a policy that lacks its head."""
+    if (target is None) != (draft is None):
+        raise ValueError("--target and --draft go together. Name both, or neither for the reference pair.")
+    if spec is not None and target is not None and head is None:
+        spec.build(None)
+
+
+def load(
+    target: str | None, draft: str | None, head: str | None, *, dtype: DType, device: str | None, quiet: bool = False
+) -> "Pair":
+    """The pair, with transformers silenced and a spinner where somebody looks."""
+    import torch
+    from transformers.utils import logging
+
+    from specdecpp import render
+    from specdecpp.pair import load_pair
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+    logging.set_verbosity_error()
+    if all(name is None or Path(name).exists() for name in (target, draft)):
+        logging.disable_progress_bar()  # it stays for what must be fetched
+    with render.waiting("loading the pair", quiet=quiet):
+        return load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device)
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def print_json(value: dict[str, Any]) -> None:
+    write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Expected errors become one line on stderr and an exit code; a reader that has gone away is no error."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        raise typer.Exit(0) from None
+    except (SpecdecError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        is_usage = isinstance(error, UnsoundError) or not isinstance(error, SpecdecError)
+        raise typer.Exit(2 if is_usage else 1) from None

@@ -1,0 +1,86 @@
+"""`specdecpp demo`: the pair live, and a fair comparison of policies."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Head, Json, Target, check_names, load, print_json, told
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specdecpp.demo import Comparison, Plan
+    from specdecpp.pair import Pair
+
+EXAMPLES = (
+    "specdecpp demo --prompts 2 --cycles 1",
+    "specdecpp demo --json --quiet | tail -1 > comparison.json",
+)
+
+
+def demo(
+    target: Target = None,
+    draft: Draft = None,
+    head: Head = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 128,
+    prompts: Annotated[int, typer.Option(metavar="N", help="How many of the built-in prompts, 1 to 4.")] = 4,
+    cycles: Annotated[int, typer.Option(metavar="N", help="How often all of them are timed.")] = 3,
+    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")] = 0,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the result: no live text, no progress.")] = False,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+) -> None:
+    """Watch SpecDec++ decode, then compare policies.
+
+    The comparison is fair: same prompts, seeds and code; policies interleaved; the rivals tuned on other prompts. With
+    the reference pair it takes less than a minute.
+    """
+    with told():
+        check_names(target, draft, head)
+        from specdecpp.demo import Plan, to_dict
+
+        plan = Plan(max_tokens=max_tokens, num_prompts=prompts, num_cycles=cycles, temperature=temperature, seed=seed)
+        pair = load(target, draft, head, dtype=dtype, device=device, quiet=quiet)
+        comparison = _run_demo(pair, plan, stderr=as_json, quiet=quiet)
+        if as_json:
+            print_json(to_dict(comparison))
+
+
+def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comparison":
+    """The stages in order: tune the rivals, live text, comparison, table. With `stderr`, stdout is left to the JSON."""
+    from specdecpp import demo, render
+
+    out = render.console(stderr=stderr)
+    if not quiet:
+        out.print(render.heading("The pair", demo.description(pair)))
+    with render.progress("tuning the rivals", demo.NUM_DEV_RUNS, quiet=quiet) as tick:
+        rivals = demo.tuned_rivals(pair, plan, tick)
+    if not quiet:
+        _live(pair, plan, out)
+    policies = demo.contestants(pair, rivals)
+    with render.progress("comparing", len(policies) * plan.num_runs, quiet=quiet) as tick:
+        comparison = demo.compare(pair, policies, plan, tick)
+    if not (quiet and stderr):
+        out.print(render.heading("The comparison", demo.conditions(plan)))
+        out.print(render.comparison_view(comparison, out))
+    return comparison
+
+
+def _live(pair: "Pair", plan: "Plan", out: "Console") -> None:
+    """SpecDec++ answering the first prompts, every token in the style of its origin."""
+    from specdecpp import demo, render
+    from specdecpp.decoder import Decoder
+    from specdecpp.request import as_prompt, watched
+
+    decoder = Decoder(pair)
+    options = {"max_tokens": plan.max_tokens, "temperature": plan.temperature, "seed": plan.seed}
+    if out.is_terminal:
+        out.print(render.legend())
+    for text in demo.PROMPTS[: min(plan.num_prompts, demo.NUM_LIVE)]:
+        out.print(render.quoted(text))
+        live = render.LiveText(out)
+        watched(decoder, as_prompt(pair, text), live.push, **options)
+        live.finish()
+        out.print("", render.tally(live.counts), sep="\n")

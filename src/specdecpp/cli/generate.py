@@ -1,0 +1,154 @@
+"""`specdecpp generate`: one answer from any pair, printed as it is decided."""
+
+import secrets
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecpp.cli.common import (
+    Device,
+    Draft,
+    DType,
+    DTypeOption,
+    Head,
+    Json,
+    Target,
+    check_names,
+    load,
+    print_json,
+    told,
+    write,
+)
+
+if TYPE_CHECKING:
+    from specdecpp.decoder import Decoder, Options, Output, Prompt
+    from specdecpp.pair import Pair
+    from specdecpp.policies import Policy
+
+EXAMPLES = (
+    'specdecpp generate "Why is the sky blue?" --policy fixed:4 --seed 1',
+    "echo 'Write a haiku.' | specdecpp generate --temperature 0 --json",
+)
+POLICY_HELP = (
+    "When to stop drafting: fixed:K, target, heuristic, max-confidence:T, cumulative:T, entropy:T or specdecpp:T; "
+    "key=value,... also stands after the colon. Without it: specdecpp with a head, else cumulative."
+)
+
+
+class Verification(StrEnum):
+    """How candidates are tested."""
+
+    token = "token"
+    block = "block"
+    compare = "compare"
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
+    target: Target = None,
+    draft: Draft = None,
+    head: Head = None,
+    policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
+    verification: Annotated[
+        Verification, typer.Option(metavar="KIND", help="Test candidates by token, block or compare.")
+    ] = Verification.token,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Keep the N likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = 1.0,
+    min_p: Annotated[float, typer.Option(metavar="X", help="Drop those below X times the best.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(metavar="X", help="Above 1: fewer repeats.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.  [default: random]")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="A user message, or plain text.  [default: by template]"),
+    ] = None,
+    show_rounds: Annotated[
+        bool, typer.Option("--show-rounds", help="Tell accepted, corrected and bonus tokens apart.")
+    ] = False,
+    as_json: Json = False,
+    is_stats: Annotated[
+        bool | None, typer.Option("--stats/--no-stats", help="Figures on stderr.  [default: if a terminal]")
+    ] = None,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+) -> None:
+    """Answer one prompt, printing the text as it is decided."""
+    with told():
+        from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
+
+        spec = None if policy is None else parse_policy(policy)
+        text = _prompt_text(prompt)
+        check_names(target, draft, head, spec)
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        options: Options = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "stop": stop or (),
+            "seed": seed,
+        }
+        check_sampling(options)
+        pair = load(target, draft, head, dtype=dtype, device=device)
+        decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=temperature == 0)
+        output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
+        name = spec_of(decoder.policy)
+        if as_json:
+            print_json(to_dict(output, policy=name, seed=seed))
+        _print_stats(output, policy=name, seed=seed, wanted=False if as_json and is_stats is None else is_stats)
+
+
+def _prompt_text(argument: str | None) -> str:
+    """The prompt: the argument, or stdin without its last line end. Raises ValueError when there is none."""
+    if argument is not None and argument != "-":
+        return argument
+    if argument is None and sys.stdin.isatty():
+        raise ValueError("there is no prompt. Give one as an argument, or pipe it in.")
+    text = sys.stdin.read().removesuffix("\n")
+    if not text:
+        raise ValueError("there is no prompt: standard input is empty. Give one as an argument, or pipe it in.")
+    return text
+
+
+def _decoder(pair: "Pair", policy: "Policy | None", kind: Verification, *, is_greedy: bool) -> "Decoder":
+    from specdecpp import verification as v
+    from specdecpp.decoder import Decoder
+
+    kinds = {"token": v.TokenVerification(), "block": v.BlockVerification(), "compare": v.CompareVerification()}
+    return Decoder(pair, policy=policy, verification=v.GreedyVerification() if is_greedy else kinds[kind.value])
+
+
+def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":
+    """Decode, writing the text as it is decided: plain, or in styles where a terminal can show them."""
+    from specdecpp import render
+    from specdecpp.request import watched
+
+    out = render.console()
+    if silent:
+        return watched(decoder, prompt, lambda _: None, **options)
+    if not (show_rounds and out.is_terminal):
+        output = watched(decoder, prompt, lambda r: write(r.text), **options)
+        write("" if output.text.endswith("\n") else "\n")
+        return output
+    live = render.LiveText(out, indent=0)
+    err = render.console(stderr=True)
+    err.print(render.legend(), "")
+    output = watched(decoder, prompt, live.push, **options)
+    live.finish()
+    err.print("", render.tally(live.counts))
+    return output
+
+
+def _print_stats(output: "Output", *, policy: str, seed: int, wanted: bool | None) -> None:
+    """A few lines on stderr; unasked, only where somebody looks."""
+    from specdecpp import render
+
+    err = render.console(stderr=True)
+    if err.is_terminal if wanted is None else wanted:
+        err.print(render.stats(output.metrics, policy=policy, seed=seed, finish_reason=output.finish_reason))

@@ -1,0 +1,242 @@
+"""Models of the Llama family without what transformers does around the arithmetic.
+
+A small model's step is bound by the number of operations that are dispatched, not by their size: transformers makes some
+hundred per layer and token. This runner computes the same function on the same weights with about thirty: projections joined
+(q, k, v; gate, up), residuals added within the product, angles from a table, keys and values written in place.
+
+It takes what it can compute exactly: Llama, Mistral, Qwen2 and Qwen3 with full attention, plain rotary angles (also with
+Llama 3's scaling), SiLU, on one device and with unquantised weights. `LeanRunner.refusal` names what stands against it; such
+a model is run by `EagerRunner`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specdecpp.errors import RunnerError
+from specdecpp.runners.eager import EagerRunner
+
+_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ANGLES = ("default", "linear", "llama3")
+_ROOM = 256  # positions a cache grows by
+_WIDEST = 512  # rows of one pass: scores of longer prompts would not fit a CPU's cache
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The weights of one layer, joined, as [in, out]. Norms of single heads are None where the family has none."""
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor, Tensor] | None
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class LeanRunner(EagerRunner):
+    """A model of the Llama family and one sequence in its cache. See `runners.Runner` for the contract.
+
+    The model keeps its values and goes on working, but the storage of its weights is laid out anew: save it before, not after.
+
+    Raises `RunnerError` for a model outside the family, and where its logits are not those of transformers.
+
+    >>> runner = LeanRunner(model)                                   # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, *, vocab_size: int | None = None):
+        if reason := self.refusal(model):
+            raise RunnerError(f"{type(model).__name__} cannot be run lean: {reason}. Use EagerRunner.")
+        super().__init__(model, vocab_size=vocab_size)
+        config, body = model.config, model.model
+        self._eps = float(config.rms_norm_eps)
+        self._heads, self._kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self._head_size = int(getattr(config, "head_dim", None) or config.hidden_size // self._heads)
+        self._norm = body.norm.weight
+        _share(model.get_output_embeddings())
+        body.embed_tokens.weight = (
+            model.get_output_embeddings().weight if config.tie_word_embeddings else body.embed_tokens.weight
+        )
+        self._embedding, self._output = body.embed_tokens.weight.detach(), model.get_output_embeddings().weight.detach()
+        self._output = self._output[: self.vocab_size].T
+        self._layers = [_joined(layer) for layer in body.layers]
+        self._angles = _Angles(body.rotary_emb, dtype=self._embedding.dtype)
+        self._check_against_transformers()
+
+    @staticmethod
+    def refusal(model: Any) -> str | None:
+        """Why this model must be run by transformers; None when it need not."""
+        config = model.config
+        if type(model).__name__ not in _FAMILY:
+            return f"it is not one of {', '.join(_FAMILY)}"
+        if getattr(config, "sliding_window", None) and _only(getattr(config, "layer_types", None)) != "full_attention":
+            return f"its attention slides over a window of {config.sliding_window}"
+        if (angles := model.model.rotary_emb.rope_type) not in _ANGLES:
+            return f"its rotary angles are {angles}"
+        if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+            return "its feed-forward layers are not plain SiLU gates"
+        linear = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
+        if linear != {nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
+            return "its weights are quantised or of several types"
+        if len({p.device for p in model.parameters()}) > 1 or any(hasattr(m, "_hf_hook") for m in model.modules()):
+            return "it is spread over devices"
+        if any(layer.self_attn.o_proj.bias is not None for layer in model.model.layers):
+            return "its attention has an output bias"
+        return None
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def fresh(self) -> "LeanRunner":
+        """An empty runner over the same weights."""
+        other = object.__new__(LeanRunner)
+        other.__dict__.update(self.__dict__)
+        other._reset()
+        return other
+
+    @torch.inference_mode()
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+        if not hasattr(self, "_layers"):  # while the promises of `EagerRunner` are put to the test
+            return super().extend(tokens, rows=rows)
+        while len(tokens) > max(rows, _WIDEST):
+            self._read(tokens[:_WIDEST])
+            tokens = tokens[_WIDEST:]
+        hidden = F.rms_norm(self._read(tokens)[-rows:], self._norm.shape, self._norm, self._eps)
+        return torch.mm(hidden, self._output), hidden
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens: what is written there next replaces it."""
+        if not hasattr(self, "_layers"):
+            return super().rollback(length)
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        self._length = length
+
+    def _read(self, tokens: list[int]) -> Float[Tensor, "n D"]:
+        """Put tokens through all layers, into the cache."""
+        start, n = self._length, len(tokens)
+        end = start + n
+        self._make_room(end)
+        kv, size, groups = self._kv_heads, self._head_size, self._heads // self._kv_heads
+        cos, sin = self._angles.at(start, end)
+        mask = None if n == 1 else _causal(n, end, self._embedding)
+        x = self._embedding.index_select(0, torch.tensor(tokens, device=self.device))
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            h = F.rms_norm(x, layer.norm.shape, layer.norm, self._eps)
+            qkv = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
+            qkv = qkv.view(n, -1, size)
+            qk, v = qkv[:, :-kv], qkv[:, -kv:]
+            if layer.head_norms:
+                qk = self._head_normed(qk, layer.head_norms)
+            first, second = qk.chunk(2, -1)
+            qk = qk * cos + torch.cat((-second, first), -1) * sin
+            keys[:, start:end] = qk[:, -kv:].transpose(0, 1)
+            values[:, start:end] = v.transpose(0, 1)
+            q = qk[:, :-kv].view(n, kv, groups, size).permute(1, 2, 0, 3).reshape(kv, groups * n, size)
+            scores = torch.bmm(q, keys[:, :end].transpose(1, 2)) * size**-0.5
+            if mask is not None:
+                scores = (scores.view(kv, groups, n, end) + mask).view(kv, groups * n, end)
+            weights = scores.softmax(-1, dtype=torch.float32 if scores.dtype.itemsize < 4 else None).to(x.dtype)
+            mixed = torch.bmm(weights, values[:, :end])
+            mixed = mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
+            x = torch.addmm(x, mixed, layer.out)
+            h = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, self._eps)
+            gate, up = torch.mm(h, layer.gate_up).chunk(2, -1)
+            x = torch.addmm(x, F.silu(gate) * up, layer.down)
+        self._length = end
+        return x
+
+    def _head_normed(self, qk: Tensor, norms: tuple[Tensor, Tensor]) -> Tensor:
+        parts = qk.split((self._heads, self._kv_heads), 1)
+        return torch.cat([F.rms_norm(p, w.shape, w, self._eps) for p, w in zip(parts, norms, strict=True)], 1)
+
+    def _make_room(self, length: int) -> None:
+        """Caches [kv heads, positions, head size] that hold at least `length` positions."""
+        held = self._keys[0].shape[1] if self._keys else 0
+        if length <= held:
+            return
+        shape = (self._kv_heads, max(length, 2 * held, _ROOM), self._head_size)
+        for caches in (self._keys, self._values):
+            roomy = [self._embedding.new_zeros(shape) for _ in self._layers]
+            for old, new in zip(caches, roomy, strict=False):
+                new[:, : self._length] = old[:, : self._length]
+            caches[:] = roomy
+
+    def _check_against_transformers(self) -> None:
+        """Logits of a few tokens, read at once and one by one, against those of the model's own forward pass."""
+        tokens = [i % self.vocab_size for i in (1, 2, 3, 5, 8, 2, 1)]
+        own, _ = self.forward(input_ids=torch.tensor([tokens], device=self.device))
+        head, _ = self.extend(tokens[:4], rows=4)
+        tail = [self.extend([token], rows=1)[0] for token in tokens[4:]]
+        self._reset()
+        gap = float((torch.cat([head, *tail]).float() - own[0].float()).abs().max() / own.float().abs().max().clamp(min=1e-6))
+        if gap > (1e-3 if own.dtype in (torch.float32, torch.float64) else 0.1):
+            raise RunnerError(
+                f"{type(self.model).__name__} run lean gives other logits than transformers (relative difference {gap:.3g}). "
+                "Use EagerRunner."
+            )
+
+
+class _Angles:
+    """Cosines and sines of the rotary embedding, [n, 1, head size], from a table that grows."""
+
+    def __init__(self, rotary: Any, *, dtype: torch.dtype):
+        self._rotary, self._dtype = rotary, dtype
+        self._cos = self._sin = torch.empty(0)
+
+    def at(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        if end > len(self._cos):
+            like = torch.empty(0, dtype=self._dtype, device=self._rotary.inv_freq.device)
+            positions = torch.arange(max(end, 2 * len(self._cos), _ROOM), device=like.device)
+            self._cos, self._sin = (t[0].unsqueeze(1) for t in self._rotary(like, positions.unsqueeze(0)))
+        return self._cos[start:end], self._sin[start:end]
+
+
+def _causal(n: int, end: int, like: Tensor) -> Tensor:
+    """[n, end]: row i sees positions up to end - n + i."""
+    return torch.full((n, end), -torch.inf, dtype=like.dtype, device=like.device).triu(end - n + 1)
+
+
+def _joined(layer: Any) -> _Layer:
+    """The weights of a layer of transformers, which become views of the joined ones."""
+    attention, mlp = layer.self_attn, layer.mlp
+    biases = [p.bias for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    has_norms = hasattr(attention, "q_norm")
+    return _Layer(
+        norm=layer.input_layernorm.weight,
+        qkv=_share(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv_bias=None if biases[0] is None else torch.cat([b.detach() for b in biases]),
+        head_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_norms else None,
+        out=_share(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=_share(mlp.gate_proj, mlp.up_proj),
+        down=_share(mlp.down_proj),
+    )
+
+
+def _share(*parts: Any) -> Tensor:
+    """Weights side by side [in, out] in one storage, which the parts then share: nothing is held twice.
+
+    On a CPU in float32 the rows of the storage are inputs: the product of a few rows is then 1.2 times that of one, and
+    1.4 to 2 times the other way round (LOG.md).
+    """
+    joined = torch.cat([p.weight.detach() for p in parts])
+    if joined.device.type == "cpu" and joined.dtype == torch.float32:
+        joined = joined.T.contiguous().T
+    for part, rows in zip(parts, joined.split([len(p.weight) for p in parts]), strict=True):
+        part.weight.data = rows
+    return joined.T
+
+
+def _only(values: Any) -> Any:
+    """The one value of a list, None if it has several."""
+    return values[0] if values and len(set(values)) == 1 else None

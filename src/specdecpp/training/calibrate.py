@@ -1,0 +1,108 @@
+"""From a trained head to probabilities: held-out labels undo what the loss, and the training, have bent.
+
+The closed form undoes the weight of rejections (method.md 4); what is left, a temperature and a bias of the logit, is fitted
+on labels that the head was not trained on, in the evidence that it meets in use. All of it goes into the head's card, with
+the figures before and after, per token and for the product over a round, which is what decides.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from specdecpp.errors import DataError
+from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.training.evaluate import Figures, figures, log_probabilities
+from specdecpp.training.labels import Record
+from specdecpp.training.measures import Points, auroc, brier, ece, kl
+from specdecpp.training.rounds import Rounds, rounds
+from specdecpp.training.scores import Judged, Source, head_logits
+
+__all__ = ["auroc", "brier", "calibrate_head", "calibrated", "ece", "kl"]
+
+IN_USE: tuple[Source, ...] = ("leaf", "rounds", "mixed")
+"""What a lagged head is calibrated on: its own evidence in use, where the labels have it."""
+STAGES = ("raw", "debiased", "calibrated")
+MIN_SLOPE, MAX_SLOPE = 0.01, 100.0  # of the logit: 1/temperature
+_RIDGE = 1e-6  # keeps the optimum finite where labels are all alike or perfectly separated
+
+
+def calibrated(logit: Points, label: Points, *, rejection_weight: float = 1.0, weight: Points | None = None) -> Calibration:
+    """The calibration of raw logits [N] that minimises the cross-entropy against held-out soft labels [N].
+
+    The closed form for `rejection_weight` comes first; then slope a = 1/temperature and bias b of
+    logit P = a (logit s + log w) + b, a convex problem in two unknowns (Platt 1999, with soft labels), by Newton's method.
+    A slope that is not positive says that the score ranks nothing: it is held at 0.01.
+
+    Raises ValueError without labels or when a logit is not finite.
+
+    >>> calibrated(np.array([-1.0, 0.0, 2.0]), np.array([0.1, 0.3, 0.8])).temperature < 1
+    True
+    """
+    if len(logit) == 0 or not np.isfinite(logit).all():
+        raise ValueError(f"a calibration needs labels and finite logits, got {len(logit)} logits. Check head and labels.")
+    z = np.asarray(logit, float) + np.log(rejection_weight)
+    mass = np.full(len(z), 1 / len(z)) if weight is None else weight / weight.sum()
+    slope, bias = _fit(z, label, mass)
+    if not MIN_SLOPE <= slope <= MAX_SLOPE:
+        slope = min(max(slope, MIN_SLOPE), MAX_SLOPE)
+        _, bias = _fit(z, label, mass, slope=slope)
+    return Calibration(rejection_weight=rejection_weight, temperature=float(1 / slope), bias=float(bias), num_labels=len(z))
+
+
+def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> AcceptanceHead:
+    """The head with its calibration fitted on these records, which it must not have been trained on.
+
+    The card's notes get `calibration`: the figures of `evaluate.figures` raw, de-biased and calibrated. Whether each depth
+    wants a temperature of its own can be read off `ece_token_by_depth` and `ece_product_by_depth`.
+
+    Raises `DataError` without records, or where a lagged head finds no states to read.
+
+    >>> head = calibrate_head(head, shards.read(folder, split="dev"))                            # doctest: +SKIP
+    """
+    judged: list[Judged] = []
+    played: list[Rounds | None] = []
+    for record in records:
+        judged.append(head_logits(head, record, sources=IN_USE))
+        played.append(None if record.branches is None else rounds(record))
+    if not judged:
+        raise DataError("there are no records to calibrate on. Name a split that the labels have.")
+    score, label, weight = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label", "weight"))
+    before = Calibration(rejection_weight=head.card.calibration.rejection_weight)
+    after = calibrated(score, label, rejection_weight=before.rejection_weight, weight=weight)
+    stages = dict(zip(STAGES, (Calibration(), before, after), strict=True))
+    notes = {name: _figures(judged, played, calibration).values for name, calibration in stages.items()}
+    return head.with_card(calibration=after, notes=head.card.notes | {"calibration": notes})
+
+
+def _figures(judged: list[Judged], played: list[Rounds | None], calibration: Calibration) -> Figures:
+    scored = [log_probabilities(j, calibration) for j in judged]
+    pairs = [(r, r.scores(j)) for j, r in zip(scored, played, strict=True) if r is not None]
+    return figures(scored, [r for r, _ in pairs], [product for _, product in pairs])
+
+
+def _fit(z: np.ndarray, label: np.ndarray, mass: np.ndarray, slope: float | None = None) -> tuple[float, float]:
+    """(slope, bias) by damped Newton steps; with a slope given, the bias alone."""
+    features = np.stack([z, np.ones_like(z)])
+    free = [0, 1] if slope is None else [1]
+    prior = np.array([1.0 if slope is None else slope, 0.0])
+    x = prior.copy()
+
+    def loss(x: np.ndarray) -> float:
+        u = x @ features
+        return float(mass @ (np.logaddexp(0.0, u) - label * u)) + _RIDGE / 2 * float(((x - prior) ** 2).sum())
+
+    now = loss(x)
+    for _ in range(100):
+        s = 1 / (1 + np.exp(-np.clip(x @ features, -500, 500)))
+        gradient = features @ (mass * (s - label)) + _RIDGE * (x - prior)
+        hessian = (features * (mass * s * (1 - s))) @ features.T + _RIDGE * np.eye(2)
+        step = np.zeros(2)
+        step[free] = np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
+        size = 1.0
+        while size > 1e-8 and loss(x - size * step) > now:
+            size /= 2
+        x = x - size * step
+        previous, now = now, loss(x)
+        if previous - now < 1e-14:
+            break
+    return float(x[0]), float(x[1])

@@ -1,0 +1,271 @@
+"""Scores side by side on held-out labels: trained heads, and what the draft's own probabilities say for nothing.
+
+Per token, a score should tell candidates that will be accepted from those that will not. What decides when to stop is the
+round as a whole, so the figures that count are those of the round: the score of all its candidates against whether all of
+them are accepted, over the exact rounds of `rounds`. The free rival is cumulative q (policies.md 5).
+
+| score | per token | of a round |
+|---|---|---|
+| a head | calibrated probability | product |
+| max_q | q(Y) | least: the rule stops at the first bad token |
+| cumulative_q | q(Y) | product |
+| entropy | -H(q), a rank and no probability | least |
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from specdecpp.errors import DataError
+from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.training import shards
+from specdecpp.training.labels import Record
+from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl, log_loss, reliability
+from specdecpp.training.rounds import Fold, Rounds, rounds
+from specdecpp.training.scores import Judged, Source, head_logits, log_q, minus_entropy
+
+RIVAL = "cumulative_q"
+Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
+Evaluation = dict[str, dict[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How a score judges a record, in logarithms where it is a probability, and how it adds up over a round."""
+
+    judge: Callable[[Record], Judged]
+    fold: Fold = "product"
+    is_probability: bool = True
+
+
+FREE = {
+    "max_q": Score(judge=log_q, fold="minimum"),
+    RIVAL: Score(judge=log_q),
+    "entropy": Score(judge=minus_entropy, fold="minimum", is_probability=False),
+}
+
+
+def head_score(head: AcceptanceHead, *, sources: Sequence[Source] = ("leaf", "mixed", "rounds")) -> Score:
+    """The score of a head under the calibration of its card."""
+    return Score(judge=lambda record: log_probabilities(head_logits(head, record, sources=sources), head.card.calibration))
+
+
+def log_probabilities(judged: Judged, calibration: Calibration) -> Judged:
+    """From raw logits to logarithms of calibrated probabilities."""
+    return judged.map(partial(_log_sigmoid, calibration=calibration))
+
+
+def evaluate(
+    head: AcceptanceHead, records: Iterable[Record], *, others: Mapping[str, AcceptanceHead] | None = None
+) -> Evaluation:
+    """{source: {score: figures}}: `head`, the others by their names, max_q, cumulative_q and entropy on the same labels.
+
+    Figures per token stand on `evidence` (see `scores`); those of the round are None where no record has branches.
+    `*_error` is a standard error, by a jackknife over answers; `gain_product` is the AUROC of the product above that of
+    cumulative q, paired. Raises `DataError` without records, or where a lagged head finds no states to read.
+
+    >>> figures = evaluate(head, shards.read(folder, split="test"))["gsm8k"]["head"]             # doctest: +SKIP
+    >>> figures["auroc_product"], figures["ece_product"]                                         # doctest: +SKIP
+    """
+    others = dict(others or {})
+    if taken := sorted(others.keys() & {"head", *FREE}):
+        raise ValueError(f"another head is called {taken[0]}, which is the name of a score. Give it another name.")
+    scores = {"head": head_score(head)} | {name: head_score(other) for name, other in others.items()} | FREE
+    sources: dict[str, _Answers] = {}
+    for record in records:
+        sources.setdefault(record.source, _Answers(scores)).add(record)
+    if not sources:
+        raise DataError("there are no records to evaluate on. Name a split and sources that the labels have.")
+    return {source: answers.figures() for source, answers in sources.items()}
+
+
+def labels_for(
+    heads: Iterable[AcceptanceHead], folder: Path | str, *, split: str | None = None, same_sampling: bool = False
+) -> Iterator[Record]:
+    """The records of a collection, once it is clear that they are about the pair these heads were made for.
+
+    `same_sampling` asks for the sampling parameters of the cards too. Raises `DataError` for labels that do not belong to a
+    head or that lack the split, `HeadError` for a head of another width.
+    """
+    heads, recorded = list(heads), shards.about(folder)
+    for card in (head.card for head in heads):
+        for role in ("target", "draft"):
+            made_for, given = getattr(card, role), recorded.get("pair", {}).get(role)
+            if None not in (made_for, given) and made_for != given:
+                raise DataError(
+                    f"the labels in {folder} are of another {role}: {shards.COLLECTION} says {given}, the head's card "
+                    f"{made_for}. Name the labels of the pair that the head was made for."
+                )
+        given = recorded.get("sampling")
+        if same_sampling and None not in (card.sampling, given) and card.sampling != given:
+            raise DataError(
+                f"the labels in {folder} are for the sampling parameters {given}, the head's card says {card.sampling}. "
+                "Acceptance differs between them: name labels that were made for those of the card."
+            )
+    found = set()
+    for record in shards.read(folder):
+        found.add(record.split)
+        if split is None or record.split == split:
+            for head in heads:
+                head.check(hidden_size=record.states.shape[1])
+            yield record
+    if split is not None and split not in found:
+        raise DataError(
+            f"the labels in {folder} have no split {split}, only {', '.join(sorted(found))}. Name one with --split."
+        )
+
+
+def verdicts(evaluation: Evaluation) -> list[str]:
+    """A line for each head and source: whether its product ranks rounds better than the free rule's, and by how much."""
+    said = []
+    for source, scores in evaluation.items():
+        for name in (name for name in scores if name not in FREE):
+            figures = scores[name]
+            if figures["gain_product"] is None:
+                said.append(f"{source}: whether {name} beats cumulative q is unknown, as the labels have no branches.")
+                continue
+            gain, error = figures["gain_product"], figures["gain_product_error"]
+            spread = "" if error is None else f" ± {error:.3f}"
+            numbers = f"AUROC {figures['auroc_product']:.3f}, {gain:+.3f}{spread}"
+            if gain > 0 and error is not None and gain < 2 * error:
+                said.append(f"{source}: {name} and cumulative q are too close to call ({numbers}).")
+            else:
+                said.append(f"{source}: {name} {'beats' if gain > 0 else 'does not beat'} cumulative q ({numbers}).")
+    return said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured, as JSON, and the AUROC of the product with its jackknife for comparisons."""
+
+    values: dict[str, Any]
+    product: Auroc | None
+
+
+def figures(
+    judged: Sequence[Judged],
+    played: Sequence[Rounds],
+    products: Sequence[np.ndarray],
+    *,
+    is_probability: bool = True,
+) -> Figures:
+    """Figures of one score: `judged` has its points per token, `products` its score of all the rounds in `played`.
+
+    Scores are logarithms of probabilities, or else ranks, for which only the AUROC has a meaning.
+    """
+    values: dict[str, Any] = {"num_answers": len(judged), "evidence": ", ".join(sorted({j.source for j in judged}))}
+    token = _Points.joined(judged, [j.score for j in judged], is_probability=is_probability)
+    values |= {"num_labels": len(token.label), "auroc_token": auroc(token.score, token.label, token.weight)}
+    values |= token.calibration("token") | {"kl": token.measure(kl), "bins_token": token.bins()}
+    rounds = _Points.joined(played, products, is_probability=is_probability) if played else None
+    product = None if rounds is None else auroc_over_answers(rounds.score, rounds.label, rounds.weight, rounds.answer)
+    if rounds is None or product is None:
+        return Figures(values=values | dict.fromkeys(PRODUCT_FIGURES), product=None)
+    values |= {"auroc_product": product.value, "auroc_product_error": product.error}
+    values["auroc_product_by_depth"] = rounds.by_depth(auroc, rounds.score)
+    values |= rounds.calibration("product") | {"log_loss_product": rounds.measure(log_loss), "bins_product": rounds.bins()}
+    return Figures(values=values, product=product)
+
+
+PRODUCT_FIGURES = (
+    "auroc_product",
+    "auroc_product_error",
+    "auroc_product_by_depth",
+    "ece_product",
+    "ece_product_by_depth",
+    "brier_product",
+    "log_loss_product",
+    "bins_product",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Points:
+    """Scored points with their labels, weights, depths and answers; p is None where the score is no probability."""
+
+    score: Float[np.ndarray, " N"]
+    p: Float[np.ndarray, " N"] | None
+    label: Float[np.ndarray, " N"]
+    weight: Float[np.ndarray, " N"]
+    depth: Int[np.ndarray, " N"]
+    answer: Int[np.ndarray, " N"]
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence[Judged] | Sequence[Rounds], scores: Sequence[np.ndarray], *, is_probability: bool
+    ) -> "_Points":
+        """The points of all answers, in order."""
+        score = np.concatenate(scores)
+        label, weight, depth = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight", "depth"))
+        answer = np.repeat(np.arange(len(parts)), [len(of.label) for of in parts])
+        p = np.exp(score) if is_probability else None
+        return cls(score=score, p=p, label=label, weight=weight, depth=depth, answer=answer)
+
+    def measure(self, measure: Measure) -> float | None:
+        return None if self.p is None else measure(self.p, self.label, self.weight)
+
+    def by_depth(self, measure: Measure, values: np.ndarray | None) -> list[float | None] | None:
+        """The measure at depth 1, 2, ..."""
+        if values is None:
+            return None
+        groups = [self.depth == k for k in range(1, int(self.depth.max(initial=0)) + 1)]
+        return [_known(measure(values[at], self.label[at], self.weight[at])) for at in groups]
+
+    def calibration(self, of: str) -> dict[str, Any]:
+        return {
+            f"ece_{of}": self.measure(ece),
+            f"ece_{of}_by_depth": self.by_depth(ece, self.p),
+            f"brier_{of}": self.measure(brier),
+        }
+
+    def bins(self) -> dict[str, list[float]] | None:
+        return None if self.p is None else reliability(self.p, self.label, self.weight).to_lists()
+
+
+class _Answers:
+    """The answers of one source as every score sees them, until all are there to be measured."""
+
+    def __init__(self, scores: Mapping[str, Score]):
+        self.scores = scores
+        self.judged: dict[str, list[Judged]] = {name: [] for name in scores}
+        self.products: dict[str, list[np.ndarray]] = {name: [] for name in scores}
+        self.rounds: list[Rounds] = []
+
+    def add(self, record: Record) -> None:
+        played = None if record.branches is None else rounds(record)
+        if played is not None:
+            self.rounds.append(played)
+        for name, score in self.scores.items():
+            judged = score.judge(record)
+            if played is not None:
+                self.products[name].append(played.scores(judged, score.fold))
+            self.judged[name].append(judged.per_token())
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        found = {
+            name: figures(self.judged[name], self.rounds, self.products[name], is_probability=score.is_probability)
+            for name, score in self.scores.items()
+        }
+        rival = found[RIVAL].product
+        for name, of in found.items():
+            gain: tuple[float | None, float | None] = (None, None)
+            if name != RIVAL and of.product is not None and rival is not None:
+                gain = of.product.gain(rival)
+            of.values.update(gain_product=gain[0], gain_product_error=gain[1])
+        return {name: {key: _known(value) for key, value in of.values.items()} for name, of in found.items()}
+
+
+def _known(value: Any) -> Any:
+    """JSON has no nan."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _log_sigmoid(logit: np.ndarray, calibration: Calibration) -> np.ndarray:
+    calibrated = (logit + math.log(calibration.rejection_weight)) / calibration.temperature + calibration.bias
+    return -np.logaddexp(0.0, -calibrated)

@@ -1,0 +1,243 @@
+"""Labels by teacher forcing: what would have happened to a draft token at every position of an answer X ~ p.
+
+p and q at position i are the *warped* distributions after the clean prefix x, X_<i, under the sampling parameters that will
+be served. Candidates Y ~ q are drawn and scored against p; the draft's states that a head may read go with them (method.md 4
+and 7, policies.md 9):
+
+    states[i]      the state that gave q_i: what a look-ahead score reads; states[i + 1] is the state at X_i
+    mixed[i]       the state at Z_i of the paper's mixed text: what the paper's head is trained on
+    leaf[i]        the state at Y_i attending to x, X_<i only: what a lagged head meets in use, exactly
+    branches[i]    what follows a rejected candidate
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdecpp.runners import EagerRunner
+from specdecpp.sampling import Sampling, probabilities, seen_rows
+from specdecpp.training.prompts import Split
+from specdecpp.training.responses import draw, roomy_cache, seen_by
+from specdecpp.training.trees import Branches, Rows, Tree, believed, grow_branches, half
+
+TOP_K = 8
+KEEP = 0.15
+"""How often the mixed text keeps the answer's token (method.md 4, r)."""
+LONGEST_ROUND = 10
+BUDGET, NARROWEST = 2**25, 2**11
+"""Logits of one label batch, B T V: about a gigabyte with all that is made of them. A smaller V counts as 2,048."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A prompt and the answer that was sampled for it, as ids."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    source: str = ""
+    split: Split = "train"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One answer X of N tokens with its labels. C candidates are drawn at every position; D is the draft's width.
+
+    Logarithms are natural. Under greedy sampling log_q, entropy and top are of the softmax at T = 1, which is what a policy
+    sees then, and log_ratio compares the two choices.
+    """
+
+    source: str
+    split: Split
+    prompt: Int[Tensor, " P"]
+    answer: Int[Tensor, " N"]
+    candidate: Int[Tensor, "N C"]
+    log_q: Float[Tensor, "N C"]
+    log_ratio: Float[Tensor, "N C"]
+    """log p(Y) - log q(Y), unclipped: the label for block verification. -inf where p(Y) is 0."""
+    overlap: Float[Tensor, " N"]
+    """1 - TV(p, q) = sum min(p, q): the expected acceptance, before anything is drawn."""
+    entropy: Float[Tensor, " N"]
+    """Of q, in nats."""
+    top: Float[Tensor, "N k"]
+    """The largest probabilities of q, falling."""
+    answer_log_q: Float[Tensor, " N"]
+    """log q(X_i); -inf where the draft could not have proposed it."""
+    answer_odds: Float[Tensor, " N"]
+    """b_i = min(1, q(X_i)/p(X_i)): the chance that the candidate was the answer's own token (policies.md 9)."""
+    depth: Int[Tensor, " N"]
+    """From 1: the depth of the position in a simulated round, which ends where a coin of b_i fails, or at a length uniform
+    in 1..10."""
+    states: Float[Tensor, "N1 D"]
+    mixed: Float[Tensor, "N D"] | None = None
+    is_mixed: Bool[Tensor, " N"] | None = None
+    """Whether Z_i is the draft's token candidate[i, 0]; the paper's loss is taken only there."""
+    leaf: Float[Tensor, "N D"] | None = None
+    branches: Branches | None = None
+
+    @property
+    def accept(self) -> Float[Tensor, "N C"]:
+        """min(1, p(Y)/q(Y)): the paper's soft label."""
+        return self.log_ratio.exp().clamp(max=1)
+
+    @property
+    def gap(self) -> Float[Tensor, " N"]:
+        """The lead of the likeliest token over the second; 0 where there is no second."""
+        return self.top[:, 0] - self.top[:, min(1, self.top.shape[1] - 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelling:
+    """What is labelled and how. `branch_length` is for the splits or sources that get branches, 0 for none."""
+
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    ends: Collection[int] = ()
+    draws: int = 4
+    features: Collection[str] = ("mixed",)
+    branch_length: int = 0
+    max_length: int | None = None
+
+
+@torch.inference_mode()
+def label(
+    target: EagerRunner, draft: EagerRunner, answers: Sequence[Answer], how: Labelling, generator: torch.Generator
+) -> list[Record]:
+    """Records in the order of the answers, made in batches of similar length. The generator lives where the draft does."""
+    records: dict[int, Record] = {}
+    for chosen in batches([a.num_tokens for a in answers], vocab_size=target.vocab_size):
+        made = _label_batch(target, draft, [answers[i] for i in chosen], how, generator)
+        records |= dict(zip(chosen, made, strict=True))
+    return [records[i] for i in range(len(answers))]
+
+
+def batches(lengths: Sequence[int], *, vocab_size: int, budget: int = BUDGET) -> list[list[int]]:
+    """Indices sorted by length and cut so that a padded batch has at most `budget` logits; a batch has at least one row."""
+    parts: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if parts and (len(parts[-1]) + 1) * lengths[i] * max(vocab_size, NARROWEST) <= budget:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+    return parts
+
+
+def _label_batch(
+    target: EagerRunner, draft: EagerRunner, answers: Sequence[Answer], how: Labelling, generator: torch.Generator
+) -> list[Record]:
+    """One padded batch: the clean pass of both models, the draws, then the draft's other passes."""
+    texts, sizes = [[*a.prompt, *a.answer] for a in answers], [len(a.answer) for a in answers]
+    rows = Rows.of([len(a.prompt) for a in answers], sizes, draft.device)
+    cache = {"past_key_values": roomy_cache()} if "leaf" in how.features or how.branch_length else {}
+    logits, hidden = draft.forward(**padded(texts, draft.device), **cache)
+    q_logits = logits[rows.batch, rows.prefix - 1]
+    p_logits = target.forward(**padded(texts, target.device))[0].to(draft.device)[rows.batch, rows.prefix - 1]
+    del logits
+    seen = _seen(answers, draft) if how.sampling.needs_seen else None
+    p, (q, belief) = probabilities(p_logits, how.sampling, seen), believed(q_logits, how.sampling, seen)
+    x = torch.tensor([t for a in answers for t in a.answer], device=draft.device)
+    columns = _columns(p, q, belief, x, how.draws, generator)
+    columns["depth"] = _depths(columns["answer_odds"], sizes, generator)
+    if "mixed" in how.features:
+        z, columns["is_mixed"] = mixed_text(x, columns["candidate"][:, 0], generator)
+        mixed = [[*a.prompt, *part] for a, part in zip(answers, (z.tolist() for z in z.split(sizes)), strict=True)]
+        columns["mixed"] = half(draft.forward(**padded(mixed, draft.device))[1][rows.batch, rows.prefix])
+    branches: list[Branches | None] = [None] * len(answers)
+    if cache:
+        tree = Tree(draft, cache["past_key_values"], rows)
+        if "leaf" in how.features:
+            columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
+            tree.clear()
+        if how.branch_length:
+            limits = {"num_tokens": how.branch_length, "ends": how.ends, "max_length": how.max_length}
+            branches = [*grow_branches(tree, p, q, belief, sampling=how.sampling, seen=seen, generator=generator, **limits)]
+    states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
+    return _records(answers, columns, states, branches)
+
+
+def _records(
+    answers: Sequence[Answer],
+    columns: dict[str, Tensor],
+    states: Sequence[Float[Tensor, "_ D"]],
+    branches: Sequence[Branches | None],
+) -> list[Record]:
+    """The columns over the M positions of a batch, cut into one record for each answer."""
+    cut = [column.cpu().split([len(a.answer) for a in answers]) for column in columns.values()]
+    return [
+        Record(
+            source=a.source,
+            split=a.split,
+            prompt=torch.tensor(a.prompt),
+            answer=torch.tensor(a.answer),
+            states=state,
+            branches=branch,
+            **dict(zip(columns, values, strict=True)),
+        )
+        for a, state, branch, values in zip(answers, states, branches, zip(*cut, strict=True), strict=True)
+    ]
+
+
+def padded(texts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
+    """Right-padded texts and their mask: what a causal model reads is not changed by what comes after it."""
+    longest = max(map(len, texts))
+    ids = [[*text, *[0] * (longest - len(text))] for text in texts]
+    mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
+    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
+
+
+def _seen(answers: Sequence[Answer], draft: EagerRunner) -> Bool[Tensor, "M V"]:
+    """The tokens before each position."""
+    prompts = seen_by([a.prompt for a in answers], vocab_size=draft.vocab_size, device=draft.device)
+    before = [torch.tensor(a.answer[:-1], dtype=torch.long) for a in answers]
+    return torch.cat([seen_rows(*pair) for pair in zip(prompts, before, strict=True)])
+
+
+def _columns(
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"],
+    belief: Float[Tensor, "M V"],
+    x: Int[Tensor, " M"],
+    draws: int,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Draw the candidates and score them and the answer's tokens."""
+    candidate, x = draw(q, draws, generator), x.unsqueeze(-1)
+    p_x, q_x = p.gather(-1, x)[:, 0], q.gather(-1, x)[:, 0]
+    columns = {
+        "log_q": belief.gather(-1, candidate).log(),
+        "log_ratio": p.gather(-1, candidate).log() - q.gather(-1, candidate).log(),
+        "overlap": torch.minimum(p, q).sum(-1).clamp(max=1),
+        "entropy": torch.special.entr(belief).sum(-1),
+        "top": belief.topk(min(TOP_K, q.shape[-1]), dim=-1).values,
+        "answer_log_q": belief.gather(-1, x)[:, 0].log(),
+        # Rounding can take a token that was sampled out of the top-k of this pass; it then counts as accepted.
+        "answer_odds": (q_x / p_x.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1),
+    }
+    return {"candidate": candidate} | {name: values.float() for name, values in columns.items()}
+
+
+def mixed_text(
+    answer: Int[Tensor, " M"], candidate: Int[Tensor, " M"], generator: torch.Generator, *, keep: float = KEEP
+) -> tuple[Int[Tensor, " M"], Bool[Tensor, " M"]]:
+    """(Z, whether Z_i is the candidate): X_i with probability `keep`, else Y_i (method.md 4)."""
+    is_mixed = torch.rand(len(answer), generator=generator, device=answer.device) >= keep
+    return torch.where(is_mixed, candidate, answer), is_mixed
+
+
+def _depths(odds: Float[Tensor, " M"], sizes: Sequence[int], generator: torch.Generator) -> Int[Tensor, " M"]:
+    """The depth of each position in rounds that are simulated along each answer."""
+    fails = torch.rand(len(odds), generator=generator, device=odds.device) >= odds
+    lengths = torch.randint(1, LONGEST_ROUND + 1, (len(odds),), generator=generator, device=odds.device)
+    depths: list[int] = []
+    for coins, drawn in zip(fails.cpu().split(list(sizes)), lengths.cpu().split(list(sizes)), strict=True):
+        depth, longest = 0, 0
+        for has_failed, length in zip(coins.tolist(), drawn.tolist(), strict=True):
+            depth, longest = (1, length) if depth >= longest else (depth + 1, longest)
+            depths.append(depth)
+            depth = longest if has_failed else depth
+    return torch.tensor(depths, device=odds.device)

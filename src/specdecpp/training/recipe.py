@@ -1,0 +1,253 @@
+"""The recipe: one YAML file that says how a head comes about, read into frozen dataclasses.
+
+    pair: {target: Qwen/Qwen3-8B, draft: Qwen/Qwen3-0.6B}     # leave it out for the reference pair
+    sampling: {temperature: 0.7, top_p: 0.9}                  # as it will be served
+    collect:
+      sources:
+        - {path: gsm8k_train.jsonl, prompt: gsm8k, rows: 3000}
+        - {path: openai/openai_humaneval, prompt: humaneval, part: test, split: test}
+    train: {head: {form: look_ahead}}
+    out: runs/qwen3
+
+Paths are relative to the recipe. A key nobody knows, a value of the wrong type and a file that is not there are refused by
+their names before anything is loaded.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from specdecpp.errors import DataError
+from specdecpp.sampling import Sampling
+from specdecpp.training.prompts import KINDS, Source, Split
+
+if TYPE_CHECKING:
+    from specdecpp.pair import Pair
+
+T = TypeVar("T")
+Feature = Literal["mixed", "leaf"]
+DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+_NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlan:
+    """The pair, as `load_pair` takes it. No names: the reference pair."""
+
+    target: str | None = None
+    draft: str | None = None
+    dtype: DTypeName = "auto"
+    device: str | None = None
+
+    def load(self) -> "Pair":
+        """The pair, without a head."""
+        from specdecpp.pair import load_pair
+
+        return replace(load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device), head=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchPlan:
+    """Which answers get discarded branches (policies.md 9), and how many tokens a branch may have."""
+
+    splits: tuple[Split, ...] = ("dev", "test")
+    sources: tuple[str, ...] | None = None
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1, got {self.length}; for no branches set branches to null")
+
+    def includes(self, *, source: str, split: str) -> bool:
+        return split in self.splits and (self.sources is None or source in self.sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectPlan:
+    """What `collect` does. `draws` candidates are scored at every position; a shard holds the answers to `shard_size` prompts,
+    sampled `batch` at a time."""
+
+    sources: tuple[Source, ...]
+    max_tokens: int = 256
+    seed: int = 0
+    draws: int = 4
+    features: tuple[Feature, ...] = ("mixed",)
+    branches: BranchPlan | None = field(default_factory=BranchPlan)
+    shard_size: int = 128
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "draws", "shard_size", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if not self.sources:
+            raise ValueError("sources is empty; name at least one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratePlan:
+    """Which answers calibrate the head."""
+
+    split: Split = "dev"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe that has been read and checked. `train` holds a `HeadPlan` for each name."""
+
+    collect: CollectPlan
+    pair: PairPlan = field(default_factory=PairPlan)
+    sampling: Sampling = field(default_factory=Sampling)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    calibrate: CalibratePlan = field(default_factory=CalibratePlan)
+    out: Path = Path("out")
+    name: str = "recipe.yaml"
+
+    @property
+    def labels(self) -> Path:
+        """The folder of the collection."""
+        return self.out / "labels"
+
+    @property
+    def heads(self) -> Path:
+        """The folder of the heads."""
+        return self.out / "heads"
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Recipe":
+        """Read a recipe. Raises `DataError` that names the key and what is allowed there.
+
+        >>> Recipe.read("recipes/qwen3.yaml").collect.max_tokens        # doctest: +SKIP
+        """
+        path = Path(path)
+        content = {key: value for key, value in _yaml(path).items() if key != "name"}
+        plans = content.pop("train", None) or {}
+        try:
+            recipe = build(cls, content, where="")
+            recipe = replace(recipe, train=_head_plans(plans), name=path.name)
+            return _placed(recipe, path.resolve().parent)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+
+def build(kind: type[T], values: Any, *, where: str) -> T:
+    """A dataclass from a mapping, its values checked against the types of its fields. `where` is the key of the mapping."""
+    if not isinstance(values, dict):
+        raise DataError(f"{where or 'the recipe'} must be a mapping of keys to values, got {values!r}.")
+    known = {f.name: f for f in fields(kind) if f.init}  # pyright: ignore[reportArgumentType]
+    for key in values:
+        if key not in known or (not where and key == "name"):
+            names = ", ".join(k for k in known if where or k != "name")
+            raise DataError(f"{_at(where, key)} is not a key. Keys {f'of {where}' if where else 'here'}: {names}.")
+    for name, f in known.items():
+        if f.default is MISSING and f.default_factory is MISSING and name not in values:
+            raise DataError(f"{_at(where, name)} is missing, and it has no default.")
+    hints = get_type_hints(kind)
+    given = {key: convert(value, hints[key], where=_at(where, key)) for key, value in values.items()}
+    try:
+        return kind(**given)
+    except DataError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def convert(value: Any, kind: Any, *, where: str) -> Any:
+    """A value of YAML as the type a field asks for. Raises `DataError`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _one_of(value, arguments, where=where)
+    if origin is Literal:
+        if value not in arguments:
+            raise DataError(f"{where} must be one of {', '.join(map(str, arguments))}, got {value!r}.")
+        return value
+    if origin is tuple and arguments[1:] == (...,):
+        if not isinstance(value, list):
+            raise DataError(f"{where} must be a list, got {value!r}.")
+        return tuple(convert(v, arguments[0], where=f"{where}[{i}]") for i, v in enumerate(value))
+    if is_dataclass(kind) and isinstance(kind, type):
+        return build(kind, {} if value is None else value, where=where)
+    if kind not in _NOUNS:
+        return value
+    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # PyYAML reads 1e-3 as text
+        except ValueError:
+            pass
+    elif kind is Path and isinstance(value, str):
+        return Path(value)
+    elif type(value) is kind:
+        return value
+    raise DataError(f"{where} must be {_NOUNS[kind]}, got {value!r}.")
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...], *, where: str) -> Any:
+    """The first kind of a union that takes the value."""
+    if value is None and type(None) in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not type(None)]
+    for kind in others[:-1]:
+        try:
+            return convert(value, kind, where=where)
+        except DataError:
+            continue
+    return convert(value, others[-1], where=where)
+
+
+def _at(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    if not path.is_file():
+        raise DataError(f"there is no recipe {path}. Give the path of a YAML file.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no recipe. It needs at least collect, with its sources.")
+    return content
+
+
+def _head_plans(plans: Any) -> dict[str, Any]:
+    if not plans:
+        return {}
+    from specdecpp.training.plan import HeadPlan
+
+    if not isinstance(plans, dict):
+        raise DataError(f"train must be a mapping of names to heads, got {plans!r}.")
+    return {str(name): build(HeadPlan, values or {}, where=f"train.{name}") for name, values in plans.items()}
+
+
+def _placed(recipe: Recipe, base: Path) -> Recipe:
+    """The recipe with its paths made absolute. Raises `DataError` for a file that is not there."""
+    sources = tuple(
+        replace(s, path=_path(s.path, base, where=f"collect.sources[{i}].path")) for i, s in enumerate(recipe.collect.sources)
+    )
+    names = {
+        role: None if name is None else _path(name, base, where=f"pair.{role}")
+        for role, name in (("target", recipe.pair.target), ("draft", recipe.pair.draft))
+    }
+    return replace(
+        recipe,
+        collect=replace(recipe.collect, sources=sources),
+        pair=replace(recipe.pair, **names),
+        out=base / recipe.out.expanduser(),
+    )
+
+
+def _path(name: str, base: Path, *, where: str) -> str:
+    """A path beside the recipe where there is one, else a hub name as it is."""
+    path = base / Path(name).expanduser()
+    if path.exists():
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.endswith(KINDS) or name.count("/") > 1:
+        raise DataError(f"{where}: there is nothing at {path}. Paths are relative to the recipe's folder.")
+    return name

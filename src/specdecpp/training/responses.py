@@ -1,0 +1,132 @@
+"""Answers sampled from a target in batches: left-padded prompts, one cache, rows that have ended leave the batch.
+
+The law of each answer is that of decoding with the target alone under the same `Sampling`; what differs from one request
+at a time is the rounding, since padding changes the order of sums. Works for every causal LM that `EagerRunner` takes.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from specdecpp.runners import EagerRunner
+from specdecpp.sampling import Sampling, probabilities
+
+_STILL_FULL = 0.75
+
+
+class RoomyLayer(DynamicLayer):
+    """A cache layer that writes into room it made before; a plain one copies everything it holds at every token."""
+
+    ROOM = 128
+    keys: Tensor
+    values: Tensor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = self._keys = key_states[:, :, :0]
+        self.values = self._values = value_states[:, :, :0]
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held = self.keys.shape[2]
+        end = held + key_states.shape[2]
+        if end > self._keys.shape[2]:
+            self._keys, self._values = (self._with_room(states, end) for states in (self.keys, self.values))
+        self._keys[:, :, held:end], self._values[:, :, held:end] = key_states, value_states
+        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
+        return self.keys, self.values
+
+    def _with_room(self, held: Tensor, end: int) -> Tensor:
+        room = held.new_empty((*held.shape[:2], end + self.ROOM, held.shape[3]))
+        room[:, :, : held.shape[2]] = held
+        return room
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        held = self.keys.shape[2]
+        self._keys, self._values = self._keys[indices], self._values[indices]
+        self.keys, self.values = self._keys[:, :, :held], self._values[:, :, :held]
+
+
+def roomy_cache() -> Cache:
+    """An empty cache of roomy layers, which keeps every position as the cache of `EagerRunner` does."""
+    return Cache(layer_class_to_replicate=RoomyLayer)
+
+
+def draw(p: Float[Tensor, "M V"], num: int, generator: torch.Generator) -> Int[Tensor, "M num"]:
+    """`num` independent tokens from each row, by inverting its running sum; a token of probability 0 is never drawn."""
+    wide = torch.float32 if p.device.type == "mps" else torch.float64  # MPS has no float64
+    cdf = p.cumsum(-1, dtype=wide)
+    u = torch.rand(len(p), num, generator=generator, device=p.device, dtype=wide) * cdf[:, -1:]
+    return torch.searchsorted(cdf, u, right=True).clamp(max=p.shape[-1] - 1)
+
+
+def seen_by(prompts: Sequence[Sequence[int]], *, vocab_size: int, device: torch.device) -> Bool[Tensor, "B V"]:
+    """Which tokens each prompt contains, for the repetition penalty."""
+    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
+    for row, prompt in zip(seen, prompts, strict=True):
+        row[list(prompt)] = True
+    return seen
+
+
+@torch.inference_mode()
+def sample_responses(
+    runner: EagerRunner,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: Sampling,
+    max_tokens: int,
+    ends: Collection[int],
+    generator: torch.Generator,
+    max_length: int | None = None,
+    tick: Callable[[int], None] = lambda num_tokens: None,
+) -> list[list[int]]:
+    """One answer (ids, the ending id included) to each prompt (ids, not empty), all in one batch.
+
+    An answer ends with an id of `ends`, after `max_tokens`, or where prompt and answer fill `max_length`, by default the
+    runner's. `tick` is told of new tokens as they come. Raises ValueError for a prompt that leaves no room for an answer.
+    """
+    longest, device = max(map(len, prompts)), runner.device
+    context = max_length or runner.max_length
+    limits = [max_tokens if context is None else min(max_tokens, context - len(p)) for p in prompts]
+    if min(limits) < 1:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for an answer in a context of {context}; leave it out")
+    ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    seen = seen_by(prompts, vocab_size=runner.vocab_size, device=device) if sampling.needs_seen else None
+    answers: list[list[int]] = [[] for _ in prompts]
+    rows, cache, takes = list(range(len(prompts))), roomy_cache(), inspect.signature(runner.model.forward).parameters
+    while True:
+        more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        if "position_ids" in takes:
+            more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        logits, _ = runner.forward(input_ids=ids, attention_mask=mask, past_key_values=cache, **more)
+        p = probabilities(logits[:, -1], sampling, seen)
+        ids = p.argmax(-1, keepdim=True) if sampling.is_greedy else draw(p, 1, generator)
+        is_open, before = [], sum(map(len, answers))
+        for row, token in zip(rows, ids[:, 0].tolist(), strict=True):
+            if still := not _has_ended(answers[row], limits[row], ends):
+                answers[row].append(token)
+            is_open.append(still and not _has_ended(answers[row], limits[row], ends))
+        tick(sum(map(len, answers)) - before)
+        if not any(is_open):
+            return answers
+        mask = torch.cat([mask, torch.ones_like(ids)], -1)
+        if seen is not None:
+            seen.scatter_(1, ids, True)
+        if sum(is_open) < _STILL_FULL * len(rows):  # not at every end: each choice of rows copies the cache
+            kept = torch.tensor([i for i, still in enumerate(is_open) if still], device=device)
+            cache.batch_select_indices(kept)
+            ids, mask, rows = ids[kept], mask[kept], [rows[i] for i in kept.tolist()]
+            seen = None if seen is None else seen[kept]
+
+
+def _has_ended(answer: Sequence[int], limit: int, ends: Collection[int]) -> bool:
+    return len(answer) >= limit or (bool(answer) and answer[-1] in ends)

@@ -1,0 +1,232 @@
+"""What the scores say about a record: a head (logits), or the draft's own probabilities, which cost nothing.
+
+A score judges every token a round may meet: the drawn candidates (for figures per token), the answer's own tokens and the
+tokens of the discarded branches (for the rounds of `rounds`). A look-ahead head reads the clean prefix, so all of them are
+exact. A lagged head reads the state *at* the token, and for the drawn candidates there are three sources:
+
+    leaf      the candidate as a leaf on the clean prefix: what the head meets in use, exactly
+    mixed     the candidate in the paper's mixed text, where its prefix is mostly drawn tokens too (method.md 4)
+    rounds    no drawn candidates: the answer's token with weight b_i and label 1, the rejected one with the rest and label 0,
+              which is how a candidate on the clean prefix falls out (policies.md 9); exact, with hard labels
+
+Shapes: N tokens of the answer, C candidates a position, K drafted, D hidden, T points.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdecpp.errors import DataError
+from specdecpp.head import AcceptanceHead
+from specdecpp.training.labels import Record
+
+LENGTH = 10  # of the rounds: the longest that the branches are recorded for
+LEAST_LOG_Q = float(np.log(1e-30))  # as when a head decodes: no scalar is infinite
+Source = Literal["clean", "leaf", "mixed", "rounds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the draft's side knows about some tokens; the hidden state is the one that the form of the head reads."""
+
+    hidden: Float[Tensor, "*rows D"]
+    token: Int[Tensor, "*rows"]
+    log_q: Float[Tensor, "*rows"]
+    entropy: Float[Tensor, "*rows"]
+    gap: Float[Tensor, "*rows"]
+
+    def __getitem__(self, rows: Bool[Tensor, " N"] | tuple[slice | int, ...]) -> "Evidence":
+        return Evidence(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One score on one record: T points per token with their labels, and the tokens of its rounds.
+
+    answer[i, k] is about X_i as candidate k of a round, branch[i, k, m] about token k of the branch at i when its first
+    token is candidate m (both from 0). Padding of short branches has some value.
+    """
+
+    score: Float[np.ndarray, " T"]
+    label: Float[np.ndarray, " T"]
+    weight: Float[np.ndarray, " T"]
+    depth: Int[np.ndarray, " T"]
+    source: Source
+    answer: Float[np.ndarray, "N K"] | None = None
+    branch: Float[np.ndarray, "N K K"] | None = None
+
+    def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Judged":
+        """The same with another function of the score."""
+        names = ("score", "answer", "branch")
+        return replace(self, **{n: None if getattr(self, n) is None else change(getattr(self, n)) for n in names})
+
+    def per_token(self) -> "Judged":
+        """The points per token alone."""
+        return replace(self, answer=None, branch=None)
+
+
+def head_logits(
+    head: AcceptanceHead, record: Record, *, sources: Sequence[Source] = ("leaf", "mixed", "rounds"), length: int = LENGTH
+) -> Judged:
+    """Raw logits of a head. A lagged one takes the first of `sources` that the record has.
+
+    Raises `DataError` when it has none of them.
+    """
+    source = _source(head, record, sources)
+    answer, branch = None, None
+    if record.branches is not None:
+        answer, branch = _round_logits(head, record, min(length, record.branches.token.shape[1]))
+    return Judged(**_token_logits(head, record, source), source=source, answer=answer, branch=branch)
+
+
+def log_q(record: Record, *, length: int = LENGTH) -> Judged:
+    """log q of every token: the score of max q and of cumulative q."""
+    return _free(record, record.log_q, record.answer_log_q, record.branches and record.branches.log_q, length)
+
+
+def minus_entropy(record: Record, *, length: int = LENGTH) -> Judged:
+    """-H(q), which does not look at the token: a rank, no probability."""
+    entropy = -record.entropy
+    of_branch = None if record.branches is None else -record.branches.entropy
+    return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch, length)
+
+
+def logits(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[np.ndarray, "*rows"]:
+    """Raw logits of acceptance, where `depth` is each token's place in its round, from 1."""
+    known = {
+        "log_q": evidence.log_q.clamp(min=LEAST_LOG_Q),
+        "entropy": evidence.entropy,
+        "gap": evidence.gap,
+        "depth": depth,
+    }
+    names, device = head.card.scalars, head.output.weight.device
+    scalars = torch.stack([known[name].float() for name in names], -1).to(device) if names else None
+    with torch.inference_mode():
+        out = head(evidence.hidden.to(device), evidence.token.clamp(min=0).to(device), scalars)
+    return out[..., 0].double().cpu().numpy()
+
+
+def candidate_evidence(record: Record, source: Source) -> Evidence:
+    """About the drawn candidates: [N, C] on the clean prefix, [N] as a leaf, [M] at the M mixed positions."""
+    of = {"log_q": record.log_q, "token": record.candidate}
+    about = {"entropy": record.entropy, "gap": record.gap}
+    if source == "clean":
+        wide = {name: values[:, None].expand_as(record.candidate) for name, values in about.items()}
+        return Evidence(hidden=record.states[:-1, None].expand(*record.candidate.shape, -1), **of, **wide)
+    first = {name: values[:, 0] for name, values in of.items()}
+    hidden = record.leaf if source == "leaf" else record.mixed
+    assert hidden is not None, "the source was chosen because the record has it"
+    evidence = Evidence(hidden=hidden, **first, **about)
+    return evidence if record.is_mixed is None or source == "leaf" else evidence[record.is_mixed]
+
+
+def answer_evidence(record: Record, *, is_ahead: bool) -> Evidence:
+    """About the answer's own tokens [N]."""
+    return Evidence(
+        hidden=record.states[:-1] if is_ahead else record.states[1:],
+        token=record.answer,
+        log_q=record.answer_log_q,
+        entropy=record.entropy,
+        gap=record.gap,
+    )
+
+
+def branch_evidence(record: Record, *, is_ahead: bool) -> Evidence:
+    """About the tokens of the discarded branches [N, K]."""
+    branches = record.branches
+    assert branches is not None, "only records with branches are asked"
+    before = torch.cat([record.states[:-1, None], branches.state[:, :-1]], 1)
+    return Evidence(
+        hidden=before if is_ahead else branches.state,
+        token=branches.token,
+        log_q=branches.log_q,
+        entropy=branches.entropy,
+        gap=branches.gap,
+    )
+
+
+def _source(head: AcceptanceHead, record: Record, sources: Sequence[Source]) -> Source:
+    if head.card.form == "look_ahead":
+        return "clean"
+    has = {"leaf": record.leaf is not None, "mixed": record.mixed is not None, "rounds": record.branches is not None}
+    for source in sources:
+        if has.get(source):
+            return source
+    raise DataError(
+        f"a lagged head reads the state at the candidate, and the labels of {record.source} have no such states: neither "
+        "leaf nor mixed among the features, and no branches. Add one of them to the recipe and run collect again."
+    )
+
+
+def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[str, np.ndarray]:
+    """score, label, weight and depth of the points per token."""
+    if source == "rounds":
+        return _outcome_logits(head, record)
+    evidence = candidate_evidence(record, source)
+    label, depth = record.accept, record.depth[:, None].expand_as(record.candidate)
+    if source != "clean":
+        kept = slice(None) if source == "leaf" or record.is_mixed is None else record.is_mixed
+        label, depth = label[kept, 0], depth[kept, 0]
+    score = logits(head, evidence, depth).ravel()
+    return {"score": score, "label": _flat(label), "weight": np.ones_like(score), "depth": depth.reshape(-1).numpy()}
+
+
+def _outcome_logits(head: AcceptanceHead, record: Record) -> dict[str, np.ndarray]:
+    """The two outcomes of every position: the answer's token is the candidate, or another one is rejected."""
+    is_ahead = head.card.form == "look_ahead"
+    rejected = branch_evidence(record, is_ahead=is_ahead)[:, 0]
+    scores = [logits(head, e, record.depth) for e in (answer_evidence(record, is_ahead=is_ahead), rejected)]
+    odds = _flat(record.answer_odds)
+    assert record.branches is not None, "the source was chosen because the record has it"
+    weights = odds, (1 - odds) * (record.branches.length > 0).numpy()
+    labels = np.repeat([1.0, 0.0], len(odds))
+    depth = record.depth.repeat(2).numpy()
+    return {"score": np.concatenate(scores), "label": labels, "weight": np.concatenate(weights), "depth": depth}
+
+
+def _round_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(answer [N, K], branch [N, K, K]); one pass over the tokens does unless the head looks at the depth."""
+    is_ahead = head.card.form == "look_ahead"
+    answer = answer_evidence(record, is_ahead=is_ahead)
+    branch = branch_evidence(record, is_ahead=is_ahead)[:, :length]
+    shape = (len(record.answer), length)
+    first = torch.zeros(shape, dtype=torch.long) + torch.arange(1, length + 1)
+    if "depth" not in head.card.scalars:
+        of_answer, of_branch = logits(head, answer, first[:, 0]), logits(head, branch, first)
+        return np.broadcast_to(of_answer[:, None], shape), np.broadcast_to(of_branch[..., None], (*shape, length))
+    of_answer = np.stack([logits(head, answer, first[:, k]) for k in range(length)], -1)
+    of_branch = np.zeros((*shape, length))
+    for m in range(length):  # past candidate K nothing is asked
+        rows = slice(0, length - m)
+        of_branch[:, rows, m] = logits(head, branch[:, rows], first[:, rows] + m)
+    return of_answer, of_branch
+
+
+def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None, length: int) -> Judged:
+    """A score that is read off the record: all drawn candidates, the same at every depth."""
+    score = _flat(drawn)
+    depth = record.depth[:, None].expand_as(drawn).reshape(-1).numpy()
+    wide = None, None
+    if branch is not None:
+        length = min(length, branch.shape[1])
+        shape = (len(answer), length)
+        of_branch = branch[:, :length].double().numpy()
+        wide = np.broadcast_to(_flat(answer)[:, None], shape), np.broadcast_to(of_branch[..., None], (*shape, length))
+    return Judged(
+        score=score,
+        label=_flat(record.accept),
+        weight=np.ones_like(score),
+        depth=depth,
+        source="clean",
+        answer=wide[0],
+        branch=wide[1],
+    )
+
+
+def _flat(values: Tensor) -> np.ndarray:
+    return values.double().reshape(-1).numpy()

@@ -1,0 +1,196 @@
+"""Training a head on collected labels: the paper's objective as one flat loop, and what goes beyond it as fields of a plan.
+
+    records -> batches of answers -> evidence and soft labels -> head -> weighted cross-entropy -> AdamW, cosine -> head, card
+
+The paper's head (method.md 4; Huang et al. 2025, section 3.2) is `HeadPlan.paper()`: it reads the state at the candidate on
+the mixed text, -w_acc P log s - w_rej (1 - P) log(1 - s), normalised by the sum of the weights. The draft is frozen, so all
+of its states are read from the labels: no epoch and no head of a grid runs a model again.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.errors import DataError
+from specdecpp.head import CARD, AcceptanceHead
+from specdecpp.training.labels import Record
+from specdecpp.training.measures import auroc, kl
+from specdecpp.training.plan import HeadPlan
+from specdecpp.training.progress import Epoch, Training
+from specdecpp.training.scores import LEAST_LOG_Q, Evidence, answer_evidence, candidate_evidence, head_logits
+
+LONGEST_LOG_RATIO = 10.0
+
+
+Tell = Callable[[Epoch], None]
+
+
+def train(
+    plan: HeadPlan,
+    records: Sequence[Record],
+    dev: Sequence[Record],
+    about: Mapping[str, Any],
+    folder: Path,
+    *,
+    tell: Tell = lambda epoch: None,
+) -> AcceptanceHead:
+    """Train one head and save it in `folder`, with `metrics.jsonl`: a line for each epoch.
+
+    `about` is what `shards.about` says of the collection. A run that was killed goes on after its last finished epoch and
+    ends with the same weights; one that is finished is read back. Raises `DataError` when there are no answers, when they
+    lack what the plan reads, or when the folder holds a head of another plan or collection.
+    """
+    _check(plan, records)
+    origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": about.get("digest")}
+    run = Training.opened(plan, AcceptanceHead(plan.card(records[0], about)), folder, origin, -(-len(records) // plan.batch))
+    if run.epoch == plan.epochs and (folder / CARD).exists():
+        return AcceptanceHead.from_pretrained(folder)
+    started = perf_counter()
+    for epoch in range(run.epoch + 1, plan.epochs + 1):
+        total, weight = 0.0, 0.0
+        for batch in batches(len(records), plan, epoch):
+            loss, size = step(run, [records[i] for i in batch], plan)
+            total, weight = total + loss * size, weight + size
+        run.keep(epoch, _epoch(run.head, plan, epoch, total / weight, records, dev, perf_counter() - started), origin)
+        tell(run.epochs[-1])
+    run.head.eval()
+    finished = run.head.with_card(notes={"train": origin, "epochs": [asdict(e) for e in run.epochs]})
+    finished.save_pretrained(folder)
+    return finished
+
+
+def step(run: Training, records: Sequence[Record], plan: HeadPlan) -> tuple[float, int]:
+    """One update; the loss before it, and the number of labels it stands on."""
+    evidence, targets = examples(records, plan)
+    out = _outputs(run.head, evidence, targets["depth"])
+    loss = acceptance_loss(out[:, 0], targets["accept"], rejection_weight=plan.rejection_weight)
+    if "log_ratio" in plan.outputs:
+        ratio = targets["log_ratio"].clamp(-LONGEST_LOG_RATIO, LONGEST_LOG_RATIO)
+        loss = loss + F.smooth_l1_loss(out[:, plan.outputs.index("log_ratio")], ratio)
+    if "next" in plan.outputs:
+        loss = loss + _next_loss(run.head, records, plan)
+    loss.backward()
+    run.optimiser.step()
+    run.optimiser.zero_grad(set_to_none=True)
+    run.schedule.step()
+    return float(loss.detach()), len(out)
+
+
+def acceptance_loss(
+    logit: Float[Tensor, " M"], label: Float[Tensor, " M"], *, rejection_weight: float = 1.0
+) -> Float[Tensor, ""]:
+    """sum(-P log s - w (1 - P) log(1 - s)) / sum(P + w (1 - P)): its minimiser is s = P/(P + w (1 - P)) (method.md 4)."""
+    rejected = rejection_weight * (1 - label)
+    return -(label * F.logsigmoid(logit) + rejected * F.logsigmoid(-logit)).sum() / (label + rejected).sum()
+
+
+def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
+    """`num` answers in an order of this epoch's own, cut into batches."""
+    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + epoch)
+    yield from (chosen.tolist() for chosen in torch.randperm(num, generator=generator).split(plan.batch))
+
+
+def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[str, Tensor]]:
+    """What the head reads about M candidates of these answers, and their labels: accept, log_ratio, and depth."""
+    evidence, targets = [], []
+    for record in records:
+        source = "clean" if plan.is_ahead else "leaf" if plan.text == "leaf" else "mixed"
+        found = candidate_evidence(record, source)
+        labels = {
+            "accept": record.accept,
+            "log_ratio": record.log_ratio,
+            "depth": record.depth[:, None].expand_as(record.accept),
+        }
+        if not plan.is_ahead:
+            kept = record.is_mixed if source == "mixed" and record.is_mixed is not None else slice(None)
+            labels = {name: values[kept, :1] for name, values in labels.items()}
+        evidence.append(_flat(found))
+        targets.append({name: values.reshape(-1) for name, values in labels.items()})
+    return _joined(evidence), {name: torch.cat([t[name] for t in targets]) for name in targets[0]}
+
+
+def following(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[str, Tensor]]:
+    """For the output `next`: what the head reads about the answer's own tokens, 1 - TV(p, q) of the position after each, and
+    as weight the odds b that the token is the draft's own, since a token that is followed was accepted (policies.md 9)."""
+    parts = [(answer_evidence(r, is_ahead=plan.is_ahead), r) for r in records if len(r.answer) > 1]
+    evidence = [_flat(e[: len(r.answer) - 1,]) for e, r in parts]
+    targets = {
+        "next": torch.cat([r.overlap[1:] for _, r in parts]),
+        "weight": torch.cat([r.answer_odds[:-1] for _, r in parts]),
+        "depth": torch.cat([r.depth[:-1] for _, r in parts]),
+    }
+    return _joined(evidence), targets
+
+
+def _next_loss(head: AcceptanceHead, records: Sequence[Record], plan: HeadPlan) -> Tensor:
+    if all(len(r.answer) < 2 for r in records):
+        return torch.zeros(())
+    evidence, targets = following(records, plan)
+    logit = _outputs(head, evidence, targets["depth"])[:, plan.outputs.index("next")]
+    loss = F.binary_cross_entropy_with_logits(logit, targets["next"].clamp(0, 1), reduction="none")
+    return (loss * targets["weight"]).sum() / targets["weight"].sum().clamp(min=1e-6)
+
+
+def _outputs(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, " M"]) -> Float[Tensor, "M O"]:
+    values = {
+        "log_q": evidence.log_q.clamp(min=LEAST_LOG_Q),
+        "entropy": evidence.entropy,
+        "gap": evidence.gap,
+        "depth": depth.float(),
+    }
+    names = head.card.scalars
+    scalars = torch.stack([values[name].float() for name in names], -1) if names else None
+    return head(evidence.hidden.float(), evidence.token, scalars)
+
+
+def _flat(evidence: Evidence) -> Evidence:
+    """Rows of [N] or [N, C] as [M]."""
+    flat = {f.name: getattr(evidence, f.name) for f in fields(evidence)}
+    width = flat["hidden"].shape[-1]
+    return Evidence(**{name: v.reshape(-1, width) if name == "hidden" else v.reshape(-1) for name, v in flat.items()})
+
+
+def _joined(parts: Sequence[Evidence]) -> Evidence:
+    return Evidence(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Evidence)})
+
+
+def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
+    if not records:
+        raise DataError("there are no answers to train on. Collect some in the split train.")
+    if not plan.is_ahead and getattr(records[0], plan.text) is None:
+        raise DataError(
+            f"a lagged head on the {plan.text} text reads the states of the feature {plan.text!r}, and the labels have none. "
+            f"Add {plan.text} to collect.features and collect again, or train a look-ahead head."
+        )
+
+
+def _epoch(
+    head: AcceptanceHead,
+    plan: HeadPlan,
+    epoch: int,
+    loss: float,
+    records: Sequence[Record],
+    dev: Sequence[Record],
+    elapsed_s: float,
+) -> Epoch:
+    """The line of an epoch, with figures on the dev answers in the evidence that the plan trains on."""
+    draws = 1 if not plan.is_ahead else records[0].candidate.shape[1]
+    values: dict[str, Any] = {"dev_auroc": None, "dev_kl": None}
+    if dev:
+        head.eval()
+        judged = [head_logits(head, r, sources=("leaf", "mixed") if plan.text == "leaf" else ("mixed", "leaf")) for r in dev]
+        score, label = (torch.cat([torch.from_numpy(getattr(j, n)) for j in judged]) for n in ("score", "label"))
+        probability = torch.sigmoid(score + math.log(plan.rejection_weight))
+        values = {"dev_auroc": auroc(score.numpy(), label.numpy()), "dev_kl": kl(probability.numpy(), label.numpy())}
+        head.train()
+    num = sum(len(r.answer) for r in records) * draws
+    return Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, num_labels=num, elapsed_s=elapsed_s, **values)

@@ -1,0 +1,219 @@
+"""States of the draft under a tree attention mask: what it would see after a token that is not in the text.
+
+After one pass over a batch of clean texts its cache holds every prefix x, X_<i at once. A branch grows from each: its
+tokens stand at the positions after the prefix and attend to the prefix, to the branch and to nothing else. One token deep it
+is a *leaf*, the state at a candidate on the clean prefix, exactly (method.md 7). Deeper it is the *discarded branch* of
+policies.md 9: a rejected candidate and what the draft goes on with. All branches of a level are one forward pass.
+
+A model takes part if it obeys a mask [B, 1, queries, keys] and the positions it is given; that is put to the test.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache
+
+from specdecpp.errors import RunnerError
+from specdecpp.runners import EagerRunner
+from specdecpp.sampling import Sampling, penalised, probabilities
+from specdecpp.training.responses import draw, roomy_cache
+
+ADVICE = "Leave 'leaf' out of collect.features and set collect.branches to null, or choose another draft."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches:
+    """One discarded branch at every position of an answer of N tokens, up to K tokens long (policies.md 9).
+
+    token[i, 0] ~ norm((q_i - p_i)+) is the rejected candidate, the others are drawn from q after it. `length` counts the
+    real ones: a branch ends after an end-of-text token and where the context ends; it is 0 where q_i <= p_i everywhere, so
+    that nothing can be rejected. log_q, entropy and gap are of the distribution that gave the token, `state` is the draft's
+    state at it; beyond the length they are 0.
+    """
+
+    token: Int[Tensor, "N K"]
+    length: Int[Tensor, " N"]
+    log_q: Float[Tensor, "N K"]
+    entropy: Float[Tensor, "N K"]
+    gap: Float[Tensor, "N K"]
+    state: Float[Tensor, "N K D"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Where the M positions of the answers lie in a batch, and how long the prefix of each is."""
+
+    batch: Int[Tensor, " M"]
+    index: Int[Tensor, " M"]
+    prefix: Int[Tensor, " M"]
+
+    @classmethod
+    def of(cls, prompts: Iterable[int], answers: Iterable[int], device: torch.device) -> "Rows":
+        """For rows of so many tokens of prompt and answer."""
+        triples = [(b, i, p + i) for b, (p, n) in enumerate(zip(prompts, answers, strict=True)) for i in range(n)]
+        columns = torch.tensor(triples, device=device).unbind(-1)
+        return cls(batch=columns[0], index=columns[1], prefix=columns[2])
+
+    def scattered(self, values: Int[Tensor, " M"], fill: int = 0) -> Int[Tensor, "B L"]:
+        """One row for each answer, padded to the longest."""
+        shape = (int(self.batch.max()) + 1, int(self.index.max()) + 1)
+        return values.new_full(shape, fill).index_put((self.batch, self.index), values)
+
+    def gathered(self, values: Float[Tensor, "B L X"]) -> Float[Tensor, "M X"]:
+        return values[self.batch, self.index]
+
+
+class Tree:
+    """A draft's cache over T columns of clean texts, and the branches that have grown from it, one for each position.
+
+    The cache must come from a plain pass over right-padded texts. `grow` adds a level, `clear` cuts all of them off.
+    """
+
+    def __init__(self, runner: EagerRunner, cache: Cache, rows: Rows):
+        self.runner, self.cache, self.rows = runner, cache, rows
+        self.num_columns = int(cache.get_seq_length())
+        self.num_levels = 0
+        self._prefix = rows.scattered(rows.prefix)
+        columns = torch.arange(self.num_columns, device=runner.device)
+        self._text = columns < self._prefix.unsqueeze(-1)
+        self._own = torch.eye(self._prefix.shape[1], dtype=torch.bool, device=runner.device).expand(len(self._prefix), -1, -1)
+
+    def grow(self, tokens: Int[Tensor, " M"]) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M D"]]:
+        """One more token on each branch: the logits after it and the state at it."""
+        self.num_levels += 1
+        allowed = torch.cat([self._text, *[self._own] * self.num_levels], -1).unsqueeze(1)
+        dtype = self.runner.model.dtype
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
+        positions = self._prefix + self.num_levels - 1
+        if self.runner.max_length is not None:
+            positions = positions.clamp(max=self.runner.max_length - 1)  # past the context: read, and not used
+        logits, hidden = self.runner.forward(
+            input_ids=self.rows.scattered(tokens), attention_mask=mask, position_ids=positions, past_key_values=self.cache
+        )
+        return self.rows.gathered(logits), self.rows.gathered(hidden)
+
+    def clear(self) -> None:
+        """Back to the clean texts."""
+        if self.num_levels:
+            self.cache.crop(-self.num_levels * self._prefix.shape[1])  # negative: how many to remove, in transformers 5
+        self.num_levels = 0
+
+
+def believed(
+    logits: Float[Tensor, "M V"], sampling: Sampling, seen: Bool[Tensor, "M V"] | None
+) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M V"]]:
+    """(q, what the draft believed): the same, but under greedy drafting the belief is the softmax at T = 1, as in `Draft`."""
+    q = probabilities(logits, sampling, seen)
+    return q, penalised(logits, sampling, seen).softmax(-1) if sampling.is_greedy else q
+
+
+def top_gap(q: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
+    """The lead of the likeliest token over the second; 0 where there is no second."""
+    top = q.topk(min(2, q.shape[-1]), dim=-1).values
+    return top[:, 0] - top[:, -1]
+
+
+def rejected_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M V"], Bool[Tensor, " M"]]:
+    """(norm((q - p)+), whether a rejection is possible): the law of a candidate given that it is rejected; q where none is.
+
+    Token verification rejects Y ~ q with probability 1 - min(1, p(Y)/q(Y)), so jointly with (q(Y) - p(Y))+.
+    """
+    residual = (q - p).clamp(min=0)
+    mass = residual.sum(-1, keepdim=True)
+    is_possible = mass > 0
+    return torch.where(is_possible, residual / mass.clamp(min=torch.finfo(q.dtype).tiny), q), is_possible.squeeze(-1)
+
+
+def grow_branches(
+    tree: Tree,
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"],
+    belief: Float[Tensor, "M V"],
+    *,
+    num_tokens: int,
+    sampling: Sampling,
+    seen: Bool[Tensor, "M V"] | None,
+    ends: Collection[int],
+    max_length: int | None,
+    generator: torch.Generator,
+) -> list[Branches]:
+    """Draw a rejected candidate at every position and let the draft go on from it; one `Branches` for each answer."""
+    source, alive = rejected_law(p, q)
+    room = num_tokens if max_length is None else (max_length - tree.rows.prefix).clamp(max=num_tokens)
+    end_ids = torch.tensor(sorted(ends), device=q.device, dtype=torch.long)
+    length = torch.zeros_like(tree.rows.prefix)
+    levels = []
+    for level in range(num_tokens):
+        alive = alive & (room > level)
+        token = (source.argmax(-1) if sampling.is_greedy else draw(source, 1, generator)[:, 0]).masked_fill(~alive, 0)
+        length += alive
+        log_q, entropy = belief.gather(-1, token.unsqueeze(-1))[:, 0].log(), torch.special.entr(belief).sum(-1)
+        gap = top_gap(belief)
+        if seen is not None:
+            seen = seen.scatter(-1, token.unsqueeze(-1), True)
+        logits, state = tree.grow(token)
+        floats = [x.float().masked_fill(~alive, 0) for x in (log_q, entropy, gap)]
+        levels.append([token, *floats, half(state).masked_fill(~alive.unsqueeze(-1), 0)])
+        alive = alive & ~torch.isin(token, end_ids)
+        if level + 1 < num_tokens:
+            source, belief = believed(logits, sampling, seen)
+    tree.clear()
+    columns = [torch.stack(column, 1).cpu() for column in zip(*levels, strict=True)]
+    sizes = tree.rows.batch.bincount().tolist()
+    parts = zip(*(x.split(sizes) for x in (*columns, length.cpu())), strict=True)
+    names = ("token", "log_q", "entropy", "gap", "state", "length")
+    return [Branches(**dict(zip(names, part, strict=True))) for part in parts]
+
+
+def half(states: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """States as they are stored: float16, with what is beyond its range cut to it."""
+    limit = torch.finfo(torch.float16).max
+    return states.clamp(-limit, limit).half()
+
+
+def check_tree_mask(runner: EagerRunner, *, longest: int) -> None:
+    """Raise `RunnerError` unless the model obeys a tree attention mask on texts of up to `longest` tokens.
+
+    A leaf and a branch of two tokens are compared with the same tokens read in a row.
+    """
+    name, window = type(runner.model).__name__, _window(runner.model.config.get_text_config())
+    if window is not None and window < longest:
+        raise RunnerError(
+            f"{name} attends to the last {window} tokens only and texts may have {longest}; a tree mask replaces the mask "
+            f"that says so. {ADVICE}"
+        )
+    try:
+        gap = _probe(runner)
+    except Exception as error:  # whatever a forward pass may raise that does not know such a mask
+        raise RunnerError(f"{name} fails under a tree attention mask ({type(error).__name__}: {error}). {ADVICE}") from error
+    if not gap <= (1e-3 if runner.model.dtype in (torch.float32, torch.float64) else 5e-2):
+        raise RunnerError(
+            f"{name} gives a branch other states under a tree attention mask than the same tokens in a row (relative "
+            f"difference {gap:.3g}): it ignores the mask or the positions. {ADVICE}"
+        )
+
+
+def _probe(runner: EagerRunner) -> float:
+    """The largest relative difference between branches of two tokens and the same tokens read in a row."""
+    text = [t % runner.vocab_size for t in (1, 5, 2, 7, 3, 4)]
+    cache, rows = roomy_cache(), Rows.of([2], [4], runner.device)
+    runner.forward(input_ids=torch.tensor([text], device=runner.device), past_key_values=cache)
+    tree, tokens = Tree(runner, cache, rows), (rows.prefix * 3 + 1) % runner.vocab_size
+    grown = torch.stack([tree.grow(tokens)[1], tree.grow(tokens.flip(0))[1]], 1).float()
+    gaps = []
+    for i, prefix in enumerate(rows.prefix.tolist()):
+        branch = [int(tokens[i]), int(tokens.flip(0)[i])]
+        _, alone = runner.forward(input_ids=torch.tensor([text[:prefix] + branch], device=runner.device))
+        gaps.append(float((alone[0, -2:].float() - grown[i]).abs().max() / alone.float().abs().max().clamp(min=1e-6)))
+    return max(gaps)
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window of a model, None where every layer sees everything."""
+    kinds = getattr(config, "layer_types", None)
+    windows = [w for w in (getattr(config, f, None) for f in ("sliding_window", "attention_window")) if isinstance(w, int)]
+    return None if kinds is not None and "sliding_attention" not in kinds else min(windows, default=None)

@@ -1,0 +1,125 @@
+"""Shards made by the workers of a Ray cluster: several processes on this machine, or several machines.
+
+A task is a shard; its prompts go out and the bytes of its two files come back, so that the machines need no common disk.
+A worker keeps its pair from task to task. Ray runs a task again whose worker was killed, which costs its time only: the
+bytes depend on the number of the shard alone.
+"""
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from specdecpp.errors import DataError, MissingExtraError, PairError
+from specdecpp.pair import Pair
+from specdecpp.training import jobs
+from specdecpp.training.jobs import Question, Work
+from specdecpp.training.recipe import PairPlan
+
+LOCAL = "local"
+RETRIES = 3
+"""How often a shard is tried again after its worker was killed."""
+_CONNECT_S = 10.0
+Made = tuple[int, tuple[bytes, bytes], int]
+
+
+def spread(
+    plan: PairPlan, work: Work, missing: Mapping[int, Sequence[Question]], *, address: str, threads: int
+) -> Iterator[Made]:
+    """(number, files, tokens sampled) of each shard, in the order in which they are finished.
+
+    `address` is "local" or that of a cluster, as `ray.init` takes it. A task reserves `threads` processors. Raises
+    `MissingExtraError` without Ray, and `DataError` when the cluster cannot be reached or kills a shard again and again.
+    """
+    ray = _ray()
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _connect(ray, address)
+    try:
+        num_cpus = ray.cluster_resources().get("CPU", 0)
+        if num_cpus < threads:
+            raise DataError(
+                f"a shard is made with {threads} threads and the Ray cluster has {num_cpus:g} processors. Begin a collection "
+                "with fewer threads (OMP_NUM_THREADS), or start a larger cluster."
+            )
+        num_gpus = 1 if plan.device is not None and plan.device.startswith("cuda") else 0
+        task = ray.remote(num_cpus=threads, num_gpus=num_gpus, max_retries=RETRIES)(_make)
+        room = 2 * int(num_cpus / threads)
+        waiting, running = list(missing.items()), []
+        while waiting or running:
+            while waiting and len(running) < room:  # what is finished and not yet fetched fills Ray's memory
+                index, group = waiting.pop(0)
+                running.append(task.remote(plan, work, threads, index, group))
+            finished, running = ray.wait(running, num_returns=1)
+            yield _fetched(ray, finished[0])
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError(
+            "spreading a collection over workers needs the package ray. Install it with: pip install 'specdecpp[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    try:
+        if port.isdigit():  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # Ray has many ways to fail to connect
+        raise DataError(
+            f"there is no Ray cluster at {address!r} ({str(error).strip().splitlines()[0]}). Start one with "
+            f"`ray start --head`, or say --ray {LOCAL}."
+        ) from error
+
+
+def _fetched(ray: Any, reference: Any) -> Made:
+    """A task's result; an error in it as if it had been raised here."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise DataError(
+            f"a shard was given up after {RETRIES} more tries: {str(error).strip().splitlines()[0]} Workers that are killed "
+            "often lack memory. Finished shards are kept; run the same command again."
+        ) from error
+
+
+def _make(plan: PairPlan, work: Work, threads: int, index: int, items: Sequence[Question]) -> Made:
+    """In a worker: one shard, with as many threads as the collection was begun with."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    num_tokens = 0
+
+    def tick(num: int) -> None:
+        nonlocal num_tokens
+        num_tokens += num
+
+    pair = _pair(plan)
+    if _fingerprints(pair) != (work.provenance["pair"]["target"], work.provenance["pair"]["draft"]):
+        raise PairError(
+            f"a worker loaded {pair.target_name} and {pair.draft_name} and they are other models than those the collection "
+            "was begun with. Give the workers the same files."
+        )
+    files = jobs.make(pair, work, index, items, tick=tick)
+    return index, files, num_tokens
+
+
+def _fingerprints(pair: Pair) -> tuple[str | None, str | None]:
+    return pair.target_fingerprint, pair.draft_fingerprint
+
+
+@cache
+def _pair(plan: PairPlan) -> Pair:
+    """The pair of this process."""
+    return plan.load()

@@ -1,0 +1,372 @@
+"""Measures against soft labels, the calibration of logits, and of a head on records."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from records import Process, knowing_head, random_head, records, save
+from typer.testing import CliRunner, Result
+
+from specdecpp import AcceptanceHead, Calibration, cli
+from specdecpp.errors import DataError
+from specdecpp.training import measures
+from specdecpp.training.calibrate import STAGES, calibrate_head, calibrated
+from specdecpp.training.evaluate import evaluate
+from specdecpp.training.measures import auroc, auroc_over_answers, brier, ece, kl, log_loss, reliability
+
+N = 400
+
+
+def points(seed: int = 0, num: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores with ties, soft labels that go with them, and weights."""
+    rng = np.random.default_rng(seed)
+    score = np.round(rng.normal(size=num), 1)
+    label = 1 / (1 + np.exp(-score - rng.normal(size=num)))
+    return score, label, rng.exponential(size=num)
+
+
+def pairwise(score: np.ndarray, label: np.ndarray, weight: np.ndarray) -> float:
+    """The AUROC by its definition, over all pairs."""
+    above = (score[:, None] > score) + 0.5 * (score[:, None] == score)
+    pairs = np.outer(weight * label, weight * (1 - label))
+    return float((pairs * above).sum() / pairs.sum())
+
+
+# Measures
+
+
+def test_the_auroc_is_the_share_of_pairs_in_order():
+    """Catches ties that depend on the order of the input, soft labels taken for hard ones, and weights left out."""
+    score, label, weight = points()
+    assert auroc(score, label, weight) == pytest.approx(pairwise(score, label, weight), abs=1e-12)
+    assert auroc(score, label) == pytest.approx(pairwise(score, label, np.ones(N)), abs=1e-12)
+    hard = np.array([0.0, 0.0, 1.0, 1.0])
+    assert auroc(np.array([1.0, 2.0, 3.0, 4.0]), hard) == 1
+    assert auroc(np.array([4.0, 3.0, 2.0, 1.0]), hard) == 0
+    assert auroc(np.zeros(4), hard) == 0.5
+    assert auroc(np.array([-np.inf, -np.inf, 0.0, 1.0]), hard) == 1
+
+
+def test_a_soft_label_is_a_share_of_two_points():
+    """Catches a soft label that is rounded: P accepted and 1 - P rejected must be two weighted points."""
+    score, label, weight = points()
+    twice = np.concatenate([score, score]), np.repeat([1.0, 0.0], N), np.concatenate([weight * label, weight * (1 - label)])
+    assert auroc(*twice) == pytest.approx(auroc(score, label, weight), abs=1e-12)
+    p = 1 / (1 + np.exp(-score))
+    both = np.concatenate([p, p]), *twice[1:]
+    for measure in (brier, log_loss, ece):
+        assert measure(*both) == pytest.approx(measure(p, label, weight), abs=1e-12)
+
+
+def test_what_does_not_exist_is_nan():
+    """Catches a division by zero, which is an error here, where all labels are alike or there are no points."""
+    assert math.isnan(auroc(np.zeros(3), np.ones(3)))
+    assert all(math.isnan(f(np.zeros(0), np.zeros(0))) for f in (auroc, brier, kl, log_loss, ece))
+    assert auroc_over_answers(np.zeros(3), np.ones(3), None, np.arange(3)).error is None
+
+
+def test_the_jackknife_leaves_out_each_answer():
+    """Catches pairs within an answer that are taken away twice."""
+    score, label, weight = points()
+    answer = np.sort(np.random.default_rng(1).integers(0, 7, N))
+    found = auroc_over_answers(score, label, weight, answer)
+    expected = [pairwise(*(x[answer != a] for x in (score, label, weight))) for a in range(7)]
+    assert found.value == pytest.approx(pairwise(score, label, weight), abs=1e-12)
+    np.testing.assert_allclose(found.left_out, expected, atol=1e-12)
+    assert found.gain(found) == (0.0, 0.0)
+    other = auroc_over_answers(-score, label, weight, answer)
+    assert found.gain(other)[1] == pytest.approx(2 * found.error)
+
+
+def test_the_error_of_the_jackknife_is_the_spread_over_answers():
+    """Catches a standard error that is off by the root of the number of answers. The spread of 100 seeds is known to 7 %,
+    so the ratio leaves the bounds, 4 standard errors away, about once in 1e4 choices of seeds; these are fixed."""
+    found = [auroc_over_answers(*points(seed, num=240)[:2], None, np.repeat(np.arange(30), 8)) for seed in range(1, 101)]
+    spread = np.std([f.value for f in found], ddof=1)
+    assert 0.72 < np.mean([f.error for f in found]) / spread < 1.4
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3)), min_size=1, max_size=30))
+def test_the_kl_is_never_negative_and_zero_for_a_perfect_predictor(rows: list[tuple[float, float, float]]):
+    """Catches the sign error of the reference code, which adds the entropy of the labels."""
+    p, label, weight = map(np.array, zip(*rows, strict=True))
+    assert kl(p, label, weight) >= -1e-7
+    assert kl(label, label, weight) == pytest.approx(0, abs=1e-7)
+
+
+def test_the_kl_is_cross_entropy_minus_entropy():
+    """Catches the two in the wrong order, and nats taken for bits."""
+    p, label = np.array([0.2, 0.9]), np.array([0.5, 0.75])
+    expected = [0.5 * math.log(0.5 / 0.2) + 0.5 * math.log(0.5 / 0.8), 0.75 * math.log(0.75 / 0.9) + 0.25 * math.log(2.5)]
+    assert kl(p, label) == pytest.approx(np.mean(expected), abs=1e-12)
+    assert log_loss(p, np.array([1.0, 0.0])) == pytest.approx(-(math.log(0.2) + math.log(0.1)) / 2)
+
+
+def test_a_wrong_certainty_costs_much_but_not_everything():
+    """Catches an infinite figure, which JSON cannot hold."""
+    assert 10 < log_loss(np.array([1.0, 0.0]), np.array([0.0, 1.0])) < 30
+
+
+def test_bins_have_equal_mass_and_keep_the_sign_of_the_gap():
+    """Catches bins of equal width or of equal numbers of points, and a diagram in which overconfidence looks like doubt."""
+    rng = np.random.default_rng(2)
+    p, weight = rng.uniform(size=3000) ** 3, rng.exponential(size=3000)
+    bins = reliability(p, p**2, weight)
+    assert len(bins.share) == measures.NUM_BINS
+    np.testing.assert_allclose(bins.share, 1 / 15, atol=0.003)
+    assert (np.diff(bins.probability) > 0).all()
+    assert (bins.gap > 0).all()
+    assert bins.ece == pytest.approx(np.average(p - p**2, weights=weight), abs=1e-9)
+    assert ece(p, p, weight) == pytest.approx(0, abs=1e-12)
+
+
+def test_equal_probabilities_share_a_bin():
+    """Catches a constant score whose bins are filled in the order of the points, which invents an error."""
+    label = np.repeat([0.0, 1.0], 50)
+    bins = reliability(np.full(100, 0.5), label)
+    assert (len(bins.share), bins.ece) == (1, 0)
+
+
+def test_bins_survive_json():
+    """Catches a diagram that cannot be drawn again from the file."""
+    score, label, weight = points()
+    bins = reliability(1 / (1 + np.exp(-score)), label, weight)
+    back = measures.Reliability.from_lists(bins.to_lists())
+    assert back.ece == pytest.approx(bins.ece, abs=1e-4)
+
+
+# Calibration of logits
+
+
+@pytest.mark.parametrize(("w", "temperature", "bias"), [(1.0, 1.0, 0.0), (6.0, 1.0, 0.0), (6.0, 1.7, -0.4), (3.0, 0.6, 1.0)])
+def test_a_known_distortion_is_undone(w: float, temperature: float, bias: float):
+    """Catches a temperature that multiplies, a bias of the wrong sign, and a weight that is undone twice."""
+    rng = np.random.default_rng(3)
+    true = rng.normal(size=N) * 2
+    label = 1 / (1 + np.exp(-true))
+    raw = (true - bias) * temperature - math.log(w)
+    found = calibrated(raw, label, rejection_weight=w, weight=rng.exponential(size=N))
+    assert (found.rejection_weight, found.num_labels) == (w, N)
+    assert found.temperature == pytest.approx(temperature, rel=1e-4)
+    assert found.bias == pytest.approx(bias, abs=1e-4)
+    back = found.apply(torch.tensor(raw)).sigmoid().numpy()
+    assert kl(back, label) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_fit_is_a_minimum():
+    """Catches a descent that stops early, and weights that do not reach the loss."""
+    score, label, weight = points()
+    found = calibrated(score, label, weight=weight)
+
+    def loss(slope: float, bias: float) -> float:
+        return log_loss(1 / (1 + np.exp(-(slope * score + bias))), label, weight)
+
+    slope, best = 1 / found.temperature, loss(1 / found.temperature, found.bias)
+    for ds, db in ((0.01, 0), (-0.01, 0), (0, 0.01), (0, -0.01)):
+        assert best < loss(slope + ds, found.bias + db)
+    unweighted = calibrated(score, label)
+    assert abs(unweighted.bias - found.bias) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("logit", "label", "says"),
+    [
+        (np.linspace(-1, 1, 50), np.ones(50), lambda p: p.min() > 0.999),
+        (np.linspace(-1, 1, 50), np.zeros(50), lambda p: p.max() < 0.001),
+        (np.linspace(-1, 1, 50), (np.linspace(-1, 1, 50) > 0) * 1.0, lambda p: ((p > 0.5) == (np.arange(50) >= 25)).all()),
+        (np.linspace(-1, 1, 50), np.linspace(0.9, 0.1, 50), lambda p: np.ptp(p) < 0.02 and abs(p.mean() - 0.5) < 0.01),
+        (np.zeros(50), np.full(50, 0.3), lambda p: abs(p - 0.3).max() < 1e-3),
+        (np.linspace(-300, 300, 50), np.linspace(0.4, 0.6, 50), lambda p: abs(p.mean() - 0.5) < 0.05),
+    ],
+    ids=["all accepted", "all rejected", "separable", "against the order", "constant", "wild"],
+)
+def test_labels_without_an_optimum_still_give_a_calibration(
+    logit: np.ndarray, label: np.ndarray, says: Callable[[np.ndarray], bool]
+):
+    """Catches a temperature of 0 or below, an overflow, and an endless search."""
+    found = calibrated(logit, label)
+    assert says(found.apply(torch.tensor(logit)).sigmoid().numpy())
+
+
+@pytest.mark.parametrize("logit", [np.zeros(0), np.array([0.0, np.nan]), np.array([np.inf, 0.0])])
+def test_nothing_to_fit_on_is_refused(logit: np.ndarray):
+    """Catches a calibration made of nan."""
+    with pytest.raises(ValueError, match="needs labels and finite logits"):
+        calibrated(logit, np.zeros(len(logit)))
+
+
+# Calibration of a head
+
+
+def biased_head(process: Process, *, rejection_weight: float = 6.0) -> AcceptanceHead:
+    """A look-ahead head that knows min(1, p/q) for a state and a token only roughly, as a weighted loss would leave it."""
+    return random_head(
+        process,
+        seed=4,
+        scale=0.7,
+        form="look_ahead",
+        scalars=("log_q", "depth"),
+        calibration=Calibration(rejection_weight=rejection_weight),
+        notes={"loss": 0.5},
+    )
+
+
+def test_a_calibrated_head_keeps_its_weights_and_gains_a_card():
+    """Catches figures that are missing per token or for the product, and notes that are lost."""
+    process = Process.random(6, seed=1)
+    head, dev = biased_head(process), records(process, 12, num_tokens=40, seed=2)
+    found = calibrate_head(head, dev)
+    assert all(torch.equal(v, found.state_dict()[k]) for k, v in head.state_dict().items())
+    assert found.card.is_calibrated
+    assert not head.card.is_calibrated
+    assert found.card.calibration.num_labels == 12 * 40 * 4
+    assert found.card.notes["loss"] == 0.5
+    raw, debiased, after = (found.card.notes["calibration"][stage] for stage in STAGES)
+    for name in ("ece_token", "brier_token", "kl", "ece_product", "brier_product", "log_loss_product"):
+        assert after[name] < raw[name]
+    assert after["kl"] <= debiased["kl"]
+    assert after["auroc_token"] == pytest.approx(raw["auroc_token"], abs=1e-9)
+    assert after["auroc_product"] is not None
+    assert len(after["ece_token_by_depth"]) == len(after["ece_product_by_depth"]) == 10
+    assert after["evidence"] == "clean"
+
+
+def test_calibrating_again_changes_nothing():
+    """Catches a second calibration that is fitted on top of the first."""
+    process = Process.random(6, seed=1)
+    dev = records(process, 6, num_tokens=30, seed=2)
+    once = calibrate_head(biased_head(process), dev)
+    again = calibrate_head(once, dev)
+    assert again.card == once.card
+
+
+def test_a_bent_head_is_straightened_on_other_answers():
+    """Catches a calibration that holds on its own labels only, or per token but not for the product."""
+    process = Process.random(6, seed=1)
+    bent = knowing_head(process, Calibration(rejection_weight=6.0, temperature=1.6, bias=-0.5))
+    head = bent.with_card(calibration=Calibration(rejection_weight=6.0))
+    head = calibrate_head(head, records(process, 20, num_tokens=40, seed=2))
+    other = records(process, 20, num_tokens=40, seed=3)
+    before, after = (evaluate(h, other)["toy"]["head"] for h in (bent, head))
+    assert head.card.calibration.temperature == pytest.approx(1.6, rel=0.05)
+    assert head.card.calibration.bias == pytest.approx(-0.5, abs=0.1)
+    assert after["ece_token"] < 0.01
+    assert after["ece_product"] < 0.03
+    assert before["ece_token"] > 0.1
+    assert before["ece_product"] > 2 * after["ece_product"]
+
+
+@pytest.mark.parametrize(
+    ("features", "has_branches", "evidence"),
+    [(("mixed", "leaf"), True, "leaf"), (("mixed",), True, "rounds"), (("mixed",), False, "mixed")],
+)
+def test_a_lagged_head_is_calibrated_on_what_it_meets_in_use(features: tuple[str, ...], has_branches: bool, evidence: str):
+    """Catches a calibration on the mixed prefix although the labels have the evidence of use."""
+    process = Process.random(5, seed=1)
+    dev = records(process, 6, num_tokens=30, seed=2, features=features, branches=has_branches)
+    notes = calibrate_head(random_head(process), dev).card.notes["calibration"]
+    assert {notes[stage]["evidence"] for stage in STAGES} == {evidence}
+    assert (notes["calibrated"]["auroc_product"] is None) == (not has_branches)
+
+
+def test_labels_a_head_cannot_read_are_refused():
+    """Catches a lagged head that is judged on states it never sees, and a calibration on nothing."""
+    process = Process.random(5, seed=1)
+    with pytest.raises(DataError, match="neither leaf nor mixed among the features, and no branches"):
+        calibrate_head(random_head(process), records(process, 1, num_tokens=5, seed=2, features=(), branches=False))
+    with pytest.raises(DataError, match="no records to calibrate on"):
+        calibrate_head(random_head(process), [])
+
+
+# The verb
+
+
+PAIR = {"target": "aa", "draft": "bb"}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A folder with a bent head, and labels of its pair: dev without test."""
+    process = Process.random(5, seed=1)
+    head = knowing_head(process, Calibration(rejection_weight=6.0, temperature=1.6, bias=-0.5))
+    card = {"calibration": Calibration(rejection_weight=6.0), "target": "aa", "draft": "bb", "sampling": {"temperature": 1.0}}
+    head.with_card(**card).save_pretrained(tmp_path / "head")
+    save(tmp_path / "labels", records(process, 12, num_tokens=30, seed=2), pair=PAIR, sampling={"temperature": 1.0})
+    return tmp_path
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    command = ["calibrate", str(folder / "head"), "--labels", str(folder / "labels"), *arguments]
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, command)
+
+
+def test_the_verb_writes_the_card_and_shows_the_figures(trained: Path):
+    """Catches a calibration that is shown but not kept, and a table wider than a terminal."""
+    before = AcceptanceHead.from_pretrained(trained / "head")
+    result = call(trained)
+    assert result.exit_code == 0, result.stderr
+    head = AcceptanceHead.from_pretrained(trained / "head")
+    assert head.card.is_calibrated
+    assert head.card.calibration.temperature == pytest.approx(1.6, rel=0.1)
+    assert all(torch.equal(v, before.state_dict()[k]) for k, v in head.state_dict().items())
+    assert all(word in result.stdout for word in (*STAGES, "1,440 labels of 12 answers", "whole round, ECE", "temperature 1."))
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stderr == ""
+    assert not list(trained.glob("head/*.part"))
+
+
+def test_the_verb_tells_the_same_as_json(trained: Path):
+    """Catches chatter beside the JSON, and figures that differ from the card."""
+    said = json.loads(call(trained, "--json").stdout)
+    card = AcceptanceHead.from_pretrained(trained / "head").card
+    assert said["figures"] == card.notes["calibration"]
+    assert Calibration(**said["calibration"]) == card.calibration
+    assert (said["split"], said["labels"]) == ("dev", str(trained / "labels"))
+
+
+def test_labels_without_branches_calibrate_too(trained: Path):
+    """Catches a table that needs figures of the round."""
+    dev = records(Process.random(5, seed=1), 6, num_tokens=30, seed=2, branches=False)
+    (trained / "labels").rename(trained / "other")
+    save(trained / "labels", dev)
+    result = call(trained)
+    assert result.exit_code == 0, result.stderr
+    assert "whole round" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "words"),
+    [
+        (None, ("--split", "test"), "have no split test, only dev. Name one with --split"),
+        ("head", (), "there is no head at"),
+        ("labels", (), "holds no labels. Make them with: specdecpp collect"),
+        ({"pair": {**PAIR, "draft": "cc"}}, (), "are of another draft: collection.json says cc, the head's card bb"),
+        ({"pair": PAIR, "sampling": {"temperature": 0.5}}, (), "are for the sampling parameters {'temperature': 0.5}"),
+    ],
+)
+def test_a_head_and_labels_that_do_not_belong_together_are_refused(
+    damage, arguments: tuple[str, ...], words: str, trained: Path
+):
+    """Catches a card that is overwritten with figures of other labels, and a traceback."""
+    before = (trained / "head" / "head.json").read_bytes()
+    if isinstance(damage, str):
+        (trained / damage).rename(trained / "gone")
+    elif damage:
+        (trained / "labels" / "collection.json").write_text(json.dumps(damage), encoding="utf-8")
+    result = call(trained, *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert words in result.stderr
+    kept = trained / ("gone" if damage == "head" else "head") / "head.json"
+    assert kept.read_bytes() == before
+
+
+def test_a_head_of_another_width_is_refused(trained: Path):
+    """Catches a matrix product that fails with a traceback where the cards know no pair."""
+    random_head(Process.random(7, seed=1)).save_pretrained(trained / "head")
+    assert "width 7, the draft has width 5" in call(trained).stderr

@@ -1,0 +1,437 @@
+"""Collection as a whole: one recipe gives one set of bytes whatever happens on the way, and refusals lose nothing."""
+
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner, Result
+
+from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli
+from specdecpp.cli.collect import EXAMPLES
+from specdecpp.pair import load_pair
+from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny_tokenizer
+from specdecpp.training import collect as rooms
+from specdecpp.training import jobs, shards, workers
+from specdecpp.training.collect import Progress, collect
+from specdecpp.training.recipe import Recipe
+
+COLLECT = {"max_tokens": 12, "shard_size": 6, "batch": 4, "draws": 2, "seed": 5, "features": ["mixed", "leaf"]}
+NUM_PROMPTS, NUM_SHARDS = 20, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As many threads as the processes below have: the last digits depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target, draft and prompts.jsonl."""
+    folder = tmp_path_factory.mktemp("home")
+    save_tiny_pair(folder)
+    rows = [{"text": text[:60].strip()} for text in practice_prompts()[:: 200 // NUM_PROMPTS]]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(home: Path) -> Pair:
+    return load_pair(home / "target", draft=home / "draft", dtype="float32")
+
+
+def recipe_of(home: Path, folder: Path, *, sampling: dict[str, Any] | None = None, **changes: Any) -> Recipe:
+    """A recipe in the folder, which collects into it; `changes` are of the section collect."""
+    content = {
+        "pair": {"target": str(home / "target"), "draft": str(home / "draft"), "dtype": "float32"},
+        "sampling": sampling or {},
+        "collect": {
+            "sources": [{"path": str(home / "prompts.jsonl"), "prompt": "text", "dev_share": 0.3}],
+            **COLLECT,
+            **changes,
+        },
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return Recipe.read(folder / "recipe.yaml")
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The labels of an undisturbed collection; nobody may change them."""
+    recipe = recipe_of(home, tmp_path_factory.mktemp("whole"))
+    collect(recipe, pair)
+    return recipe.labels
+
+
+def hashes(labels: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(labels.iterdir())}
+
+
+# What is collected
+
+
+def test_every_prompt_gets_one_record(whole: Path, home: Path) -> None:
+    """Catches a prompt that is lost between shards, a split that is not recorded, and branches for the wrong split."""
+    about, records = shards.about(whole), list(shards.read(whole))
+    assert len(records) == about["num_prompts"] == NUM_PROMPTS
+    assert about["num_shards"] == NUM_SHARDS
+    told = {
+        tuple(tiny_tokenizer()(json.loads(line)["text"]).input_ids)
+        for line in (home / "prompts.jsonl").read_text().splitlines()
+    }
+    assert {tuple(r.prompt.tolist()) for r in records} == told
+    counts = {split: sum(r.split == split for r in records) for split in ("dev", "train")}
+    assert about["prompts"] == {"prompts": counts}
+    assert min(counts.values()) > 2
+    for record in records:
+        assert (record.branches is not None) == (record.split == "dev")
+        assert len(record.answer) <= 12
+        assert len(record.answer) == 12 or record.answer[-1] == 1
+
+
+def test_what_it_is_of_is_recorded(whole: Path, pair: Pair) -> None:
+    """Catches labels that cannot be told from those of another pair, seed or temperature; and a clock among them."""
+    about = shards.about(whole)
+    assert about["pair"]["target"] == pair.target_fingerprint
+    assert about["pair"]["draft"] == pair.draft_fingerprint
+    assert about["sampling"]["temperature"] == 1.0
+    assert about["collect"]["seed"] == 5
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["command"] == "specdecpp collect recipe.yaml"
+    assert len(about["data"]) == len(about["digest"]) == 64
+
+
+def test_another_seed_gives_other_answers(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
+    recipe = recipe_of(home, tmp_path, seed=6)
+    collect(recipe, pair)
+    answers = [{(*r.prompt.tolist(), -1, *r.answer.tolist()) for r in shards.read(f)} for f in (whole, recipe.labels)]
+    assert len(answers[0] & answers[1]) < NUM_PROMPTS // 2
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_any_pair_collects_under_any_sampling(kind: str, tmp_path: Path) -> None:
+    """Catches what only works for one architecture, and prompts that overrun a context and end the run."""
+    save_tiny_pair(tmp_path, kind=kind)
+    rows = [{"text": "how many?"}, {"text": "a" * 255}, {"text": "b" * 256}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    filters = {"temperature": 0.8, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.1}
+    recipe = recipe_of(tmp_path, tmp_path / "run", sampling=filters)
+    collect(recipe, recipe.pair.load())
+    assert shards.about(recipe.labels)["num_left_out"] == 1
+    assert sorted(len(r.prompt) for r in shards.read(recipe.labels)) == [9, 255]
+
+
+# Killed, resumed, spread
+
+
+MOMENTS = ["half of file 1", "after file 2", "half of file 2", "while sampling", "half of file 3", "after file 2"]
+KILLED = """
+import os, signal, sys, torch
+torch.set_num_threads(1)
+from specdecpp.training import shards
+from specdecpp.training.collect import collect
+from specdecpp.training.recipe import Recipe
+
+recipe = Recipe.read(sys.argv[1])
+pair = recipe.pair.load()
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def run(moment):
+    own, num = shards.replace, 0
+    def replace(path, content):
+        nonlocal num
+        num += 1
+        if moment == f"half of file {num}":
+            path.with_name(f"{path.name}.part").write_bytes(content[: len(content) // 2])
+            die()
+        own(path, content)
+        if moment == f"after file {num}":
+            die()
+    shards.replace = replace
+    collect(recipe, pair, progress=lambda p: die() if moment == "while sampling" and p.tokens > 30 else None)
+
+for moment in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        run(moment)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], sorted(p.name for p in recipe.labels.iterdir()), flush=True)
+"""
+
+
+def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(
+    whole: Path, home: Path, pair: Pair, tmp_path: Path
+) -> None:
+    """Catches half a file that is taken for a whole one, a shard that depends on what was made before it in its process, and
+    litter: processes are killed (-9) while they write, between the two files of a shard and while they sample."""
+    recipe = recipe_of(home, tmp_path)
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), *MOMENTS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [signal.SIGKILL] * len(MOMENTS), done.stderr
+    assert "collection.json.part" in done.stdout.splitlines()[0]
+    assert "shard-00000.parquet.part" in done.stdout.splitlines()[2]
+    before = shards.done(recipe.labels)
+    assert 0 < len(before) < NUM_SHARDS
+    end = collect(recipe, pair)
+    assert end.prompts_before > 0
+    assert hashes(recipe.labels) == hashes(whole)
+
+
+def test_shards_do_not_depend_on_each_other(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
+    """Catches randomness that runs on from shard to shard: one that is deleted is made again, the same."""
+    recipe = recipe_of(home, tmp_path)
+    collect(recipe, pair)
+    for name in ("shard-00002.parquet", "shard-00000.parquet", "shard-00000.safetensors"):
+        (recipe.labels / name).unlink()
+    assert collect(recipe, pair).tokens > 0
+    assert hashes(recipe.labels) == hashes(whole)
+    assert collect(recipe, pair).tokens == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="finds the worker to kill in /proc")
+def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
+    home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a worker with other random numbers, threads or order, and a shard that is lost with its worker (-9)."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    changes = {"shard_size": 2, "max_tokens": 60}
+    alone, spread = (recipe_of(home, tmp_path / name, **changes) for name in ("alone", "spread"))
+    collect(alone, pair)
+    killed: list[int] = []
+
+    def progress(now: Progress) -> None:
+        if now.shards_done and not killed:
+            killed.extend(busy_workers())
+            for worker in killed:
+                os.kill(worker, signal.SIGKILL)
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        end = collect(spread, pair, progress=progress, ray=workers.LOCAL)
+    finally:
+        ray.shutdown()
+    assert killed, "no worker was killed"
+    assert end.shards_done == end.num_shards == NUM_PROMPTS // 2
+    assert end.tokens == sum(len(r.answer) for r in shards.read(spread.labels))
+    assert hashes(spread.labels) == hashes(alone.labels)
+
+
+def busy_workers() -> list[int]:
+    """The processes among our descendants that are making a shard, by Ray's title for them."""
+    parents, titles = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            titles[int(folder.name)] = (folder / "cmdline").read_bytes()
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+
+    def is_ours(process: int) -> bool:
+        while process in parents and process != os.getpid():
+            process = parents[process]
+        return process == os.getpid()
+
+    return [p for p, title in titles.items() if title.startswith(b"ray::_make") and is_ours(p)]
+
+
+def test_without_ray_the_extra_is_named(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'specdecpp\[ray\]'"):
+        collect(recipe_of(home, tmp_path), pair, ray=workers.LOCAL)
+
+
+def test_a_worker_with_other_models_refuses(home: Path, pair: Pair, tmp_path: Path) -> None:
+    """Catches a machine of a cluster that has another checkpoint under the same path."""
+    recipe = recipe_of(home, tmp_path)
+    items, provenance = rooms.prepared(recipe, pair)
+    work = rooms._work(recipe, pair, {**provenance, "pair": {"target": "0" * 16, "draft": pair.draft_fingerprint}})
+    with pytest.raises(PairError, match="other models than those the collection was begun with"):
+        workers._make(recipe.pair, work, 1, 0, items[:1])
+
+
+# Refusals
+
+
+@pytest.fixture
+def begun(home: Path, pair: Pair, tmp_path: Path) -> Recipe:
+    """A collection whose last shard is missing."""
+    recipe = recipe_of(home, tmp_path / "begun")
+    collect(recipe, pair)
+    (recipe.labels / f"shard-{NUM_SHARDS - 1:05d}.parquet").unlink()
+    return recipe
+
+
+def test_a_changed_recipe_is_refused_with_what_has_changed(home: Path, begun: Recipe, pair: Pair) -> None:
+    """Catches a collection of two kinds of labels, and one that is begun anew over the old."""
+    before = hashes(begun.labels)
+    changed = {"seed": (5, 6), "draws": (2, 3), "max_tokens": (12, 13)}
+    other = recipe_of(home, begun.out.parent, **{key: now for key, (_, now) in changed.items()})
+    with pytest.raises(DataError) as refused:
+        collect(replace(other, out=begun.out), pair)
+    for key, (was, now) in changed.items():
+        assert f"collect.{key} was {was} and is {now}" in str(refused.value)
+    assert hashes(begun.labels) == before
+    sampled = replace(begun, sampling=replace(begun.sampling, temperature=0.5))
+    with pytest.raises(DataError, match=r"sampling.temperature was 1.0 and is 0.5\. Collect into another folder"):
+        collect(sampled, pair)
+
+
+def test_other_prompts_under_the_same_name_are_refused(begun: Recipe, pair: Pair, tmp_path: Path) -> None:
+    """Catches a file that has changed while the recipe has not."""
+    other = tmp_path / "prompts.jsonl"
+    other.write_text('{"text": "something else"}\n')
+    sources = (replace(begun.collect.sources[0], path=str(other)),)
+    with pytest.raises(DataError, match=r"data was '.*' and is '.*'"):
+        collect(replace(begun, collect=replace(begun.collect, sources=sources)), pair)
+
+
+def test_another_number_of_threads_is_refused(begun: Recipe, pair: Pair) -> None:
+    """Catches last digits that would differ from those of the shards that are there."""
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(DataError, match="threads was 1 and is 2"):
+            collect(begun, pair)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_shards_of_nobody_are_not_added_to(begun: Recipe, pair: Pair) -> None:
+    (begun.labels / shards.COLLECTION).unlink()
+    with pytest.raises(DataError, match=r"holds shards but no collection\.json"):
+        collect(begun, pair)
+
+
+def test_a_damaged_shard_stops_the_run_and_can_be_made_anew(whole: Path, begun: Recipe, pair: Pair) -> None:
+    """Catches damage that is only found when it is too late, and advice that does not work."""
+    path = begun.labels / "shard-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match=r"has 1000 bytes and should have \d+\. Delete shard-00001.parquet and shard-00001.s"):
+        collect(begun, pair)
+    path.unlink()
+    path.with_suffix(".parquet").unlink()
+    collect(begun, pair)
+    assert hashes(begun.labels) == hashes(whole)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_keeps_what_is_finished(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
+    """Catches a traceback, half a shard and lost work where the disk is full (/dev/full is one)."""
+    recipe = recipe_of(home, tmp_path)
+
+    def progress(now: Progress) -> None:
+        if now.shards_done == 2 and not full.exists():
+            full.symlink_to("/dev/full")
+
+    full = recipe.labels / "shard-00002.parquet.part"
+    with pytest.raises(DataError, match=r"is full\. The 2 finished shards are safe: make room and run the same command again"):
+        collect(recipe, pair, progress=progress)
+    assert shards.done(recipe.labels) == [0, 1]
+    assert not full.is_symlink()
+    collect(recipe, pair)
+    assert hashes(recipe.labels) == hashes(whole)
+
+
+def test_a_large_collection_must_be_asked_for(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches hours of work towards a disk that is too small, and a yes that is not heard."""
+    recipe, told = recipe_of(home, tmp_path), []
+    monkeypatch.setattr(rooms, "LARGE", 1e5)
+    with pytest.raises(DataError, match=r"may grow by 0.0 GB, and more than 0 GB must be asked for\. Say --yes"):
+        collect(recipe, pair, progress=told.append)
+    monkeypatch.setattr(rooms, "LARGE", 20e9)
+    monkeypatch.setattr(rooms.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    with pytest.raises(DataError, match=r"and its disk has 0.0 GB free\. Say --yes"):
+        collect(recipe, pair, progress=told.append)
+    assert (told, shards.done(recipe.labels)) == ([], [])
+    assert collect(recipe, pair, assume_yes=True).shards_done == NUM_SHARDS
+
+
+def test_the_estimate_is_a_bound_and_the_progress_adds_up(home: Path, pair: Pair, tmp_path: Path) -> None:
+    """Catches an estimate that leaves out the branches, tokens counted twice, and a time left that does not end at 0."""
+    recipe, told = recipe_of(home, tmp_path, max_tokens=100, draws=4), list[Progress]()
+    end = collect(recipe, pair, progress=told.append)
+    estimate, size = told[0].estimate, sum(p.stat().st_size for p in recipe.labels.glob("shard-*.safetensors"))
+    records = list(shards.read(recipe.labels))
+    assert told[0].tokens == told[0].prompts_done == 0
+    assert told[0].left_s is None
+    assert end.tokens == sum(len(r.answer) for r in records) <= estimate.num_tokens == 100 * NUM_PROMPTS
+    assert size < estimate.num_bytes < 40 * size
+    assert estimate.seconds > 0
+    assert end.left_s == 0
+    assert end.tokens_per_second > 0
+    assert all(a.tokens <= b.tokens and a.prompts_done <= b.prompts_done for a, b in pairwise(told))
+
+
+def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Catches a refusal after hours of sampling."""
+    from specdecpp import EagerRunner
+    from specdecpp.testing import tiny_draft, tiny_model
+
+    model = tiny_model("mistral", sliding_window=6)
+    narrow = Pair(target=EagerRunner(model), draft=EagerRunner(tiny_draft(model)), tokenizer=tiny_tokenizer(), ends=(1,))
+    save_tiny_pair(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"text": "how many?"}\n')
+    recipe = recipe_of(tmp_path, tmp_path / "run")
+    with pytest.raises(RunnerError, match="attends to the last 6 tokens only"):
+        collect(recipe, narrow)
+    plain = recipe_of(tmp_path, tmp_path / "run", features=["mixed"], branches=None)
+    assert collect(plain, narrow).prompts_done == 1
+
+
+def test_runners_that_cannot_run_a_batch_are_refused() -> None:
+    table = TableModel.random(vocab_size=3, depth=1, seed=0)
+    with pytest.raises(RunnerError, match=r"the target is a TableModel\. Use an EagerRunner"):
+        jobs.runners_of(Pair(target=table, draft=table.fresh(), tokenizer=None))
+
+
+# The command line
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["collect", *arguments], prog_name="specdecpp")
+
+
+def test_the_verb_collects_says_so_and_goes_on(whole: Path, home: Path, tmp_path: Path) -> None:
+    """Catches chatter on stdout, a verb that asks for other threads than it began with, and bytes of its own."""
+    recipe_of(home, tmp_path)
+    path, out = str(tmp_path / "recipe.yaml"), tmp_path / "elsewhere"
+    first = call(path, "--out", str(out))
+    assert (first.exit_code, first.stderr.startswith("  at most 20 answers, 240 tokens,")) == (0, True), first.stderr
+    assert first.stdout.startswith(f"{out / 'labels'}: 20 answers in 4 shards (")
+    assert first.stdout.count("\n") == 1
+    assert hashes(out / "labels") == hashes(whole)
+    torch.set_num_threads(2)
+    again = call(path, "--out", str(out), "--json")
+    assert again.stderr == ""
+    assert json.loads(again.stdout)["prompts_done"] == json.loads(again.stdout)["prompts_before"] == 20
+    torch.set_num_threads(1)
+
+
+def test_the_examples_of_the_help_page_parse() -> None:
+    """Catches an example with an option that was renamed: it must fail on the recipe that is not there, not before."""
+    for example in EXAMPLES:
+        result = call(*shlex.split(example.partition(">")[0])[2:])
+        assert (result.exit_code, result.stderr) == (
+            1,
+            "error: there is no recipe recipe.yaml. Give the path of a YAML file.\n",
+        )

@@ -1,0 +1,474 @@
+"""Scores side by side: the rounds of a record against rounds that are really drawn, and what is said about a head."""
+
+import itertools
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from records import Process, knowing_head, random_head, record_of, records, save
+from typer.testing import CliRunner, Result
+
+from specdecpp import AcceptanceHead, Calibration, cli
+from specdecpp.errors import DataError, MissingExtraError
+from specdecpp.training import diagrams
+from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
+from specdecpp.training.labels import Record
+from specdecpp.training.measures import auroc_over_answers
+from specdecpp.training.rounds import rounds
+from specdecpp.training.scores import head_logits, minus_entropy
+
+DRAWS = torch.Generator().manual_seed(0)
+
+
+def judged_by(head: AcceptanceHead, process: Process, *, depth: int) -> np.ndarray:
+    """Log probabilities [V, V] of a look-ahead head for every last token and candidate, at a depth."""
+    v = len(process.p)
+    q = process.q
+    top = q.topk(2).values
+    known = {
+        "log_q": q.log(),
+        "entropy": torch.special.entr(q).sum(-1, keepdim=True).expand(v, v),
+        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
+        "depth": torch.full((v, v), float(depth)),
+    }
+    hidden, token = torch.eye(v)[:, None].expand(v, v, v), torch.arange(v).expand(v, v)
+    with torch.no_grad():
+        raw = head(hidden, token, torch.stack([known[s].float() for s in head.card.scalars], -1))[..., 0].double()
+    return torch.nn.functional.logsigmoid(head.card.calibration.apply(raw)).numpy()
+
+
+# The rounds of a record
+
+
+def test_weights_of_a_depth_sum_to_one():
+    """Catches an outcome of a round that is left out or counted twice, and starts past the answer's end."""
+    process = Process.random(5, seed=1)
+    record = records(process, 1, num_tokens=23, seed=2)[0]
+    played = rounds(record)
+    for depth in range(1, 11):
+        assert played.weight[played.depth == depth].sum() == pytest.approx(23 - depth + 1, abs=1e-5)
+    alone = rounds(replace(record, answer_odds=torch.ones(23)))
+    assert set(alone.label) == {1.0}
+
+
+def test_a_branch_that_ends_its_text_ends_its_round():
+    """Catches padding of a short branch that is taken for drafted tokens."""
+    process = Process.random(5, seed=1)
+    record = record_of(process, [1, 2, 3, 4, 1], generator=DRAWS, branches={i: [1, 2, 3][: i + 1] for i in range(5)})
+    played = rounds(record, length=4)
+    odds = record.answer_odds.double().numpy()
+    lost = played.weight[(played.depth == 4) & (played.label == 0)].sum()
+    reach = np.concatenate([[1], np.cumprod(odds)])
+    start_0 = sum(reach[j] * (1 - odds[j]) for j in range(4) if 4 - j <= min(j + 1, 3))
+    reach_1 = np.concatenate([[1], np.cumprod(odds[1:])])
+    start_1 = sum(reach_1[j - 1] * (1 - odds[j]) for j in range(1, 5) if 4 - (j - 1) <= min(j + 1, 3))
+    assert lost == pytest.approx(start_0 + start_1, abs=1e-6)
+
+
+def test_a_token_the_draft_cannot_propose_ends_every_round():
+    """Catches a log q of minus infinity that becomes nan in a score or in a head."""
+    process = Process.random(4, seed=3)
+    q = process.q.clone()
+    q[:, 2] = 0
+    process = replace(process, q=q / q.sum(-1, keepdim=True))
+    record = record_of(process, [1, 2, 1, 1], generator=DRAWS)
+    head = random_head(process, form="look_ahead", scalars=("log_q", "entropy"))
+    found = evaluate(head, [record])["toy"]
+    assert all(np.isfinite(of["auroc_product"]) for of in found.values())
+    assert found["head"]["ece_product"] is not None
+
+
+Law = dict[tuple[int, float, float], float]
+
+
+def law_of_rounds(process: Process, judge, score, num_tokens: int) -> Law:
+    """The law of (depth, label, score) over everything a record draws: the text, and one branch at every position."""
+    law: Law = defaultdict(float)
+    v = range(len(process.p))
+    for answer in itertools.product(v, repeat=num_tokens):
+        contexts = [0, *answer[:-1]]
+        chance = np.prod([float(process.p[c, x]) for c, x in zip(contexts, answer, strict=True)])
+        branches = []
+        for i, context in enumerate(contexts):
+            options = []
+            for tokens in itertools.product(v, repeat=num_tokens - i):
+                of = float(process.residual[context, tokens[0]])
+                of *= np.prod([float(process.q[a, b]) for a, b in itertools.pairwise(tokens)])
+                if of > 0:
+                    options.append((tokens, of))
+            branches.append(options)
+        for chosen in itertools.product(*branches):
+            record = record_of(
+                process,
+                answer,
+                generator=DRAWS,
+                draws=1,
+                length=num_tokens,
+                branches={i: tokens for i, (tokens, _) in enumerate(chosen)},
+            )
+            played, total = rounds(record, length=num_tokens), chance * np.prod([of for _, of in chosen])
+            scores = played.scores(judge(record), score)
+            for depth, label, weight, value in zip(played.depth, played.label, played.weight, scores, strict=True):
+                law[int(depth), float(label), round(float(value), 3)] += float(weight * total)
+    return law
+
+
+def law_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens: int) -> Law:
+    """The same by drawing nothing back: for every start a text X ~ p, then candidates from q, accepted with min(1, p/q)."""
+    law: Law = defaultdict(float)
+    v = range(len(process.p))
+    reached = np.eye(len(process.p))[0]
+    for start in range(num_tokens):
+        for length in range(1, num_tokens - start + 1):
+            for first in v:
+                for tokens in itertools.product(v, repeat=length):
+                    pairs = list(zip((first, *tokens), tokens))  # noqa: B905 (the last token has no successor)
+                    chance = reached[first] * np.prod([float(process.q[pair]) for pair in pairs])
+                    survival = np.prod([float(process.accept[pair]) for pair in pairs])
+                    value = round(float(fold([tables[k][pair] for k, pair in enumerate(pairs)])), 3)
+                    law[length, 1.0, value] += chance * survival
+                    law[length, 0.0, value] += chance * (1 - survival)
+        reached = reached @ process.p.numpy()
+    return law
+
+
+def assert_same(a: Law, b: Law) -> None:
+    assert max(abs(a.get(k, 0) - b.get(k, 0)) for k in a.keys() | b.keys()) < 1e-6
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_rounds_of_records_have_the_law_of_real_rounds(num_tokens: int):
+    """Catches any error of the coupling: by enumeration, the scores and labels of recorded rounds are those of drafting.
+
+    Both sides are exact, for a head whose estimate depends on the depth, for cumulative q, and for the least q and -H.
+    """
+    process = Process.random(3, seed=5)
+    head = random_head(process, form="look_ahead", scalars=("log_q", "depth"), seed=6)
+    of_head = [judged_by(head, process, depth=k) for k in range(1, num_tokens + 1)]
+    of_q = [process.q.log().numpy()] * num_tokens
+    of_entropy = [-torch.special.entr(process.q).sum(-1, keepdim=True).expand(3, 3).numpy()] * num_tokens
+    cases = [
+        (head_score(head).judge, "product", of_head),
+        (FREE["cumulative_q"].judge, "product", of_q),
+        (FREE["max_q"].judge, "minimum", of_q),
+        (minus_entropy, "minimum", of_entropy),
+    ]
+    for judge, fold, tables in cases:
+        add = np.sum if fold == "product" else np.min
+        expected = law_of_drafting(process, tables, add, num_tokens)
+        assert sum(expected.values()) == pytest.approx(num_tokens * (num_tokens + 1) / 2)
+        assert_same(law_of_rounds(process, judge, fold, num_tokens), expected)
+
+
+def simulated(process: Process, tables: list[np.ndarray], *, num: int, num_tokens: int, seed: int):
+    """Rounds that are really drawn from every position of texts X ~ p: (score, label, text) of all their depths."""
+    rng = np.random.default_rng(seed)
+    p, q, accept = (m.numpy() for m in (process.p, process.q, process.accept))
+
+    def after(law: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return (rng.random((len(last), 1)) > law.cumsum(-1)[last]).sum(-1).clip(max=len(law) - 1)
+
+    found, text = [], np.zeros(num, int)
+    for start in range(num_tokens):
+        last, score, alive = text, np.zeros(num), np.ones(num, bool)
+        for k in range(min(10, num_tokens - start)):
+            candidate = after(q, last)
+            score = score + tables[k][last, candidate]
+            alive = alive & (rng.random(num) < accept[last, candidate])
+            found.append((score, alive * 1.0, np.arange(num)))
+            last = candidate
+        text = after(p, text)
+    score, label, owner = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(owner, kind="stable")
+    return score[order], label[order], owner[order]
+
+
+def test_the_auroc_of_the_product_is_that_of_simulated_rounds():
+    """Catches weights that are right on tiny cases only. The difference is at most 5 standard errors: it fails by chance
+    once in 1e6 seeds, and the seeds are fixed."""
+    process = Process.random(6, seed=7, noise=1.5)
+    head = random_head(process, form="look_ahead", scalars=("log_q", "depth"), seed=8)
+    recorded = evaluate(head, records(process, 120, num_tokens=30, seed=9))["toy"]
+    tables = {
+        "head": [judged_by(head, process, depth=k) for k in range(1, 11)],
+        "cumulative_q": [process.q.log().numpy()] * 10,
+    }
+    for name, table in tables.items():
+        score, label, owner = simulated(process, table, num=600, num_tokens=30, seed=10)
+        real = auroc_over_answers(score, label, None, owner)
+        assert real.error is not None
+        tolerance = 5 * (real.error**2 + recorded[name]["auroc_product_error"] ** 2) ** 0.5
+        assert tolerance < 0.06
+        assert abs(real.value - recorded[name]["auroc_product"]) < tolerance
+
+
+# Evidence
+
+
+def test_a_head_that_ignores_the_depth_may_be_told_it():
+    """Catches a shortcut for heads without depth that gives other logits than the long way."""
+    process = Process.random(5, seed=1)
+    record = records(process, 1, num_tokens=12, seed=2)[0]
+    plain = random_head(process, form="look_ahead", scalars=("log_q", "gap"), seed=3)
+    told = AcceptanceHead(replace(plain.card, scalars=("log_q", "gap", "depth")))
+    state = plain.state_dict()
+    state["input.weight"] = torch.cat([state["input.weight"], torch.zeros(len(state["input.weight"]), 1)], 1)
+    told.load_state_dict(state)
+    a, b = (head_logits(head.eval(), record) for head in (plain, told))
+    np.testing.assert_allclose(a.score, b.score, atol=1e-5)
+    assert a.answer is not None
+    assert b.answer is not None
+    np.testing.assert_allclose(a.answer, b.answer, atol=1e-5)
+    m, k = np.triu_indices(10)
+    assert a.branch is not None
+    assert b.branch is not None
+    np.testing.assert_allclose(a.branch[:, k - m, m], b.branch[:, k - m, m], atol=1e-5)
+
+
+def test_a_lagged_head_reads_the_state_at_the_token():
+    """Catches states that are shifted by one: a head that looks at the token must find it."""
+    process = Process.random(5, seed=1)
+    record = records(process, 1, num_tokens=12, seed=2)[0]
+    head = random_head(process)
+    with torch.no_grad():
+        of_token = head(torch.eye(5))[:, 0].numpy()
+    assert record.branches is not None
+    for sources in (("leaf",), ("mixed",)):
+        judged = head_logits(head, record, sources=sources)
+        drawn = record.candidate[:, 0] if sources == ("leaf",) else record.candidate[record.is_mixed, 0]
+        np.testing.assert_allclose(judged.score, of_token[drawn], atol=1e-6)
+        assert judged.answer is not None
+        assert judged.branch is not None
+        np.testing.assert_allclose(judged.answer[:, 3], of_token[record.answer], atol=1e-6)
+        np.testing.assert_allclose(judged.branch[:, :, 0], of_token[record.branches.token], atol=1e-6)
+
+
+def test_outcomes_of_rounds_are_labels_of_candidates():
+    """Catches weights of the source `rounds` that do not add up to a candidate: in expectation over texts and branches,
+    accepted and rejected mass of every token must be q min(1, p/q) and the rest of q (exact, by enumeration)."""
+    process = Process.random(4, seed=1)
+    head = random_head(process)
+    with torch.no_grad():
+        of_token = head(torch.eye(4))[:, 0].numpy()
+    mass = np.zeros((4, 2))
+    for x, y in itertools.product(range(4), repeat=2):
+        chance = float(process.p[0, x] * process.residual[0, y])
+        record = record_of(process, [x], generator=DRAWS, length=1, branches={0: [y]})
+        judged = head_logits(head, record, sources=("rounds",))
+        for score, label, weight in zip(judged.score, judged.label, judged.weight, strict=True):
+            mass[np.abs(of_token - score).argmin(), int(label)] += weight * chance
+    expected = process.q[0] * process.accept[0]
+    np.testing.assert_allclose(mass[:, 1], expected, atol=1e-6)
+    np.testing.assert_allclose(mass[:, 0], process.q[0] - expected, atol=1e-6)
+
+
+# The whole
+
+
+def test_the_true_probability_is_calibrated_and_beats_the_free_rule():
+    """Catches a product that is not a probability: for the true acceptance it must be one, at every depth."""
+    process = Process.random(5, seed=11, noise=2.0)
+    held_out = records(process, 60, num_tokens=40, seed=12)
+    found = evaluate(knowing_head(process), held_out)
+    figures = found["toy"]["head"]
+    assert figures["kl"] == pytest.approx(0, abs=1e-3)
+    assert figures["ece_token"] < 0.01
+    assert figures["ece_product"] < 0.02
+    assert figures["gain_product"] > 5 * figures["gain_product_error"]
+    assert verdicts(found)[0].startswith("toy: head beats cumulative q (AUROC ")
+
+
+def test_every_score_has_every_figure():
+    """Catches a figure that is missing in one row, and a rank that is sold as a probability."""
+    process = Process.random(5, seed=1)
+    lagged, other = random_head(process), random_head(process, form="look_ahead", seed=5)
+    mixed = records(process, 5, num_tokens=20, seed=2, features=("mixed",)) + records(
+        process, 4, num_tokens=20, seed=3, features=("mixed",), source="other", split="test"
+    )
+    found = evaluate(lagged, mixed, others={"ahead": other})
+    assert set(found) == {"toy", "other"}
+    for scores in found.values():
+        assert list(scores) == ["head", "ahead", *FREE]
+        assert len({tuple(of) for of in scores.values()}) == 1
+        assert scores["head"]["evidence"] == "mixed"
+        assert scores["ahead"]["evidence"] == "clean"
+        assert scores["entropy"]["ece_product"] is scores["entropy"]["kl"] is None
+        assert 0 < scores["entropy"]["auroc_product"] < 1
+        assert scores["cumulative_q"]["gain_product"] is None
+        assert scores["max_q"]["auroc_token"] == scores["cumulative_q"]["auroc_token"]
+    assert found["toy"]["head"]["num_answers"] == 5
+    assert len(verdicts(found)) == 4
+
+
+def test_without_branches_the_product_is_unknown():
+    """Catches figures of the round made from nothing, and a verdict that claims one."""
+    process = Process.random(5, seed=1)
+    found = evaluate(random_head(process), records(process, 3, num_tokens=10, seed=2, branches=False))
+    full = evaluate(random_head(process), records(process, 3, num_tokens=10, seed=2))
+    assert found["toy"]["head"].keys() == full["toy"]["head"].keys()
+    assert found["toy"]["head"]["auroc_product"] is found["toy"]["cumulative_q"]["auroc_product"] is None
+    assert found["toy"]["head"]["auroc_token"] is not None
+    assert verdicts(found) == ["toy: whether head beats cumulative q is unknown, as the labels have no branches."]
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "words"),
+    [
+        (0.031, 0.004, "head beats cumulative q (AUROC 0.831, +0.031 ± 0.004)."),
+        (-0.05, 0.004, "head does not beat cumulative q (AUROC 0.750, -0.050 ± 0.004)."),
+        (-0.001, 0.004, "head does not beat cumulative q (AUROC 0.799, -0.001 ± 0.004)."),
+        (0.005, 0.004, "head and cumulative q are too close to call (AUROC 0.805, +0.005 ± 0.004)."),
+        (0.005, None, "head beats cumulative q (AUROC 0.805, +0.005)."),
+    ],
+)
+def test_a_head_that_does_not_beat_the_free_rule_says_so(gain: float, error: float | None, words: str):
+    """Catches a verdict that hides a loss, or claims a gain that is noise."""
+    head = {"auroc_product": 0.8 + gain, "gain_product": gain, "gain_product_error": error}
+    assert verdicts({"gsm8k": {"head": head, "cumulative_q": {}}}) == [f"gsm8k: {words}"]
+
+
+def test_nothing_to_evaluate_on_is_refused():
+    """Catches an empty table, and a head whose row would replace that of a score."""
+    process = Process.random(5, seed=1)
+    none: list[Record] = []
+    with pytest.raises(DataError, match="no records to evaluate on"):
+        evaluate(random_head(process), none)
+    with pytest.raises(ValueError, match="another head is called max_q"):
+        evaluate(random_head(process), none, others={"max_q": random_head(process)})
+
+
+# Diagrams
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Mapping[str, Any]:
+    process = Process.random(6, seed=1)
+    bent = knowing_head(process, Calibration(rejection_weight=6.0))
+    held_out = records(process, 8, num_tokens=20, seed=2) + records(process, 8, num_tokens=20, seed=3, source="other")
+    return evaluate(bent, held_out, others={"knowing": knowing_head(process)})
+
+
+def test_the_terminal_diagram_fits_and_needs_no_colour(evaluation: Mapping[str, Any]):
+    """Catches lines that wrap, and blocks in a terminal that has none."""
+    figures = evaluation["toy"]["head"]
+    lines = diagrams.text(figures).splitlines()
+    assert max(map(len, lines)) <= 78
+    assert "per token, ECE" in lines[0]
+    assert "whole round, ECE" in lines[0]
+    assert len(lines) == 2 + max(len(figures[f"bins_{of}"]["share"]) for of in ("token", "product"))
+    assert diagrams.text(figures, ascii_only=True).isascii()
+    assert diagrams.text(evaluation["toy"]["entropy"]) == ""
+
+
+def test_the_bar_shows_what_was_true_and_the_stroke_what_was_said():
+    """Catches the two exchanged: overconfidence would look like doubt."""
+    bins = {"share": [0.5, 0.5], "probability": [0.5, 1.0], "label": [0.25, 1.0]}
+    lines = diagrams.text({"bins_token": bins, "bins_product": None}, ascii_only=True).splitlines()
+    assert lines[2] == "0.50  0.25  " + "######       |"
+    assert lines[3] == "1.00  1.00  " + "#" * 25 + "|"
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
+def test_the_diagram_is_written(name: str, start: bytes, evaluation: Mapping[str, Any], tmp_path: Path):
+    """Catches a file of another kind than its name, a panel without its labels, and a file that differs from run to run."""
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        diagrams.save(evaluation, folder / name)
+    content = (tmp_path / "a" / name).read_bytes()
+    assert content.startswith(start)
+    assert content == (tmp_path / "b" / name).read_bytes()
+    if name.endswith("svg"):
+        words = ("toy, per token", "other, whole round", "predicted probability", "share accepted", "knowing, ECE 0.0")
+        assert all(word in content.decode() for word in words)
+
+
+def test_a_diagram_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Catches an import error from the middle of the library."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'specdecpp\[plots\]'"):
+        diagrams.save({}, tmp_path / "a.svg")
+
+
+# The verb
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """Two heads, and labels of their pair: a test split with two sources, and a dev split without branches."""
+    process = Process.random(5, seed=11, noise=2.0)
+    knowing_head(process).save_pretrained(tmp_path / "good")
+    knowing_head(process, Calibration(bias=1.0), target="aa").save_pretrained(tmp_path / "bent")
+    held_out = [
+        *records(process, 8, num_tokens=30, seed=2, split="test"),
+        *records(process, 8, num_tokens=30, seed=3, split="test", source="other"),
+        *records(process, 4, num_tokens=30, seed=4, branches=False),
+    ]
+    save(tmp_path / "labels", held_out, pair={"target": "aa", "draft": "bb"})
+    return tmp_path
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    command = ["evaluate", *(a if a.startswith("-") or not (folder / a).is_dir() else str(folder / a) for a in arguments)]
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*command, "--labels", str(folder / "labels")])
+
+
+def test_the_verb_shows_a_table_a_diagram_and_a_verdict(trained: Path):
+    """Catches a source or a score that is left out, and lines wider than a terminal."""
+    result = call(trained, "good", "bent")
+    assert result.exit_code == 0, result.stderr
+    for words in ("toy", "other", "head ", "bent ", "max q", "cumulative q", "entropy", "whole round, ECE"):
+        assert words in result.stdout
+    assert "toy: head beats cumulative q (AUROC" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stderr.startswith("note: not calibrated: head, bent.")
+
+
+def test_the_verb_tells_all_of_it_as_json(trained: Path):
+    """Catches nan, which is no JSON, and a file that is not written beside it."""
+    result = call(trained, "good", "--json", "--plot", str(trained / "plot.svg"))
+    said = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert set(said["evaluation"]) == {"toy", "other"}
+    assert set(said["evaluation"]["toy"]) == {"head", *FREE}
+    assert said["heads"] == {"head": str(trained / "good")}
+    assert said["split"] == "test"
+    assert len(said["verdicts"]) == 2
+    assert (trained / "plot.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_the_verb_says_how_to_get_figures_of_rounds(trained: Path):
+    """Catches a table of dashes without a word of explanation."""
+    result = call(trained, "good", "--split", "dev")
+    assert result.exit_code == 0, result.stderr
+    assert "toy: whether head beats cumulative q is unknown" in " ".join(result.stdout.split())
+    assert "the labels of toy have no branches, so there are no figures for rounds. Let collect.branches" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nowhere/a/b",), 1, "there is no head at"),
+        (("good", "good"), 2, "a head is named twice"),
+        (("good", "--split", "train"), 1, "have no split train, only dev, test"),
+        (("good", "--plot", "a.docx"), 2, "ends in .svg, .png, .pdf"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(arguments: tuple[str, ...], code: int, words: str, trained: Path):
+    """Catches a traceback, and a refusal that does not say what to do."""
+    result = call(trained, *arguments)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_labels_of_another_pair_are_refused(trained: Path):
+    """Catches a verdict on labels that say nothing about the head."""
+    assert call(trained, "bent").exit_code == 0
+    (trained / "labels" / "collection.json").write_text(json.dumps({"pair": {"target": "zz"}}), encoding="utf-8")
+    assert "are of another target: collection.json says zz, the head's card aa" in call(trained, "bent").stderr

@@ -1,0 +1,313 @@
+"""Labels: every number of a record against the same thing computed token by token, and the laws of what is drawn."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from kinds import KINDS, model_of
+from laws import chi_square_tail
+
+from specdecpp import EagerRunner, RunnerError, Sampling
+from specdecpp.sampling import probabilities, seen_rows
+from specdecpp.testing import TableModel, tiny_draft
+from specdecpp.training.labels import KEEP, LONGEST_ROUND, Answer, Labelling, Record, _depths, batches, label, mixed_text
+from specdecpp.training.responses import roomy_cache
+from specdecpp.training.trees import Rows, Tree, believed, check_tree_mask, rejected_law, top_gap
+
+TREES = ("llama", "qwen3", "gpt2")
+SAMPLINGS = {
+    "plain": Sampling(),
+    "filters": Sampling(temperature=0.8, top_k=20, top_p=0.95),
+    "penalty": Sampling(temperature=1.5, min_p=0.01, repetition_penalty=1.3),
+    "greedy": Sampling(temperature=0.0),
+}
+ANSWERS = [
+    Answer(prompt=[5], answer=[7, 9, 12, 3, 1], source="a", split="dev"),
+    Answer(prompt=[9, 8, 7, 20, 21], answer=[30, 31, 30, 31, 30, 31, 40, 41], source="b"),
+    Answer(prompt=[60, 3, 60], answer=[17], source="a"),
+]
+FULL = Labelling(features=("mixed", "leaf"), branch_length=4, ends=(1,), draws=3)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@cache
+def runners(kind: str) -> tuple[EagerRunner, EagerRunner]:
+    target = model_of(kind)
+    return EagerRunner(target), EagerRunner(tiny_draft(target))
+
+
+@cache
+def records(kind: str, sampling: str = "plain") -> list[Record]:
+    return label(*runners(kind), ANSWERS, replace(FULL, sampling=SAMPLINGS[sampling]), seeded())
+
+
+def alone(runner: EagerRunner, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits, state) after the last token of a text that is read by itself."""
+    logits, state = runner.fresh().extend(list(text), rows=1)
+    return logits[0], state[0]
+
+
+def near(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(a.float(), b.float(), rtol=tolerance, atol=tolerance)
+
+
+def seen_in(text: list[int], size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(text), True)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_every_number_is_what_a_token_by_token_pass_gives(kind: str, sampling: str) -> None:
+    """Catches a position off by one, padding that leaks, p and q swapped, and sampling parameters left out of a label."""
+    how = SAMPLINGS[sampling]
+    target, draft = runners(kind)
+    for answer, record in zip(ANSWERS, records(kind, sampling), strict=True):
+        assert (record.prompt.tolist(), record.answer.tolist()) == (answer.prompt, answer.answer)
+        assert (record.source, record.split) == (answer.source, answer.split)
+        for i, x in enumerate(answer.answer):
+            text = [*answer.prompt, *answer.answer[:i]]
+            seen = seen_in(text, draft.vocab_size)
+            (q_logits, state), (p_logits, _) = alone(draft, text), alone(target, text)
+            p = probabilities(p_logits, how, seen)
+            q, belief = (d[0] for d in believed(q_logits[None], how, seen[None]))
+            y = record.candidate[i]
+            near(record.overlap[i], torch.minimum(p, q).sum())
+            near(record.accept[i], (p[y] / q[y]).clamp(max=1))
+            near(record.log_ratio[i].exp(), p[y] / q[y])
+            near(record.log_q[i].exp(), belief[y])
+            near(record.entropy[i], torch.special.entr(belief).sum())
+            near(record.top[i], belief.topk(8).values)
+            near(record.gap[i], belief.topk(2).values.diff().abs()[0])
+            near(record.answer_log_q[i].exp(), belief[x])
+            near(record.answer_odds[i], (q[x] / p[x]).clamp(max=1) if p[x] > 0 else (q[x] > 0).float())
+            near(record.states[i], state, 2e-3)
+        near(record.states[-1], alone(draft, [*answer.prompt, *answer.answer])[1], 2e-3)
+
+
+def test_greedy_labels_say_what_a_policy_sees_then() -> None:
+    """Catches log q = 0 and entropy 0 under greedy drafting, where `Draft.distribution` is the softmax at T = 1."""
+    record = records("llama", "greedy")[1]
+    assert set(record.accept.flatten().tolist()) <= {0.0, 1.0}
+    assert (record.entropy > 0).all()
+    assert (record.log_q < 0).all()
+
+
+def test_the_mixed_text_is_what_its_states_belong_to() -> None:
+    """Catches states of the clean text, or a mask that marks the answer's tokens instead of the draft's."""
+    _, draft = runners("llama")
+    for answer, record in zip(ANSWERS, records("llama"), strict=True):
+        assert record.mixed is not None
+        assert record.is_mixed is not None
+        z = torch.where(record.is_mixed, record.candidate[:, 0], record.answer).tolist()
+        for i in range(len(z)):
+            near(record.mixed[i], alone(draft, [*answer.prompt, *z[: i + 1]])[1], 2e-3)
+
+
+def test_the_answer_stays_in_the_mixed_text_as_often_as_it_should() -> None:
+    """Catches r and 1 - r swapped; alarms once in 1e6."""
+    num = 20_000
+    z, is_mixed = mixed_text(torch.zeros(num, dtype=torch.long), torch.ones(num, dtype=torch.long), seeded(1))
+    assert z.tolist() == is_mixed.long().tolist()
+    assert abs(float(is_mixed.float().mean()) - (1 - KEEP)) < 5 * (KEEP * (1 - KEEP) / num) ** 0.5
+
+
+def test_features_that_were_not_asked_for_are_absent() -> None:
+    """Catches passes that are paid for and not wanted."""
+    record = label(*runners("llama"), ANSWERS, Labelling(features=()), seeded())[0]
+    assert (record.mixed, record.is_mixed, record.leaf, record.branches) == (None, None, None, None)
+
+
+def test_labels_do_not_depend_on_the_batch_they_are_made_in() -> None:
+    """Catches padding that changes a number; candidates are drawn anew, so what is compared does not depend on them."""
+    together = records("llama")
+    for answer, record in zip(ANSWERS, together, strict=True):
+        single = label(*runners("llama"), [answer], FULL, seeded())[0]
+        for name in ("overlap", "entropy", "top", "answer_log_q", "answer_odds", "states"):
+            near(getattr(single, name), getattr(record, name), 2e-3 if name == "states" else 1e-5)
+
+
+def test_batches_are_sorted_and_within_the_budget() -> None:
+    """Catches a batch that is padded far, one past the budget, and an answer left out or labelled twice."""
+    lengths = [30, 10, 20, 500, 11, 12]
+    made = batches(lengths, vocab_size=4096, budget=4096 * 60)
+    assert made == [[1, 4, 5], [2, 0], [3]]
+
+
+# Draws
+
+
+def test_candidates_follow_q_and_rejected_ones_the_residual() -> None:
+    """Catches draws from p, a residual of the wrong sign, and branch tokens not drawn after the one before; alarms once in
+    1e6 each."""
+    target, draft = runners("llama")
+    sampling, text, num = Sampling(temperature=2.0), [5, 9, 8], 2000
+    how = replace(FULL, sampling=sampling, branch_length=2, features=(), ends=())
+    made = label(target, draft, [Answer(prompt=text, answer=[7])] * num, how, seeded(3))
+    p, q = (probabilities(alone(m, text)[0], sampling) for m in (target, draft))
+    assert tail(torch.cat([r.candidate.flatten() for r in made]), q) > 1e-6
+    tokens = torch.stack([r.branches.token[0] for r in made if r.branches is not None])
+    residual, is_possible = rejected_law(p[None], q[None])
+    assert is_possible.all()
+    assert tail(tokens[:, 0], residual[0]) > 1e-6
+    often = tokens[:, 0].mode().values
+    after = probabilities(alone(draft, [*text, int(often)])[0], sampling)
+    assert tail(tokens[tokens[:, 0] == often][:, 1], after) > 1e-6
+
+
+def tail(tokens: torch.Tensor, law: torch.Tensor) -> float:
+    """The chi-square tail of tokens against a law, those expected fewer than five times taken together."""
+    law = law.double() / law.double().sum()
+    counts, expected = tokens.bincount(minlength=len(law)), law * len(tokens)
+    assert not counts[law == 0].any()
+    often = expected >= 5
+    observed = [*counts[often].tolist(), int(counts[~often].sum())]
+    chances = [*law[often].tolist(), float(law[~often].sum())]
+    kept = {i: (n, p) for i, (n, p) in enumerate(zip(observed, chances, strict=True)) if p * len(tokens) >= 1}
+    total = sum(p for _, p in kept.values())
+    return chi_square_tail({i: n for i, (n, _) in kept.items()}, {i: p / total for i, (_, p) in kept.items()})
+
+
+def test_answer_odds_and_the_residual_couple_to_q_exactly() -> None:
+    """The identity that replay rests on (policies.md 9): X ~ p, then X with b(X), else the residual, is a draw from q.
+
+    Catches odds upside down and a residual that is not normalised, by enumeration over tables with zeros.
+    """
+    tables = [TableModel.random(vocab_size=5, depth=2, seed=s, sparsity=0.3) for s in (1, 2)]
+    for context in tables[0].table:
+        p, q = (t.law(context) for t in tables)
+        residual, is_possible = rejected_law(p[None], q[None])
+        odds = torch.where(p > 0, (q / p.clamp(min=1e-300)).clamp(max=1), 0.0)
+        rejected = 1 - (p * odds).sum()
+        assert bool(is_possible) == bool(rejected > 1e-12)
+        torch.testing.assert_close(p * odds + rejected * residual[0] * is_possible, q)
+
+
+def test_depths_are_those_of_rounds_that_fail_or_fill_up() -> None:
+    """Catches a depth that starts at 0 or goes on after a failed coin, and lengths that are not uniform; alarms once in 1e6."""
+    num = 20_000
+    assert _depths(torch.zeros(9), [9], seeded()).tolist() == [1] * 9
+    depths = _depths(torch.ones(num), [num], seeded(5)).tolist()
+    lengths = Counter(a for a, b in pairwise(depths) if b == 1)
+    assert all(b in (1, a + 1) for a, b in pairwise(depths))
+    assert chi_square_tail(lengths, dict.fromkeys(range(1, LONGEST_ROUND + 1), 1 / LONGEST_ROUND)) > 1e-6
+    assert _depths(torch.ones(6), [3, 3], seeded()).tolist()[3] == 1, "a round does not span two answers"
+    halves = _depths(torch.full((num,), 0.5), [num], seeded(6)).tolist()
+    # P(a round ends at depth 1) = 1/10 + 9/10 * 1/2
+    starts = [b for a, b in pairwise(halves) if a == 1]
+    assert abs(starts.count(1) / len(starts) - 0.55) < 5 * 0.5 / len(starts) ** 0.5
+
+
+# Trees
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_a_leaf_sees_the_clean_prefix_and_itself_only(kind: str) -> None:
+    """Catches a leaf that attends to other leaves or later text, or stands at the wrong position."""
+    _, draft = runners(kind)
+    for answer, record in zip(ANSWERS, records(kind), strict=True):
+        assert record.leaf is not None
+        for i, y in enumerate(record.candidate[:, 0].tolist()):
+            near(record.leaf[i], alone(draft, [*answer.prompt, *answer.answer[:i], y])[1], 2e-3)
+
+
+@pytest.mark.parametrize("sampling", ["plain", "penalty", "greedy"])
+@pytest.mark.parametrize("kind", TREES)
+def test_a_branch_is_what_the_draft_says_in_a_row(kind: str, sampling: str) -> None:
+    """Catches branches that mix, figures of the wrong distribution, and a penalty that forgets the branch."""
+    _, draft = runners(kind)
+    how, num = SAMPLINGS[sampling], 0
+    for answer, record in zip(ANSWERS, records(kind, sampling), strict=True):
+        branches = record.branches
+        assert branches is not None
+        for i, length in enumerate(branches.length.tolist()):
+            text = [*answer.prompt, *answer.answer[:i]]
+            for k, token in enumerate(branches.token[i, :length].tolist()):
+                logits, _ = alone(draft, text)
+                _, belief = believed(logits[None], how, seen_in(text, draft.vocab_size)[None])
+                near(branches.log_q[i, k], belief[0, token].log(), 1e-3)
+                near(branches.entropy[i, k], torch.special.entr(belief).sum())
+                near(branches.gap[i, k], top_gap(belief)[0])
+                text = [*text, token]
+                near(branches.state[i, k], alone(draft, text)[1], 2e-3)
+                num += 1
+    assert num > (3 if how.is_greedy else 10), "the comparison is vacuous"
+
+
+def test_a_branch_ends_after_an_end_and_where_the_context_does() -> None:
+    """Catches tokens after the end of text, and positions past the table of the model."""
+    target, draft = runners("gpt2")
+    ends = tuple(range(0, 64, 3))
+    how = replace(FULL, ends=ends, branch_length=6, max_length=14, sampling=Sampling(temperature=3.0))
+    for record in label(target, draft, ANSWERS * 20, how, seeded(2)):
+        assert record.branches is not None
+        for i, length in enumerate(record.branches.length.tolist()):
+            tokens = record.branches.token[i].tolist()
+            room = 14 - len(record.prompt) - i
+            assert length <= min(6, room)
+            assert not set(tokens[: length - 1]) & set(ends)
+            assert length in (0, 6, room) or tokens[length - 1] in ends
+            assert not any(tokens[length:])
+            assert not record.branches.state[i, length:].any()
+
+
+def test_a_draft_that_equals_the_target_has_no_branches() -> None:
+    """Catches a rejected candidate where nothing can be rejected."""
+    target, _ = runners("llama")
+    for record in label(target, target, ANSWERS, FULL, seeded()):
+        assert record.branches is not None
+        assert not record.branches.length.any()
+        assert (record.answer_odds == 1).all()
+
+
+def test_clearing_a_tree_leaves_no_trace() -> None:
+    """Catches leaves that stay in the cache and are seen by the branches."""
+    _, draft = runners("llama")
+    grown = []
+    for clears in (False, True):
+        cache, rows = roomy_cache(), Rows.of([2], [4], draft.device)
+        draft.forward(input_ids=torch.tensor([[1, 5, 2, 7, 3, 4]]), past_key_values=cache)
+        tree = Tree(draft, cache, rows)
+        if clears:
+            tree.grow(torch.tensor([8, 8, 8, 8]))
+            tree.clear()
+        grown.append(tree.grow(torch.tensor([9, 10, 11, 12])))
+    torch.testing.assert_close(grown[0], grown[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_cannot_follow_a_tree_mask_are_refused(kind: str) -> None:
+    """Catches a sliding window that the tree mask switches off unnoticed, and a plain model that is refused."""
+    _, draft = runners(kind)
+    if "sliding_window" in KINDS[kind]:
+        with pytest.raises(RunnerError, match=r"last \d tokens only and texts may have 40.*Leave 'leaf' out"):
+            check_tree_mask(draft, longest=40)
+    else:
+        check_tree_mask(draft, longest=40)
+
+
+def test_a_model_that_ignores_the_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a probe that is never unhappy."""
+    _, draft = runners("gpt2")
+    own = draft.model.forward
+
+    def forgetful(**inputs: object) -> object:
+        return own(**{k: v for k, v in inputs.items() if k != "position_ids"})
+
+    monkeypatch.setattr(draft.model, "forward", forgetful)
+    with pytest.raises(RunnerError, match="ignores the mask or the positions"):
+        check_tree_mask(draft, longest=40)
+
+
+def test_the_context_of_each_position_is_what_the_penalty_sees() -> None:
+    """Catches `seen_rows` used with the whole answer, which would mark the token being judged."""
+    rows = seen_rows(seen_in([3], 6), torch.tensor([4, 5]))
+    assert rows.nonzero().tolist() == [[0, 3], [1, 3], [1, 4], [2, 3], [2, 4], [2, 5]]

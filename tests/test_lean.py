@@ -1,0 +1,195 @@
+"""The lean runner computes what transformers computes: logits, hidden states, rollbacks, greedy text; and refuses the rest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kinds import model_of
+from torch import nn
+
+from specdecpp import EagerRunner, LeanRunner, Pair, load_pair
+from specdecpp.decoder import Decoder
+from specdecpp.errors import RunnerError
+from specdecpp.policies import Fixed
+from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, config) for kind, config in KINDS.items()},
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "as-many-kv-heads": ("llama", {"num_key_value_heads": 4}),
+    "wide-heads": ("qwen3", {"head_dim": 16}),
+    "llama3-angles": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}}),
+    "linear-angles": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+}
+TEXT = [1, 7, 3, 9, 12, 30, 2, 5, 41, 8, 8, 17]
+
+
+def built(variant: str, **more: Any) -> Any:
+    kind, config = VARIANTS[variant]
+    return tiny_model(kind, seed=1, **(config | more))
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def pair_of_runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, LeanRunner]:
+    """transformers' own pass over untouched weights, and the lean one over the same weights."""
+    return EagerRunner(built(request.param)), LeanRunner(built(request.param))
+
+
+def test_logits_and_states_are_those_of_transformers(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
+    """Catches a wrong angle, head order, norm or mask: read at once, and token by token."""
+    eager, lean = (r.fresh() for r in pair_of_runners)
+    expected, states = eager.extend(TEXT, rows=len(TEXT))
+    logits, hidden = lean.extend(TEXT, rows=len(TEXT))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden, states, atol=1e-4, rtol=1e-4)
+    lean = lean.fresh()
+    steps = [lean.extend(TEXT[:4], rows=4), *(lean.extend([t], rows=1) for t in TEXT[4:7]), lean.extend(TEXT[7:], rows=5)]
+    torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_rollback_leaves_no_trace(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
+    """Catches keys of forgotten tokens that are still seen. The same call then gives the same bits."""
+    _, lean = (r.fresh() for r in pair_of_runners)
+    lean.extend(TEXT[:5], rows=1)
+    before, _ = lean.extend(TEXT[5:8], rows=3)
+    lean.rollback(5)
+    lean.extend([33, 34, 35, 36], rows=1)
+    lean.rollback(5)
+    after, _ = lean.extend(TEXT[5:8], rows=3)
+    assert lean.length == 8
+    assert torch.equal(before, after)
+    lean.rollback(0)
+    alone, _ = lean.extend(TEXT[:5], rows=5)
+    fresh, _ = lean.fresh().extend(TEXT[:5], rows=5)
+    assert torch.equal(alone, fresh)
+
+
+def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
+    """Catches a cache that grows without what it held, and a long prompt whose parts do not see each other."""
+    long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
+    variant = {"max_position_embeddings": 1024}
+    eager, lean = EagerRunner(built("llama", **variant)), LeanRunner(built("llama", **variant))
+    expected, _ = eager.extend(long, rows=3)
+    at_once, _ = lean.extend(long, rows=3)
+    torch.testing.assert_close(at_once, expected, atol=1e-3, rtol=1e-3)
+    lean = lean.fresh()
+    for start in range(0, 699, 233):
+        lean.extend(long[start : start + 233], rows=1)
+    last, _ = lean.extend(long[699:], rows=1)
+    torch.testing.assert_close(last[0], expected[-1], atol=1e-3, rtol=1e-3)
+
+
+def test_two_sequences_share_the_weights_only() -> None:
+    """Catches caches that a second sequence writes into."""
+    lean = LeanRunner(built("llama"))
+    one, two = lean.fresh(), lean.fresh()
+    one.extend(TEXT[:4], rows=1)
+    two.extend(TEXT[4:], rows=1)
+    after, _ = one.extend([9], rows=1)
+    alone = lean.fresh()
+    alone.extend(TEXT[:4], rows=1)
+    assert torch.equal(after, alone.extend([9], rows=1)[0])
+
+
+def test_rows_past_the_common_vocabulary_are_cut() -> None:
+    """Catches logits of padding."""
+    lean = LeanRunner(built("llama"), vocab_size=50)
+    assert lean.extend(TEXT, rows=2)[0].shape == (2, 50)
+
+
+def test_the_model_computes_what_it_did() -> None:
+    """Catches weights that are changed by being joined, or held twice."""
+    model, same = built("qwen2"), built("qwen2")
+    lean = LeanRunner(model)
+    for (name, own), other in zip(model.named_parameters(), same.parameters(), strict=True):
+        assert torch.equal(own, other), name
+    ids = torch.tensor([TEXT])
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=ids).logits, same(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+    layer = model.model.layers[0]
+    assert layer.self_attn.q_proj.weight.untyped_storage().data_ptr() == lean._layers[0].qkv.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.bfloat16, 0.1)])
+def test_other_types_of_weights(dtype: torch.dtype, tolerance: float) -> None:
+    """Catches a table of angles, a mask or a softmax in half precision. (transformers takes norms and angles in float32.)"""
+    eager, lean = EagerRunner(built("llama").to(dtype)), LeanRunner(built("llama").to(dtype))
+    expected, _ = eager.extend(TEXT, rows=6)
+    logits, hidden = lean.extend(TEXT, rows=6)
+    assert logits.dtype == hidden.dtype == dtype
+    gap = (logits - expected).abs().max() / expected.abs().max()
+    assert float(gap) < tolerance
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_greedy_text_is_the_targets_own(kind: str) -> None:
+    """Catches differences that only show in a decoded text. In float32 logits differ by 1e-6 of their size, so a flip needs a
+    tie closer than that: none of these 20 texts of 40 tokens has one."""
+    model = built(kind)
+    draft = LeanRunner(tiny_draft(model))
+    pair = Pair(target=LeanRunner(model), draft=draft, tokenizer=tiny_tokenizer())
+    for start in range(20):
+        prompt = [3 + start, 5, 9]
+        out = Decoder(pair, policy=Fixed(k=3)).generate(prompt, max_tokens=40, temperature=0, ignore_eos=True)
+        ids = torch.tensor([prompt])
+        own = built(kind).generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
+        )
+        assert list(out.tokens) == own[0, 3:].tolist()
+
+
+def with_output_bias(model: Any) -> Any:
+    model.model.layers[1].self_attn.o_proj.bias = nn.Parameter(torch.zeros(32))
+    return model
+
+
+def half_and_half(model: Any) -> Any:
+    model.model.norm.bfloat16()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: model_of("gpt2"), "it is not one of LlamaForCausalLM"),
+        (lambda: tiny_model("mistral", sliding_window=6), "slides over a window of 6"),
+        (
+            lambda: tiny_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            "rotary angles are dynamic",
+        ),
+        (lambda: tiny_model("llama", mlp_bias=True), "not plain SiLU gates"),
+        (lambda: tiny_model("llama", hidden_act="gelu"), "not plain SiLU gates"),
+        (lambda: with_output_bias(tiny_model("llama")), "output bias"),
+        (lambda: half_and_half(tiny_model("llama")), "of several types"),
+    ],
+)
+def test_what_cannot_be_run_lean_is_refused_and_run_by_transformers(model: Any, reason: str) -> None:
+    """Catches a model that is run as something it is not."""
+    with pytest.raises(RunnerError, match=reason):
+        LeanRunner(model())
+
+
+def test_a_runner_can_be_asked_for(tmp_path: Path) -> None:
+    """Catches a choice that is ignored, and one that cannot be had."""
+    llama, other = save_tiny_pair(tmp_path / "llama"), save_tiny_pair(tmp_path / "gpt2", kind="gpt2")
+    assert type(load_pair(llama[0], draft=llama[1], lean=False).target) is EagerRunner
+    assert type(load_pair(llama[0], draft=llama[1]).target) is LeanRunner
+    assert type(load_pair(other[0], draft=other[1]).target) is EagerRunner
+    with pytest.raises(RunnerError, match="cannot be run lean"):
+        load_pair(other[0], draft=other[1], lean=True)
+
+
+def test_a_lean_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a family member that computes something else under a known name."""
+    monkeypatch.setattr(LeanRunner, "_head_normed", lambda self, qk, norms: qk)
+    with pytest.raises(RunnerError, match="other logits than transformers"):
+        LeanRunner(tiny_model("qwen3", seed=1))

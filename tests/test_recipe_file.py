@@ -1,0 +1,91 @@
+"""The recipe as a file: what is wrong in it is told by the key, before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from specdecpp import DataError
+from specdecpp.training.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no recipe"),
+        ("collect: [", "is not readable YAML"),
+        ("out: x", "collect is missing, and it has no default"),
+        ("colect: {}", r"colect is not a key\. Keys here: collect, pair, sampling, train, calibrate, out"),
+        ("name: x", "collect is missing"),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], max_tokns: 3}",
+            r"collect\.max_tokns is not a key\. Keys of collect: s",
+        ),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: many}",
+            r"max_tokens must be a whole number, got 'many'",
+        ),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: true}",
+            r"max_tokens must be a whole number, got True",
+        ),
+        ("collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: 0}", "collect: max_tokens must be at least 1, got 0"),
+        ("collect: {sources: []}", "collect: sources is empty; name at least one"),
+        ("collect: {sources: p.jsonl}", "collect.sources must be a list, got 'p.jsonl'"),
+        ("collect: {sources: [{path: p.jsonl}]}", r"collect\.sources\[0\]\.prompt is missing"),
+        ("collect: {sources: [{path: p.jsonl, prompt: txt}]}", r"collect\.sources\[0\]: there is no prompt builder 'txt'"),
+        ("collect: {sources: [{path: q.jsonl, prompt: text}]}", r"collect\.sources\[0\]\.path: there is nothing at .*q\.jsonl"),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], features: [leafs]}",
+            r"features\[0\] must be one of mixed, leaf, got",
+        ),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text, split: val}]}",
+            r"split must be one of train, dev, test, got 'val'",
+        ),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], branches: {length: 0}}",
+            r"collect\.branches: length must be at lea",
+        ),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}]}\nsampling: {temperature: warm}",
+            r"temperature must be a number, got",
+        ),
+        ("collect: {sources: [{path: p.jsonl, prompt: text}]}\nsampling: {top_p: 2}", r"sampling: top_p must lie in \(0, 1\]"),
+        ("collect: {sources: [{path: p.jsonl, prompt: text}]}\npair: {dtype: half}", "pair.dtype must be one of auto, float64"),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}]}\npair: {draft: ./none}",
+            r"pair\.draft: there is nothing at .*none",
+        ),
+        ("collect: {sources: [{path: p.jsonl, prompt: text}]}\ntrain: [a]", "train must be a mapping of names to heads"),
+    ],
+)
+def test_a_wrong_recipe_is_told_by_the_key(tmp_path: Path, text: str, said: str) -> None:
+    """Catches a typing error that is taken for nothing, and one that ends in a traceback hours later."""
+    (tmp_path / "p.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(DataError, match=rf"recipe\.yaml.*{said}"):
+        Recipe.read(tmp_path / "recipe.yaml")
+
+
+def test_a_recipe_says_what_it_says(tmp_path: Path) -> None:
+    """Catches a value that is lost, paths relative to the wrong folder, and 1e-3, which PyYAML takes for text."""
+    (tmp_path / "p.jsonl").write_text('{"text": "a"}\n')
+    text = """
+    pair: {target: org/large, draft: org/small, dtype: bfloat16, device: cuda}
+    sampling: {temperature: 7e-1, top_k: 40}
+    collect:
+      sources: [{path: p.jsonl, prompt: "field:x", split: test}, {path: org/data, prompt: gsm8k, part: main}]
+      branches: null
+    calibrate: {split: test}
+    out: ../there
+    """
+    (tmp_path / "recipe.yaml").write_text(text)
+    recipe = Recipe.read(tmp_path / "recipe.yaml")
+    assert (recipe.pair.target, recipe.pair.dtype, recipe.pair.device) == ("org/large", "bfloat16", "cuda")
+    assert (recipe.sampling.temperature, recipe.sampling.top_k) == (0.7, 40)
+    assert [s.path for s in recipe.collect.sources] == [str(tmp_path / "p.jsonl"), "org/data"]
+    assert recipe.collect.branches is None
+    assert recipe.calibrate.split == "test"
+    assert recipe.labels.resolve() == (tmp_path.parent / "there" / "labels").resolve()
+    with pytest.raises(DataError, match="there is no recipe"):
+        Recipe.read(tmp_path / "other.yaml")

@@ -1,0 +1,364 @@
+"""Training: the objective, what each form of head reads, and a training that is killed; then whole recipes on tiny pairs."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from records import Process, records
+from typer.testing import CliRunner, Result
+
+from specdecpp import AcceptanceHead, Calibration, cli, load_pair
+from specdecpp.decoder import Decoder
+from specdecpp.errors import DataError
+from specdecpp.policies import SpecDecPP
+from specdecpp.testing import save_tiny_pair
+from specdecpp.training.labels import Record
+from specdecpp.training.plan import GRID, HeadPlan, grid
+from specdecpp.training.train import acceptance_loss, batches, examples, following, train
+
+PROCESS = Process.random(5, seed=1)
+ABOUT = {"pair": {"target": "aa", "draft": "bb"}, "vocab_size": 5, "sampling": {"temperature": 1.0}, "digest": "d"}
+QUICK = HeadPlan(width=32, num_layers=2, epochs=25, batch=4, lr=1e-2)
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Record]:
+    return records(PROCESS, 60, num_tokens=20, seed=2)
+
+
+@pytest.fixture(scope="module")
+def dev() -> list[Record]:
+    return records(PROCESS, 10, num_tokens=20, seed=3)
+
+
+def probability_of(head: AcceptanceHead, process: Process = PROCESS) -> torch.Tensor:
+    """What a head says of every (last token, candidate) [V, V], raw."""
+    v, q = len(process.p), process.q.float()
+    top = q.topk(2).values
+    known = {
+        "log_q": q.log(),
+        "entropy": torch.special.entr(q).sum(-1, keepdim=True).expand(v, v),
+        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
+        "depth": torch.ones(v, v),
+    }
+    token = torch.arange(v).expand(v, v)
+    hidden = torch.eye(v)[:, None].expand(v, v, v) if head.card.form == "look_ahead" else torch.eye(v)[token]
+    scalars = torch.stack([known[name] for name in head.card.scalars], -1) if head.card.scalars else None
+    with torch.no_grad():
+        return head(hidden, token, scalars)[..., 0].sigmoid()
+
+
+# The objective
+
+
+def test_the_loss_is_least_where_the_closed_form_says():
+    """Catches a weight on the wrong side: the minimiser is s = P/(P + w(1 - P)), which the calibration then undoes."""
+    label = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    logit = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([logit], max_iter=100, tolerance_grad=1e-12)
+
+    def closure():
+        optimiser.zero_grad()
+        loss = acceptance_loss(logit, label, rejection_weight=6.0)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    torch.testing.assert_close(logit.detach().sigmoid(), label / (label + 6 * (1 - label)), atol=1e-5, rtol=0)
+    undone = Calibration(rejection_weight=6.0).apply(logit.detach()).sigmoid()
+    torch.testing.assert_close(undone, label, atol=1e-5, rtol=0)
+
+
+def test_the_loss_is_normalised_by_the_weights():
+    """Catches a mean over labels, under which w_rej would also change the step size."""
+    label = torch.tensor([0.25, 1.0])
+    logit = torch.tensor([0.3, -0.2])
+    s = logit.sigmoid()
+    expected = -(0.25 * s[0].log() + 6 * 0.75 * (1 - s[0]).log() + s[1].log()) / (0.25 + 6 * 0.75 + 1)
+    assert acceptance_loss(logit, label, rejection_weight=6.0) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [1.0, 6.0])
+def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, tmp_path):
+    """Catches states, candidates and labels that do not belong together: the toy's acceptance is a function of what the head
+    reads, so a trained head must come close to it, at every weight of rejections."""
+    told = []
+    head = train(replace(QUICK, rejection_weight=weight), answers, dev, ABOUT, tmp_path, tell=told.append)
+    found = head.card.calibration.apply(probability_of(head).logit()).sigmoid()
+    reached = PROCESS.q > 0.05  # pairs that were seen often
+    assert float((found - PROCESS.accept).abs()[reached].max()) < 0.12
+    assert told[-1].dev_kl < 0.02
+    assert told[-1].loss < told[0].loss
+
+
+@pytest.mark.parametrize("text", ["mixed", "leaf"])
+def test_a_lagged_head_learns_from_the_state_at_the_candidate(text, answers, dev, tmp_path):
+    """Catches the state before the candidate, or labels of the kept tokens: what remains to know is the mean over contexts."""
+    plan = replace(QUICK, form="lagged", text=text, scalars=(), width=None, epochs=30)
+    head = train(plan, answers, dev, ABOUT, tmp_path)
+    texts = torch.cat([torch.cat([torch.zeros(1, dtype=torch.long), r.answer[:-1]]) for r in answers])
+    share = torch.bincount(texts, minlength=5).double() / len(texts)
+    weight = share[:, None] * PROCESS.q
+    mean = (weight * PROCESS.accept).sum(0) / weight.sum(0)
+    assert float((probability_of(head)[0] - mean).abs().max()) < 0.12
+
+
+def test_examples_take_the_loss_only_where_the_text_has_the_drafts_token(answers):
+    """Catches a label of the draft's token on a state of the answer's token."""
+    evidence, targets = examples(answers, HeadPlan.paper())
+    num = sum(int(r.is_mixed.sum()) for r in answers if r.is_mixed is not None)
+    assert len(evidence.token) == len(targets["accept"]) == num
+    assert torch.equal(evidence.hidden.argmax(-1), evidence.token)  # the toy's state at a token is the token
+    assert len(examples(answers, QUICK)[1]["accept"]) == sum(r.candidate.numel() for r in answers)
+
+
+def test_the_next_output_learns_the_acceptance_of_the_position_after(answers, dev, tmp_path):
+    """Catches 1 - TV of the wrong position: after a token that is followed, the toy's overlap is known exactly."""
+    evidence, targets = following(answers, QUICK)
+    overlap = torch.minimum(PROCESS.p, PROCESS.q).sum(-1).float()
+    torch.testing.assert_close(targets["next"], overlap[evidence.token])
+    plan = replace(QUICK, outputs=("accept", "next"))
+    head = train(plan, answers, dev, ABOUT, tmp_path)
+    hidden, token = torch.eye(5)[torch.zeros(5, dtype=torch.long)], torch.arange(5)
+    q = PROCESS.q[0].float()
+    top = q.topk(2).values
+    scalars = torch.stack([q.log(), torch.special.entr(q).sum().expand(5), (top[0] - top[1]).expand(5)], -1)
+    with torch.no_grad():
+        said = head(hidden, token, scalars)[:, 1].sigmoid()
+    assert float((said - overlap).abs().max()) < 0.1
+
+
+def test_the_log_ratio_output_learns_the_unclipped_ratio(answers, dev, tmp_path):
+    """Catches a clipped label: block verification carries ratios above 1."""
+    head = train(replace(QUICK, outputs=("accept", "log_ratio")), answers, dev, ABOUT, tmp_path)
+    v, q = 5, PROCESS.q.float()
+    top = q.topk(2).values
+    entropy, gap = torch.special.entr(q).sum(-1, keepdim=True).expand(v, v), (top[:, :1] - top[:, 1:]).expand(v, v)
+    hidden, token = torch.eye(v)[:, None].expand(v, v, v), torch.arange(v).expand(v, v)
+    with torch.no_grad():
+        said = head(hidden, token, torch.stack([q.log(), entropy, gap], -1))[..., 1]
+    wanted = (PROCESS.p / PROCESS.q).log().float()
+    assert float((said - wanted).abs()[PROCESS.q > 0.05].mean()) < 0.15
+    assert float(said.max()) > 0.3
+
+
+# The run
+
+
+def test_a_training_that_is_killed_ends_with_the_same_weights(answers, dev, tmp_path):
+    """Catches an order, a learning rate or a moment of the optimiser that starts anew after a kill."""
+    plan = replace(QUICK, epochs=4)
+    whole = train(plan, answers, dev, ABOUT, tmp_path / "whole")
+
+    def die(epoch):
+        if epoch.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(plan, answers, dev, ABOUT, tmp_path / "killed", tell=die)
+    resumed = train(plan, answers, dev, ABOUT, tmp_path / "killed")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    lines = [json.loads(line) for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_finished_head_is_read_back_with_its_calibration(answers, dev, tmp_path):
+    """Catches a second `run` that trains again, or writes the uncalibrated card over the calibrated one."""
+    plan = replace(QUICK, epochs=1)
+    head = train(plan, answers, dev, ABOUT, tmp_path)
+    head.with_card(calibration=Calibration(bias=0.5, num_labels=7)).save_pretrained(tmp_path)
+    assert train(plan, answers, dev, ABOUT, tmp_path).card.calibration.num_labels == 7
+
+
+def test_another_plan_in_the_same_folder_is_refused(answers, dev, tmp_path):
+    """Catches a changed recipe that goes on from another head's weights, or that overwrites it."""
+    train(replace(QUICK, epochs=1), answers, dev, ABOUT, tmp_path)
+    with pytest.raises(DataError, match=r"another plan: lr changed"):
+        train(replace(QUICK, epochs=1, lr=1e-3), answers, dev, ABOUT, tmp_path)
+    with pytest.raises(DataError, match=r"another plan: the labels changed"):
+        train(replace(QUICK, epochs=1), answers, dev, ABOUT | {"digest": "other"}, tmp_path)
+
+
+def test_the_same_seed_gives_the_same_head(answers, dev, tmp_path):
+    """Catches randomness that is not the plan's own."""
+    heads = []
+    for i, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(i)
+        heads.append(train(replace(QUICK, epochs=1, seed=seed), answers, dev, ABOUT, tmp_path / str(i)).output.weight)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_every_epoch_sees_every_answer_once_in_an_order_of_its_own():
+    """Catches answers that are dropped at the end of an epoch, and epochs that repeat one order."""
+    plan = replace(QUICK, batch=4)
+    orders = [[i for batch in batches(10, plan, epoch) for i in batch] for epoch in (1, 2)]
+    assert [sorted(order) for order in orders] == [list(range(10))] * 2
+    assert orders[0] != orders[1]
+
+
+def test_the_grid_of_the_paper_is_twenty_heads():
+    """Catches a grid that shares a folder between two heads."""
+    plans = grid(HeadPlan.paper())
+    assert len(plans) == len(set(map(repr, plans.values()))) == 20
+    assert {p.rejection_weight for p in plans.values()} == set(GRID["rejection_weight"])
+    assert plans["rejection_weight=6,num_layers=3"] == HeadPlan.paper()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"form": "sideways"}, "form is lagged or look_ahead"),
+        ({"text": "plain"}, "text mixed or leaf"),
+        ({"scalars": ("luck",)}, "'luck' is not one of log_q"),
+        ({"outputs": ("next",)}, "the first of the outputs is accept"),
+        ({"outputs": ("accept", "price")}, "'price' is not one of"),
+        ({"epochs": 0}, "at least 1"),
+        ({"width": 0}, "at least 1"),
+        ({"num_layers": -1}, "at least 0"),
+        ({"lr": 0.0}, "must be positive"),
+        ({"warmup": 1.0}, r"warmup in \[0, 1\)"),
+    ],
+)
+def test_a_plan_that_cannot_be_trained_is_refused(changes: dict[str, Any], message: str):
+    """Catches a mistake in a recipe that shows hours later."""
+    with pytest.raises(ValueError, match=message):
+        HeadPlan(**changes)
+
+
+def test_what_is_missing_is_said(answers, dev, tmp_path):
+    """Catches a training without answers, or on states that nobody collected."""
+    with pytest.raises(DataError, match="no answers to train on"):
+        train(QUICK, [], dev, ABOUT, tmp_path)
+    bare = [replace(r, mixed=None, is_mixed=None, leaf=None) for r in answers]
+    for text in ("mixed", "leaf"):
+        with pytest.raises(DataError, match=f"feature '{text}'"):
+            train(HeadPlan.paper(text=text), bare, dev, ABOUT, tmp_path)
+
+
+# Whole recipes on tiny pairs
+
+
+def recipe(folder: Path, *, kind: str = "llama", **changes: Any) -> Path:
+    """A tiny pair of a kind, prompts, and the recipe of a look-ahead and a lagged head for it."""
+    save_tiny_pair(folder, kind=kind)
+    rows = [{"question": f"{a} plus {b}"} for a in range(6) for b in range(4)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    content = {
+        "pair": {"target": "target", "draft": "draft", "dtype": "float32"},
+        "sampling": {"temperature": 0.8, "top_k": 20},
+        "collect": {
+            "sources": [{"path": "prompts.jsonl", "prompt": "field:question", "name": "sums", "dev_share": 0.4}],
+            "max_tokens": 12,
+            "shard_size": 8,
+            "batch": 8,
+            "features": ["mixed", "leaf"],
+        },
+        "train": {
+            "ahead": {"width": 16, "num_layers": 1, "epochs": 2, "outputs": ["accept", "next"]},
+            "head_lagged": {"form": "lagged", "text": "leaf", "num_layers": 1, "scalars": [], "epochs": 2},
+        },
+        "out": "out",
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content | changes))
+    return path
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), prog_name="specdecpp")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_a_recipe_runs_from_prompts_to_a_head_that_decodes(kind: str, tmp_path: Path):
+    """Catches a step that does not fit the next one, on any of the architectures."""
+    path = recipe(tmp_path, kind=kind)
+    result = call("run", str(path), "--json", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert list(found["heads"]) == ["head", "head_lagged"]
+    scores = found["evaluation"]["sums"]
+    assert set(scores) == {"head", "head_lagged", "max_q", "cumulative_q", "entropy"}
+    assert scores["head"]["auroc_product"] is not None
+    saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert saved["sums"] == scores
+    assert saved["provenance"]["command"] == "specdecpp run recipe.yaml"
+    pair = load_pair(tmp_path / "target", draft=tmp_path / "draft", head=found["heads"]["head"])
+    assert pair.head is not None
+    assert pair.head.card.is_calibrated
+    assert pair.head.card.sampling is not None
+    assert pair.head.card.sampling["top_k"] == 20
+    policy = SpecDecPP(head=pair.head, threshold=0.5, calibrated=True, min_tokens=0)
+    out = Decoder(pair, policy=policy).generate("3 plus 1", max_tokens=12, seed=0, ignore_eos=True)
+    assert any(len(r.judged) == r.num_drafted > 0 for r in out.rounds)
+
+
+def test_the_verbs_one_by_one_give_what_run_gives(tmp_path: Path):
+    """Catches a step that `run` does differently."""
+    path = recipe(tmp_path)
+    assert call("run", str(path), "--quiet").exit_code == 0
+    whole = AcceptanceHead.from_pretrained(tmp_path / "out" / "heads" / "ahead")
+    for arguments in (
+        ("collect", str(path), "--out", str(tmp_path / "other"), "--quiet"),
+        ("train", str(path), "--out", str(tmp_path / "other"), "--head", "ahead", "--quiet"),
+        ("calibrate", str(tmp_path / "other" / "heads" / "ahead"), "--labels", str(tmp_path / "other" / "labels")),
+    ):
+        result = call(*arguments)
+        assert result.exit_code == 0, result.stderr
+    parts = AcceptanceHead.from_pretrained(tmp_path / "other" / "heads" / "ahead")
+    assert parts.card.calibration == whole.card.calibration
+    assert all(torch.equal(v, parts.state_dict()[k]) for k, v in whole.state_dict().items())
+
+
+def test_the_grid_is_one_command(tmp_path: Path):
+    """Catches heads of the grid that overwrite each other."""
+    path = recipe(tmp_path)
+    assert call("collect", str(path), "--quiet").exit_code == 0
+    result = call("train", str(path), "--head", "head_lagged", "--grid", "--json", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    heads = json.loads(result.stdout)["heads"]
+    assert len(heads) == len({row["folder"] for row in heads.values()}) == 20
+    assert all((Path(row["folder"]) / "head.safetensors").exists() for row in heads.values())
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path: Path):
+    """Catches a half-written step that a second run takes for a whole one. The process is killed for real, twice."""
+    path = recipe(tmp_path)
+    assert call("run", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
+    command = [sys.executable, "-m", "specdecpp", "run", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
+    for seen in ("labels/shard-00000.parquet", "heads/ahead/state.pt"):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not (tmp_path / "killed" / seen).exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert call("run", str(path), "--out", str(tmp_path / "killed"), "--quiet").exit_code == 0
+    whole, killed = (AcceptanceHead.from_pretrained(tmp_path / of / "heads" / "ahead") for of in ("whole", "killed"))
+    assert all(torch.equal(v, killed.state_dict()[k]) for k, v in whole.state_dict().items())
+    assert whole.card.calibration == killed.card.calibration
+
+
+def test_a_head_that_the_recipe_does_not_name(tmp_path: Path):
+    """Catches a typing error that trains nothing and says nothing."""
+    path = recipe(tmp_path)
+    result = call("train", str(path), "--head", "hade")
+    assert result.exit_code == 2
+    assert "no head 'hade'. Its heads: ahead, head_lagged" in result.stderr
+
+
+def test_a_recipe_without_heads(tmp_path: Path):
+    """Catches a training that ends well without a head."""
+    path = recipe(tmp_path, train={})
+    assert call("collect", str(path), "--quiet").exit_code == 0
+    result = call("train", str(path))
+    assert result.exit_code == 1
+    assert "recipe.yaml names no head" in result.stderr
