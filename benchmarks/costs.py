@@ -36,18 +36,17 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=60)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    passes: dict[str, tuple[sd.Runner, int]] = {}
-    for kind, pair in (("", sd.load_pair()), ("eager ", sd.load_pair(lean=False))):
+    times: dict[str, list[float]] = {}
+    for kind, lean in (("", None), ("eager ", False)):  # one after the other: two pairs at a time do not fit the CPU's cache
+        pair = sd.load_pair(lean=lean)
         target, draft = pair.target.fresh(), pair.draft.fresh()
         for runner in (target, draft):
             runner.extend([5] * CONTEXT, rows=1)
-        passes |= {f"{kind}draft": (draft, 1)} | {f"{kind}target({n})": (target, n) for n in ROWS}
-    times: dict[str, list[float]] = {name: [] for name in passes}
-    for repetition in range(args.repetitions + 5):
-        measured = {name: once(runner, rows) for name, (runner, rows) in passes.items()}
-        if repetition >= 5:
-            for name, seconds in measured.items():
-                times[name].append(seconds)
+        for repetition in range(args.repetitions + 5):
+            measured = {f"{kind}draft": once(draft, 1)} | {f"{kind}target({n})": once(target, n) for n in ROWS}
+            if repetition >= 5:
+                for name, seconds in measured.items():
+                    times.setdefault(name, []).append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"{'forward':>18}  {'ms':>6}  {'/ target(1)':>11}")
     for name, seconds in medians.items():

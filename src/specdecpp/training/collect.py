@@ -18,7 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +37,7 @@ from specdecpp.training.recipe import Recipe
 
 LARGE = 20e9
 """Bytes past which a collection must be confirmed."""
-_TRIAL_TOKENS = 9
+_TRIAL_TOKENS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,17 +162,16 @@ def _trial_s(pair: Pair, work: Work, groups: Sequence[Sequence[Question]]) -> fl
     """Seconds for all groups if every answer is as long as it may be: one batch answered and labelled, scaled."""
     batch = groups[0][-work.plan.batch :]
     num_batches = sum(map(len, groups)) / len(batch)
-    times, answers = [], []
-    for max_tokens in (1, 1, _TRIAL_TOKENS):  # the first one only warms up
-        started = perf_counter()
-        answers = jobs.answer_all(pair, jobs.trial(work, max_tokens=max_tokens), 0, batch)
-        times.append(perf_counter() - started)
+    times = [perf_counter()]
+    answers = jobs.answer_all(
+        pair, jobs.trial(work, max_tokens=_TRIAL_TOKENS), 0, batch, tick=lambda num_tokens: times.append(perf_counter())
+    )
     started = perf_counter()
     jobs.label_all(pair, work, answers, 0)
     label_s = perf_counter() - started
-    step_s = max(0.0, times[2] - times[1]) / (_TRIAL_TOKENS - 1)
+    prompt_s, *steps = (b - a for a, b in pairwise(times))
     growth = 1 + work.plan.max_tokens * len(answers) / sum(a.num_tokens for a in answers)
-    return num_batches * (times[1] + step_s * work.plan.max_tokens + label_s * growth)
+    return num_batches * (prompt_s + median(steps or [prompt_s]) * work.plan.max_tokens + label_s * growth)
 
 
 def _work(recipe: Recipe, pair: Pair, provenance: Mapping[str, Any]) -> Work:
