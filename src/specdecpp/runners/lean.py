@@ -64,6 +64,7 @@ class LeanRunner(EagerRunner):
         )
         self._embedding, self._output = body.embed_tokens.weight.detach(), model.get_output_embeddings().weight.detach()
         self._output = self._output[: self.vocab_size].T
+        self._is_wide = self._embedding.dtype.itemsize >= 4
         self._layers = [_joined(layer) for layer in body.layers]
         self._angles = _Angles(body.rotary_emb, dtype=self._embedding.dtype)
         self._check_against_transformers()
@@ -127,7 +128,7 @@ class LeanRunner(EagerRunner):
         self._make_room(end)
         kv, size, groups = self._kv_heads, self._head_size, self._heads // self._kv_heads
         cos, sin = self._angles.at(start, end)
-        mask = None if n == 1 else _causal(n, end, self._embedding)
+        mask = _causal(n, end, self._embedding).repeat(groups, 1)
         x = self._embedding[tokens[0], None] if n == 1 else self._embedding[torch.tensor(tokens, device=self.device)]
         for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
             h = layer.norm(x)
@@ -141,10 +142,8 @@ class LeanRunner(EagerRunner):
             keys[:, start:end] = qk[:, -kv:].transpose(0, 1)
             values[:, start:end] = v.transpose(0, 1)
             q = qk[:, :-kv].view(n, kv, groups, size).permute(1, 2, 0, 3).reshape(kv, groups * n, size)
-            scores = torch.bmm(q, keys[:, :end].transpose(1, 2)) * size**-0.5
-            if mask is not None:
-                scores = (scores.view(kv, groups, n, end) + mask).view(kv, groups * n, end)
-            weights = scores.softmax(-1, dtype=torch.float32 if scores.dtype.itemsize < 4 else None).to(x.dtype)
+            scores = torch.baddbmm(mask, q, keys[:, :end].transpose(1, 2), alpha=size**-0.5)
+            weights = scores.softmax(-1) if self._is_wide else scores.softmax(-1, dtype=torch.float32).to(x.dtype)
             mixed = torch.bmm(weights, values[:, :end])
             mixed = mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
             x = torch.addmm(x, mixed, layer.out)
@@ -188,14 +187,16 @@ class _Norm:
     """x / sqrt(mean(x^2) + eps) * w as sqrt(D) w x / sqrt(sum(x^2) + D eps): six operations. torch's own takes a dozen here."""
 
     def __init__(self, norm: Any):
-        self._size, self._dtype = len(norm.weight), norm.weight.dtype
-        self._weight = _wide(norm.weight.detach()) * self._size**0.5
-        self._eps = self._size * float(norm.variance_epsilon)
+        weight = norm.weight.detach()
+        self._is_wide = weight.dtype.itemsize >= 4
+        self._weight = (weight if self._is_wide else weight.float()) * len(weight) ** 0.5
+        self._eps = len(weight) * float(norm.variance_epsilon)
 
     def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        wide = _wide(x)
+        wide = x if self._is_wide else x.float()
         scale = (wide * wide).sum(-1, keepdim=True).add_(self._eps).rsqrt_()
-        return (wide * scale * self._weight).to(self._dtype)
+        out = wide * scale * self._weight
+        return out if self._is_wide else out.to(x.dtype)
 
 
 class _Angles:
@@ -217,12 +218,10 @@ class _Angles:
         return self._cos[start:end], self._sin[start:end]
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < 4 else x
-
-
 def _causal(n: int, end: int, like: Tensor) -> Tensor:
     """[n, end]: row i sees positions up to end - n + i."""
+    if n == 1:
+        return like.new_zeros(1, 1)
     return torch.full((n, end), -torch.inf, dtype=like.dtype, device=like.device).triu(end - n + 1)
 
 
