@@ -20,6 +20,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
+from specdecpp.training import shards
 from specdecpp.training.labels import Record
 from specdecpp.training.plan import GRID, HeadPlan, grid
 from specdecpp.training.train import acceptance_loss, batches, examples, following, train
@@ -345,6 +346,18 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
     whole, killed = (AcceptanceHead.from_pretrained(tmp_path / of / "heads" / "ahead") for of in ("whole", "killed"))
     assert all(torch.equal(v, killed.state_dict()[k]) for k, v in whole.state_dict().items())
     assert whole.card.calibration == killed.card.calibration
+
+
+def test_branches_can_be_asked_for_on_every_answer(tmp_path: Path):
+    """Catches a flag that leaves the answers to train on without their replay record."""
+    path = recipe(tmp_path)
+    assert call("collect", str(path), "--branches", "3", "--quiet").exit_code == 0
+    found = list(shards.read(tmp_path / "out" / "labels", split="train"))
+    assert found
+    assert all(r.branches is not None and r.branches.token.shape[1] == 3 for r in found)
+    refused = call("collect", str(path), "--quiet")
+    assert refused.exit_code == 1
+    assert "branches" in refused.stderr
 
 
 def test_a_head_that_the_recipe_does_not_name(tmp_path: Path):

@@ -28,6 +28,10 @@ def collect(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Spread the shards with Ray: local, or a cluster's address.")
     ] = None,
+    branches: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Discarded branches of N tokens on every answer.  [default: by recipe]"),
+    ] = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No estimate and no progress.")] = False,
 ) -> None:
@@ -36,10 +40,13 @@ def collect(
     What is finished is kept: killed at any moment and started again, it goes on, and the result is the same to the byte.
     """
     with told():
-        from specdecpp.training.recipe import Recipe
+        from specdecpp.training.recipe import BranchPlan, Recipe
 
         recipe = Recipe.read(path)
         recipe = recipe if out is None else replace(recipe, out=out)
+        if branches is not None:
+            everywhere = BranchPlan(splits=("train", "dev", "test"), length=branches)
+            recipe = replace(recipe, collect=replace(recipe.collect, branches=everywhere))
         end = collected(recipe, assume_yes=yes, ray=ray, quiet=quiet)
         if as_json:
             print_json({"labels": str(recipe.labels), **asdict(end), "tokens_per_second": end.tokens_per_second})
