@@ -58,12 +58,8 @@ class LeanRunner(EagerRunner):
         self._heads, self._kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self._head_size = int(getattr(config, "head_dim", None) or config.hidden_size // self._heads)
         self._norm = _Norm(body.norm)
-        _share(model.get_output_embeddings())
-        body.embed_tokens.weight = (
-            model.get_output_embeddings().weight if config.tie_word_embeddings else body.embed_tokens.weight
-        )
-        self._embedding, self._output = body.embed_tokens.weight.detach(), model.get_output_embeddings().weight.detach()
-        self._output = self._output[: self.vocab_size].T
+        self._output = _share(model.get_output_embeddings())[:, : self.vocab_size]
+        self._embedding = body.embed_tokens.weight.detach()  # the same storage where the two are tied
         self._is_wide = self._embedding.dtype.itemsize >= 4
         self._layers = [_joined(layer) for layer in body.layers]
         self._angles = _Angles(body.rotary_emb, dtype=self._embedding.dtype)
