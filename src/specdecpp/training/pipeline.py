@@ -8,7 +8,6 @@ import json
 import platform
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,8 +83,3 @@ def provenance(recipe: Recipe, split: str) -> dict[str, Any]:
             },
         }
     }
-
-
-def evaluation_of(path: Path) -> Evaluation:
-    """The figures of an `evaluation.json`, without its provenance."""
-    return {name: scores for name, scores in json.loads(path.read_text(encoding="utf-8")).items() if name != "provenance"}

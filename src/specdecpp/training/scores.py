@@ -96,8 +96,8 @@ def minus_entropy(record: Record, *, length: int = LENGTH) -> Judged:
     return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch, length)
 
 
-def logits(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[np.ndarray, "*rows"]:
-    """Raw logits of acceptance, where `depth` is each token's place in its round, from 1."""
+def outputs(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows O"]:
+    """All raw outputs of a head, where `depth` is each token's place in its round, from 1."""
     known = {
         "log_q": evidence.log_q.clamp(min=LEAST_LOG_Q),
         "entropy": evidence.entropy,
@@ -106,9 +106,13 @@ def logits(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]
     }
     names, device = head.card.scalars, head.output.weight.device
     scalars = torch.stack([known[name].float() for name in names], -1).to(device) if names else None
+    return head(evidence.hidden.to(device), evidence.token.clamp(min=0).to(device), scalars)
+
+
+def logits(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[np.ndarray, "*rows"]:
+    """Raw logits of acceptance."""
     with torch.inference_mode():
-        out = head(evidence.hidden.to(device), evidence.token.clamp(min=0).to(device), scalars)
-    return out[..., 0].double().cpu().numpy()
+        return outputs(head, evidence, depth)[..., 0].double().cpu().numpy()
 
 
 def candidate_evidence(record: Record, source: Source) -> Evidence:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import DataError
@@ -26,7 +26,7 @@ from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.plan import HeadPlan
 from specdecpp.training.progress import Epoch, Training
-from specdecpp.training.scores import LEAST_LOG_Q, Evidence, answer_evidence, candidate_evidence, head_logits
+from specdecpp.training.scores import Evidence, answer_evidence, candidate_evidence, head_logits, outputs
 
 LONGEST_LOG_RATIO = 10.0
 
@@ -71,7 +71,7 @@ def train(
 def step(run: Training, records: Sequence[Record], plan: HeadPlan) -> tuple[float, int]:
     """One update; the loss before it, and the number of labels it stands on."""
     evidence, targets = examples(records, plan)
-    out = _outputs(run.head, evidence, targets["depth"])
+    out = outputs(run.head, evidence, targets["depth"])
     loss = acceptance_loss(out[:, 0], targets["accept"], rejection_weight=plan.rejection_weight)
     if "log_ratio" in plan.outputs:
         ratio = targets["log_ratio"].clamp(-LONGEST_LOG_RATIO, LONGEST_LOG_RATIO)
@@ -135,21 +135,9 @@ def _next_loss(head: AcceptanceHead, records: Sequence[Record], plan: HeadPlan) 
     if all(len(r.answer) < 2 for r in records):
         return torch.zeros(())
     evidence, targets = following(records, plan)
-    logit = _outputs(head, evidence, targets["depth"])[:, plan.outputs.index("next")]
+    logit = outputs(head, evidence, targets["depth"])[:, plan.outputs.index("next")]
     loss = F.binary_cross_entropy_with_logits(logit, targets["next"].clamp(0, 1), reduction="none")
     return (loss * targets["weight"]).sum() / targets["weight"].sum().clamp(min=1e-6)
-
-
-def _outputs(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, " M"]) -> Float[Tensor, "M O"]:
-    values = {
-        "log_q": evidence.log_q.clamp(min=LEAST_LOG_Q),
-        "entropy": evidence.entropy,
-        "gap": evidence.gap,
-        "depth": depth.float(),
-    }
-    names = head.card.scalars
-    scalars = torch.stack([values[name].float() for name in names], -1) if names else None
-    return head(evidence.hidden.float(), evidence.token, scalars)
 
 
 def _flat(evidence: Evidence) -> Evidence:
