@@ -1,10 +1,21 @@
-"""Settings shared by all tests: property tests are reproducible and say nothing about absolute time; no test asks a hub."""
+"""Settings shared by all tests: property tests are reproducible and say nothing about absolute time; no test asks a hub, and
+none reads or writes what belongs to the person who runs them."""
 
 import os
+from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("specdecpp", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("specdecpp")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of the tests' own, shared so that a pair is measured once; child processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -10,9 +10,9 @@ from jaxtyping import config
 from scipy.stats import chisquare
 
 from specdecpp.head import AcceptanceHead, HeadCard
-from specdecpp.policies import Policy
+from specdecpp.policies import Costs, Policy
 from specdecpp.sampling import Sampling, probabilities
-from specdecpp.session import Round, Session
+from specdecpp.session import Piece, Round, Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_law
 from specdecpp.text import Detokenizer
 from specdecpp.verification import Coins, Verification
@@ -64,6 +64,7 @@ class Request:
     max_tokens: int = 4
     ends: tuple[int, ...] = ()
     detokenizer: Callable[[], Detokenizer] | None = None
+    costs: Costs = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.0, 5: 1.3})  # noqa: RUF009 (frozen)
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Coins, Coins]) -> Session:
         return Session(
@@ -77,6 +78,7 @@ class Request:
             coins=coins,
             ends=self.ends,
             detokenizer=self.detokenizer() if self.detokenizer else None,
+            costs=self.costs,
         )
 
     def law(
@@ -113,6 +115,26 @@ class Request:
 
         walk(self.prompt, 1.0)
         return law
+
+
+def outcome(
+    num_drafted: int, num_accepted: int, costs: Costs | None = None, *, draft_s=0.0, head_s=0.0, verify_s=0.0, other_s=0.0
+) -> Round:
+    """A round that went on to the target's own token."""
+    own = "bonus" if num_accepted == num_drafted else "correction"
+    return Round(
+        pieces=(*[Piece(token=0, text="", origin="accepted")] * num_accepted, Piece(token=0, text="", origin=own)),
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        stop_reason="",
+        judged=(),
+        finish_reason=None,
+        draft_s=draft_s,
+        head_s=head_s,
+        verify_s=verify_s,
+        other_s=other_s,
+        expected_s=costs.round_s(num_drafted) if costs else 0.0,
+    )
 
 
 def largest_difference(a: Law, b: Law) -> float:

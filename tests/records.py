@@ -94,6 +94,7 @@ def record_of(
         entropy=_entropy(q).float(),
         top=q.topk(min(NUM_TOP, q.shape[-1])).values.float(),
         answer_log_q=q.log().gather(-1, x[:, None])[:, 0].float(),
+        answer_log_ratio=(p.log() - q.log()).gather(-1, x[:, None])[:, 0].float(),
         answer_odds=(q / p).clamp(max=1).gather(-1, x[:, None])[:, 0].float(),
         depth=depth,
         states=torch.cat([states[:1], states[x]]),
@@ -173,7 +174,7 @@ def _branches(process: Process, last: list[int], given: Any, length: int, genera
             tokens[i, n] = at
             n += 1
         lengths.append(n)
-    q = process.q[contexts]
+    p, q = process.p[contexts], process.q[contexts]
     top = q.topk(2).values
     return Branches(
         token=tokens,
@@ -182,6 +183,8 @@ def _branches(process: Process, last: list[int], given: Any, length: int, genera
         entropy=_entropy(q).float(),
         gap=(top[..., 0] - top[..., 1]).float(),
         state=torch.eye(len(process.p))[tokens],
+        log_ratio=(p.log() - q.log()).gather(-1, tokens[..., None])[..., 0].float(),
+        overlap=torch.minimum(process.p, process.q).sum(-1)[tokens].float(),
     )
 
 

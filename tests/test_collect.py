@@ -105,6 +105,39 @@ def test_every_prompt_gets_one_record(whole: Path, home: Path) -> None:
         assert len(record.answer) == 12 or record.answer[-1] == 1
 
 
+def test_a_choice_of_sides_leaves_the_others_out(home: Path, pair: Pair, whole: Path, tmp_path: Path) -> None:
+    """Catches answers that are sampled for training prompts where only recordings are wanted, odds that are asked for in the
+    recipe and not made, and sources without a prompt on any of the sides."""
+    recipe = recipe_of(home, tmp_path, splits=["dev", "test"], branches={"length": 3, "odds": True})
+    assert recipe.collect.branches is not None
+    collect(recipe, pair)
+    found, dev = list(shards.read(recipe.labels)), list(shards.read(whole, split="dev"))
+    assert sorted(r.prompt.tolist() for r in found) == sorted(r.prompt.tolist() for r in dev)
+    about = shards.about(recipe.labels)
+    assert about["prompts"] == {"prompts": {"dev": len(dev)}}
+    assert about["collect"]["splits"] == ["dev", "test"]
+    assert about["collect"]["branches"]["odds"] is True
+    for record in found:
+        assert record.answer_log_ratio is not None
+        assert record.branches is not None
+        assert record.branches.log_ratio is not None
+        assert record.branches.overlap is not None
+        is_real = torch.arange(3) < record.branches.length[:, None]
+        assert (record.branches.log_ratio[:, 0][is_real[:, 0]] < 0).all(), "a rejected candidate has q > p"
+        assert (record.branches.overlap[is_real] > 0).any()
+    nothing = recipe_of(home, tmp_path / "nothing", splits=["test"])
+    with pytest.raises(DataError, match=r"the sources hold no prompts for test: .*prompts\.jsonl"):
+        collect(nothing, pair)
+    assert not nothing.labels.exists()
+
+
+def test_a_collection_from_before_a_key_goes_on(whole: Path) -> None:
+    """Catches a new key of the recipe that makes every collection one of another kind: as usual, it is not recorded."""
+    recorded = shards.about(whole)["collect"]
+    assert "splits" not in recorded
+    assert recorded["branches"] == {"splits": ["dev", "test"], "sources": None, "length": 10}
+
+
 def test_what_it_is_of_is_recorded(whole: Path, pair: Pair) -> None:
     """Catches labels that cannot be told from those of another pair, seed or temperature; and a clock among them."""
     about = shards.about(whole)
@@ -396,6 +429,13 @@ def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path)
         collect(recipe, narrow)
     plain = recipe_of(tmp_path, tmp_path / "run", features=["mixed"], branches=None)
     assert collect(plain, narrow).prompts_done == 1
+    wide = replace(narrow, draft=EagerRunner(tiny_draft(tiny_model("llama"))))
+    judging = recipe_of(tmp_path, tmp_path / "judging", features=[], branches={"splits": ["train"], "odds": True})
+    with pytest.raises(
+        RunnerError, match=r"the last 6 tokens only.*Set collect\.branches\.odds to false, or choose another ta"
+    ):
+        collect(judging, wide)
+    assert collect(recipe_of(tmp_path, tmp_path / "judging", branches={"splits": ["train"]}), wide).prompts_done == 1
 
 
 def test_runners_that_cannot_run_a_batch_are_refused() -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from laws import chi_square_tail
 from specdecpp import EagerRunner, RunnerError, Sampling
 from specdecpp.sampling import probabilities, seen_rows
 from specdecpp.testing import TableModel, tiny_draft
+from specdecpp.training import trees
 from specdecpp.training.labels import KEEP, LONGEST_ROUND, Answer, Labelling, Record, _depths, batches, label, mixed_text
 from specdecpp.training.responses import roomy_cache
 from specdecpp.training.trees import Rows, Tree, believed, check_tree_mask, rejected_law, top_gap
@@ -29,7 +31,7 @@ ANSWERS = [
     Answer(prompt=[9, 8, 7, 20, 21], answer=[30, 31, 30, 31, 30, 31, 40, 41], source="b"),
     Answer(prompt=[60, 3, 60], answer=[17], source="a"),
 ]
-FULL = Labelling(features=("mixed", "leaf"), branch_length=4, ends=(1,), draws=3)
+FULL = Labelling(features=("mixed", "leaf"), branch_length=4, branch_odds=True, ends=(1,), draws=3)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -89,6 +91,10 @@ def test_every_number_is_what_a_token_by_token_pass_gives(kind: str, sampling: s
             near(record.gap[i], belief.topk(2).values.diff().abs()[0])
             near(record.answer_log_q[i].exp(), belief[x])
             near(record.answer_odds[i], (q[x] / p[x]).clamp(max=1) if p[x] > 0 else (q[x] > 0).float())
+            assert record.answer_log_ratio is not None
+            near(record.answer_log_ratio[i].neg().exp().clamp(max=1), record.answer_odds[i])
+            if p[x] > 0:
+                near(record.answer_log_ratio[i], p[x].log() - q[x].log(), 1e-3)
             near(record.states[i], state, 2e-3)
         near(record.states[-1], alone(draft, [*answer.prompt, *answer.answer])[1], 2e-3)
 
@@ -219,27 +225,93 @@ def test_a_leaf_sees_the_clean_prefix_and_itself_only(kind: str) -> None:
             near(record.leaf[i], alone(draft, [*answer.prompt, *answer.answer[:i], y])[1], 2e-3)
 
 
-@pytest.mark.parametrize("sampling", ["plain", "penalty", "greedy"])
-@pytest.mark.parametrize("kind", TREES)
-def test_a_branch_is_what_the_draft_says_in_a_row(kind: str, sampling: str) -> None:
-    """Catches branches that mix, figures of the wrong distribution, and a penalty that forgets the branch."""
-    _, draft = runners(kind)
-    how, num = SAMPLINGS[sampling], 0
-    for answer, record in zip(ANSWERS, records(kind, sampling), strict=True):
-        branches = record.branches
+def judged(made: list[Record], kind: str, how: Sampling) -> int:
+    """Compare every token of the branches with separate passes of both models over the same text; how many there were."""
+    target, draft = runners(kind)
+    num = 0
+    for record in made:
+        branches, prompt, answer = record.branches, record.prompt.tolist(), record.answer.tolist()
         assert branches is not None
+        assert branches.log_ratio is not None
+        assert branches.overlap is not None
         for i, length in enumerate(branches.length.tolist()):
-            text = [*answer.prompt, *answer.answer[:i]]
+            text = [*prompt, *answer[:i]]
+            p, q, belief = laws_after(target, draft, text, how)
             for k, token in enumerate(branches.token[i, :length].tolist()):
-                logits, _ = alone(draft, text)
-                _, belief = believed(logits[None], how, seen_in(text, draft.vocab_size)[None])
-                near(branches.log_q[i, k], belief[0, token].log(), 1e-3)
+                near(branches.log_ratio[i, k], p[token].log() - q[token].log(), 1e-3)
+                near(branches.log_q[i, k], belief[token].log(), 1e-3)
                 near(branches.entropy[i, k], torch.special.entr(belief).sum())
-                near(branches.gap[i, k], top_gap(belief)[0])
+                near(branches.gap[i, k], top_gap(belief[None])[0])
                 text = [*text, token]
                 near(branches.state[i, k], alone(draft, text)[1], 2e-3)
+                p, q, belief = laws_after(target, draft, text, how)
+                near(branches.overlap[i, k], torch.minimum(p, q).sum())
                 num += 1
+    return num
+
+
+def laws_after(target: EagerRunner, draft: EagerRunner, text: list[int], how: Sampling) -> list[torch.Tensor]:
+    """[p, q, what the draft believes] after a text that is read by itself."""
+    seen = seen_in(text, draft.vocab_size)
+    p = probabilities(alone(target, text)[0], how, seen)
+    return [p, *(law[0] for law in believed(alone(draft, text)[0][None], how, seen[None]))]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("kind", TREES)
+def test_a_branch_is_what_the_models_say_in_a_row(kind: str, sampling: str) -> None:
+    """Catches branches that mix, figures of the wrong distribution or model, and a penalty that forgets the branch."""
+    how = SAMPLINGS[sampling]
+    num = judged(records(kind, sampling), kind, how)
     assert num > (3 if how.is_greedy else 10), "the comparison is vacuous"
+
+
+@pytest.mark.parametrize("sampling", ["plain", "penalty"])
+@pytest.mark.parametrize("kind", TREES)
+def test_branches_are_the_same_in_parts_and_where_they_end_early(
+    kind: str, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches parts that come back in another order, a part that sees what an earlier one left in a cache, an answer that has
+    no positions in a part, and dead branches that disturb the living."""
+    monkeypatch.setattr(trees, "PASS", 6)
+    ends = tuple(range(0, 64, 4))
+    answers = [*ANSWERS, Answer(prompt=list(range(2, 20)), answer=[7])]
+    made = label(*runners(kind), answers, replace(FULL, sampling=SAMPLINGS[sampling], ends=ends), seeded(4))
+    assert judged(made, kind, SAMPLINGS[sampling]) > 10
+    lengths = torch.cat([r.branches.length for r in made if r.branches is not None])
+    assert 0 < (lengths < 4).sum() < len(lengths), "the comparison is vacuous"
+
+
+def test_what_takes_the_target_is_made_only_where_it_is_asked_for() -> None:
+    """Catches passes that are paid for and not wanted, and an option that changes what is drawn."""
+    plain = label(*runners("llama"), ANSWERS, replace(FULL, branch_odds=False), seeded())
+    for without, record in zip(plain, records("llama"), strict=True):
+        assert without.branches is not None
+        assert record.branches is not None
+        assert (without.branches.log_ratio, without.branches.overlap) == (None, None)
+        assert torch.equal(without.branches.token, record.branches.token)
+        assert torch.equal(without.candidate, record.candidate)
+
+
+def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches logits of all levels or of all positions at once, which grow past the budget of a batch, for either model."""
+    monkeypatch.setattr(trees, "PASS", 16)
+    pair, shapes = runners("llama"), []
+    for runner in pair:
+        own = runner.forward
+
+        def spy(own: Any = own, **inputs: Any) -> Any:
+            shapes.append((inputs["input_ids"].shape, inputs["attention_mask"].shape[-1]))
+            return own(**inputs)
+
+        monkeypatch.setattr(runner, "forward", spy)
+    answers = [Answer(prompt=[5, 6], answer=[7, 9] * 12), Answer(prompt=[5], answer=[8, 9] * 12)]
+    label(*pair, answers, replace(FULL, features=()), seeded())
+    assert shapes[:2] == [((2, 26), 26)] * 2
+    num_parts, width, levels = 3, 8, FULL.branch_length
+    assert len(shapes) == 2 + num_parts * levels * 2
+    assert {shape for shape, _ in shapes[2:]} == {(2, width)}
+    assert max(keys for _, keys in shapes) == 26 + levels * width
 
 
 def test_a_branch_ends_after_an_end_and_where_the_context_does() -> None:
@@ -256,7 +328,8 @@ def test_a_branch_ends_after_an_end_and_where_the_context_does() -> None:
             assert not set(tokens[: length - 1]) & set(ends)
             assert length in (0, 6, room) or tokens[length - 1] in ends
             assert not any(tokens[length:])
-            assert not record.branches.state[i, length:].any()
+            for name in ("state", "log_q", "entropy", "gap", "log_ratio", "overlap"):
+                assert not getattr(record.branches, name)[i, length:].any(), name
 
 
 def test_a_draft_that_equals_the_target_has_no_branches() -> None:

@@ -27,11 +27,29 @@ from laws import (
 
 from specdecpp import policies
 from specdecpp.decoder import Decoder
-from specdecpp.drafting import Draft, Room, propose
+from specdecpp.drafting import Room, propose
 from specdecpp.errors import UnsoundError
-from specdecpp.head import AcceptanceHead
+from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.pair import Pair
-from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import (
+    AcceptanceEMA,
+    AdaptiveEntropy,
+    ArgmaxLength,
+    AutoOff,
+    Bandit,
+    Candidates,
+    Classifier,
+    CostAware,
+    CumulativeConfidence,
+    DraftVerify,
+    Entropy,
+    Fixed,
+    Heuristic,
+    MaxConfidence,
+    Net,
+    Policy,
+    SpecDecPP,
+)
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, enumerate_law, tiny_tokenizer
 from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
@@ -43,13 +61,27 @@ class UntilToken(Policy):
 
     token: int = 1
 
-    def stop(self, draft: Draft, memory: Any) -> str | None:
+    def stop(self, draft: Candidates, memory: Any) -> str | None:
         return "the token" if draft.tokens and draft.tokens[-1] == self.token else None
 
 
-def look_ahead_head(vocab_size: int) -> AcceptanceHead:
+def look_ahead_head(vocab_size: int, *, seed: int = 1, scale: float = 2.0, **card: Any) -> AcceptanceHead:
     scalars = ("log_q", "entropy", "gap", "depth")
-    return random_head(vocab_size, seed=1, scale=2.0, form="look_ahead", vocab_size=vocab_size, scalars=scalars)
+    return random_head(vocab_size, seed=seed, scale=scale, form="look_ahead", vocab_size=vocab_size, scalars=scalars, **card)
+
+
+def probable_head(vocab_size: int, form: str, *outputs: str) -> AcceptanceHead:
+    """A head of either form whose estimates pass for probabilities, some of them worth a candidate and some not."""
+    card = {"outputs": ("accept", *outputs), "calibration": Calibration(num_labels=1)}
+    if form == "look_ahead":
+        head = look_ahead_head(vocab_size, seed=5, scale=1.0, **card)
+    else:
+        head = random_head(vocab_size, seed=8, scale=2.0, **card)
+    torch.nn.init.zeros_(head.output.bias)
+    return head
+
+
+NET = Net(weights=((1.5, 0.5, -0.2), (0.3, -1.0, 0.4)), biases=(0.5, 0.2), output=(2.0, 1.0), bias=0.3)
 
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
@@ -63,8 +95,26 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "specdecpp": lambda vocab_size: SpecDecPP(head=random_head(vocab_size, seed=1), min_tokens=0),
     "look-ahead": lambda vocab_size: SpecDecPP(head=look_ahead_head(vocab_size), min_tokens=0, threshold=0.5),
     "until-token": lambda _: UntilToken(),
+    "ema": lambda _: AcceptanceEMA(start_tokens=2, eta=0.6),
+    "argmax": lambda _: ArgmaxLength(prior=0.6, prior_tokens=1),
+    "draft-verify": lambda _: DraftVerify(threshold=0.4, step=3.0),
+    "adaptive-entropy": lambda _: AdaptiveEntropy(threshold=0.57, step=2.0),
+    "mlp": lambda _: Classifier(net=NET, threshold=0.6),
+    "cost-aware": lambda vocab_size: CostAware(
+        head=probable_head(vocab_size, "look_ahead", "next"), prior_rounds=1, foresees=True
+    ),
+    "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_rounds=1),
+    "bandit": lambda _: Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4), Heuristic(start_tokens=1))),
+    "auto-off": lambda _: AutoOff(policy=CumulativeConfidence(threshold=0.2), patience=1, probe_every=2),
 }
-ADAPTIVE = ("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "look-ahead", "until-token")
+ADAPTIVE = (
+    *("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "look-ahead", "until-token"),
+    *("draft-verify", "adaptive-entropy", "mlp", "cost-aware", "cost-aware-lagged"),
+)
+REMEMBERING = (
+    *("heuristic", "ema", "argmax", "draft-verify", "adaptive-entropy", "cost-aware", "cost-aware-lagged", "bandit"),
+    "auto-off",
+)
 VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 
 
@@ -101,7 +151,7 @@ SITUATIONS = {
     "one-token-left": replace(DENSE, max_tokens=1),
     "two-tokens-left": replace(DENSE, max_tokens=2),
     "three-tokens-left": DENSE,
-    "five-tokens": replace(PLAIN, ends=(2,), max_tokens=5),
+    "five-tokens": Request(target=table(10, sparsity=0.4), draft=table(111, sparsity=0.4), ends=(2,), max_tokens=5),
     "four-symbols": Request(
         target=table(2, vocab_size=4, depth=4, sparsity=0.4),
         draft=table(102, vocab_size=4, depth=4, sparsity=0.4),
@@ -133,9 +183,10 @@ SITUATIONS = {
 
 
 def latin_square() -> list[tuple[str, str, str]]:
+    """Comparison, which has the most outcomes by far and reads nothing of a rule but its candidates, is for the plain rules."""
     names = list(VERIFICATIONS)
     return [
-        (situation, policy, names[(i + j) % len(names)])
+        (situation, policy, names[(i + j) % (2 if policy in (*REMEMBERING, "mlp") else 3)])
         for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES))
     ]
 
@@ -196,7 +247,8 @@ def test_greedy_session_gives_the_targets_greedy_answer(situation, policy):
 
 def test_every_exported_policy_is_among_these_cases():
     """Catches a new rule that was never shown to be exact."""
-    assert {type(make(3)).__name__ for make in POLICIES.values()} >= set(policies.__all__) - {"Policy"}
+    rules = {rule for name in policies.__all__ if issubclass(rule := getattr(policies, name), Policy)}
+    assert {type(make(3)) for make in POLICIES.values()} >= rules - {Policy}
 
 
 @pytest.mark.parametrize("policy", ADAPTIVE)
@@ -213,6 +265,7 @@ def test_adaptive_policies_stop_at_several_depths(policy):
             sampling=PLAIN.sampling,
             coins=coins,
             room=Room(num_tokens=5),
+            costs=PLAIN.costs,
         )
         return draft.num_tokens if draft.stop_reason != "tokens left" else None
 
@@ -229,12 +282,45 @@ def test_specdecpp_keeps_the_law_for_every_lower_bound(min_tokens, verification)
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
-def test_heuristic_remembers_outcomes_without_bias(verification):
-    """Catches memory that leaks the verdict into the law: the schedule must move both ways, and the law stay."""
+@pytest.mark.parametrize("min_tokens", [0, 1, 2])
+@pytest.mark.parametrize("outputs", [(), ("next",)])
+@pytest.mark.parametrize("form", ["look_ahead", "lagged"])
+def test_cost_aware_keeps_the_law(form, outputs, min_tokens, verification):
+    """Catches a rule on costs that stops by what it has not drawn yet, in either form of head; over several rounds, with an
+    end inside the draft and the answer's length."""
+    policy = CostAware(head=probable_head(3, form, *outputs), min_tokens=min_tokens, prior_rounds=1, foresees=bool(outputs))
+    for request in (replace(PLAIN, ends=(2,)), replace(DENSE, ends=(0,))):
+        assert largest_difference(request.law(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("policy", REMEMBERING)
+def test_memory_of_outcomes_brings_no_bias(policy, verification):
+    """Catches memory that leaks the verdict into the law, over up to five rounds with an end inside the draft."""
+    request = SITUATIONS["five-tokens"]
+    law = request.law(POLICIES[policy](3), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("policy", REMEMBERING)
+def test_memory_changes_later_rounds(policy):
+    """Catches laws that hold vacuously: forgetting every outcome must change how long the rounds of these answers are."""
+    rule = POLICIES[policy](3)
+    kind = type(rule)
+    forgetful: Policy = object.__new__(type(kind.__name__, (kind,), {"learn": lambda self, memory, outcome: memory}))
+    forgetful.__dict__.update(rule.__dict__)
+
+    def lengths(policy: Policy) -> Any:
+        request = SITUATIONS["five-tokens"]
+        return request.law(policy, TokenVerification(), lambda _, rounds: tuple(r.num_drafted for r in rounds))
+
+    assert total_variation(lengths(rule), lengths(forgetful)) > 0.01
+
+
+def test_heuristic_moves_both_ways():
+    """Catches a schedule whose length only grows or only falls."""
     request = SITUATIONS["five-tokens"]
     policy = Heuristic(start_tokens=1)
-    assert largest_difference(request.law(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
-
     lengths = request.law(policy, TokenVerification(), lambda _, rounds: tuple(r.num_drafted for r in rounds))
     assert {1, 2} <= {second for _, second, *_ in (k for k in lengths if len(k) > 1)}
 
@@ -269,6 +355,21 @@ def test_decoder_refuses_dropping_under_the_ratio_test(verification):
     Decoder(pair, policy=MaxConfidence(), verification=VERIFICATIONS[verification])
     Decoder(pair, policy=dropping, verification=CompareVerification())
     Decoder(pair, policy=dropping, verification=GreedyVerification())
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_decoder_refuses_rules_made_of_a_dropping_one(verification):
+    """Catches a biased rule that hides inside another."""
+    pair, dropping = pair_of_tables(), MaxConfidence(drop=True)
+    hidden = (
+        AutoOff(policy=dropping),
+        Bandit(arms=(dropping, MaxConfidence(threshold=0.2, drop=True))),
+        AutoOff(policy=Bandit(arms=(dropping, AutoOff(policy=dropping)))),
+    )
+    for policy in hidden:
+        with pytest.raises(UnsoundError, match=r"drop=False.*CompareVerification"):
+            Decoder(pair, policy=policy, verification=VERIFICATIONS[verification])
+        Decoder(pair, policy=policy, verification=CompareVerification())
 
 
 def test_decoder_refuses_to_sample_under_greedy_verification():

@@ -5,13 +5,22 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from laws import random_head
+from laws import outcome, random_head
 
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
-from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import (
+    Classifier,
+    CumulativeConfidence,
+    Entropy,
+    Fixed,
+    Heuristic,
+    MaxConfidence,
+    Net,
+    Policy,
+    SpecDecPP,
+)
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Round
 from specdecpp.testing import TableModel
 
 
@@ -59,21 +68,6 @@ def proposed(policy, *, temperature=1.0, num_tokens=6, ends=(), runner=None, see
     )
 
 
-def outcome(num_drafted, num_accepted):
-    return Round(
-        pieces=(),
-        num_drafted=num_drafted,
-        num_accepted=num_accepted,
-        stop_reason="",
-        judged=(),
-        finish_reason=None,
-        draft_s=0.0,
-        head_s=0.0,
-        verify_s=0.0,
-        other_s=0.0,
-    )
-
-
 HALF = (0, [0.5, 0.25, 0.25, 0.0])
 FIFTH = (1, [0.8, 0.2, 0.0, 0.0])
 
@@ -107,7 +101,38 @@ def test_entropy_is_that_of_svip_in_nats():
     assert Entropy(threshold=bound - 1e-6, c=0.1).stop(draft, None) is None
 
 
-@pytest.mark.parametrize("policy", [MaxConfidence(threshold=1.0), CumulativeConfidence(threshold=1.0), Entropy(threshold=0.0)])
+NET = Net(weights=((2.0, -0.5, 0.25), (0.0, 1.0, 0.0)), biases=(0.5, -1.0), output=(1.5, -0.5), bias=0.75)
+
+
+def test_the_classifier_reads_product_entropy_and_depth_of_the_round_so_far():
+    """Catches features in another order than they were trained in, the last q instead of the product, entropy of another
+    candidate, a depth that counts from 0."""
+    log_q, entropy = math.log(0.5 * 0.2), -(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
+    hidden = (math.tanh(0.5 + 2.0 * log_q - 0.5 * entropy + 0.25 * 2), math.tanh(-1.0 + entropy))
+    chance = 1 / (1 + math.exp(-(0.75 + 1.5 * hidden[0] - 0.5 * hidden[1])))
+    draft = drafted(HALF, FIFTH)
+    assert Classifier(net=NET, threshold=chance - 1e-6).stop(draft, None) is None
+    above = Classifier(net=NET, threshold=chance + 1e-6)
+    assert above.stop(draft, None) == f"P(all accepted) = {chance:.2f} < {chance + 1e-6:g}"
+
+
+def test_the_classifier_survives_a_round_that_is_all_but_impossible():
+    """Catches the logarithm of 0, and an exponential that overflows."""
+    draft = drafted((0, [0.0, 1.0, 0.0, 0.0]))
+    steep = Net(weights=((1000.0, 0.0, 0.0),), biases=(0.0,), output=(1e6,), bias=0.0)
+    assert steep(math.log(1e-30), 0.0, 1.0) == pytest.approx(0.0)
+    assert Classifier(net=steep).stop(draft, None) == "P(all accepted) = 0.00 < 0.4"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        MaxConfidence(threshold=1.0),
+        CumulativeConfidence(threshold=1.0),
+        Entropy(threshold=0.0),
+        Classifier(net=NET, threshold=1.0),
+    ],
+)
 def test_confidence_rules_never_stop_an_empty_round(policy):
     """Catches an index error, or a round of nothing, before the first candidate."""
     assert policy.stop(Draft(), None) is None
@@ -172,7 +197,7 @@ def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
     head = random_head(4, seed=0, scale=1.0)
     draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner)
     read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
-    expected = [head.estimate(runner.law(context), calibrated=False) for context in read]
+    expected = [head.estimate(runner.law(context), calibrated=False).accept for context in read]
     assert draft.judged == pytest.approx(expected)
     assert max(expected) - min(expected) > 0.1
 
@@ -218,7 +243,7 @@ def test_a_look_ahead_head_judges_each_candidate_by_what_was_known_when_it_was_d
         law = runner.law([0, 1, *draft.tokens[:i]])
         first, second = law.topk(2).values.tolist()
         scalars = (float(law[token].log()), float(torch.special.entr(law).sum()), first - second, i + 1.0)
-        expected.append(head.estimate(law, token, scalars, calibrated=False))
+        expected.append(head.estimate(law, token, scalars, calibrated=False).accept)
     assert draft.judged == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
 
@@ -308,6 +333,10 @@ def test_stop_reasons(policy, room, ends, reason):
         (lambda: MaxConfidence(threshold=1.5), r"MaxConfidence\.threshold must lie in \[0, 1\], got 1\.5"),
         (lambda: CumulativeConfidence(threshold=-0.1), r"CumulativeConfidence\.threshold .* got -0\.1"),
         (lambda: SpecDecPP(head=random_head(4, seed=0), threshold=7.0), r"SpecDecPP\.threshold .* got 7\.0"),
+        (lambda: Classifier(net=NET, threshold=2.0), r"Classifier\.threshold .* got 2\.0"),
+        (lambda: Net(weights=((1.0,),), biases=(1.0,), output=(1.0,), bias=0.0), r"a row of 3 weights.*rows of \[1\]"),
+        (lambda: Net(weights=(), biases=(1.0,), output=(1.0,), bias=0.0), r"for 0, 1 and 1 units"),
+        (lambda: Net(weights=(), biases=(), output=(), bias=math.inf), "finite weights"),
         (lambda: Entropy(threshold=-1.0), r"threshold >= 0, got .*-1\.0"),
         (lambda: Entropy(c=0.0), r"c > 0 .* got c=0\.0"),
         (lambda: MaxConfidence(min_tokens=3, max_tokens=2), r"MaxConfidence .* min_tokens=3 and max_tokens=2"),

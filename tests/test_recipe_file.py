@@ -30,6 +30,15 @@ from specdecpp.training.recipe import Recipe
         ),
         ("collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: 0}", "collect: max_tokens must be at least 1, got 0"),
         ("collect: {sources: []}", "collect: sources is empty; name at least one"),
+        ("collect: {sources: [{path: p.jsonl, prompt: text}], splits: []}", "collect: splits is empty; name at least one of"),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], splits: [dev, val]}",
+            r"collect\.splits\[1\] must be one of train, dev, test, got 'val'",
+        ),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], branches: {odds: all}}",
+            r"collect\.branches\.odds must be true or false, got 'all'",
+        ),
         ("collect: {sources: p.jsonl}", "collect.sources must be a list, got 'p.jsonl'"),
         ("collect: {sources: [{path: p.jsonl}]}", r"collect\.sources\[0\]\.prompt is missing"),
         ("collect: {sources: [{path: p.jsonl, prompt: txt}]}", r"collect\.sources\[0\]: there is no prompt builder 'txt'"),

@@ -1,10 +1,32 @@
 """What people type becomes the policy they mean, or is refused."""
 
+from pathlib import Path
+
 import pytest
 
-from specdecpp import request
-from specdecpp.head import AcceptanceHead, HeadCard
-from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, MaxConfidence, Policy, SpecDecPP
+from specdecpp import policies, request
+from specdecpp.errors import HeadError
+from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.policies import (
+    AcceptanceEMA,
+    AdaptiveEntropy,
+    ArgmaxLength,
+    AutoOff,
+    Bandit,
+    Classifier,
+    CostAware,
+    CumulativeConfidence,
+    DraftVerify,
+    Entropy,
+    Fixed,
+    Heuristic,
+    MaxConfidence,
+    Net,
+    Policy,
+    SpecDecPP,
+)
+
+NET = Net(weights=((1.0, 0.5, -0.25),), biases=(0.5,), output=(2.0,), bias=0.0)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +40,23 @@ from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, Heuristic, 
         ("max-confidence:drop=true", MaxConfidence(drop=True)),
         ("cumulative:0.3,max_tokens=8", CumulativeConfidence(threshold=0.3, max_tokens=8)),
         ("entropy:0.2,c=0.1", Entropy(threshold=0.2, c=0.1)),
+        ("ema:3,eta=0.5", AcceptanceEMA(start_tokens=3, eta=0.5)),
+        ("argmax:0.6,prior_tokens=2", ArgmaxLength(prior=0.6, prior_tokens=2)),
+        ("draft-verify:0.8,aim=0.7,step=0.1", DraftVerify(threshold=0.8, aim=0.7, step=0.1)),
+        ("adaptive-entropy:gamma=0.3", AdaptiveEntropy(gamma=0.3)),
+        ("auto-off:cumulative:0.3", AutoOff(policy=CumulativeConfidence(threshold=0.3))),
+        ("auto-off:cumulative:threshold=0.3", AutoOff(policy=CumulativeConfidence(threshold=0.3))),
+        ("auto-off:patience=2,fading=0.5:fixed:3", AutoOff(policy=Fixed(k=3), patience=2, fading=0.5)),
+        (
+            "bandit:fixed:2|cumulative:0.3,max_tokens=9",
+            Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.3, max_tokens=9))),
+        ),
+        ("bandit:target|heuristic|ema", Bandit(arms=(Fixed(k=0), Heuristic(), AcceptanceEMA()))),
+        (
+            "bandit:exploration=0.5:target|auto-off:argmax",
+            Bandit(arms=(Fixed(k=0), AutoOff(policy=ArgmaxLength())), exploration=0.5),
+        ),
+        ("auto-off:bandit:fixed:1|fixed:4", AutoOff(policy=Bandit(arms=(Fixed(k=1), Fixed(k=4))))),
     ],
 )
 def test_a_spec_says_a_policy(spec: str, policy: Policy):
@@ -36,6 +75,80 @@ def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
     typed = request.parse_policy("specdecpp:threshold=0.5,min_tokens=1").build(head)
     assert typed == SpecDecPP(head=head, threshold=0.5, min_tokens=1)
     assert request.spec_of(typed) == "specdecpp:0.5,min_tokens=1"
+
+
+def test_every_exported_rule_can_be_typed():
+    """Catches a new rule that the command line does not know, and one it offers that is no longer there."""
+    rules = {rule for name in policies.__all__ if issubclass(rule := getattr(policies, name), Policy)}
+    typed = {kind for kind, *_ in (request.KINDS | request.WRAPPERS).values()}
+    assert typed == rules - {Policy}
+    assert {name.split(":")[0] for name in request.policy_names()} == {request.TARGET, *request.KINDS, *request.WRAPPERS}
+
+
+@pytest.mark.parametrize("name", request.KINDS)
+def test_every_parameter_of_a_spec_is_one_of_the_rule(name: str):
+    """Catches a parameter that is offered but refused by its class, or cannot be told from its default when it is printed."""
+    kind, main, others = request.KINDS[name]
+    known = kind.__dataclass_fields__
+    assert {main, *others} <= known.keys()
+    settable = {n for n, f in known.items() if f.init} - {"head"}
+    assert settable == {main, *others}, "the rest could not be typed"
+
+
+def test_a_trained_rule_is_read_from_its_file(tmp_path: Path):
+    """Catches a file that is forgotten, so that the printed spec cannot be typed again."""
+    NET.save(tmp_path / "net.json")
+    spec = request.parse_policy(f"mlp:{tmp_path / 'net.json'},threshold=0.3")
+    assert spec.build(None) == Classifier(net=NET, threshold=0.3)
+    assert request.spec_of(spec.policy) == f"mlp:{tmp_path / 'net.json'},threshold=0.3"
+    with pytest.raises(ValueError, match=r"needs the file.*mlp:FILE"):
+        request.parse_policy("mlp:threshold=0.3")
+    with pytest.raises(HeadError, match=r"none\.json"):
+        request.parse_policy("mlp:none.json")
+
+
+def test_rules_within_rules_get_the_head():
+    """Catches a rule inside another that is left without the head, or with the defaults instead of what the card says."""
+    card = HeadCard(
+        hidden_size=4, num_layers=0, stopping={"threshold": 0.6, "calibrated": True}, calibration=Calibration(num_labels=1)
+    )
+    head = AcceptanceHead(card)
+    spec = request.parse_policy("bandit:specdecpp:max_tokens=9|auto-off:cost-aware|target")
+    assert spec.needs_head
+    tuned = SpecDecPP(head=head, threshold=0.6, calibrated=True, max_tokens=9)
+    assert spec.build(head) == Bandit(arms=(tuned, AutoOff(policy=CostAware(head=head)), Fixed(k=0)))
+    with pytest.raises(ValueError, match=r"specdecpp needs an acceptance head.*--head"):
+        spec.build(None)
+    with pytest.raises(ValueError, match=r"cost-aware needs an acceptance head.*--head"):
+        request.parse_policy("auto-off:cost-aware").build(None)
+    assert not request.parse_policy("auto-off:cumulative").needs_head
+
+
+def test_a_rule_of_somebodys_own_goes_by_its_class():
+    """Catches a report that breaks on a rule it does not know."""
+    assert request.spec_of(AutoOff(policy=Policy(max_tokens=3))) == "auto-off:Policy"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("auto-off", r"names no rule that it is made of, as in auto-off:cumulative:0\.2"),
+        ("auto-off:patience=2", "names no rule"),
+        ("auto-off:fixed:2|fixed:3", r"policy 'fixed:2|fixed:3'.*whole number"),
+        ("auto-off:threshold=0.2:fixed:1", "threshold is not a parameter. auto-off takes patience, probe_every, fading"),
+        ("auto-off:patience:fixed:1", "there is no policy 'patience:fixed:1'"),
+        ("auto-off:patience=x:fixed:1", "patience must be a whole number, got 'x'"),
+        ("bandit:fixed:2", "two or more arms"),
+        ("bandit:fixed:2|", "there is no policy ''"),
+        ("bandit:fixed:1|bandit:fixed:2", "two or more arms"),
+        ("bandit:exploration=0.1,exploration=0.2:target|fixed:1", "exploration is given twice"),
+        ("auto-off:specdec", r"there is no policy 'specdec'.*auto-off:POLICY, bandit:POLICY\|POLICY"),
+    ],
+)
+def test_a_rule_made_of_rules_that_says_nothing_is_refused(spec: str, message: str):
+    """Catches a typo inside a spec that silently becomes a default, or is told of another part of it."""
+    with pytest.raises(ValueError, match=message):
+        request.parse_policy(spec)
 
 
 @pytest.mark.parametrize("spec", ["fixed:x", "fixed:1,2", "fixed:max_tokens=3", "target:2", "heuristic:0", "", ":3"])

@@ -7,7 +7,7 @@ import torch
 from laws import Request, finish, random_head, total_variation
 
 from specdecpp.errors import PromptError, UnsoundError
-from specdecpp.policies import CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
+from specdecpp.policies import AutoOff, Bandit, CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.text import Detokenizer
@@ -21,6 +21,8 @@ POLICIES = [
     CumulativeConfidence(threshold=0.3),
     MaxConfidence(threshold=0.4),
     SpecDecPP(head=random_head(4, seed=1), min_tokens=0),
+    AutoOff(policy=Fixed(k=3), patience=1, probe_every=3),  # the draft falls behind by whole rounds
+    Bandit(arms=(Fixed(k=0), Fixed(k=2))),
 ]
 TABLES = Request(
     target=TableModel.random(vocab_size=4, depth=3, seed=1),

@@ -29,7 +29,7 @@ def records() -> list[Record]:
     target, draft = EagerRunner(model_of("llama")), EagerRunner(tiny_draft(model_of("llama")))
     generator, plain = torch.Generator().manual_seed(0), Labelling(ends=(1,), features=("mixed", "leaf"))
     made = label(target, draft, ANSWERS[:2], plain, generator)
-    return [*made, *label(target, draft, ANSWERS[2:], replace(plain, branch_length=3), generator)]
+    return [*made, *label(target, draft, ANSWERS[2:], replace(plain, branch_length=3, branch_odds=True), generator)]
 
 
 @pytest.fixture
@@ -60,6 +60,23 @@ def test_records_with_and_without_branches_share_a_shard(tmp_path: Path, records
         mixed = [records[i] for i in order]
         shards.write(tmp_path, 0, shards.encoded(mixed, {}))
         assert [same(a, b) for a, b in zip(mixed, shards.read(tmp_path), strict=True)] == [True] * 3
+
+
+def older(record: Record) -> Record:
+    """The record without what used not to be recorded."""
+    branches = record.branches and replace(record.branches, log_ratio=None, overlap=None)
+    return replace(record, answer_log_ratio=None, branches=branches)
+
+
+def test_what_an_older_shard_lacks_is_none(tmp_path: Path, records: list[Record]) -> None:
+    """Catches collections that can no longer be read, alone or with records that have what they lack."""
+    for shard in ([older(r) for r in records], [older(records[2]), records[2], older(records[0]), records[1]]):
+        shards.write(tmp_path, 0, shards.encoded(shard, {}))
+        assert all(same(a, b) for a, b in zip(shard, shards.read(tmp_path), strict=True))
+    shards.write(tmp_path, 0, shards.encoded([older(r) for r in records], {}))
+    names = pq.read_table(tmp_path / "shard-00000.parquet").column_names
+    assert not {"answer_log_ratio", "branch_log_ratio", "branch_overlap"} & set(names)
+    assert {"branch_token", "answer_odds"} <= set(names)
 
 
 def test_a_choice_of_split_and_sources(folder: Path) -> None:

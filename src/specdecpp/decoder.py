@@ -10,7 +10,8 @@ from typing import Any, TypedDict, Unpack
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.metrics import Metrics
 from specdecpp.pair import Pair
-from specdecpp.policies import CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.policies.head import heads
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer
@@ -47,9 +48,13 @@ class Output:
 class Decoder:
     """Decode with a pair under a stopping policy; the output has exactly the target's distribution.
 
-    Without a policy: SpecDec++ if the pair has a head, else the free cumulative-confidence rule. `verification` is how
-    candidates are tested when sampling; temperature 0 always compares with the target's argmax. Raises `UnsoundError` for a
-    policy and a verification that together would change the distribution.
+    Without a policy: `CostAware` if the pair has a calibrated head (see `default_policy`). `verification` is how
+    candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs` says what a step
+    costs; without it a policy that needs to know has it measured at the first request (`timing.measured`). Raises
+    `UnsoundError` for a policy and a verification that together would change the distribution.
+
+    A request with a seed sees the costs as they were measured or given, so that the seed gives the same answer again; the
+    others keep them up with the clock.
 
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
     >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP
@@ -61,6 +66,7 @@ class Decoder:
         *,
         policy: Policy | None = None,
         verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
+        costs: Costs | None = None,
     ):
         if policy is None:
             policy = default_policy(pair)
@@ -70,12 +76,30 @@ class Decoder:
                 "longer keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() "
                 "with temperature 0, or CompareVerification()."
             )
-        if isinstance(policy, SpecDecPP):
-            pair.check_head(policy.head)
+        for head in heads(policy):
+            pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification
+        self._costs = costs
+        self._clock: CostClock | None = None
+
+    @property
+    def costs(self) -> Costs | None:
+        """What a step costs as measured or given; None where the policy does not ask."""
+        if self._costs is None and self.policy.needs_costs:
+            from specdecpp.timing import measured
+
+            measure = measured(self.pair)
+            self._costs = measure.judging() if heads(self.policy) else measure
+        return self._costs
+
+    def _running_costs(self) -> CostClock | None:
+        """Those that follow the clock."""
+        if self._clock is None and self.costs is not None:
+            self._clock = CostClock(now=self.costs)
+        return self._clock
 
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
-        """Set up a request without running it: a session to `prefill` and `step`.
+        """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
 
         Defaults: max_tokens=256, temperature=1.0, every token kept, no stop strings, a fresh seed. Raises ValueError for a
         value out of range, `PromptError` for a prompt that is empty or too long, `UnsoundError` for sampling under
@@ -96,7 +120,7 @@ class Decoder:
                 f"GreedyVerification keeps the target's distribution at temperature 0 only, got temperature "
                 f"{sampling.temperature}. Use TokenVerification() or BlockVerification()."
             )
-        stop = options.get("stop", ())
+        stop, seed = options.get("stop", ()), options.get("seed")
         target, draft = self.pair.target.fresh(), self.pair.draft.fresh()
         return Session(
             target=target,
@@ -106,9 +130,10 @@ class Decoder:
             sampling=sampling,
             prompt=encode(self.pair, prompt),
             max_tokens=options.get("max_tokens", 256),
-            coins=streams(options.get("seed"), draft.device, target.device),
+            coins=streams(seed, draft.device, target.device),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
+            costs=self.costs if seed is not None else self._running_costs(),
         )
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Round]:
@@ -149,10 +174,11 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
 
 
 def default_policy(pair: Pair) -> Policy:
-    """SpecDec++ as the head's card recommends if the pair has a head, else cumulative confidence."""
+    """The rule without a threshold where a calibrated head gives it probabilities, SpecDec++ as the card recommends with
+    another head, cumulative confidence without one."""
     if pair.head is None:
         return CumulativeConfidence()
-    return SpecDecPP.tuned(pair.head)
+    return CostAware(head=pair.head) if pair.head.card.is_calibrated else SpecDecPP.tuned(pair.head)
 
 
 def encode(pair: Pair, prompt: Prompt) -> list[int]:

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from specdecpp.decoder import Decoder, default_policy
+from specdecpp.decoder import Decoder
 from specdecpp.metrics import Metrics
 from specdecpp.pair import Pair
-from specdecpp.policies import CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.request import as_prompt, spec_of
 from specdecpp.sampling import Sampling
 
@@ -173,9 +173,14 @@ def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[st
 
 
 def contestants(pair: Pair, rivals: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Who takes part: the target alone, the rivals (`tuned_rivals`) and, where there is a head, SpecDec++."""
+    """Who takes part: the target alone, the rivals (`tuned_rivals`), with a head SpecDec++, and with a calibrated one the
+    rule without a threshold."""
     policies: dict[str, Policy] = {"target": Fixed(k=0), **rivals}
-    return policies | ({"specdecpp": default_policy(pair)} if pair.head is not None else {})
+    if pair.head is not None:
+        policies["specdecpp"] = SpecDecPP.tuned(pair.head)
+        if pair.head.card.is_calibrated:
+            policies["cost_aware"] = CostAware(head=pair.head)
+    return policies
 
 
 def compare(pair: Pair, policies: Mapping[str, Policy], plan: Plan, tick: Tick = lambda _: None) -> Comparison:
@@ -229,6 +234,8 @@ def label_of(policy: Policy) -> str:
             return f"cumulative {threshold:g}"
         case SpecDecPP(threshold=threshold):
             return f"SpecDec++ {threshold:g}"
+        case CostAware():
+            return "cost-aware"
     return spec_of(policy)
 
 

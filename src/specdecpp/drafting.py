@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from specdecpp.policies import Policy
+from specdecpp.policies import Costs, Policy
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.verification import Coins
@@ -28,12 +28,15 @@ class Draft:
     """The candidates of one round, and what the draft's side knows about them. This is all a policy sees.
 
     q[i] [V] is the distribution candidate i was drawn from (None under greedy drafting); `judged` are the head's estimates
-    of the first candidates, in order: of those that were read or, where the policy looks ahead, of all.
+    of the first candidates, in order: of those that were read or, where the policy looks ahead, of all; `next_acceptance` is
+    what it expects of the candidate after them.
     """
 
+    costs: Costs | None = None
     tokens: list[int] = field(default_factory=list)
     q: list[Float[Tensor, " V"] | None] = field(default_factory=list)
     judged: list[float] = field(default_factory=list)
+    next_acceptance: float | None = None
     stop_reason: str = ""
     forward_s: float = 0.0
     head_s: float = 0.0
@@ -109,13 +112,14 @@ def propose(
     coins: Coins,
     room: Room,
     seen: Bool[Tensor, " V"] | None = None,
+    costs: Costs | None = None,
 ) -> Draft:
     """Draft candidates after `pending`, the tokens of the context that the draft has not read yet (at least one).
 
     Stops when the policy says so, at the policy's limit, when the room is used up, or after a token of `room.ends`.
     `seen` marks the tokens of the context for the repetition penalty; it is left as it was.
     """
-    draft = Draft()
+    draft = Draft(costs=costs)
     limit = min(policy.limit(memory), room.num_tokens)
     draft.stop_reason = "tokens left" if limit == room.num_tokens else "limit"
     if seen is not None:
@@ -149,7 +153,8 @@ def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
     estimate = policy.judge(draft, hidden)
     draft.head_s += perf_counter() - started
     if estimate is not None:
-        draft.judged.append(estimate)
+        draft.judged.append(estimate.accept)
+        draft.next_acceptance = estimate.next
 
 
 def _draw(draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, coins: Coins, seen: Bool[Tensor, " V"] | None) -> int:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -34,8 +34,17 @@ _REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SCALARS = ("log_q", "entropy", "gap", "depth")
 """What may stand beside the hidden state: log q(Y) and the entropy of q in nats, the gap between its two largest
 probabilities, the candidate's place in the round (from 1)."""
-Estimator = Callable[[Tensor, int, tuple[float, ...]], float]
-"""(hidden [D], token, scalars) -> P(accepted)."""
+
+
+class Estimate(NamedTuple):
+    """What a head says of one candidate: P(accepted), and the acceptance it expects of the next one if it has that output."""
+
+    accept: float
+    next: float | None = None
+
+
+Estimator = Callable[[Tensor, int, tuple[float, ...]], Estimate]
+"""(hidden [D], token, scalars) -> estimate."""
 OUTPUTS = ("accept", "next", "log_ratio")
 """What a head may say: the logit of P(Y accepted); the logit of the expected acceptance 1 - TV of the position after Y;
 log p(Y) - log q(Y)."""
@@ -176,8 +185,8 @@ class AcceptanceHead(nn.Module):
 
     def estimate(
         self, hidden: Float[Tensor, " D"], token: int = 0, scalars: tuple[float, ...] = (), *, calibrated: bool = True
-    ) -> float:
-        """P(accepted) of one candidate; raw (biased by the training weight) or calibrated."""
+    ) -> Estimate:
+        """What the head says of one candidate; P(accepted) raw (biased by the training weight) or calibrated."""
         return self.estimator(calibrated=calibrated)(hidden, token, scalars)
 
     def estimator(self, *, calibrated: bool = True) -> Estimator:
@@ -189,11 +198,15 @@ class AcceptanceHead(nn.Module):
         if self.output.weight.device.type == "cpu":
             return _numpy_estimator(self, calibration)
 
+        ahead = self.card.outputs.index("next") if "next" in self.card.outputs else None
+
         @torch.inference_mode()
-        def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> float:
+        def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
             of = torch.tensor(token, device=hidden.device)
-            logit = self(hidden, of, torch.tensor(scalars, device=hidden.device) if scalars else None)[0]
-            return float(torch.sigmoid(calibration.apply(logit)))
+            out = self(hidden, of, torch.tensor(scalars, device=hidden.device) if scalars else None)
+            out[0] = calibration.apply(out[0])
+            said = torch.sigmoid(out).tolist()
+            return Estimate(said[0], None if ahead is None else said[ahead])
 
         return estimate
 
@@ -261,7 +274,7 @@ class AcceptanceHead(nn.Module):
 
 
 def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimator:
-    """The first output of a head for one row."""
+    """A head for one row: P(accepted), and the output `next` where it has one."""
 
     def array(of: Tensor) -> np.ndarray:
         return of.detach().float().numpy().copy()
@@ -273,11 +286,12 @@ def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimato
         of_scalars = list(array(first.weight)[:, size:].T)
     table = None if head.token is None else array(head.token.weight) + constant
     blocks = [(array(b.linear.weight), array(b.linear.bias)) for b in cast(Iterable[_Block], head.blocks)]
-    output, bias = array(head.output.weight)[0], float(array(head.output.bias)[0])
+    rows = [head.card.outputs.index(name) for name in ("accept", "next") if name in head.card.outputs]
+    output, bias = array(head.output.weight)[rows], array(head.output.bias)[rows]
     shift, slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
 
     @np.errstate(over="ignore")  # where exp(-z) is infinite, z sigmoid(z) is 0, as it should be
-    def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> float:
+    def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
         x = hidden.detach().float().numpy()
         if weight is not None:
             x = weight @ x + (constant if table is None else table[token])
@@ -286,10 +300,15 @@ def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimato
         for w, b in blocks:
             z = w @ x + b
             x = x + z / (1 + np.exp(-z))
-        logit = (float(output @ x) + bias + shift) * slope + calibration.bias
-        return 1 / (1 + math.exp(-min(max(logit, -700.0), 700.0)))
+        logit, *ahead = (output @ x + bias).tolist()
+        accept = _sigmoid((logit + shift) * slope + calibration.bias)
+        return Estimate(accept, _sigmoid(ahead[0]) if ahead else None)
 
     return estimate
+
+
+def _sigmoid(logit: float) -> float:
+    return 1 / (1 + math.exp(-min(max(logit, -700.0), 700.0)))
 
 
 def _locate(source: str | Path) -> Path:

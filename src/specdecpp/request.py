@@ -2,21 +2,35 @@
 whose rounds are shown as they come. Shared by the verbs of the command line; imports no torch by itself.
 
     cumulative:0.2     specdecpp:threshold=0.5,min_tokens=1     ->     a frozen policy dataclass
+
+Rules made of rules name them after their own parameters, if any:
+
+    auto-off:cumulative:0.2     bandit:fixed:2|cumulative:0.2     bandit:exploration=0.5:target|fixed:4
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Unpack
 
 from specdecpp.policies import (
+    AcceptanceEMA,
+    AdaptiveEntropy,
+    ArgmaxLength,
+    AutoOff,
+    Bandit,
+    Classifier,
+    CostAware,
     CumulativeConfidence,
+    DraftVerify,
     Entropy,
     Fixed,
     Heuristic,
     MaxConfidence,
+    Net,
     Policy,
     SpecDecPP,
 )
+from specdecpp.policies.head import HeadPolicy
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
@@ -25,14 +39,26 @@ if TYPE_CHECKING:
     from specdecpp.session import Round
 
 TARGET = "target"
+BOUNDS = ("min_tokens", "max_tokens")
 # name: (class, the parameter that may stand without its name, the others)
 KINDS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
     "fixed": (Fixed, "k", ()),
-    "heuristic": (Heuristic, "start_tokens", ("min_tokens", "max_tokens")),
-    "max-confidence": (MaxConfidence, "threshold", ("drop", "min_tokens", "max_tokens")),
-    "cumulative": (CumulativeConfidence, "threshold", ("min_tokens", "max_tokens")),
-    "entropy": (Entropy, "threshold", ("c", "min_tokens", "max_tokens")),
-    "specdecpp": (SpecDecPP, "threshold", ("calibrated", "min_tokens", "max_tokens")),
+    "heuristic": (Heuristic, "start_tokens", BOUNDS),
+    "ema": (AcceptanceEMA, "start_tokens", ("eta", *BOUNDS)),
+    "argmax": (ArgmaxLength, "prior", ("prior_tokens", *BOUNDS)),
+    "max-confidence": (MaxConfidence, "threshold", ("drop", *BOUNDS)),
+    "cumulative": (CumulativeConfidence, "threshold", BOUNDS),
+    "entropy": (Entropy, "threshold", ("c", *BOUNDS)),
+    "draft-verify": (DraftVerify, "threshold", ("aim", "step", *BOUNDS)),
+    "adaptive-entropy": (AdaptiveEntropy, "threshold", ("gamma", "aim", "step", *BOUNDS)),
+    "mlp": (Classifier, "net", ("threshold", *BOUNDS)),
+    "specdecpp": (SpecDecPP, "threshold", ("calibrated", *BOUNDS)),
+    "cost-aware": (CostAware, "prior", ("prior_rounds", "foresees", *BOUNDS)),
+}
+# name: (class, the field that holds the other rules, its own parameters)
+WRAPPERS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
+    "auto-off": (AutoOff, "policy", ("patience", "probe_every", "fading")),
+    "bandit": (Bandit, "arms", ("exploration",)),
 }
 
 
@@ -43,51 +69,55 @@ class PolicySpec:
     policy: Policy
     typed: Mapping[str, Any] = field(default_factory=dict)
     """The parameters that were given; for a policy with a head its card has the rest."""
+    parts: "tuple[PolicySpec, ...]" = ()
+    """The rules that it is made of."""
 
     @property
     def needs_head(self) -> bool:
-        return isinstance(self.policy, SpecDecPP)
+        return isinstance(self.policy, HeadPolicy) or any(part.needs_head for part in self.parts)
 
     def build(self, head: "AcceptanceHead | None") -> Policy:
         """The policy, with its head where it needs one. Raises ValueError when there is none."""
-        if not isinstance(self.policy, SpecDecPP):
+        if self.parts:
+            return _wrap(type(self.policy), [part.build(head) for part in self.parts], self.typed)
+        if not isinstance(self.policy, HeadPolicy):
             return self.policy
+        kind = type(self.policy)
         if head is None:
             raise ValueError(
-                "the policy specdecpp needs an acceptance head, and this pair has none. Name one with --head, or "
-                "choose a rule that needs none, such as cumulative."
+                f"the policy {_name_of(self.policy)} needs an acceptance head, and this pair has none. Name one with --head, "
+                "or choose a rule that needs none, such as cumulative."
             )
-        return SpecDecPP.tuned(head, **self.typed)
+        return SpecDecPP.tuned(head, **self.typed) if kind is SpecDecPP else kind(head=head, **self.typed)
 
 
 def parse_policy(spec: str) -> PolicySpec:
-    """Read `name`, `name:value`, `name:key=value,...`. Raises ValueError that lists what exists.
+    """Read `name`, `name:value`, `name:key=value,...`, or a rule made of others. Raises ValueError that lists what exists.
 
     >>> parse_policy("fixed:4").policy
+    Fixed(k=4)
+    >>> parse_policy("auto-off:fixed:4").policy.policy
     Fixed(k=4)
     """
     name, _, rest = spec.partition(":")
     if name == TARGET and not rest:
         return PolicySpec(Fixed(k=0))
+    if name in WRAPPERS:
+        return _parse_wrapper(spec, name, rest)
     if name not in KINDS:
         raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
     kind, main, others = KINDS[name]
-    values: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        key, _, text = item.rpartition("=")
-        key = key or main
-        if key not in (main, *others) or key in values:
-            problem = "is given twice" if key in values else "is not a parameter"
-            raise ValueError(f"policy {spec!r}: {key} {problem}. {name} takes {', '.join((main, *others))}.")
-        values[key] = _value(spec, key, text, kind)
-    needed = {"head": None} if kind is SpecDecPP else {}
+    values = _values(spec, kind, rest, main, others)
+    if kind is Classifier and "net" not in values:
+        raise ValueError(f"policy {spec!r} needs the file of its trained network: mlp:FILE.")
+    needed = {"head": None} if issubclass(kind, HeadPolicy) else {}
     return PolicySpec(kind(**needed, **values), typed=values)
 
 
 def policy_names() -> list[str]:
-    """Every policy with the parameter that may follow its name: fixed:k, target, ..."""
-    names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [names[0], TARGET, *names[1:]]
+    """Every policy with what may follow its name: fixed:k, target, ..., auto-off:POLICY, bandit:POLICY|POLICY."""
+    names = [f"{name}:{'FILE' if main == 'net' else main}" for name, (_, main, _) in KINDS.items()]
+    return [names[0], TARGET, *names[1:], "auto-off:POLICY", "bandit:POLICY|POLICY"]
 
 
 def spec_of(policy: Policy) -> str:
@@ -98,13 +128,14 @@ def spec_of(policy: Policy) -> str:
     """
     if policy == Fixed(k=0):
         return TARGET
-    name = next((n for n, (kind, _, _) in KINDS.items() if type(policy) is kind), None)
-    if name is None:
-        return type(policy).__name__
-    kind, main, others = KINDS[name]
-    defaults = {f.name: f.default for f in fields(kind)}
-    extra = [f"{o}={_text(getattr(policy, o))}" for o in others if getattr(policy, o) != defaults[o]]
-    return f"{name}:{','.join([_text(getattr(policy, main)), *extra])}"
+    name = _name_of(policy)
+    if name in WRAPPERS:
+        own = ",".join(_changed(policy, WRAPPERS[name][2]))
+        return ":".join(filter(None, [name, own, "|".join(map(spec_of, policy.parts))]))
+    if name not in KINDS:
+        return name
+    _, main, others = KINDS[name]
+    return f"{name}:{','.join([_text(getattr(policy, main)), *_changed(policy, others)])}"
 
 
 def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
@@ -150,10 +181,56 @@ def to_dict(output: "Output", *, policy: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float:
+def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
+    """`name:[key=value,...:]POLICY`, for a bandit POLICY|POLICY."""
+    kind, _, own = WRAPPERS[name]
+    first, _, others = rest.partition(":")
+    values: dict[str, Any] = {}
+    if "=" in first:
+        values, rest = _values(spec, kind, first, "", own), others
+    if not rest:
+        raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
+    parts = tuple(map(parse_policy, rest.split("|") if kind is Bandit else [rest]))
+    return PolicySpec(_wrap(kind, [part.policy for part in parts], values), typed=values, parts=parts)
+
+
+def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]) -> Policy:
+    name = next(of for wrapper, of, _ in WRAPPERS.values() if wrapper is kind)
+    return kind(**{name: tuple(parts) if kind is Bandit else parts[0]}, **values)
+
+
+def _name_of(policy: Policy) -> str:
+    """What the kind of a policy is called here; the name of its class for a rule of somebody's own."""
+    known = {kind: name for name, (kind, _, _) in (KINDS | WRAPPERS).items()}
+    return known.get(type(policy), type(policy).__name__)
+
+
+def _changed(policy: Policy, names: Sequence[str]) -> list[str]:
+    """The parameters that differ from their defaults."""
+    defaults = {f.name: f.default for f in fields(policy)}
+    return [f"{name}={_text(getattr(policy, name))}" for name in names if getattr(policy, name) != defaults[name]]
+
+
+def _values(spec: str, kind: type[Policy], text: str, main: str, others: Sequence[str]) -> dict[str, Any]:
+    """The parameters in `value` or `key=value`, separated by commas."""
+    known = [name for name in (main, *others) if name]
+    values: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.rpartition("=")
+        key = key or main
+        if key not in known or key in values:
+            problem = "is given twice" if key in values else "is not a parameter"
+            raise ValueError(f"policy {spec!r}: {key or value} {problem}. {spec.partition(':')[0]} takes {', '.join(known)}.")
+        values[key] = _value(spec, key, value, kind)
+    return values
+
+
+def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float | Net:
     """One value, of the type that the field's default has."""
+    if key == "net":
+        return Net.from_pretrained(text)
     default = next(f.default for f in fields(kind) if f.name == key)
-    assert default is not MISSING, "every parameter of a spec has a default"
+    assert default is not MISSING, "every other parameter of a spec has a default"
     wanted = type(default)
     try:
         return {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
@@ -163,4 +240,6 @@ def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | f
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Net):
+        return value.source or "net"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ import torch
 
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.errors import PromptError, UnsoundError
-from specdecpp.policies import Policy
+from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
 from specdecpp.text import Detokenizer
@@ -42,7 +42,8 @@ class Round:
     """One step: what came out, what it took, in seconds, and why drafting stopped.
 
     `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
-    head, verify_s the target's forward and the acceptance test, other_s everything else.
+    head, verify_s the target's forward and the acceptance test, other_s everything else; expected_s is what the cost model
+    expects of such a round, 0 where no policy needs one.
     """
 
     pieces: tuple[Piece, ...]
@@ -55,6 +56,11 @@ class Round:
     head_s: float
     verify_s: float
     other_s: float
+    expected_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.pieces)
 
     @property
     def text(self) -> str:
@@ -71,6 +77,9 @@ class Session:
     `target` and `draft` are empty runners; `coins` are two independent streams, one to draft and one to verify. `ends` are
     the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
     `UnsoundError` for temperature 0 under a verification that needs q.
+
+    `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
+    is for requests that nobody wants to repeat.
     """
 
     def __init__(
@@ -86,7 +95,13 @@ class Session:
         coins: tuple[Coins, Coins],
         ends: Sequence[int] = (),
         detokenizer: Detokenizer | None = None,
+        costs: Costs | CostClock | None = None,
     ):
+        if costs is None and policy.needs_costs:
+            raise ValueError(
+                f"{type(policy).__name__} weighs what steps cost, and no costs were given. Give costs=Costs(...), as the "
+                "Decoder does once it has measured them."
+            )
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
         if sampling.is_greedy and not verification.allows_dropping:
             raise UnsoundError(
@@ -101,6 +116,7 @@ class Session:
         self.ends = frozenset(ends)
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
+        self._costs = costs
         self._draft_coins, self._verify_coins = coins
         self._detokenizer = detokenizer
         self._memory = policy.start()
@@ -110,6 +126,11 @@ class Session:
             self._seen[self.tokens] = True
         if self.num_tokens_left <= 0:
             self.finish_reason = "length"
+
+    @property
+    def costs(self) -> Costs | None:
+        """What a step is taken to cost now."""
+        return self._costs.now if isinstance(self._costs, CostClock) else self._costs
 
     @property
     def num_tokens_left(self) -> int:
@@ -140,6 +161,7 @@ class Session:
             coins=self._draft_coins,
             room=room,
             seen=self._seen,
+            costs=self.costs,
         )
         drafted = perf_counter()
         verdict = self._verify(draft)
@@ -160,9 +182,12 @@ class Session:
             stop_reason=draft.stop_reason,
             judged=tuple(draft.judged),
             finish_reason=self.finish_reason,
+            expected_s=self.costs.round_s(draft.num_tokens) if self.costs else 0.0,
             **timing,
         )
         self._memory = self.policy.learn(self._memory, outcome)
+        if isinstance(self._costs, CostClock):
+            self._costs.update(outcome)
         return outcome
 
     def _draft_room(self) -> int:

@@ -9,6 +9,10 @@ One file per verb; what they share is in `common`. `--help` must be quick, so he
     specdecpp calibrate HEAD --labels FOLDER             held-out labels make a head's score a probability
     specdecpp evaluate HEAD --labels FOLDER              heads and free rules side by side
     specdecpp run recipe.yaml                            all four, in order
+    specdecpp check                                      whether a pair is worth it here, and what to do if not
+    specdecpp bench --out results.json                   every rule by the clock, on the same prompts
+    specdecpp replay LABELS --c 0.22                     the same from recordings, at any costs
+    specdecpp report results.json                        what bench or replay found, as tables, pictures or a page
 
 Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted.
 """
@@ -20,7 +24,7 @@ from typing import Annotated
 import typer
 
 from specdecpp import __version__
-from specdecpp.cli import calibrate, collect, demo, evaluate, generate, run, train
+from specdecpp.cli import bench, calibrate, check, collect, demo, evaluate, generate, replay, report, run, train
 from specdecpp.cli.common import epilog
 
 VERBS = {  # in the order of the help page
@@ -31,6 +35,10 @@ VERBS = {  # in the order of the help page
     "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
     "evaluate": (evaluate.evaluate, evaluate.EXAMPLES),
     "run": (run.run, run.EXAMPLES),
+    "check": (check.check, check.EXAMPLES),
+    "bench": (bench.bench, bench.EXAMPLES),
+    "replay": (replay.replay, replay.EXAMPLES),
+    "report": (report.report, report.EXAMPLES),
 }
 EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}
 EXAMPLES |= {name: examples for name, (_, examples) in VERBS.items()}

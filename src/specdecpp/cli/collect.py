@@ -45,7 +45,9 @@ def collect(
         recipe = Recipe.read(path)
         recipe = recipe if out is None else replace(recipe, out=out)
         if branches is not None:
-            everywhere = BranchPlan(splits=("train", "dev", "test"), length=branches)
+            everywhere = replace(
+                recipe.collect.branches or BranchPlan(), splits=("train", "dev", "test"), sources=None, length=branches
+            )
             recipe = replace(recipe, collect=replace(recipe.collect, branches=everywhere))
         end = collected(recipe, assume_yes=yes, ray=ray, quiet=quiet)
         if as_json:
@@ -73,7 +75,7 @@ def collected(recipe: "Recipe", *, assume_yes: bool, ray: str | None, quiet: boo
 def closing_line(recipe: "Recipe", end: "Progress") -> str:
     made = end.prompts_done - end.prompts_before
     pace = (
-        f"{end.tokens:,} tokens in {_clock(end.elapsed_s)}, {end.tokens_per_second:,.0f} tokens/s" if made else "all was there"
+        f"{end.tokens:,} tokens in {clock(end.elapsed_s)}, {end.tokens_per_second:,.0f} tokens/s" if made else "all was there"
     )
     return f"{recipe.labels}: {end.prompts_done:,} answers in {end.num_shards} shards ({pace})"
 
@@ -98,7 +100,7 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
         def tell(now: "Progress") -> None:
             if now.estimate.num_prompts and not now.tokens and not quiet:
                 err.print(Text(f"  at most {_bound(now.estimate)}", "dim"))
-            done, left = now.prompts_done, "" if now.left_s is None else f"  {_clock(now.left_s)} left"
+            done, left = now.prompts_done, "" if now.left_s is None else f"  {clock(now.left_s)} left"
             figures = f"{done:,}/{now.num_prompts:,} prompts  {now.tokens_per_second:,.0f} tokens/s{left}"
             bars.update(task, total=now.num_prompts, completed=done, figures=figures, refresh=True)
 
@@ -107,10 +109,10 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
 
 def _bound(estimate: "Estimate") -> str:
     size = f"{estimate.num_bytes / 1e6:,.0f} MB" if estimate.num_bytes < 1e9 else f"{estimate.num_bytes / 1e9:,.1f} GB"
-    return f"{estimate.num_prompts:,} answers, {estimate.num_tokens:,} tokens, {size}, {_clock(estimate.seconds)}"
+    return f"{estimate.num_prompts:,} answers, {estimate.num_tokens:,} tokens, {size}, {clock(estimate.seconds)}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """5 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
     if whole < 60:

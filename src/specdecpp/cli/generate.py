@@ -32,8 +32,10 @@ EXAMPLES = (
     "echo 'Write a haiku.' | specdecpp generate --temperature 0 --json",
 )
 POLICY_HELP = (
-    "When to stop drafting: fixed:K, target, heuristic, max-confidence:T, cumulative:T, entropy:T or specdecpp:T; "
-    "key=value,... also stands after the colon. Without it: specdecpp with a head, else cumulative."
+    "When to stop drafting: fixed:K, target, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
+    "draft-verify:T, adaptive-entropy:T, mlp:FILE, specdecpp:T, cost-aware, auto-off:POLICY or bandit:POLICY|POLICY; "
+    "key=value,... also stands after the colon. Without it: cost-aware with a calibrated head, specdecpp with another, else "
+    "cumulative."
 )
 
 

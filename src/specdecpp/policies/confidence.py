@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdecpp.policies.protocol import Policy, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.drafting import Draft
+    from specdecpp.policies.protocol import Candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class MaxConfidence(Policy):
     def drops_last(self) -> bool:
         return self.drop
 
-    def stop(self, draft: "Draft", memory: Any) -> str | None:
+    def stop(self, draft: "Candidates", memory: Any) -> str | None:
         if draft.num_tokens and (q := draft.confidence(-1)) < self.threshold:
             return f"q = {q:.2f} < {self.threshold:g}"
         return None
@@ -51,7 +51,7 @@ class CumulativeConfidence(Policy):
         super().__post_init__()
         check_probability("CumulativeConfidence.threshold", self.threshold)
 
-    def stop(self, draft: "Draft", memory: Any) -> str | None:
+    def stop(self, draft: "Candidates", memory: Any) -> str | None:
         if draft.num_tokens and (product := draft.cumulative_confidence) < self.threshold:
             return f"product of q = {product:.2f} < {self.threshold:g}"
         return None
@@ -73,7 +73,7 @@ class Entropy(Policy):
         if not (self.c > 0 and self.threshold >= 0):
             raise ValueError(f"Entropy needs c > 0 and threshold >= 0, got c={self.c} and threshold={self.threshold}")
 
-    def stop(self, draft: "Draft", memory: Any) -> str | None:
+    def stop(self, draft: "Candidates", memory: Any) -> str | None:
         if draft.num_tokens and (bound := (self.c * draft.entropy(-1)) ** 0.5) > self.threshold:
             return f"sqrt(c*H) = {bound:.2f} > {self.threshold:g}"
         return None

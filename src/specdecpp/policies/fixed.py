@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from specdecpp.policies.protocol import Policy
 
 if TYPE_CHECKING:
-    from specdecpp.session import Round
+    from specdecpp.policies.protocol import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,5 +40,5 @@ class Heuristic(Policy):
     def limit(self, memory: int) -> int:
         return max(self.min_tokens, min(memory, self.max_tokens))
 
-    def learn(self, memory: int, outcome: "Round") -> int:
+    def learn(self, memory: int, outcome: "Outcome") -> int:
         return min(memory + 2, self.max_tokens) if outcome.num_accepted == outcome.num_drafted else max(1, memory - 1)

@@ -1,4 +1,5 @@
-"""SpecDec++: stop when the head thinks that something has probably been rejected (method.md 5)."""
+"""Rules that ask a trained acceptance head; SpecDec++ stops when it thinks that something has probably been rejected
+(method.md 5)."""
 
 import math
 import warnings
@@ -10,12 +11,44 @@ from specdecpp.policies.protocol import Policy, check_probability
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.drafting import Draft
-    from specdecpp.head import AcceptanceHead, Estimator
+    from specdecpp.head import AcceptanceHead, Estimate, Estimator
+    from specdecpp.policies.protocol import Candidates
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecDecPP(Policy):
+class HeadPolicy(Policy):
+    """Base of the rules that have a head judge every candidate.
+
+    `calibrated=True` reads probabilities, and warns where nobody has checked them; `False` the head's raw score.
+    """
+
+    head: "AcceptanceHead"
+    calibrated: bool = True
+    _estimate: "Estimator" = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head is None:  # read from text, before there is one
+            return
+        if self.calibrated and not self.head.card.is_calibrated:
+            warnings.warn(
+                "the head's probabilities have not been calibrated on held-out labels, so what rests on them means little. "
+                "Calibrate it (specdecpp calibrate), or use its raw score where the rule can (calibrated=False).",
+                stacklevel=4,
+            )
+        object.__setattr__(self, "_estimate", self.head.estimator(calibrated=self.calibrated))
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.head.card.form == "look_ahead"
+
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate":
+        scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
+        return self._estimate(hidden, draft.tokens[-1], scalars)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecDecPP(HeadPolicy):
     """Stop once 1 - prod_i head(Y_i) > threshold, within [min_tokens, max_tokens] = [2, 20] (Huang et al. 2025).
 
     A lagged head judges a candidate by the forward pass that also yields its successor; that successor is free and is
@@ -27,42 +60,30 @@ class SpecDecPP(Policy):
     >>> policy = SpecDecPP.tuned(pair.head)                     # as its card says            # doctest: +SKIP
     """
 
-    head: "AcceptanceHead"
     threshold: float = 0.7
     calibrated: bool = False
     min_tokens: int = 2
     max_tokens: int = 20
-    _estimate: "Estimator" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probability("SpecDecPP.threshold", self.threshold)
-        if self.calibrated and self.head is not None and not self.head.card.is_calibrated:
-            warnings.warn(
-                "the head's probabilities have not been calibrated on held-out labels, so a threshold on them means little. "
-                "Calibrate it (specdecpp calibrate), or use its raw score (calibrated=False).",
-                stacklevel=3,
-            )
-        if self.head is not None:
-            object.__setattr__(self, "_estimate", self.head.estimator(calibrated=self.calibrated))
 
     @classmethod
     def tuned(cls, head: "AcceptanceHead", **changes: Any) -> "SpecDecPP":
         """The rule in the setting that the head's card recommends, the defaults where it says nothing."""
         return cls(head=head, **(head.card.stopping | changes))
 
-    @property
-    def looks_ahead(self) -> bool:
-        return self.head.card.form == "look_ahead"
-
-    def judge(self, draft: "Draft", hidden: "Tensor") -> float:
-        scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
-        return self._estimate(hidden, draft.tokens[-1], scalars)
-
-    def stop(self, draft: "Draft", memory: Any) -> str | None:
+    def stop(self, draft: "Candidates", memory: Any) -> str | None:
         if (rejection := 1 - draft.survival) > self.threshold:
             return f"P(rejection) = {rejection:.2f} > {self.threshold:g}"
         return None
+
+
+def heads(policy: Policy) -> "list[AcceptanceHead]":
+    """The heads that a rule and the rules it is made of ask."""
+    own = [policy.head] if isinstance(policy, HeadPolicy) else []
+    return own + [head for part in policy.parts for head in heads(part)]
 
 
 _SCALARS = {

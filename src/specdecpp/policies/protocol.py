@@ -10,14 +10,90 @@ target's law (policies.md 1; enumerated in tests/test_law.py). Dropping the last
 adapted: the Decoder refuses that unless the verification can bear it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.drafting import Draft
-    from specdecpp.session import Round
+    from specdecpp.head import Estimate
+    from specdecpp.policies.costs import Costs
+
+
+@runtime_checkable
+class Candidates(Protocol):
+    """What a policy sees of a round: `drafting.Draft` while decoding, `theory.replay` in a recording.
+
+    Candidates are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
+    """
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def judged(self) -> Sequence[float]:
+        """The head's estimates P(accepted), in order: of those that were read, or of all where the policy looks ahead."""
+        ...
+
+    @property
+    def next_acceptance(self) -> float | None:
+        """What the head expects of the candidate after the last judged one; None where no head says so."""
+        ...
+
+    @property
+    def survival(self) -> float:
+        """The product of `judged`."""
+        ...
+
+    @property
+    def cumulative_confidence(self) -> float:
+        """The product of q over all candidates."""
+        ...
+
+    @property
+    def costs(self) -> "Costs | None":
+        """What a step costs; None where no policy needs to know."""
+        ...
+
+    def confidence(self, i: int) -> float:
+        """q of candidate i."""
+        ...
+
+    def entropy(self, i: int) -> float:
+        """Entropy of q at candidate i, nats."""
+        ...
+
+    def gap(self, i: int) -> float:
+        """How far the two largest probabilities of q lie apart at candidate i."""
+        ...
+
+
+@runtime_checkable
+class Outcome(Protocol):
+    """What a policy sees of a finished round: `session.Round` while decoding.
+
+    `expected_s` is what the cost model has such a round take, the others are seconds by the clock. A rule that is to give
+    the same stops for the same seed learns from `expected_s` only.
+    """
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+    @property
+    def expected_s(self) -> float: ...
+    @property
+    def draft_s(self) -> float: ...
+    @property
+    def head_s(self) -> float: ...
+    @property
+    def verify_s(self) -> float: ...
+    @property
+    def other_s(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +128,18 @@ class Policy:
         """Whether `judge` is asked about a candidate as soon as it is drawn, or only once the draft has read it."""
         return False
 
-    def judge(self, draft: "Draft", hidden: "Tensor") -> float | None:
-        """P(accepted) of the last candidate; None without a head.
+    @property
+    def needs_costs(self) -> bool:
+        """Whether the rule reads `draft.costs` or `outcome.expected_s`."""
+        return False
+
+    @property
+    def parts(self) -> "tuple[Policy, ...]":
+        """The rules that this one is made of; none for most."""
+        return ()
+
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate | None":
+        """What a head says of the last candidate; None without a head.
 
         `hidden` [D] is the draft's state after reading that candidate or, where the rule looks ahead, the state that gave
         its q: the draft has not read it yet.
@@ -68,11 +154,11 @@ class Policy:
         """The most candidates of the coming round."""
         return self.max_tokens
 
-    def stop(self, draft: "Draft", memory: Any) -> str | None:
+    def stop(self, draft: "Candidates", memory: Any) -> str | None:
         """A reason to stop before the next candidate is paid for, or None to go on. Not asked below `min_tokens`."""
         return None
 
-    def learn(self, memory: Any, outcome: "Round") -> Any:
+    def learn(self, memory: Any, outcome: "Outcome") -> Any:
         """The memory after a round."""
         return memory
 

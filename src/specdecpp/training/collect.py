@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -32,7 +32,7 @@ from specdecpp.pair import Pair, fingerprint
 from specdecpp.training import jobs, shards
 from specdecpp.training.jobs import Question, Work
 from specdecpp.training.labels import TOP_K
-from specdecpp.training.prompts import gather
+from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import Recipe
 
 LARGE = 20e9
@@ -121,7 +121,7 @@ def collect(
 
 def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]]:
     """The encoded prompts in their order, and what `collection.json` says of them and of the run."""
-    prompts = gather(recipe.collect.sources, seed=recipe.collect.seed)
+    prompts = gather(recipe.collect.sources, seed=recipe.collect.seed, splits=recipe.collect.splits)
     items = jobs.questions(pair, prompts)
     if not items:
         raise DataError(f"none of the {len(prompts)} prompts leaves room for an answer in the context of the models.")
@@ -131,7 +131,7 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]
         counts.setdefault(q.source, Counter())[q.split] += 1
     return items, {
         "command": f"specdecpp collect {recipe.name}",
-        "git": _git_sha(),
+        "git": git_sha(),
         "vocab_size": pair.draft.vocab_size,
         "names": {"target": pair.target_name, "draft": pair.draft_name},
         "digest": _digest(settings),
@@ -151,9 +151,9 @@ def estimate_of(pair: Pair, work: Work, groups: Sequence[Sequence[Question]]) ->
     width = 2 * pair.draft.hidden_size
     num_bytes = 0
     for q, n in zip(items, lengths, strict=True):
-        num_bytes += 4 * len(q.ids) + n * (4 * (3 * plan.draws + TOP_K + 6) + width * (1 + len(plan.features)))
+        num_bytes += 4 * len(q.ids) + n * (4 * (3 * plan.draws + TOP_K + 7) + width * (1 + len(plan.features)))
         if plan.branches and plan.branches.includes(source=q.source, split=q.split):
-            num_bytes += n * plan.branches.length * (16 + width)
+            num_bytes += n * plan.branches.length * (24 + width)
     seconds = _trial_s(pair, work, groups) if items else 0.0
     return Estimate(num_prompts=len(items), num_tokens=sum(lengths), num_bytes=num_bytes, seconds=seconds)
 
@@ -191,6 +191,9 @@ def _settings(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> dict[str
     plan = json.loads(json.dumps(asdict(recipe.collect)))
     for source in plan["sources"]:
         source["path"] = Path(source["path"]).name
+    for keys, name, usual in ((plan, "splits", [*get_args(Split)]), (plan["branches"] or {}, "odds", False)):
+        if keys.get(name) == usual:  # collections that were begun before there was this key have it as usual
+            keys.pop(name)
     vocabulary = json.dumps(pair.tokenizer.get_vocab(), sort_keys=True)
     return {
         "pair": {
@@ -217,7 +220,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _git_sha() -> str | None:
+def git_sha() -> str | None:
     """The commit of this source tree, None where it is not one."""
     here = Path(specdecpp.__file__)
     commands = ["git", "ls-files", "--error-unmatch", here.name], ["git", "rev-parse", "HEAD"]

@@ -18,7 +18,7 @@ from specdecpp.training.labels import Answer, Labelling, Record, label
 from specdecpp.training.prompts import Prompt, Split
 from specdecpp.training.recipe import CollectPlan
 from specdecpp.training.responses import sample_responses
-from specdecpp.training.trees import check_tree_mask
+from specdecpp.training.trees import TARGET_ADVICE, check_tree_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class Work:
             draws=self.plan.draws,
             features=self.plan.features,
             branch_length=branches.length if branches and has_branches else 0,
+            branch_odds=branches is not None and branches.odds,
             max_length=self.context,
         )
 
@@ -84,12 +85,15 @@ def groups(items: Sequence[Question], *, size: int) -> list[list[Question]]:
 
 def check(pair: Pair, work: Work, items: Sequence[Question]) -> None:
     """Raise `RunnerError` if the pair cannot do what the plan asks."""
-    _, draft = runners_of(pair)
+    target, draft = runners_of(pair)
     plan = work.plan
     has_branches = plan.branches is not None and any(plan.branches.includes(source=q.source, split=q.split) for q in items)
     if has_branches or "leaf" in plan.features:
         longest = max((len(q.ids) for q in items), default=0) + plan.max_tokens + (plan.branches.length if plan.branches else 1)
-        check_tree_mask(draft, longest=longest if work.context is None else min(longest, work.context))
+        longest = longest if work.context is None else min(longest, work.context)
+        check_tree_mask(draft, longest=longest)
+        if has_branches and plan.branches is not None and plan.branches.odds:
+            check_tree_mask(target, longest=longest, advice=TARGET_ADVICE)
 
 
 def make(

@@ -21,7 +21,7 @@ from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
 from specdecpp.training.prompts import Split
 from specdecpp.training.responses import draw, roomy_cache, seen_by
-from specdecpp.training.trees import Branches, Rows, Tree, believed, grow_branches, half
+from specdecpp.training.trees import Branches, Growth, Laws, Rows, Tree, believed, grow_branches, half
 
 TOP_K = 8
 KEEP = 0.15
@@ -69,6 +69,8 @@ class Record:
     """The largest probabilities of q, falling."""
     answer_log_q: Float[Tensor, " N"]
     """log q(X_i); -inf where the draft could not have proposed it."""
+    answer_log_ratio: Float[Tensor, " N"] | None = None
+    """log p(X_i) - log q(X_i), unclipped; inf where the draft could not have proposed it. None in older collections."""
     answer_odds: Float[Tensor, " N"]
     """b_i = min(1, q(X_i)/p(X_i)): the chance that the candidate was the answer's own token (policies.md 9)."""
     depth: Int[Tensor, " N"]
@@ -94,13 +96,15 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Labelling:
-    """What is labelled and how. `branch_length` is for the splits or sources that get branches, 0 for none."""
+    """What is labelled and how. `branch_length` is for the splits or sources that get branches, 0 for none; with
+    `branch_odds` the target judges the branches too."""
 
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     ends: Collection[int] = ()
     draws: int = 4
     features: Collection[str] = ("mixed",)
     branch_length: int = 0
+    branch_odds: bool = False
     max_length: int | None = None
 
 
@@ -133,31 +137,40 @@ def _label_batch(
     """One padded batch: the clean pass of both models, the draws, then the draft's other passes."""
     texts, sizes = [[*a.prompt, *a.answer] for a in answers], [len(a.answer) for a in answers]
     rows = Rows.of([len(a.prompt) for a in answers], sizes, draft.device)
-    cache = {"past_key_values": roomy_cache()} if "leaf" in how.features or how.branch_length else {}
-    logits, hidden = draft.forward(**padded(texts, draft.device), **cache)
+    has_judge = how.branch_length > 0 and how.branch_odds
+    logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
     q_logits = logits[rows.batch, rows.prefix - 1]
-    p_logits = target.forward(**padded(texts, target.device))[0].to(draft.device)[rows.batch, rows.prefix - 1]
+    logits, _, judge = _clean(target, texts, rows, has_tree=has_judge)
+    p_logits = logits.to(draft.device)[rows.batch, rows.prefix - 1]
     del logits
     seen = _seen(answers, draft) if how.sampling.needs_seen else None
-    p, (q, belief) = probabilities(p_logits, how.sampling, seen), believed(q_logits, how.sampling, seen)
+    q, belief = believed(q_logits, how.sampling, seen)
+    laws = Laws(p=probabilities(p_logits, how.sampling, seen), q=q, belief=belief, seen=seen)
     x = torch.tensor([t for a in answers for t in a.answer], device=draft.device)
-    columns = _columns(p, q, belief, x, how.draws, generator)
+    columns = _columns(laws, x, how.draws, generator)
     columns["depth"] = _depths(columns["answer_odds"], sizes, generator)
     if "mixed" in how.features:
         z, columns["is_mixed"] = mixed_text(x, columns["candidate"][:, 0], generator)
         mixed = [[*a.prompt, *part] for a, part in zip(answers, (z.tolist() for z in z.split(sizes)), strict=True)]
         columns["mixed"] = half(draft.forward(**padded(mixed, draft.device))[1][rows.batch, rows.prefix])
     branches: list[Branches | None] = [None] * len(answers)
-    if cache:
-        tree = Tree(draft, cache["past_key_values"], rows)
-        if "leaf" in how.features:
-            columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
-            tree.clear()
-        if how.branch_length:
-            limits = {"num_tokens": how.branch_length, "ends": how.ends, "max_length": how.max_length}
-            branches = [*grow_branches(tree, p, q, belief, sampling=how.sampling, seen=seen, generator=generator, **limits)]
+    if tree and "leaf" in how.features:
+        columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
+        tree.clear()
+    if tree and how.branch_length:
+        growth = Growth(num_tokens=how.branch_length, sampling=how.sampling, ends=how.ends, max_length=how.max_length)
+        branches = [*grow_branches(tree, judge, laws, growth, generator)]
     states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
     return _records(answers, columns, states, branches)
+
+
+def _clean(
+    runner: EagerRunner, texts: Sequence[Sequence[int]], rows: Rows, *, has_tree: bool
+) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], Tree | None]:
+    """(logits, states, a tree that grows from the positions) of the answers as they are."""
+    cache = {"past_key_values": roomy_cache()} if has_tree else {}
+    logits, hidden = runner.forward(**padded(texts, runner.device), **cache)
+    return logits, hidden, Tree(runner, cache["past_key_values"], rows) if has_tree else None
 
 
 def _records(
@@ -197,26 +210,21 @@ def _seen(answers: Sequence[Answer], draft: EagerRunner) -> Bool[Tensor, "M V"]:
     return torch.cat([seen_rows(*pair) for pair in zip(prompts, before, strict=True)])
 
 
-def _columns(
-    p: Float[Tensor, "M V"],
-    q: Float[Tensor, "M V"],
-    belief: Float[Tensor, "M V"],
-    x: Int[Tensor, " M"],
-    draws: int,
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
+def _columns(laws: Laws, x: Int[Tensor, " M"], draws: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Draw the candidates and score them and the answer's tokens."""
+    p, q, belief = laws.p, laws.q, laws.belief
     candidate, x = draw(q, draws, generator), x.unsqueeze(-1)
-    p_x, q_x = p.gather(-1, x)[:, 0], q.gather(-1, x)[:, 0]
+    # Rounding can take a token that was sampled out of the top-k of this pass; it then counts as accepted.
+    p_x, q_x = p.gather(-1, x)[:, 0].clamp(min=torch.finfo(p.dtype).tiny), q.gather(-1, x)[:, 0]
     columns = {
         "log_q": belief.gather(-1, candidate).log(),
-        "log_ratio": p.gather(-1, candidate).log() - q.gather(-1, candidate).log(),
-        "overlap": torch.minimum(p, q).sum(-1).clamp(max=1),
+        "log_ratio": laws.log_ratio(candidate),
+        "overlap": laws.overlap(),
         "entropy": torch.special.entr(belief).sum(-1),
         "top": belief.topk(min(TOP_K, q.shape[-1]), dim=-1).values,
         "answer_log_q": belief.gather(-1, x)[:, 0].log(),
-        # Rounding can take a token that was sampled out of the top-k of this pass; it then counts as accepted.
-        "answer_odds": (q_x / p_x.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1),
+        "answer_log_ratio": p_x.log() - q_x.log(),
+        "answer_odds": (q_x / p_x).clamp(max=1),
     }
     return {"candidate": candidate} | {name: values.float() for name, values in columns.items()}
 

@@ -7,7 +7,7 @@ The side of a prompt is decided by its hash, so that it depends neither on the o
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -113,8 +113,8 @@ def split_of(text: str, *, dev_share: float) -> Split:
     return "dev" if int.from_bytes(digest[:8]) / 2**64 < dev_share else "train"
 
 
-def gather(sources: Sequence[Source], *, seed: int) -> list[Prompt]:
-    """The prompts of all sources, each text once, in an order that depends on the texts and the seed only.
+def gather(sources: Sequence[Source], *, seed: int, splits: Collection[Split] = ("train", "dev", "test")) -> list[Prompt]:
+    """The prompts of all sources on some sides, each text once, in an order that depends on the texts and the seed only.
 
     A text that occurs in several sources belongs to the first, but to one with a forced split before all others: a test
     prompt is never trained on. Raises `DataError` when there are none.
@@ -123,9 +123,11 @@ def gather(sources: Sequence[Source], *, seed: int) -> list[Prompt]:
     for source in sorted(sources, key=lambda s: s.split is None):
         for prompt in source.prompts():
             found.setdefault(prompt.text, prompt)
-    if not found:
-        raise DataError(f"the sources hold no prompts: {', '.join(s.path for s in sources) or 'none is named'}.")
-    return sorted(found.values(), key=lambda p: hashlib.sha256(f"{seed}:{p.text}".encode()).digest())
+    kept = [prompt for prompt in found.values() if prompt.split in splits]
+    if not kept:
+        named = ", ".join(s.path for s in sources) or "none is named"
+        raise DataError(f"the sources hold no prompts for {', '.join(splits)}: {named}.")
+    return sorted(kept, key=lambda p: hashlib.sha256(f"{seed}:{p.text}".encode()).digest())
 
 
 def _rows(path: str, *, part: str) -> Iterator[Row]:

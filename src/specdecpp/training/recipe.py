@@ -50,11 +50,13 @@ class PairPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BranchPlan:
-    """Which answers get discarded branches (policies.md 9), and how many tokens a branch may have."""
+    """Which answers get discarded branches (policies.md 9), how many tokens a branch may have, and whether the target judges
+    them too: then an oracle that knows every chance of acceptance can be replayed."""
 
     splits: tuple[Split, ...] = ("dev", "test")
     sources: tuple[str, ...] | None = None
     length: int = 10
+    odds: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -70,6 +72,8 @@ class CollectPlan:
     sampled `batch` at a time."""
 
     sources: tuple[Source, ...]
+    splits: tuple[Split, ...] = ("train", "dev", "test")
+    """The sides that are collected; prompts of the others are left out."""
     max_tokens: int = 256
     seed: int = 0
     draws: int = 4
@@ -86,6 +90,8 @@ class CollectPlan:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
         if not self.sources:
             raise ValueError("sources is empty; name at least one")
+        if not self.splits:
+            raise ValueError("splits is empty; name at least one of train, dev and test, or leave it out for all of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,11 +38,20 @@ _COLUMNS = {
     "entropy": _FLOATS,
     "top": _FLOATS,
     "answer_log_q": _FLOATS,
+    "answer_log_ratio": _FLOATS,
     "answer_odds": _FLOATS,
     "depth": _INTS,
     "is_mixed": pa.bool_(),
 }
-_BRANCH_COLUMNS = {"token": _INTS, "length": _INTS, "log_q": _FLOATS, "entropy": _FLOATS, "gap": _FLOATS}
+_BRANCH_COLUMNS = {
+    "token": _INTS,
+    "length": _INTS,
+    "log_q": _FLOATS,
+    "entropy": _FLOATS,
+    "gap": _FLOATS,
+    "log_ratio": _FLOATS,
+    "overlap": _FLOATS,
+}
 _STATES = ("states", "mixed", "leaf")
 _BRANCH = "branch_"
 
@@ -265,7 +274,8 @@ def _record(columns: dict[str, _Column], row: int, take: Callable[[str, int], Te
 def _branches(columns: dict[str, _Column], row: int, take: Callable[[str, int], Tensor | None]) -> Branches | None:
     if f"{_BRANCH}token" not in columns:
         return None
-    values: dict[str, Any] = {name: columns[f"{_BRANCH}{name}"].at(row) for name in _BRANCH_COLUMNS}
+    present = [name for name in _BRANCH_COLUMNS if f"{_BRANCH}{name}" in columns]
+    values: dict[str, Any] = {name: columns[f"{_BRANCH}{name}"].at(row) for name in present}
     if values["token"] is None:
         return None
     packed = take(f"{_BRANCH}state", int(values["length"].sum()))

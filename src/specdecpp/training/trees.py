@@ -3,12 +3,13 @@
 After one pass over a batch of clean texts its cache holds every prefix x, X_<i at once. A branch grows from each: its
 tokens stand at the positions after the prefix and attend to the prefix, to the branch and to nothing else. One token deep it
 is a *leaf*, the state at a candidate on the clean prefix, exactly (method.md 7). Deeper it is the *discarded branch* of
-policies.md 9: a rejected candidate and what the draft goes on with. All branches of a level are one forward pass.
+policies.md 9: a rejected candidate and what the draft goes on with. One level of many branches is one forward pass, and a
+tree of the target that grows with the same tokens says what it would have made of them.
 
 A model takes part if it obeys a mask [B, 1, queries, keys] and the positions it is given; that is put to the test.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.training.responses import draw, roomy_cache
 
 ADVICE = "Leave 'leaf' out of collect.features and set collect.branches to null, or choose another draft."
+TARGET_ADVICE = "Set collect.branches.odds to false, or choose another target."
+PASS = 512
+"""Tokens of one pass over branches: enough to keep a processor busy. More only make every branch skip more of the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class Branches:
     token[i, 0] ~ norm((q_i - p_i)+) is the rejected candidate, the others are drawn from q after it. `length` counts the
     real ones: a branch ends after an end-of-text token and where the context ends; it is 0 where q_i <= p_i everywhere, so
     that nothing can be rejected. log_q, entropy and gap are of the distribution that gave the token, `state` is the draft's
-    state at it; beyond the length they are 0.
+    state at it; beyond the length they are 0. What takes the target is there only where it was asked for.
     """
 
     token: Int[Tensor, "N K"]
@@ -41,26 +45,42 @@ class Branches:
     entropy: Float[Tensor, "N K"]
     gap: Float[Tensor, "N K"]
     state: Float[Tensor, "N K D"]
+    log_ratio: Float[Tensor, "N K"] | None = None
+    """log p - log q of the token after the answer's prefix and the branch before it, unclipped; -inf where p is 0."""
+    overlap: Float[Tensor, "N K"] | None = None
+    """1 - TV(p, q) of the position after the token: the expected acceptance of the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Where the M positions of the answers lie in a batch, and how long the prefix of each is."""
+    """Where M positions of the answers lie in a batch of B rows, and how long the prefix of each is."""
 
+    num_rows: int
     batch: Int[Tensor, " M"]
     index: Int[Tensor, " M"]
     prefix: Int[Tensor, " M"]
 
     @classmethod
-    def of(cls, prompts: Iterable[int], answers: Iterable[int], device: torch.device) -> "Rows":
+    def of(cls, prompts: Sequence[int], answers: Sequence[int], device: torch.device) -> "Rows":
         """For rows of so many tokens of prompt and answer."""
         triples = [(b, i, p + i) for b, (p, n) in enumerate(zip(prompts, answers, strict=True)) for i in range(n)]
         columns = torch.tensor(triples, device=device).unbind(-1)
-        return cls(batch=columns[0], index=columns[1], prefix=columns[2])
+        return cls(num_rows=len(prompts), batch=columns[0], index=columns[1], prefix=columns[2])
+
+    def to(self, device: torch.device) -> "Rows":
+        columns = {name: getattr(self, name).to(device) for name in ("batch", "index", "prefix")}
+        return Rows(num_rows=self.num_rows, **columns)
+
+    def parts(self, width: int) -> Iterator[tuple[Int[Tensor, " m"], "Rows"]]:
+        """`width` neighbouring positions of every answer at a time: which of the M they are, and where they lie."""
+        for start in range(0, int(self.index.max()) + 1, width):
+            chosen = ((self.index >= start) & (self.index < start + width)).nonzero()[:, 0]
+            columns = {"batch": self.batch[chosen], "index": self.index[chosen] - start, "prefix": self.prefix[chosen]}
+            yield chosen, Rows(num_rows=self.num_rows, **columns)
 
     def scattered(self, values: Int[Tensor, " M"], fill: int = 0) -> Int[Tensor, "B L"]:
         """One row for each answer, padded to the longest."""
-        shape = (int(self.batch.max()) + 1, int(self.index.max()) + 1)
+        shape = (self.num_rows, int(self.index.max()) + 1)
         return values.new_full(shape, fill).index_put((self.batch, self.index), values)
 
     def gathered(self, values: Float[Tensor, "B L X"]) -> Float[Tensor, "M X"]:
@@ -68,12 +88,14 @@ class Rows:
 
 
 class Tree:
-    """A draft's cache over T columns of clean texts, and the branches that have grown from it, one for each position.
+    """A model's cache over T columns of clean texts, and the branches that have grown from it, one for each of M positions.
 
-    The cache must come from a plain pass over right-padded texts. `grow` adds a level, `clear` cuts all of them off.
+    The cache must come from a plain pass over right-padded texts. `grow` adds a level, `clear` cuts all of them off; only
+    then may another tree grow from the same cache.
     """
 
     def __init__(self, runner: EagerRunner, cache: Cache, rows: Rows):
+        rows = rows.to(runner.device)
         self.runner, self.cache, self.rows = runner, cache, rows
         self.num_columns = int(cache.get_seq_length())
         self.num_levels = 0
@@ -81,6 +103,10 @@ class Tree:
         columns = torch.arange(self.num_columns, device=runner.device)
         self._text = columns < self._prefix.unsqueeze(-1)
         self._own = torch.eye(self._prefix.shape[1], dtype=torch.bool, device=runner.device).expand(len(self._prefix), -1, -1)
+
+    def over(self, rows: Rows) -> "Tree":
+        """A tree that grows from other positions of the same texts."""
+        return Tree(self.runner, self.cache, rows)
 
     def grow(self, tokens: Int[Tensor, " M"]) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M D"]]:
         """One more token on each branch: the logits after it and the state at it."""
@@ -92,7 +118,10 @@ class Tree:
         if self.runner.max_length is not None:
             positions = positions.clamp(max=self.runner.max_length - 1)  # past the context: read, and not used
         logits, hidden = self.runner.forward(
-            input_ids=self.rows.scattered(tokens), attention_mask=mask, position_ids=positions, past_key_values=self.cache
+            input_ids=self.rows.scattered(tokens.to(self.runner.device)),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
         )
         return self.rows.gathered(logits), self.rows.gathered(hidden)
 
@@ -128,45 +157,96 @@ def rejected_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Floa
     return torch.where(is_possible, residual / mass.clamp(min=torch.finfo(q.dtype).tiny), q), is_possible.squeeze(-1)
 
 
-def grow_branches(
-    tree: Tree,
-    p: Float[Tensor, "M V"],
-    q: Float[Tensor, "M V"],
-    belief: Float[Tensor, "M V"],
-    *,
-    num_tokens: int,
-    sampling: Sampling,
-    seen: Bool[Tensor, "M V"] | None,
-    ends: Collection[int],
-    max_length: int | None,
-    generator: torch.Generator,
-) -> list[Branches]:
-    """Draw a rejected candidate at every position and let the draft go on from it; one `Branches` for each answer."""
-    source, alive = rejected_law(p, q)
-    room = num_tokens if max_length is None else (max_length - tree.rows.prefix).clamp(max=num_tokens)
-    end_ids = torch.tensor(sorted(ends), device=q.device, dtype=torch.long)
-    length = torch.zeros_like(tree.rows.prefix)
-    levels = []
-    for level in range(num_tokens):
+@dataclass(frozen=True, kw_only=True)
+class Laws:
+    """p, q, what the draft believed, and for the penalty the tokens before, at M places in texts or branches."""
+
+    p: Float[Tensor, "M V"]
+    q: Float[Tensor, "M V"]
+    belief: Float[Tensor, "M V"]
+    seen: Bool[Tensor, "M V"] | None = None
+
+    def at(self, chosen: Int[Tensor, " m"]) -> "Laws":
+        """Those of some of the places."""
+        seen = None if self.seen is None else self.seen[chosen]
+        return Laws(p=self.p[chosen], q=self.q[chosen], belief=self.belief[chosen], seen=seen)
+
+    def overlap(self) -> Float[Tensor, " M"]:
+        """1 - TV(p, q)."""
+        return torch.minimum(self.p, self.q).sum(-1).clamp(max=1)
+
+    def log_ratio(self, tokens: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
+        """log p - log q of tokens that the draft could have proposed, unclipped."""
+        return self.p.gather(-1, tokens).log() - self.q.gather(-1, tokens).log()
+
+    def after(self, tree: Tree, judge: Tree | None, tokens: Int[Tensor, " M"], sampling: Sampling) -> tuple["Laws", Tensor]:
+        """(The laws after one more token, the draft's states at it [M, D]). Without a judge p stays what it was."""
+        seen = None if self.seen is None else self.seen.scatter(-1, tokens.unsqueeze(-1), True)
+        logits, state = tree.grow(tokens)
+        q, belief = believed(logits, sampling, seen)
+        p = self.p if judge is None else probabilities(judge.grow(tokens)[0].to(q.device), sampling, seen)
+        return Laws(p=p, q=q, belief=belief, seen=seen), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """How long branches become, how their tokens are drawn, and where they end."""
+
+    num_tokens: int
+    sampling: Sampling
+    ends: Collection[int] = ()
+    max_length: int | None = None
+
+    def room(self, prefix: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
+        """How many tokens fit after each prefix."""
+        if self.max_length is None:
+            return torch.full_like(prefix, self.num_tokens)
+        return (self.max_length - prefix).clamp(max=self.num_tokens)
+
+
+def grow_branches(tree: Tree, judge: Tree | None, laws: Laws, growth: Growth, generator: torch.Generator) -> list[Branches]:
+    """Draw a rejected candidate at every position and let the draft go on from it; one `Branches` for each answer.
+
+    `laws` are those of the clean texts. `judge` is a tree of the target over the same texts, for log_ratio and overlap; None
+    leaves them out. Logits are held of one level of one part of the positions at a time.
+    """
+    rows, made, places = tree.rows, [], []
+    for chosen, part in rows.parts(-(-PASS // rows.num_rows)):
+        made.append(_grown(tree.over(part), judge and judge.over(part), laws.at(chosen), growth, generator))
+        places.append(chosen)
+    order = torch.cat(places).argsort().cpu()
+    sizes = rows.batch.bincount(minlength=rows.num_rows).tolist()
+    columns = {name: torch.cat([columns[name] for columns in made])[order].split(sizes) for name in made[0]}
+    return [Branches(**dict(zip(columns, part, strict=True))) for part in zip(*columns.values(), strict=True)]
+
+
+def _grown(tree: Tree, judge: Tree | None, laws: Laws, growth: Growth, generator: torch.Generator) -> dict[str, Tensor]:
+    """The columns of `Branches` at the positions of a tree, which is cleared afterwards."""
+    source, alive = rejected_law(laws.p, laws.q)
+    room, ends = growth.room(tree.rows.prefix), torch.tensor(sorted(growth.ends), device=source.device, dtype=torch.long)
+    levels: list[dict[str, Tensor]] = []
+    for level in range(growth.num_tokens):
         alive = alive & (room > level)
-        token = (source.argmax(-1) if sampling.is_greedy else draw(source, 1, generator)[:, 0]).masked_fill(~alive, 0)
-        length += alive
-        log_q, entropy = belief.gather(-1, token.unsqueeze(-1))[:, 0].log(), torch.special.entr(belief).sum(-1)
-        gap = top_gap(belief)
-        if seen is not None:
-            seen = seen.scatter(-1, token.unsqueeze(-1), True)
-        logits, state = tree.grow(token)
-        floats = [x.float().masked_fill(~alive, 0) for x in (log_q, entropy, gap)]
-        levels.append([token, *floats, half(state).masked_fill(~alive.unsqueeze(-1), 0)])
-        alive = alive & ~torch.isin(token, end_ids)
-        if level + 1 < num_tokens:
-            source, belief = believed(logits, sampling, seen)
-    tree.clear()
-    columns = [torch.stack(column, 1).cpu() for column in zip(*levels, strict=True)]
-    sizes = tree.rows.batch.bincount().tolist()
-    parts = zip(*(x.split(sizes) for x in (*columns, length.cpu())), strict=True)
-    names = ("token", "log_q", "entropy", "gap", "state", "length")
-    return [Branches(**dict(zip(names, part, strict=True))) for part in parts]
+        token = source.argmax(-1, keepdim=True) if growth.sampling.is_greedy else draw(source, 1, generator)
+        token = token.masked_fill(~alive.unsqueeze(-1), 0)
+        belief = laws.belief
+        numbers = {
+            "log_q": belief.gather(-1, token)[:, 0].log(),
+            "entropy": torch.special.entr(belief).sum(-1),
+            "gap": top_gap(belief),
+        }
+        before, (laws, state) = laws, laws.after(tree, judge, token[:, 0], growth.sampling)
+        if judge is not None:
+            numbers |= {"log_ratio": before.log_ratio(token)[:, 0], "overlap": laws.overlap()}
+        numbers = {name: values.float().masked_fill(~alive, 0) for name, values in numbers.items()}
+        state = half(state).masked_fill(~alive.unsqueeze(-1), 0)
+        levels.append({"token": token[:, 0], "length": alive.long(), "state": state, **numbers})
+        source, alive = laws.q, alive & ~torch.isin(token[:, 0], ends)
+    for grown in (tree, judge):
+        if grown is not None:
+            grown.clear()
+    columns = {name: torch.stack([level[name] for level in levels], 1).cpu() for name in levels[0]}
+    return columns | {"length": columns["length"].sum(-1)}
 
 
 def half(states: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -175,8 +255,8 @@ def half(states: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return states.clamp(-limit, limit).half()
 
 
-def check_tree_mask(runner: EagerRunner, *, longest: int) -> None:
-    """Raise `RunnerError` unless the model obeys a tree attention mask on texts of up to `longest` tokens.
+def check_tree_mask(runner: EagerRunner, *, longest: int, advice: str = ADVICE) -> None:
+    """Raise `RunnerError` with the advice unless the model obeys a tree attention mask on texts of up to `longest` tokens.
 
     A leaf and a branch of two tokens are compared with the same tokens read in a row.
     """
@@ -184,16 +264,16 @@ def check_tree_mask(runner: EagerRunner, *, longest: int) -> None:
     if window is not None and window < longest:
         raise RunnerError(
             f"{name} attends to the last {window} tokens only and texts may have {longest}; a tree mask replaces the mask "
-            f"that says so. {ADVICE}"
+            f"that says so. {advice}"
         )
     try:
         gap = _probe(runner)
     except Exception as error:  # whatever a forward pass may raise that does not know such a mask
-        raise RunnerError(f"{name} fails under a tree attention mask ({type(error).__name__}: {error}). {ADVICE}") from error
+        raise RunnerError(f"{name} fails under a tree attention mask ({type(error).__name__}: {error}). {advice}") from error
     if not gap <= (1e-3 if runner.model.dtype in (torch.float32, torch.float64) else 5e-2):
         raise RunnerError(
             f"{name} gives a branch other states under a tree attention mask than the same tokens in a row (relative "
-            f"difference {gap:.3g}): it ignores the mask or the positions. {ADVICE}"
+            f"difference {gap:.3g}): it ignores the mask or the positions. {advice}"
         )
 
 

@@ -1,0 +1,263 @@
+"""The paper's grid and its Table 1 on the reference pair, and what is beyond the paper, from recordings: no model is run.
+
+    python tables.py --labels ../../runs/traces/labels --heads ../../runs/head/heads --block ../../runs/traces/block.jsonl \\
+        --costs measured.json --out ../../benchmarks/results/paper.json
+
+Token verification is replayed (exact in law), block verification was decoded by `decode_block.py`. One setting of each
+rule is chosen on the split dev for all three sets; `specdecpp_best_h_on_test` is the best threshold for each set on that set
+itself, and the grid is picked for each set too, as the paper does: both are optimistic, and named so. Costs are t_draft /
+t_target = c with flat verification, the paper's being 0.22, and those measured here.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import specdecpp as sd
+from specdecpp.bench.contestants import Rule
+from specdecpp.bench.machines import Machine
+from specdecpp.bench.replays import Recording, Stage, recorded
+from specdecpp.bench.results import Row, provenance_of
+from specdecpp.bench.rows import Entry, Tally, rows_of
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, SpecDecPP
+
+C = (0.05, 0.10, 0.22, 0.30)
+CUMULATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+THRESHOLDS = tuple(i / 20 for i in range(2, 20))
+PAPER_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+PAPER_LENGTHS = (2, 4, 6, 8, 10, 12, 14)
+PAPER = {  # arXiv 2405.19715, Table 1: tokens/s of the target alone, the best fixed K, SpecDec++
+    "alpaca": (9.26, 17.58, 18.84),
+    "humaneval": (9.26, 18.5, 20.6),
+    "gsm8k": (9.26, 19.1, 20.9),
+}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A rule of the field by the name it has in the results."""
+
+    name: str
+    rule: Rule
+
+
+def field(head: sd.AcceptanceHead, lagged: sd.AcceptanceHead) -> list[Named]:
+    """The rules of the ladder. All share one bound, the length of the recorded branches."""
+
+    def tuned(of: sd.AcceptanceHead) -> Rule:
+        return Rule(
+            role="specdecpp",
+            settings=tuple(SpecDecPP(head=of, threshold=h, calibrated=True, min_tokens=1) for h in THRESHOLDS),
+        )
+
+    def one(role: Any, policy: sd.Policy) -> Rule:
+        return Rule(role=role, settings=(policy,))
+
+    return [
+        Named("fixed_best", Rule(role="fixed", settings=tuple(Fixed(k=k) for k in range(1, 21)))),
+        Named("cumulative", Rule(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in CUMULATIVE))),
+        Named("max_confidence", one("free", sd.MaxConfidence())),
+        Named("entropy", one("free", sd.Entropy())),
+        Named("heuristic", one("free", sd.Heuristic())),
+        Named("specdecpp_lagged", tuned(lagged)),
+        Named("specdecpp", tuned(head)),
+        Named("cost_aware_lagged", one("cost_aware", CostAware(head=lagged))),
+        Named("cost_aware", one("cost_aware", CostAware(head=head))),
+        Named("cost_aware_foreseeing", one("cost_aware", CostAware(head=head, foresees=True))),
+    ]
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """What the results say of one policy on one set."""
+    kept = ("verification", "policy", "tokens_per_second", "speedup", "gain_over_best_fixed")
+    rates = ("mean_acceptance_length", "discard_rate", "verification_rate", "share_of_headroom")
+    found = {name: getattr(row, name) for name in (*kept, *rates)}
+    return found | {"interval": list(row.gain_interval or (0.0, 0.0))}
+
+
+class Paper:
+    """A stage for the ladder, and what block verification brought."""
+
+    def __init__(self, recording: Recording, named: Iterable[Named], block: list[dict], *, repeats: int):
+        self.named = list(named)
+        self.stage = Stage(recording, [n.rule for n in self.named], repeats=repeats)
+        self.recording, self.block = recording, block
+
+    def on(self, machine: Machine) -> dict[str, dict[str, Any]]:
+        """{dataset: {policy: figures}}."""
+        rows = [*self.stage.rows(machine), *self._block_rows(machine)]
+        found: dict[str, dict[str, Any]] = {}
+        for dataset in self.recording.datasets:
+            own = [row for row in rows if row.dataset == dataset]
+            of = {"target": next(figures(r) for r in own if r.role == "target")}
+            for named in self.named:
+                chosen = self.stage.chosen(named.rule, machine)
+                label = self.recording.name_of(chosen) if chosen else ""
+                of[named.name] = next(figures(r) for r in own if r.role == named.rule.role and r.label == label)
+            settings = {self.recording.name_of(p) for n in self.named if n.name == "specdecpp" for p in n.rule.settings}
+            best = max((r for r in own if r.label in settings), key=lambda r: r.tokens_per_second)
+            of["specdecpp_best_h_on_test"] = figures(best)
+            fixed = max((r for r in own if r.role == "fixed"), key=lambda r: r.tokens_per_second)
+            of["fixed_best_on_test"] = figures(fixed)
+            of |= {f"{r.policy}{'_probability' * (r.policy == 'perfect')}": figures(r) for r in own if r.role == "oracle"}
+            if block := [r for r in own if r.verification == "block"]:
+                of["cost_aware_block"] = figures(block[0])
+            found[dataset] = of
+        return found
+
+    def _block_rows(self, machine: Machine) -> list[Row]:
+        """CostAware under block verification, against the best fixed K and the target of the replay on the same prompts."""
+        name = machine.name.removeprefix("c = ")
+        lines = [line for line in self.block if line["costs"] in (name, f"{float(name):.2f}" if name[0].isdigit() else name)]
+        rows: list[Row] = []
+        for dataset in self.recording.datasets if lines else ():
+            fixed = next(n.rule for n in self.named if n.name == "fixed_best")
+            best = self.stage.chosen(fixed, machine)
+            assert best is not None, "there are fixed lengths to choose from"
+            entries = [
+                self.stage._entry(dataset, "target", Fixed(k=0), True, machine),
+                self.stage._entry(dataset, "fixed", best, True, machine),
+                *self.stage._oracles(dataset, machine),
+                Entry(
+                    dataset=dataset,
+                    temperature=1.0,
+                    verification="block",
+                    role="cost_aware",
+                    policy="cost-aware",
+                    label="cost-aware, block",
+                    is_chosen=True,
+                    tally=block_tally([line for line in lines if line["source"] == dataset], machine),
+                ),
+            ]
+            rows.append(rows_of(entries, seed=0)[-1])
+        return rows
+
+
+def block_tally(lines: list[dict], machine: Machine) -> Tally:
+    """Decoded rounds at the costs they were decided for; a head's time belongs to drafting."""
+    costs = (
+        machine.costs
+        if not machine.head_s
+        else sd.Costs(draft_s=machine.costs.draft_s + machine.head_s, passes=machine.costs.passes)
+    )
+    prompts = sorted({line["prompt"] for line in lines})
+    tokens, seconds = np.zeros(len(prompts)), np.zeros(len(prompts))
+    steps = drafted = accepted = 0
+    histogram: dict[int, float] = {}
+    for line in lines:
+        i = prompts.index(line["prompt"])
+        tokens[i] += line["num_tokens"]
+        for k, a, n in line["rounds"]:
+            seconds[i] += n * costs.round_s(k)
+            steps, drafted, accepted = steps + n, drafted + n * k, accepted + n * a
+            histogram[k] = histogram.get(k, 0.0) + n
+    return Tally(
+        tokens=tokens,
+        seconds=seconds,
+        num_steps=steps,
+        num_drafted=drafted,
+        num_accepted=accepted,
+        drafted_histogram=histogram,
+    )
+
+
+def grid_table(recording: Recording, heads: Mapping[str, sd.AcceptanceHead], machine: Machine) -> dict[str, Any]:
+    """The paper's Table 1 in kind: best fixed K and best (w_rej, D, h) for each set, picked on that set as the paper does,
+    and the whole grid."""
+    lengths = Rule(role="fixed", settings=tuple(Fixed(k=k) for k in PAPER_LENGTHS))
+    cells = {
+        f"{name},h={h:g}": SpecDecPP(head=head, threshold=h, calibrated=False)
+        for name, head in heads.items()
+        for h in PAPER_THRESHOLDS
+    }
+    stage = Stage(recording, [lengths, Rule(role="specdecpp", settings=tuple(cells.values()))])
+    table: dict[str, Any] = {}
+    for dataset in recording.datasets:
+        fixed = {p.k: stage.played(dataset, p, machine) for p in lengths.settings if p.k <= recording.longest}  # pyright: ignore
+        grid = {name: stage.played(dataset, p, machine) for name, p in cells.items()}
+        k = max(fixed, key=lambda k: fixed[k].speed_up)
+        best = max(grid, key=lambda name: grid[name].speed_up)
+        gain = grid[best].gain(over=fixed[k])
+        table[dataset] = {
+            "best_fixed": {"k": k, **rates(fixed[k])},
+            "specdecpp": {"setting": best, **rates(grid[best])},
+            "gain": gain.value - 1,
+            "gain_interval": [gain.low - 1, gain.high - 1],
+            "paper": dict(zip(("target", "best_fixed", "specdecpp"), PAPER[dataset], strict=True)),
+            "fixed": {str(k): rates(of) for k, of in fixed.items()},
+            "grid": {name: rates(of) for name, of in grid.items()},
+        }
+    return table
+
+
+def rates(of: Any) -> dict[str, float]:
+    found = {"speedup": of.speed_up, "discard_rate": of.discard_rate, "verification_rate": of.verification_rate}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def show(found: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    """Both tables, for people."""
+    for name, datasets in found.items():
+        print(f"\ncosts: {name}   speed-up over the target alone, and gain over the best fixed K (95 % over prompts)")
+        for policy in dict.fromkeys(p for of in datasets.values() for p in of):
+            cells = []
+            for of in datasets.values():
+                if (own := of.get(policy)) is None:
+                    cells.append(f"{'-':>28}")
+                    continue
+                low, high = (100 * x for x in own["interval"])
+                gain = 100 * (own["gain_over_best_fixed"] or 0)
+                cells.append(f"{own['speedup']:6.3f} {gain:+6.1f} % [{low:+5.1f}, {high:+5.1f}]")
+            print(f"{policy:26}", *cells)
+        print(f"{'':26}", *(f"{d:>28}" for d in datasets))
+    print("\nTable 1 in kind (picked for each set on that set), replayed at c = 0.22; the paper's figures beside it")
+    for dataset, row in table.items():
+        target, fixed, own = row["paper"].values()
+        low, high = (100 * x for x in row["gain_interval"])
+        print(
+            f"{dataset:10} K = {row['best_fixed']['k']} {row['best_fixed']['speedup']:.2f}x   SpecDec++ "
+            f"{row['specdecpp']['speedup']:.2f}x ({row['specdecpp']['setting']})   gain {100 * row['gain']:+.1f} % "
+            f"[{low:+.1f}, {high:+.1f}]   paper {fixed / target:.2f}x, {own / target:.2f}x, {100 * (own / fixed - 1):+.1f} %"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--labels", type=Path, required=True)
+    parser.add_argument("--heads", type=Path, required=True, help="folder with head, head_lagged and the grid around it")
+    parser.add_argument("--block", type=Path, help="as written by decode_block.py")
+    parser.add_argument("--costs", type=Path, help="measured costs: a results file, or draft_s and passes")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    read = sd.AcceptanceHead.from_pretrained
+    head, lagged = read(args.heads / "head"), read(args.heads / "head_lagged")
+    machines = [*map(Machine.relative, C), *([Machine.read(args.costs)] if args.costs else [])]
+    block = [json.loads(line) for line in args.block.read_text(encoding="utf-8").splitlines()] if args.block else []
+    recording = recorded(args.labels, {"head": head, "lagged": lagged}, split="test", dev_split="dev")
+    paper = Paper(recording, field(head, lagged), block, repeats=args.repeats)
+    names = [m.name if m.name == "measured" else f"{float(m.name.removeprefix('c = ')):.2f}" for m in machines]
+    found = {name: paper.on(machine) for name, machine in zip(names, machines, strict=True)}
+    grid = {path.name.partition(",")[2]: read(path) for path in sorted(args.heads.glob("head_lagged,*"))}
+    table: dict[str, Any] = {}
+    if grid:
+        recording = recorded(args.labels, grid, split="test", dev_split="dev")
+        table = grid_table(recording, grid, Machine.relative(0.22))
+    show(found, table)
+    if args.out:
+        about = provenance_of(None, seed=0, data={"repeats": args.repeats, "num_test": len(recording.test)})
+        result = {
+            "provenance": about,
+            "costs": found,
+            "machines": {n: m.to_dict() for n, m in zip(names, machines, strict=True)},
+        }
+        args.out.write_text(json.dumps(result | {"paper_table": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Which rows of results belong in one table and one picture: those of the same prompts, temperature and costs.
+
+Results (one file or several) -> boards() -> Board: headline, settings, rungs -> report, pictures, page
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specdecpp.bench.results import Results, Role, Row
+from specdecpp.errors import DataError
+
+ORDER: tuple[Role, ...] = ("target", "fixed", "free", "other", "specdecpp", "cost_aware", "oracle")
+LADDER: tuple[Role, ...] = ("fixed", "free", "specdecpp", "cost_aware", "oracle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The rows of one data set at one temperature in one results file, in the order in which they are told."""
+
+    results: Results
+    dataset: str
+    temperature: float
+    rows: tuple[Row, ...]
+    key: str = ""
+    """Tells its file from the others, where there are several."""
+
+    @property
+    def name(self) -> str:
+        """For files: data set, temperature, and where there are several, the file."""
+        return f"{self.dataset} t{self.temperature:g} {self.key}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, T = {self.temperature:g}"
+
+    @property
+    def costs(self) -> str:
+        """How time was had: by the clock, or by replay, and at which costs."""
+        c = f"c = {self.results.costs['c']:.2f}"
+        name = str(self.results.costs["name"])
+        how = "decoded on the clock" if self.results.kind == "bench" else "replayed"
+        return f"{how}, {name if name.startswith('c =') else f'{name} costs, {c}'}"
+
+    @property
+    def verifications(self) -> list[str]:
+        """Kinds of verification, in the order of the file."""
+        return list(dict.fromkeys(row.verification for row in self.rows if row.role != "target")) or ["token"]
+
+    @property
+    def best_fixed(self) -> Row | None:
+        """What gains are over: the chosen fixed K, under token verification where there are several kinds."""
+        fixed = [row for row in self.rows if row.role == "fixed" and row.chosen]
+        return min(fixed, key=lambda row: row.verification == "block", default=None)
+
+    @property
+    def target(self) -> Row | None:
+        return next((row for row in self.rows if row.role == "target"), None)
+
+    def under(self, verification: str) -> list[Row]:
+        """Every row of one kind of verification, the target's own aside."""
+        return [row for row in self.rows if row.verification == verification and row.role != "target"]
+
+    def headline(self, verification: str) -> list[Row]:
+        """The chosen setting of every rule, all settings of a rule that has none, and the oracles."""
+        rows = self.under(verification)
+        decided = {stem(row) for row in rows if row.chosen}
+        return [row for row in rows if row.chosen or row.role == "oracle" or stem(row) not in decided]
+
+    def rungs(self, verification: str) -> list[Row]:
+        """The ladder: best fixed K, cumulative q, heads, the cost rule, oracles, each kind from slow to fast."""
+        rows = [row for row in self.headline(verification) if row.role in LADDER and (row.chosen or row.role == "oracle")]
+        rows = [row for row in rows if row.role != "free" or is_cumulative(row)]
+        return sorted(rows, key=lambda row: (LADDER.index(row.role), row.tokens_per_second))
+
+
+def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Board]:
+    """One board for every file, data set and temperature. Raises `DataError` for files without a row, ValueError where none
+    has the data set.
+
+    >>> [board.title for board in boards([results], dataset="gsm8k")]                            # doctest: +SKIP
+    ['gsm8k, T = 0', 'gsm8k, T = 1']
+    """
+    known = list(dict.fromkeys(row.dataset for file in files for row in file.rows))
+    if not known:
+        raise DataError("the results have no row. Make them again with bench or replay.")
+    if dataset is not None and dataset not in known:
+        raise ValueError(f"there is no data set {dataset!r} in the results, only {', '.join(known)}. Name one of them.")
+    wanted = known if dataset is None else [dataset]
+    names = [str(file.costs["name"]) for file in files]
+    keys = [name if names.count(name) == 1 else f"{name} {i}" for i, name in enumerate(names, 1)] if len(files) > 1 else [""]
+    return [board for file, key in zip(files, keys, strict=True) for name in wanted for board in _boards(file, name, key)]
+
+
+def _boards(file: Results, dataset: str, key: str) -> list[Board]:
+    rows = sorted((row for row in file.rows if row.dataset == dataset), key=_order)
+    return [
+        Board(results=file, dataset=dataset, temperature=t, rows=tuple(row for row in rows if row.temperature == t), key=key)
+        for t in sorted({row.temperature for row in rows})
+    ]
+
+
+def _order(row: Row) -> tuple[int, float]:
+    """By role; then as in the file, but oracles by what they know."""
+    return ORDER.index(row.role), row.tokens_per_second if row.role == "oracle" else 0.0
+
+
+def mean_drafted(histogram: Mapping[str, int]) -> float:
+    """Candidates per round."""
+    num_rounds = sum(histogram.values())
+    return sum(int(k) * n for k, n in histogram.items()) / num_rounds if num_rounds else 0.0
+
+
+def is_cumulative(row: Row) -> bool:
+    """Whether it is the free rule that a head has to beat: it stands for its kind where there is room for one."""
+    return row.policy.partition(":")[0] == "cumulative"
+
+
+def is_hindsight(row: Row) -> bool:
+    """Whether it is the oracle that knows outcomes, which is so far off that it squeezes a picture of the others."""
+    return row.role == "oracle" and row.policy.startswith("hindsight")
+
+
+def stem(row: Row) -> str:
+    """The rule without its setting: the label without its numbers."""
+    return re.sub(r"[\s=:]*\d[\d.]*", "", row.label).strip() or row.label

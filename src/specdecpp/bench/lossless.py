@@ -1,0 +1,181 @@
+"""Whether the answers that were timed have the target's law: every one of them is put to the test, not a sample of others.
+
+Temperature 0: each answer must be the target's own, token by token. Where two logits of the target tie to within rounding,
+a pass over several positions may break the tie otherwise than a pass over one; such a tie is told, and is no failure.
+
+Sampling: a chi-square test of whole answers against the target's exact law. Given what came before, the next token of a
+lossless decoder is drawn from p. So at every position the vocabulary is parted by how much likelier the target thinks a
+token than the draft does, p/q; the counts of the parts, less what p expects of them, are sums of martingale differences whose
+covariance is known exactly, and their quadratic form is chi-square in the limit. What a faulty verification does, such as
+accepting too much or a residual without its (p - q)+, moves mass between these very parts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.bench.contestants import label_of
+from specdecpp.bench.run import Bench, Heat, Run
+from specdecpp.pair import Pair
+from specdecpp.sampling import Sampling, at_least_float32, probabilities
+
+EDGES = (-math.log(2), 0.0, math.log(2))
+"""Of log p/q: four parts."""
+FALSE_ALARM = 1e-3
+"""How often a whole bench of lossless rules fails: shared out among its rows."""
+LEAST = 10
+"""The least count that p expects of a part; a smaller one joins its neighbour."""
+TIE_ULP, TIE_ULP_HALF = 64, 8
+"""How far apart two logits may lie that rounding can swap, in units of the last place of the larger one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What came out for one contestant: `reason` says how it failed, None where it did not."""
+
+    name: str
+    reason: str | None
+    num_tokens: int
+    p_value: float | None = None
+    num_ties: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lossless:
+    """The findings of a bench."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        return all(f.reason is None for f in self.findings)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was tested with which chance of a false alarm, and every failure."""
+        said = [f"Not the target's law: {f.name}: {f.reason}." for f in self.findings if f.reason]
+        greedy = [f for f in self.findings if f.p_value is None]
+        sampled = [f.p_value for f in self.findings if f.p_value is not None]
+        if greedy:
+            num, ties = sum(f.reason is None for f in greedy), sum(f.num_ties for f in greedy)
+            more = f", {ties} ties of two logits aside" if ties else ""
+            said.append(f"Greedy: {num} of {len(greedy)} rows give the target's own tokens{more}.")
+        if sampled:
+            num = sum(p >= FALSE_ALARM / len(sampled) for p in sampled)
+            tokens = min(f.num_tokens for f in self.findings if f.p_value is not None)
+            said.append(
+                f"Sampled: {num} of {len(sampled)} rows keep the target's law (chi-square of {tokens:,} tokens or more each, "
+                f"least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of {1 / FALSE_ALARM:,.0f})."
+            )
+        return said
+
+
+def verify(bench: Bench, heats: Sequence[Heat]) -> Lossless:
+    """Test every answer of a bench."""
+    num_sampled = sum(len(heat.runs) for heat in heats if heat.temperature > 0)
+    findings = []
+    for heat in heats:
+        alone = next(runs for contestant, runs in heat.runs.items() if contestant.rule.role == "target")
+        for contestant, runs in heat.runs.items():
+            name = f"{label_of(contestant.policy)}, {contestant.verification}, T = {heat.temperature:g}"
+            if heat.temperature == 0:
+                findings.append(_greedy(bench, name, runs, alone))
+            else:
+                findings.append(_sampled(bench, name, runs, heat.temperature, alarm=FALSE_ALARM / num_sampled))
+    return Lossless(findings=tuple(findings))
+
+
+def _greedy(bench: Bench, name: str, runs: Sequence[Sequence[Run]], alone: Sequence[Sequence[Run]]) -> Finding:
+    """Whether every answer is the target's own, ties aside."""
+    num_ties, num_tokens = 0, sum(len(run.tokens) for of in runs for run in of)
+    for prompt, of, expected in zip(bench.test, runs, alone, strict=True):
+        own = expected[0].tokens
+        for run in of:
+            pairs = enumerate(zip_longest(run.tokens, own))
+            at = next((i for i, (a, b) in pairs if a != b), None)
+            if at is None:
+                continue
+            if at < min(len(run.tokens), len(own)) and _is_tie(bench.pair, [*prompt, *own[:at]], own[at], run.tokens[at]):
+                num_ties += 1
+                continue
+            reason = f"token {at + 1} of an answer is not the target's likeliest"
+            return Finding(name=name, reason=reason, num_tokens=num_tokens, num_ties=num_ties)
+    return Finding(name=name, reason=None, num_tokens=num_tokens, num_ties=num_ties)
+
+
+def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
+    """Whether the target's logits of two tokens differ by rounding only."""
+    logits = pair.target.fresh().extend(context, rows=1)[0][0]
+    is_half = logits.dtype in (torch.bfloat16, torch.float16)
+    gap, size = abs(float(logits[token] - logits[other])), float(logits[token].abs())
+    return gap <= (TIE_ULP_HALF if is_half else TIE_ULP) * torch.finfo(logits.dtype).eps * max(size, 1.0)
+
+
+def _sampled(bench: Bench, name: str, runs: Sequence[Sequence[Run]], temperature: float, *, alarm: float) -> Finding:
+    """Whether the parts of the vocabulary came as often as p says."""
+    sampling = Sampling(temperature=temperature)
+    pairs = [
+        parts(bench.pair, prompt, run.tokens, sampling)
+        for prompt, of in zip(bench.test, runs, strict=True)
+        for run in of
+        if run.tokens
+    ]
+    counts, laws = (torch.cat(side) for side in zip(*pairs, strict=True))
+    p_value = chi_square_p(counts, laws)
+    failed = f"its tokens are not distributed as the target's (p-value {p_value:.1g})" if p_value < alarm else None
+    return Finding(name=name, reason=failed, num_tokens=len(counts), p_value=p_value)
+
+
+@torch.inference_mode()
+def parts(
+    pair: Pair, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
+) -> tuple[Float[Tensor, "N 4"], Float[Tensor, "N 4"]]:
+    """(In which part each token of an answer lies, one-hot, and the target's probability of each part there)."""
+    ids = [*prompt, *answer[:-1]]
+    p, q = (
+        probabilities(at_least_float32(runner.fresh().extend(ids, rows=len(answer))[0]), sampling).cpu().double()
+        for runner in (pair.target, pair.draft)
+    )
+    ratio = torch.nan_to_num(p.log() - q.log(), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    part = torch.bucketize(ratio, torch.tensor(EDGES, dtype=torch.float64))
+    laws = torch.zeros(len(answer), len(EDGES) + 1, dtype=torch.float64).scatter_add_(1, part, p)
+    mine: Int[Tensor, "N 1"] = part.gather(1, torch.tensor(answer).unsqueeze(1))
+    return torch.zeros_like(laws).scatter_(1, mine, 1.0), laws
+
+
+def chi_square_p(counts: Float[Tensor, "N C"], laws: Float[Tensor, "N C"]) -> float:
+    """The p-value of N draws, one-hot in C parts, under the law of each given those before it.
+
+    Parts that are expected too rarely join a neighbour. Where only one is left there is nothing to test, and it is 1.
+    """
+    groups = _joined(laws.sum(0).tolist())
+    join = torch.zeros(laws.shape[1], len(groups), dtype=torch.float64)
+    for column, group in enumerate(groups):
+        join[group, column] = 1.0
+    counts, laws = (counts @ join)[:, :-1], (laws @ join)[:, :-1]
+    if not laws.shape[1]:
+        return 1.0
+    excess = (counts - laws).sum(0)
+    covariance = torch.diag(laws.sum(0)) - laws.T @ laws
+    value = float(excess @ torch.linalg.pinv(covariance, hermitian=True) @ excess)
+    half = torch.tensor([laws.shape[1] / 2, value / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def _joined(expected: Sequence[float]) -> list[list[int]]:
+    """Neighbours together until each group expects enough; what is left at the end joins the last group."""
+    groups: list[list[int]] = []
+    open_group: list[int] = []
+    for i in range(len(expected)):
+        open_group.append(i)
+        if sum(expected[j] for j in open_group) >= LEAST:
+            groups.append(open_group)
+            open_group = []
+    if open_group:
+        groups = [*groups[:-1], [*(groups[-1] if groups else []), *open_group]]
+    return groups

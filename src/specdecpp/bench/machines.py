@@ -1,0 +1,72 @@
+"""What a step costs, and where: this machine, a file, or a made-up one in units of a target pass."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdecpp.errors import DataError
+from specdecpp.head import AcceptanceHead
+from specdecpp.pair import Pair
+from specdecpp.policies import Costs, Policy
+from specdecpp.policies.head import heads
+from specdecpp.timing import measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Costs with a name."""
+
+    name: str
+    costs: Costs
+
+    @classmethod
+    def relative(cls, c: float) -> "Machine":
+        """A candidate costs c target passes, and a pass the same at any width: the paper's account (method.md 1).
+
+        Raises ValueError for c below 0.
+
+        >>> Machine.relative(0.22).name
+        'c = 0.22'
+        """
+        return cls(name=f"c = {c:g}", costs=Costs.relative(c))
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Machine":
+        """From a JSON file with draft_s and passes, by itself or as `costs` of a results file. Raises `DataError`."""
+        try:
+            found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = found.get("costs", found)
+            passes = {int(n): float(s) for n, s in found["passes"].items()}
+            costs = Costs(draft_s=float(found["draft_s"]), passes=passes, head_s=float(found.get("head_s", 0)))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DataError(
+                f"{path} does not hold costs ({type(error).__name__}: {error}). It is JSON with the seconds of a candidate and "
+                'of passes by positions: {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}.'
+            ) from error
+        return cls(name=str(found.get("name", Path(path).stem)), costs=costs)
+
+    @classmethod
+    def here(cls, pair: Pair, costs: Costs | None = None) -> "Machine":
+        """This machine, as the Decoder knows it, or with costs that were just measured."""
+        return cls(name="measured", costs=costs or measured(pair))
+
+    @property
+    def head_s(self) -> float:
+        """What a head adds to every candidate, which the paper's account leaves out."""
+        return self.costs.head_s
+
+    def costs_of(self, policy: Policy) -> Costs:
+        """What a step costs under a policy: its head's time is part of drafting."""
+        return self.costs.judging() if heads(policy) else self.costs
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a results file has it; `c` is a candidate over a target pass of one position."""
+        passes = {str(n): s for n, s in self.costs.passes.items()}
+        draft_s, c = self.costs.draft_s, self.costs.draft_s / self.costs.verify_s(1)
+        return {"name": self.name, "draft_s": draft_s, "passes": passes, "c": c, "head_s": self.head_s}
+
+
+def head_of(policy: Policy) -> AcceptanceHead | None:
+    """The head that a policy asks, its own or that of a rule it is made of."""
+    return next(iter(heads(policy)), None)

@@ -1,0 +1,260 @@
+"""The bench without a target: the same table from recorded answers, at any costs, in seconds.
+
+    labels with branches -> traces of a development and a test split -> settings chosen on the first, replayed on the second
+
+A replay is exact in law under token verification (`theory.replay`), counts forward passes only, and shares its luck among all
+rules. The oracles say what could be had: with hindsight, with a perfect score of drawn tokens, and before sampling.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from specdecpp.bench.contestants import TARGET, Rule, label_of
+from specdecpp.bench.machines import Machine, head_of
+from specdecpp.bench.results import Results, Role, Row, head_about, provenance_of, short_name
+from specdecpp.bench.rows import Entry, Tally, rows_of
+from specdecpp.bench.run import head_notes
+from specdecpp.errors import DataError
+from specdecpp.head import AcceptanceHead
+from specdecpp.pair import REFERENCE, Pair
+from specdecpp.policies import Fixed, Policy
+from specdecpp.request import spec_of
+from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling
+from specdecpp.theory.replay import replay
+from specdecpp.theory.replayed import Replayed
+from specdecpp.theory.trace import Trace
+from specdecpp.training import shards
+from specdecpp.training.evaluate import labels_for
+from specdecpp.training.measures import reliability
+from specdecpp.training.traces import Terms, trace
+
+ORACLES = {
+    "hindsight": ("hindsight", hindsight),
+    "perfect": ("perfect probability", perfect_probability),
+    "pre_sampling": ("pre-sampling", pre_sampling),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Traces that choose settings and traces that are measured, with the opinions of the heads, by their names."""
+
+    dev: Sequence[Trace]
+    test: Sequence[Trace]
+    heads: Mapping[str, AcceptanceHead] = field(default_factory=dict)
+    temperature: float = 1.0
+
+    @property
+    def longest(self) -> int:
+        """The most candidates of a round that can be replayed."""
+        return min(trace.branch_size for trace in (*self.dev, *self.test))
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(dict.fromkeys(trace.source for trace in self.test))
+
+    def name_of(self, policy: Policy) -> str:
+        """A policy as a table shows it, with the name of its head where there are several."""
+        named = [name for name, head in self.heads.items() if len(self.heads) > 1 and head_of(policy) is head]
+        return " ".join([label_of(policy), *named])
+
+
+def heads_for(folder: Path | str, names: Sequence[str]) -> dict[str, AcceptanceHead]:
+    """The heads of these names, by the names of their folders; without names the head of the reference pair, where the labels
+    are of that pair. Raises `HeadError` for one that cannot be read."""
+    if names:
+        short = [Path(name).name for name in names]
+        keys = [s if short.count(s) == 1 else name for s, name in zip(short, names, strict=True)]
+        return {key: AcceptanceHead.from_pretrained(name) for key, name in zip(keys, names, strict=True)}
+    of = shards.about(folder).get("pair", {})
+    head = AcceptanceHead.from_pretrained(REFERENCE / "head")
+    is_own = None not in of.values() and (head.card.target, head.card.draft) == (of.get("target"), of.get("draft"))
+    return {"head": head} if is_own else {}
+
+
+def check_pair(folder: Path | str, pair: Pair) -> None:
+    """Raise `DataError` unless the labels are of this pair, whose costs were measured for them."""
+    of = shards.about(folder).get("pair", {})
+    for role, fingerprint in (("target", pair.target_fingerprint), ("draft", pair.draft_fingerprint)):
+        if None not in (of.get(role), fingerprint) and of[role] != fingerprint:
+            raise DataError(
+                f"the labels in {folder} are of another {role} than this pair's, so what its steps cost says nothing about "
+                "them. Name their pair with --target and --draft, or say the costs with --c or --costs."
+            )
+
+
+def recorded(folder: Path | str, heads: Mapping[str, AcceptanceHead], *, split: str, dev_split: str) -> Recording:
+    """Two splits of a collection as traces. Raises `DataError` where one is missing, has no branches, or is of another pair
+    than a head; ValueError where the two splits are one.
+
+    >>> recorded("out/labels", {}, split="test", dev_split="dev").datasets                       # doctest: +SKIP
+    ['gsm8k', 'alpaca']
+    """
+    if split == dev_split:
+        raise ValueError(f"settings would be chosen on the very answers that are measured, {split}. Name two splits.")
+    about = shards.about(folder)
+    sides: dict[str, list[Trace]] = {}
+    for record in labels_for(heads.values(), folder):
+        side = sides.setdefault(record.split, [])
+        if record.split in (split, dev_split):
+            side.append(trace(record, Terms.of(about), heads=heads.values()))
+    for name, option in ((split, "--split"), (dev_split, "--dev-split")):
+        if not sides.get(name):
+            raise DataError(
+                f"the labels in {folder} have no split {name}, only {', '.join(sorted(sides))}. Name one with {option}."
+            )
+    temperature = float(about.get("sampling", {}).get("temperature", 1.0))
+    return Recording(dev=sides[dev_split], test=sides[split], heads=heads, temperature=temperature)
+
+
+class Stage:
+    """A recording and a field, on which machines are tried; what a rule does that never looks at costs is replayed once."""
+
+    def __init__(self, recording: Recording, rules: Sequence[Rule], *, seed: int = 0, repeats: int = 1):
+        self.recording, self.asked, self.seed, self.repeats = recording, rules, seed, repeats
+        self.rules = [bounded for rule in rules if (bounded := within(rule, recording.longest)) is not None]
+        self._sides: dict[str | None, list[Trace]] = {None: [*recording.dev]}
+        self._sides |= {dataset: [t for t in recording.test if t.source == dataset] for dataset in recording.datasets}
+        self._played: dict[tuple[str | None, Policy], Replayed] = {}
+
+    def rows(self, machine: Machine) -> tuple[Row, ...]:
+        """A row for the target, every setting of every rule, and the oracles, on every data set."""
+        shown: list[tuple[Role, Policy, bool]] = [("target", TARGET, True)]
+        for rule in self.rules:
+            chosen = self.chosen(rule, machine)
+            policies = dict.fromkeys([*rule.shown(chosen), *rule.settings])
+            for policy in policies:
+                shown.append((rule.role, policy, policy == chosen))
+        entries = []
+        for dataset in self.recording.datasets:
+            entries += [self._entry(dataset, *of, machine) for of in shown]
+            entries += self._oracles(dataset, machine)
+        return rows_of(entries, seed=self.seed)
+
+    def chosen(self, rule: Rule, machine: Machine) -> Policy | None:
+        """The setting with the most tokens per second over the whole development split; None for a rule without."""
+        if len(rule.settings) < 2:
+            return rule.settings[0] if rule.settings else None
+        return max(rule.settings, key=lambda policy: self.played(None, policy, machine).tokens_per_second)
+
+    def played(self, dataset: str | None, policy: Policy, machine: Machine) -> Replayed:
+        """A policy on the test answers of a data set, or for None on all that choose settings."""
+        costs, found = machine.costs_of(policy), self._played.get((dataset, policy))
+        if found is not None and (not found.is_priced or found.costs == costs):
+            return found if found.costs == costs else found.at(costs)
+        found = replay(self._sides[dataset], policy, costs, **self._options)
+        self._played[dataset, policy] = found
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table should know."""
+        longest = self.recording.longest
+        said = [
+            f"Replayed on {len(self.recording.test)} recorded answers; settings were chosen on {len(self.recording.dev)} "
+            "others, once for all data sets. Only forward passes are counted, and a head's time where it was measured."
+        ]
+        if any(p.max_tokens > longest for rule in self.asked for p in (*rule.settings, *rule.beside)):
+            said.append(f"The recorded branches have {longest} tokens, and so no round has more candidates than that.")
+        policies = {p for rule in self.rules for p in (*rule.settings, *rule.beside)}
+        return said + head_notes(policies, temperatures=[self.recording.temperature])
+
+    @property
+    def _options(self) -> dict[str, int]:
+        return {"seed": self.seed, "repeats": self.repeats, "max_tokens": self.recording.longest}
+
+    def _entry(self, dataset: str, role: Role, policy: Policy, is_chosen: bool, machine: Machine) -> Entry:
+        played = self.played(dataset, policy, machine)
+        return self._entry_of(
+            dataset,
+            role,
+            spec_of(policy),
+            self.recording.name_of(policy),
+            is_chosen,
+            tally_of(played, head_s=machine.head_s if head_of(policy) is not None else 0.0),
+        )
+
+    def _oracles(self, dataset: str, machine: Machine) -> list[Entry]:
+        """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
+        traces = self._sides[dataset]
+        known = ORACLES if all(t.truth is not None for t in traces) else {"hindsight": ORACLES["hindsight"]}
+        return [
+            self._entry_of(dataset, "oracle", key, label, False, tally_of(oracle(traces, machine.costs, **self._options)))
+            for key, (label, oracle) in known.items()
+        ]
+
+    def _entry_of(self, dataset: str, role: Role, policy: str, label: str, is_chosen: bool, tally: Tally) -> Entry:
+        temperature = self.recording.temperature
+        return Entry(
+            dataset=dataset,
+            temperature=temperature,
+            verification="token" if temperature else "greedy",
+            role=role,
+            policy=policy,
+            label=label,
+            is_chosen=is_chosen,
+            tally=tally,
+        )
+
+
+def within(rule: Rule, longest: int) -> Rule | None:
+    """The rule without fixed lengths beyond what is recorded; None if nothing is left. Other rules are cut short there."""
+    parts = {
+        name: tuple(p for p in getattr(rule, name) if not (isinstance(p, Fixed) and p.k > longest))
+        for name in ("settings", "beside")
+    }
+    return replace(rule, scan=None, **parts) if any(parts.values()) else None
+
+
+def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
+    """A replay as sums over prompts, for one run of each; of what drafting costs, `head_s` a candidate is the head's."""
+    num = played.repeats
+    seconds = float(played.seconds.sum())
+    num_drafted = int(played.drafted.sum() + played.dropped.sum())
+    head, draft = num_drafted * head_s / seconds, num_drafted * (played.costs.draft_s - head_s) / seconds
+    return Tally(
+        tokens=played.tokens / num,
+        seconds=played.seconds / num,
+        num_steps=played.num_passes / num,
+        num_drafted=played.num_drafted / num,
+        num_accepted=played.num_accepted / num,
+        drafted_histogram={k: n / num for k, n in enumerate(played.histogram.sum(0).tolist()) if n},
+        time_shares={"draft": draft, "verify": 1 - draft - head, "head": head, "other": 0.0},
+    )
+
+
+def results_of(stage: Stage, machine: Machine, *, labels: Path | str, pair: Pair | None = None) -> Results:
+    """The table on one machine, with where it comes from; `pair` is the one that was measured, if any."""
+    recording, about = stage.recording, shards.about(labels)
+    names = {role: short_name(name) for role, name in about.get("names", {}).items()}
+    source = {key: about.get(key) for key in ("digest", "sampling", "command")} | {"names": names}
+    counts = {"num_dev": len(recording.dev), "num_test": len(recording.test), "repeats": stage.repeats}
+    head = next(iter(recording.heads.values()), None)
+    heads = {name: head_about(head) for name, head in recording.heads.items()}
+    return Results(
+        kind="replay",
+        provenance=provenance_of(pair, seed=stage.seed, labels=source, data=counts, heads=heads),
+        costs=machine.to_dict(),
+        rows=stage.rows(machine),
+        reliability={} if head is None else calibration_of(recording, head),
+        notes=tuple(stage.notes),
+    )
+
+
+def calibration_of(recording: Recording, head: AcceptanceHead) -> dict[str, dict[str, list[float]]]:
+    """How often candidates are accepted that the head gives some probability, by data set: for a reliability diagram.
+
+    Every position counts as its two outcomes: the answer's token with weight b_i, the rejected one with the rest.
+    """
+    found = {}
+    for dataset in recording.datasets:
+        traces = [t for t in recording.test if t.source == dataset]
+        p = np.concatenate([t.opinions[head, True].accept[:, :2, 0].T.ravel() for t in traces]).astype(float)
+        label = np.concatenate([np.repeat([1.0, 0.0], len(t)) for t in traces])
+        weight = np.concatenate([np.concatenate([t.odds, (1 - t.odds) * (t.branch_length > 0)]) for t in traces])
+        bins = reliability(p, label, weight.astype(float)).to_lists()
+        found[dataset] = {"confidence": bins["probability"], "frequency": bins["label"], "weight": bins["share"]}
+    return found

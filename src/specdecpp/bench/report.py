@@ -1,0 +1,194 @@
+"""Results as tables: for a terminal of 80 columns, and as markdown with every setting that was run.
+
+The terminal shows the chosen setting of every rule, oracles, and what follows in words. Markdown and the page (`page`) have
+every row, with intervals; where a rule loses, its row stays.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from specdecpp import render
+from specdecpp.bench import sentences
+from specdecpp.bench.boards import Board
+from specdecpp.bench.geometry import TIMES
+from specdecpp.bench.results import Interval, Results, Row
+
+NONE = "-"
+Column = tuple[str, Callable[[Row], str]]
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """A gain in percent.
+
+    >>> signed(0.0816), signed(None)
+    ('+8.2', '-')
+    """
+    return NONE if value is None else f"{round(100 * value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero
+
+
+def share(row: Row, oracle: str) -> str:
+    """How much of the way from the best fixed K to an oracle, in percent."""
+    value = row.share_of_headroom.get(oracle)
+    return NONE if value is None else f"{round(100 * value)}"
+
+
+def speed(row: Row) -> str:
+    """Tokens per second; at relative costs a second is a target pass, and there are few of them."""
+    value = row.tokens_per_second
+    return f"{value:.{1 if value >= 100 else 2 if value >= 10 else 3}f}"
+
+
+def between(interval: Interval | None, write: Callable[[float], str]) -> str:
+    return NONE if interval is None else " to ".join(map(write, interval))
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("tokens\n/s", speed),
+    (f"speed-up\n{TIMES}", lambda row: f"{row.speedup:.2f}"),
+    ("95 %\ninterval", lambda row: between(row.speedup_interval, "{:.2f}".format)),
+    ("gain over best\nfixed K, %", lambda row: signed(row.gain_over_best_fixed)),
+    ("95 %\ninterval", lambda row: between(row.gain_interval, signed)),
+    ("tokens\n/pass", lambda row: f"{row.mean_acceptance_length:.2f}"),
+    ("discarded\n/token, R_d", lambda row: f"{row.discard_rate:.3f}"),
+    ("passes\n/token, R_v", lambda row: f"{row.verification_rate:.3f}"),
+    ("of perfect\nprobability, %", lambda row: share(row, "perfect")),
+    ("of hind-\nsight, %", lambda row: share(row, "hindsight")),
+)
+"""Of markdown and the page, after the policy."""
+SHORT: tuple[Column, ...] = (
+    ("tokens\n/s", speed),
+    ("times\ntarget", lambda row: f"{row.speedup:.2f}"),
+    ("gain\n%", lambda row: signed(row.gain_over_best_fixed)),
+    ("95 %\ninterval", lambda row: between(row.gain_interval, signed)),
+    ("disc.\n/token", lambda row: f"{row.discard_rate:.2f}"),
+    ("passes\n/token", lambda row: f"{row.verification_rate:.2f}"),
+    ("head-\nroom %", lambda row: share(row, "hindsight")),
+)
+"""Of a terminal."""
+
+
+def told(board: Board) -> list[str]:
+    """What the rows say, in sentences."""
+    said = sentences.said(board.rows) if board.target else []
+    return [sentence.removeprefix(f"{board.title}: ") for sentence in said]
+
+
+def sections(board: Board, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
+    """The rows under each kind of verification, the target alone among the first; whole: every setting."""
+    found = []
+    for verification in board.verifications:
+        rows = board.under(verification) if is_whole else board.headline(verification)
+        lead = [board.target] if board.target and not found else []
+        found.append((f"{verification} verification", [*lead, *rows]))
+    return found
+
+
+def is_marked(row: Row) -> bool:
+    """Whether it is the rule without a threshold, which the accent colour shows."""
+    return row.role == "cost_aware"
+
+
+def sources(results: Results) -> Iterator[str]:
+    """What made a file, in short lines: the command, versions, machine, models."""
+    about = results.provenance
+    for name in ("command", "date", "machine", "threads", "specdecpp", "git", "python", "torch", "transformers", "seed"):
+        if about.get(name) is not None:
+            yield f"{name}: {about[name]}"
+    models = about.get("pair")
+    for role in ("target", "draft"):
+        if isinstance(models, dict) and role in models:
+            model = models[role]
+            yield f"{role}: {model['name'] if isinstance(model, dict) and 'name' in model else model}"
+
+
+# Terminal
+
+
+def terminal(boards: Sequence[Board], *, is_whole: bool = False) -> RenderableType:
+    """Tables and sentences, at most 80 columns wide; whole: with every setting."""
+    parts: list[RenderableType] = []
+    for board in boards:
+        parts += [render.heading(board.title, board.costs), Padding(_table(board, is_whole=is_whole), (0, 1)), ""]
+        hidden = len(board.rows) - sum(len(rows) for _, rows in sections(board, is_whole=is_whole))
+        if hidden:
+            parts.append(Padding(Text(f"{hidden} more settings are in --markdown and --html.", "dim"), (0, 1)))
+        parts += [Padding(Text(sentence), (0, 1)) for sentence in told(board)]
+    parts += [Padding(Text(f"note: {note}", "dim"), (0, 1)) for note in notes(boards)]
+    return Group(*parts)
+
+
+def notes(boards: Iterable[Board]) -> list[str]:
+    """The notes of all files, each once."""
+    return list(dict.fromkeys(note for board in boards for note in board.results.notes))
+
+
+def _table(board: Board, *, is_whole: bool) -> Table:
+    """The chosen rows: the fastest in bold, the rule without a threshold in the accent colour, oracles dim."""
+    table = render.plain_table("policy", *(header for header, _ in SHORT), gap=1)
+    table.columns[0].no_wrap = False
+    found = sections(board, is_whole=is_whole)
+    best = max((row for _, rows in found for row in rows if row.role != "oracle"), key=lambda row: row.speedup, default=None)
+    for name, rows in found:
+        if len(found) > 1:
+            table.add_row(Text(name, "dim"))
+        for row in rows:
+            style = ["bold"] * (row is best) + [render.ACCENT] * is_marked(row) + ["dim"] * (row.role == "oracle")
+            table.add_row(row.label, *(cell(row) for _, cell in SHORT), style=" ".join(style))
+    return table
+
+
+# Markdown
+
+
+def markdown(boards: Sequence[Board]) -> str:
+    """Every board as a table of what was chosen and, folded away, one of all settings; then where the figures come from."""
+    lines = ["# Results", ""]
+    for board in boards:
+        lines += [f"## {_plain(board.title)}", "", f"{_plain(board.costs[:1].upper() + board.costs[1:])}.", ""]
+        lines += [f"- {_plain(sentence)}" for sentence in told(board)]
+        lines += ["", *_markdown_table(board, is_whole=False), ""]
+        if any(row not in rows for (_, rows), (_, whole) in _pairs(board) for row in whole):
+            lines += [
+                "<details><summary>Every setting</summary>",
+                "",
+                *_markdown_table(board, is_whole=True),
+                "",
+                "</details>",
+                "",
+            ]
+    lines += [f"> {_plain(note)}\n" for note in notes(boards)]
+    for results in {id(board.results): board.results for board in boards}.values():
+        lines += [f"- {_plain(line)}" for line in sources(results)] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _pairs(board: Board) -> Iterable[tuple[tuple[str, list[Row]], tuple[str, list[Row]]]]:
+    return zip(sections(board, is_whole=False), sections(board, is_whole=True), strict=True)
+
+
+def _markdown_table(board: Board, *, is_whole: bool) -> list[str]:
+    lines = [_line("policy", "verification", *(_joined(name) for name, _ in COLUMNS)), "|---|---|" + "---:|" * len(COLUMNS)]
+    for name, rows in sections(board, is_whole=is_whole):
+        for row in rows:
+            label = f"**{_plain(row.label)}**" if is_marked(row) else _plain(row.label)
+            lines.append(_line(label, name.split()[0], *(cell(row) for _, cell in COLUMNS)))
+    return lines
+
+
+def _joined(header: str) -> str:
+    """A header in one line."""
+    return header.replace("\n/", "/").replace("-\n", "").replace("\n", " ")
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: Any) -> str:
+    """Text that markdown leaves as it is."""
+    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")

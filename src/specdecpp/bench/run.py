@@ -1,0 +1,330 @@
+"""The bench: every rule on the clock, on the same prompts and seeds, in one process.
+
+    field -> settings tried on development prompts -> the best of each rule on test prompts -> rows
+
+Fair means (policies.md 8): the same code for all, the target alone included; settings chosen on other prompts than those
+that are measured, once for all data sets, apart by verification and temperature; everything of one temperature interleaved
+prompt by prompt in an order that rotates, after an untimed round, so that a slow moment of the machine falls on all; rates
+are ratios of sums, and intervals resample prompts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdecpp.bench.contestants import TARGET, Rule, label_of
+from specdecpp.bench.machines import Machine, head_of
+from specdecpp.bench.questions import Questions
+from specdecpp.bench.results import Results, Row, provenance_of
+from specdecpp.bench.rows import MIN_PROMPTS, Entry, Tally, rows_of
+from specdecpp.decoder import Decoder
+from specdecpp.metrics import Metrics
+from specdecpp.pair import Pair
+from specdecpp.policies import Policy, SpecDecPP
+from specdecpp.request import spec_of
+from specdecpp.sampling import Sampling
+from specdecpp.verification import (
+    BlockVerification,
+    CompareVerification,
+    GreedyVerification,
+    TokenVerification,
+    Verification,
+)
+
+VERIFICATIONS: dict[str, Verification] = {
+    "token": TokenVerification(),
+    "block": BlockVerification(),
+    "compare": CompareVerification(),
+    "greedy": GreedyVerification(),
+}
+WARM_UP_TOKENS = 4
+Tick = Callable[[str], None]
+
+
+def _silent(label: str) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How long a bench is: prompts of each data set that choose settings and that are measured, cycles, tokens."""
+
+    num_dev: int = 8
+    num_test: int = 16
+    num_cycles: int = 2
+    max_tokens: int = 128
+
+    def changed(self, **sizes: int | None) -> "Size":
+        """With other sizes where they are given."""
+        return replace(self, **{name: size for name, size in sizes.items() if size is not None})
+
+
+USUAL, QUICK = Size(), Size(num_dev=3, num_test=6, num_cycles=1, max_tokens=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is run. Temperature 0 is verified greedily, whatever `verifications` says. Raises ValueError for what cannot
+    be run."""
+
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    verifications: tuple[str, ...] = ("token", "block")
+    max_tokens: int = USUAL.max_tokens
+    num_cycles: int = USUAL.num_cycles
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.temperatures and self.verifications and self.max_tokens >= 2 and self.num_cycles >= 1):
+            raise ValueError(
+                "a bench needs a temperature, a verification, at least 2 tokens and 1 cycle, got "
+                f"{self.temperatures}, {self.verifications}, {self.max_tokens} and {self.num_cycles}"
+            )
+        if unknown := [v for v in self.verifications if v not in VERIFICATIONS or v == "greedy"]:
+            raise ValueError(f"there is no verification {unknown[0]!r} to choose. There are token, block and compare.")
+        for temperature in self.temperatures:
+            Sampling(temperature=temperature)
+
+    def verifications_at(self, temperature: float) -> tuple[str, ...]:
+        return ("greedy",) if temperature == 0 else self.verifications
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One rule in one setting under one verification; `is_chosen` as in the rows."""
+
+    rule: Rule
+    policy: Policy
+    verification: str
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One timed answer."""
+
+    metrics: Metrics
+    tokens: tuple[int, ...]
+
+
+Runs = list[list[Run]]
+"""Of one contestant: by prompt, then by cycle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """Everything that was run on the test prompts at one temperature, which all went in turns."""
+
+    temperature: float
+    runs: Mapping[Contestant, Runs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A field, prompts and a plan, ready to be run with a pair. Raises `UnsoundError` for a rule that a verification cannot
+    bear, ValueError where settings are to be chosen and there are no development prompts."""
+
+    pair: Pair
+    rules: Sequence[Rule]
+    sets: Sequence[Questions]
+    plan: Plan
+    machine: Machine
+
+    def __post_init__(self) -> None:
+        num = max((len(rule.settings) for rule in self.rules), default=0)
+        if num > 1 and not self.dev:
+            raise ValueError(
+                f"a rule has {num} settings to choose among and there are no development prompts. Ask for some with "
+                "--dev-prompts, or name each rule in one setting, a fixed K too."
+            )
+        for temperature in self.plan.temperatures:
+            for verification in self.plan.verifications_at(temperature):
+                for rule in self.rules:
+                    for policy in (*rule.settings, *rule.beside):
+                        self._decoder(Contestant(rule=rule, policy=policy, verification=verification))
+
+    @property
+    def dev(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(ids for questions in self.sets for ids in questions.dev)
+
+    @property
+    def test(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(ids for questions in self.sets for ids in questions.test)
+
+    @property
+    def num_answers(self) -> int:
+        """The most answers that will be timed."""
+        num = 0
+        for temperature in self.plan.temperatures:
+            num_arenas = len(self.plan.verifications_at(temperature))
+            num += num_arenas * sum(rule.most_tried for rule in self.rules) * len(self.dev)
+            shown = sum(len(rule.beside) + bool(rule.settings) for rule in self.rules)
+            num += (1 + num_arenas * shown) * len(self.test) * self.plan.num_cycles
+        return num
+
+    @property
+    def most_s(self) -> float:
+        """About how long all of it takes if every answer is as long as it may be, at the target's own pace."""
+        return self.num_answers * self.plan.max_tokens * self.machine.costs.verify_s(1)
+
+    def run(self, tick: Tick = _silent) -> list[Heat]:
+        """Choose settings and time them, temperature by temperature. `tick` is told of every answer."""
+        return [self._heat(temperature, tick) for temperature in self.plan.temperatures]
+
+    def _heat(self, temperature: float, tick: Tick) -> Heat:
+        verifications = self.plan.verifications_at(temperature)
+        contestants = [Contestant(rule=ALONE, policy=TARGET, verification=verifications[0], is_chosen=True)]
+        for verification in verifications:
+            chosen = self.tuned(verification, temperature, tick)
+            contestants += [
+                Contestant(rule=rule, policy=policy, verification=verification, is_chosen=policy == choice)
+                for rule, choice in zip(self.rules, chosen, strict=True)
+                for policy in rule.shown(choice)
+            ]
+        num_cycles = self.plan.num_cycles
+        runs = self.interleaved(contestants, self.test, temperature=temperature, num_cycles=num_cycles, tick=tick)
+        return Heat(temperature=temperature, runs=runs)
+
+    def tuned(self, verification: str, temperature: float, tick: Tick = _silent) -> list[Policy | None]:
+        """The setting of each rule with the most tokens per second over all development prompts; None for a rule without.
+
+        A rule that was only scanned is tried again around the best of its scan, that one included, and this decides.
+        """
+
+        def fastest(tried: Mapping[int, Sequence[Policy]]) -> dict[int, Policy]:
+            of = {
+                (i, policy): Contestant(rule=self.rules[i], policy=policy, verification=verification)
+                for i, policies in tried.items()
+                for policy in policies
+            }
+            runs = self.interleaved(list(of.values()), self.dev, temperature=temperature, num_cycles=1, tick=tick)
+            speed = {key: Tally.of(_metrics(runs[contestant])).tokens_per_second for key, contestant in of.items()}
+            return {i: max(policies, key=lambda policy: speed[i, policy]) for i, policies in tried.items()}
+
+        best: dict[int, Policy] = {i: rule.settings[0] for i, rule in enumerate(self.rules) if rule.settings}
+        best |= fastest({i: rule.first for i, rule in enumerate(self.rules) if rule.first})
+        again = {i: rule.around(best[i]) for i, rule in enumerate(self.rules) if rule.first and rule.scan}
+        best |= fastest({i: policies for i, policies in again.items() if len(policies) > 1})
+        return [best.get(i) for i in range(len(self.rules))]
+
+    def interleaved(
+        self,
+        contestants: Sequence[Contestant],
+        prompts: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        num_cycles: int,
+        tick: Tick = _silent,
+    ) -> dict[Contestant, Runs]:
+        """Every contestant on every prompt in every cycle, after a few untimed tokens.
+
+        All take their turn on a prompt before the next prompt, in the order of `in_turn`; a prompt has another seed in every
+        cycle.
+        """
+        decoders = {contestant: self._decoder(contestant) for contestant in contestants}
+        runs: dict[Contestant, Runs] = {contestant: [[] for _ in prompts] for contestant in contestants}
+        if contestants:
+            for decoder in decoders.values():
+                decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, temperature=temperature, seed=self.plan.seed)
+        for turn in range(num_cycles * len(prompts)):
+            place = turn % len(prompts)
+            for contestant in in_turn(contestants, turn, num_turns=num_cycles * len(prompts)):
+                output = decoders[contestant].generate(
+                    prompts[place], max_tokens=self.plan.max_tokens, temperature=temperature, seed=self.plan.seed + turn
+                )
+                runs[contestant][place].append(Run(metrics=output.metrics, tokens=output.tokens))
+                tick(label_of(contestant.policy))
+        return runs
+
+    def _decoder(self, contestant: Contestant) -> Decoder:
+        verification = VERIFICATIONS[contestant.verification]
+        return Decoder(
+            self.pair, policy=contestant.policy, verification=verification, costs=self.machine.costs_of(contestant.policy)
+        )
+
+
+ALONE = Rule(role="target", settings=(TARGET,))
+
+
+def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequence[Any]:
+    """The order of one turn: who begins moves on, further where turns are too few to go around, and every other turn goes
+    backwards, so that neither a slow start of the turns nor a slow end falls on the same ones."""
+    num = len(contestants)
+    first = turn * max(1, num // num_turns) % num if num else 0
+    if turn % 2:
+        return [*contestants[: first + 1][::-1], *contestants[first + 1 :][::-1]]
+    return [*contestants[first:], *contestants[:first]]
+
+
+def rows(bench: Bench, heats: Sequence[Heat]) -> tuple[Row, ...]:
+    """A row for every contestant on every data set."""
+    entries = []
+    for heat in heats:
+        start = 0
+        for questions in bench.sets:
+            end = start + len(questions.test)
+            entries += [_entry(c, of[start:end], heat.temperature, questions.dataset) for c, of in heat.runs.items()]
+            start = end
+    return rows_of(entries, seed=bench.plan.seed)
+
+
+def results_of(bench: Bench, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
+    """The rows with where they come from; `notes` stand after those about the conditions."""
+    plan = {name: getattr(bench.plan, name) for name in Plan.__dataclass_fields__ if name != "seed"}
+    data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in bench.sets}
+    return Results(
+        kind="bench",
+        provenance=provenance_of(bench.pair, seed=bench.plan.seed, data=data, plan=plan),
+        costs=bench.machine.to_dict(),
+        rows=rows(bench, heats),
+        notes=(*conditions(bench), *notes),
+    )
+
+
+def conditions(bench: Bench) -> list[str]:
+    """What a reader of the table should know."""
+    plan, num_dev = bench.plan, len(bench.dev)
+    said = [
+        f"{len(bench.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens; settings were chosen on {num_dev} "
+        "other prompts, once for all data sets; gains are over the best fixed K under token verification."
+    ]
+    if any(rule.scan for rule in bench.rules):
+        said.append("Fixed K was scanned coarsely on the development prompts, then around the best of the scan.")
+    if len(bench.test) < MIN_PROMPTS:
+        said.append(f"There are no intervals: fewer than {MIN_PROMPTS} prompts say nothing about their spread.")
+    policies = {p for rule in bench.rules for p in (*rule.settings, *rule.beside)}
+    return said + head_notes(policies, temperatures=plan.temperatures)
+
+
+def head_notes(policies: Iterable[Policy], *, temperatures: Sequence[float]) -> list[str]:
+    """Where heads are asked something that they were not made for."""
+    said: dict[str, None] = {}
+    for policy in policies:
+        if (head := head_of(policy)) is None:
+            continue
+        made_for = (head.card.sampling or {}).get("temperature")
+        other = [f"{t:g}" for t in temperatures if made_for is not None and t != made_for]
+        if other:
+            said[f"The head was made for temperature {made_for:g}, and was also asked at {', '.join(other)}."] = None
+        weight = head.card.calibration.rejection_weight
+        if isinstance(policy, SpecDecPP) and not policy.calibrated and weight != 6:
+            said[
+                f"SpecDec++ raw is the paper's setting for a head trained with w_rej = 6; this head's weight is {weight:g}."
+            ] = None
+    return sorted(said)
+
+
+def _entry(contestant: Contestant, runs: Runs, temperature: float, dataset: str) -> Entry:
+    return Entry(
+        dataset=dataset,
+        temperature=temperature,
+        verification=contestant.verification,
+        role=contestant.rule.role,
+        policy=spec_of(contestant.policy),
+        label=label_of(contestant.policy),
+        is_chosen=contestant.is_chosen,
+        tally=Tally.of(_metrics(runs)),
+    )
+
+
+def _metrics(runs: Runs) -> list[list[Metrics]]:
+    return [[run.metrics for run in of] for of in runs]

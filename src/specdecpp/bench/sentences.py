@@ -1,0 +1,74 @@
+"""What the rows of a comparison say, in plain sentences; losing is said as plainly as winning."""
+
+from collections.abc import Iterator, Sequence
+
+from specdecpp.bench.results import Interval, Row
+
+
+def said(rows: Sequence[Row]) -> list[str]:
+    """A few sentences for every data set and temperature: the fastest rule, the rule without a threshold, and where a slow
+    pair loses."""
+    return [sentence for group in by_heat(rows) for sentence in _about(group)]
+
+
+def by_heat(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each data set and temperature, in the order of the first of each."""
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.dataset, row.temperature), []).append(row)
+    return list(groups.values())
+
+
+def _about(rows: Sequence[Row]) -> Iterator[str]:
+    where = f"{rows[0].dataset}, T = {rows[0].temperature:g}"
+    target = next(row for row in rows if row.role == "target")
+    drafting = [row for row in rows if row.chosen and row.role != "target"]
+    if not drafting:
+        return
+    best = max(drafting, key=lambda row: row.speedup)
+    speed = f"{times(best.speedup, best.speedup_interval)} the target alone"
+    if best.speedup < 1:
+        yield f"{where}: no rule is faster than the target alone; {name_of(best)} comes closest with {speed}."
+    else:
+        yield f"{where}: {name_of(best)} is fastest, {speed}{_gain(best)}."
+    for row in drafting:
+        if row.role == "cost_aware" and row is not best:
+            yield f"{where}: {name_of(row)} reaches {times(row.speedup, row.speedup_interval)}{_gain(row)}."
+    if best.speedup < 1 and best.time_shares:
+        yield f"{where}: {loss(best, target)}"
+
+
+def loss(row: Row, target: Row) -> str:
+    """Where a rule that is slower than the target alone loses its time, by parts of a token."""
+    own, alone = (1000 / r.tokens_per_second for r in (row, target))
+    shares, before = row.time_shares or {}, target.time_shares or {}
+    parts = {name: own * share for name, share in shares.items()}
+    saved = alone * before.get("verify", 1.0) - parts.get("verify", 0.0)
+    spent = parts.get("draft", 0.0) + parts.get("head", 0.0)
+    head = f" and {parts['head']:.2f} ms the head" if parts.get("head", 0.0) >= 0.005 else ""
+    why = "verification saves less than that" if 0 < saved < spent else "verification saves nothing"
+    if saved >= spent:
+        why = "what is saved in verification is lost outside the passes"
+    return (
+        f"a token takes {own:.2f} ms with {name_of(row)} and {alone:.2f} ms without; drafting takes "
+        f"{parts.get('draft', 0.0):.2f} ms of it{head}, and {why} ({saved:+.2f} ms a token)."
+    )
+
+
+def name_of(row: Row) -> str:
+    """The label, and the verification where it is not the usual one."""
+    return row.label if row.verification in ("token", "greedy") else f"{row.label} ({row.verification})"
+
+
+def times(value: float, interval: Interval | None) -> str:
+    """1.25 times [1.20, 1.31]."""
+    return f"{value:.2f} times" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
+
+
+def _gain(row: Row) -> str:
+    gain, interval = row.gain_over_best_fixed, row.gain_interval
+    if gain is None or (interval is None and gain == 0):
+        return ""
+    spread = "" if interval is None else f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
+    doubt = ": too close to call" if interval is not None and interval[0] < 0 < interval[1] else ""
+    return f", {100 * gain:+.1f} %{spread} on the best fixed K{doubt}"

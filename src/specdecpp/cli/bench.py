@@ -1,0 +1,198 @@
+"""`specdecpp bench`: every rule on the clock, on the same prompts, in one process."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecpp.cli.collect import clock
+from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Head, Json, Target, check_names, load, print_json, told
+from specdecpp.cli.report import show
+
+if TYPE_CHECKING:
+    from specdecpp.bench.contestants import Rule
+    from specdecpp.bench.questions import Questions
+    from specdecpp.bench.results import Results
+    from specdecpp.bench.run import Plan, Tick
+    from specdecpp.pair import Pair
+
+EXAMPLES = (
+    "specdecpp bench --quick",
+    "specdecpp bench --data gsm8k_test.jsonl --prompt gsm8k --out results.json",
+)
+
+
+class Kind(StrEnum):
+    """How candidates are tested when sampling."""
+
+    token = "token"
+    block = "block"
+
+
+Data = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Prompts, as in recipes; repeatable.  [default: a few]")]
+Builder = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", metavar="KIND", help="How a row becomes a prompt: gsm8k, alpaca, humaneval, field:NAME."),
+]
+Policies = Annotated[list[str] | None, typer.Option("--policy", metavar="SPEC", help="These instead of all; repeatable.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
+
+
+def bench(
+    target: Target = None,
+    draft: Draft = None,
+    head: Head = None,
+    data: Data = None,
+    prompt: Builder = None,
+    dev_prompts: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Of each file, to choose settings.  [default: 8; quick: 3]")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of each file, measured.  [default: 16; quick: 6]")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="The most tokens per answer.  [default: 128; quick: 64]")
+    ] = None,
+    cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are measured.  [default: 2; quick: 1]")] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(metavar="X", help="0 is greedy; repeatable.  [default: 0 and 1]")
+    ] = None,
+    verification: Annotated[
+        list[Kind] | None, typer.Option(metavar="KIND", help="token, block; repeatable.  [default: both]")
+    ] = None,
+    policy: Policies = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SWEEP", help="Show more settings: specdecpp.threshold=0.3,0.5; repeatable."),
+    ] = None,
+    verify_lossless: Annotated[
+        bool, typer.Option("--verify-lossless", help="Test every answer against the target's law.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and settings.")] = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+) -> None:
+    """Compare every rule by the clock.
+
+    The target alone, the best fixed K, free rules, SpecDec++ and the rule without a threshold, on the same prompts and
+    seeds, interleaved. Settings are chosen on other prompts than those that are measured. Nothing else should run
+    meanwhile.
+    """
+    with told():
+        from specdecpp.bench import contestants, questions
+        from specdecpp.bench.run import QUICK, USUAL, Plan
+        from specdecpp.request import parse_policy
+
+        size = QUICK if quick else USUAL
+        size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
+        plan = Plan(
+            temperatures=tuple(dict.fromkeys(temperature or (0.0, 1.0))),
+            verifications=tuple(dict.fromkeys(kind.value for kind in verification or Kind)),
+            max_tokens=size.max_tokens,
+            num_cycles=size.num_cycles,
+            seed=seed,
+        )
+        specs = [parse_policy(spec) for spec in policy or ()]
+        swept = [spec for text in sweep or () for spec in contestants.swept(text)]
+        for spec in (None, *specs, *swept):
+            check_names(target, draft, head, spec)
+        texts = questions.read(data or (), prompt or ())
+        check_out(out)
+        pair = load(target, draft, head, dtype=dtype, device=device)
+        rules = contestants.field_for(specs, swept, [pair.head] if pair.head else [], quick=quick)
+        sets = [questions.encoded(pair, of, num_dev=size.num_dev, num_test=size.num_test) for of in texts]
+        if not _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep)):
+            raise typer.Exit(1)
+
+
+def _race(
+    pair: "Pair",
+    rules: "Sequence[Rule]",
+    sets: "Sequence[Questions]",
+    plan: "Plan",
+    *,
+    verify: bool,
+    out: Path | None,
+    as_json: bool,
+    is_whole: bool,
+) -> bool:
+    """Run it and tell what came out; whether it is fine to go on from."""
+    from specdecpp.bench import lossless
+    from specdecpp.bench.machines import Machine
+    from specdecpp.bench.run import Bench, results_of
+    from specdecpp.timing import measure
+
+    race = Bench(pair=pair, rules=rules, sets=sets, plan=plan, machine=Machine.here(pair, measure(pair)))
+    most = f"at most {race.num_answers:,} answers, {clock(race.most_s)} if all are long and drafting gains nothing"
+    print(most, file=sys.stderr)
+    with progress("timing", race.num_answers) as tick:
+        heats = race.run(tick)
+    found = lossless.verify(race, heats) if verify else None
+    done = results_of(race, heats, notes=found.sentences if found else ())
+    tell([done], out=out, as_json=as_json, is_whole=is_whole)
+    if not as_json:
+        _show_times(done)
+    if found and not found.is_kept:
+        print("error: the law of the target was not kept; the notes say where.", file=sys.stderr)
+    return found is None or found.is_kept
+
+
+def _show_times(results: "Results") -> None:
+    """Where the time goes."""
+    from specdecpp import render
+    from specdecpp.bench import times
+
+    out = render.console()
+    out.print(times.terminal(results.rows, out), width=render.width_of(out))
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse, before anything is run, a file that cannot be written in the end."""
+    if out is not None:
+        from specdecpp.bench.results import writable
+
+        writable(out)
+
+
+def tell(found: "Sequence[Results]", *, out: Path | None, as_json: bool, is_whole: bool = False) -> None:
+    """Write the files, one for each costs, and show the tables or the JSON; whole: with every setting."""
+    if out is not None:
+        from specdecpp.bench.results import write_all
+
+        for path in write_all(found, out):
+            print(f"wrote {path}", file=sys.stderr)
+    if as_json:
+        print_json(found[0].to_dict() if len(found) == 1 else {"results": [results.to_dict() for results in found]})
+    else:
+        from specdecpp.bench.boards import boards
+
+        show(boards(found), is_whole=is_whole)
+
+
+@contextmanager
+def progress(text: str, total: int) -> "Iterator[Tick]":
+    """A bar on stderr with what is done and the time left, where that is a terminal; drawn only when told, as a thread of its
+    own would take time from what is being timed."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from specdecpp import render
+
+    err = render.console(stderr=True)
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(24, complete_style=render.ACCENT, finished_style=render.ACCENT),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[last]}", style="dim"),
+    )
+    with Progress(*columns, console=err, transient=True, auto_refresh=False, disable=not err.is_terminal) as bars:
+        task = bars.add_task(text, total=total, last="")
+        yield lambda last: bars.update(task, advance=1, last=last, refresh=True)

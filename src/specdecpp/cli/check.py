@@ -1,0 +1,70 @@
+"""`specdecpp check`: whether a pair is worth it here, and what to do if not."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecpp.cli.bench import Builder, Data, Seed, progress
+from specdecpp.cli.common import Device, DType, DTypeOption, Head, Json, check_names, load, print_json, told
+from specdecpp.cli.report import show
+
+if TYPE_CHECKING:
+    from specdecpp.bench.check import Check
+
+EXAMPLES = (
+    "specdecpp check",
+    "specdecpp check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --dtype bfloat16",
+)
+
+
+def check(
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A folder or a hub name.")] = None,
+    draft: Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: the reference pair.")] = None,
+    head: Head = None,
+    data: Data = None,
+    prompt: Builder = None,
+    prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 96,
+    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+) -> None:
+    """Measure a pair in a minute: is it worth it?
+
+    What a draft step and a target pass cost here, how often the target accepts what is drafted, what every rule would
+    therefore bring, and what stands in the way.
+    """
+    with told():
+        from specdecpp.bench import advice, questions
+        from specdecpp.bench.check import STEPS, Trial
+        from specdecpp.bench.check import check as run
+
+        trial = Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        check_names(target, draft, head)
+        texts = questions.read(data or (), prompt or ())
+        pair = load(target, draft, head, dtype=dtype, device=device)
+        sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]
+        with progress("checking", len(STEPS)) as tick:
+            found = run(pair, sets, trial, tick=tick)
+        if as_json:
+            print_json(advice.to_dict(found))
+        else:
+            _show(found)
+
+
+def _show(found: "Check") -> None:
+    """The sentences, then every rule."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from specdecpp import render
+    from specdecpp.bench import advice
+    from specdecpp.bench.boards import boards
+
+    out = render.console()
+    out.print(render.heading("The pair", advice.verdict(found)))
+    for sentence in advice.sentences(found):
+        out.print(Padding(Text(sentence), (0, 1)), width=render.width_of(out))
+    show(boards([advice.table(found)]))

@@ -1,0 +1,89 @@
+"""Rules on the draft's own probabilities whose threshold follows how many candidates are accepted.
+
+After every round, with m a running mean of the accepted share (Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168):
+
+    m  <- 0.5 m + 0.5 accepted/drafted
+    t' <- t + 0.01 where m < 0.9, else t - 0.01, or t if the round was as long as it may be: it was not t that stopped it
+    t  <- 0.9 t + 0.1 t'
+
+So the threshold moves by 0.001 a round: it drifts over thousands of tokens, and hardly within one short answer.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdecpp.policies.protocol import Policy, check_probability
+
+if TYPE_CHECKING:
+    from specdecpp.policies.protocol import Candidates, Outcome
+
+MEMORY, INERTIA = 0.5, 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """The threshold as it stands, and the running mean of the accepted share."""
+
+    threshold: float
+    mean: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePolicy(Policy):
+    """Base of the rules with such a threshold: where it starts, the share it aims at, and its step."""
+
+    threshold: float = 0.5
+    aim: float = 0.9
+    step: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability(f"{type(self).__name__}.threshold", self.threshold)
+        check_probability(f"{type(self).__name__}.aim", self.aim)
+        if not self.step >= 0:
+            raise ValueError(f"{type(self).__name__} needs a step of at least 0, got {self.step}")
+
+    def start(self) -> Drift:
+        return Drift(threshold=self.threshold)
+
+    def learn(self, memory: Drift, outcome: "Outcome") -> Drift:
+        if not outcome.num_drafted:
+            return memory
+        mean = MEMORY * memory.mean + (1 - MEMORY) * outcome.num_accepted / outcome.num_drafted
+        move = self.step if mean < self.aim else 0.0 if outcome.num_drafted >= self.max_tokens else -self.step
+        return Drift(threshold=min(max(memory.threshold + (1 - INERTIA) * move, 0.0), 1.0), mean=mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftVerify(AdaptivePolicy):
+    """Stop once the last candidate has q(x) < threshold, the threshold following outcomes (Zhang et al. 2023).
+
+    It starts at 0.5, their value for sampling; for greedy decoding theirs is 0.8.
+    """
+
+    def stop(self, draft: "Candidates", memory: Drift) -> str | None:
+        if draft.num_tokens and (q := draft.confidence(-1)) < memory.threshold:
+            return f"q = {q:.2f} < {memory.threshold:.2f}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveEntropy(AdaptivePolicy):
+    """Stop once 1 - sqrt(gamma * H(q)) < threshold, H in nats: AdaEDL (Agrawal et al. 2024, arXiv 2410.18351; gamma 0.2).
+
+    The left side approximates a lower bound on the chance that the candidate is accepted. That the threshold adapts is
+    theirs; here it moves as in Draft & Verify, and its start of 0.4 is ours.
+    """
+
+    threshold: float = 0.4
+    gamma: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gamma > 0:
+            raise ValueError(f"AdaptiveEntropy needs gamma > 0, got {self.gamma}")
+
+    def stop(self, draft: "Candidates", memory: Drift) -> str | None:
+        if draft.num_tokens and (bound := 1 - (self.gamma * draft.entropy(-1)) ** 0.5) < memory.threshold:
+            return f"1 - sqrt(gamma*H) = {bound:.2f} < {memory.threshold:.2f}"
+        return None

@@ -1,0 +1,111 @@
+"""Stop when further candidates no longer pay: no threshold, only costs (policies.md 3).
+
+Rounds renew, so tokens per second are E[tokens]/E[seconds] of a round, and by Dinkelbach's argument another candidate pays
+if the chance that it ends in the output is worth the time it adds, at the rate rho that is being achieved:
+
+    continue  iff  S_k * m  >  rho * (t_draft + t_target(k + 2) - t_target(k + 1))
+
+S_k is the chance that everything so far is accepted, m the chance that the next candidate then is. That is exact where m is
+constant and time grows evenly. Where it is not, going on may pay for what comes after the next candidate: one hard token
+before easy ones, or a pass that takes a step up and is then flat. So the rule asks for any j >= 1 whether j more pay:
+
+    S_k * m * (1 + a + ... + a^(j-1))  >  rho * (j t_draft + t_target(k + 1 + j) - t_target(k + 1))
+
+with a the mean acceptance. Going on is never worth less than one of these plans, so it is never wrong to follow the best.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdecpp.policies.costs import Costs, chain_tokens
+from specdecpp.policies.head import HeadPolicy
+from specdecpp.policies.protocol import check_probability
+
+if TYPE_CHECKING:
+    from specdecpp.policies.protocol import Candidates, Outcome
+
+
+HORIZON = 8
+"""The longest plan j: further on S_k a^j is small."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Sums over the rounds of a request: what came out, what it should have taken, candidates tested and accepted."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    num_tested: int = 0
+    num_accepted: int = 0
+
+    def with_round(self, outcome: "Outcome") -> "Ledger":
+        """Seconds are those of the cost model, so that a seed gives the same stops again."""
+        return Ledger(
+            num_tokens=self.num_tokens + outcome.num_tokens,
+            seconds=self.seconds + outcome.expected_s,
+            num_tested=self.num_tested + min(outcome.num_accepted + 1, outcome.num_drafted),
+            num_accepted=self.num_accepted + outcome.num_accepted,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostAware(HeadPolicy):
+    """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune.
+
+    Costs are measured on the machine. S_k comes from the head's calibrated probabilities, m is the acceptance of the request
+    so far and rho the rate it has achieved. Before there is anything to go by, both are those of a chain with acceptance
+    `prior`, which counts for `prior_rounds` rounds.
+
+    `foresees=True` takes m from the head's output `next` instead, where it has one. That is a better guess of m and gives no
+    more speed: hard tokens come in groups, where a token is also worth more time than on average (LOG.md).
+
+    >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
+    """
+
+    min_tokens: int = 1
+    prior: float = 0.7
+    prior_rounds: int = 8
+    foresees: bool = False
+    calibrated: bool = field(default=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability("CostAware.prior", self.prior)
+        if self.prior_rounds < 1:
+            raise ValueError(f"CostAware needs prior_rounds of at least 1, got {self.prior_rounds}")
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def start(self) -> Ledger:
+        return Ledger()
+
+    def learn(self, memory: Ledger, outcome: "Outcome") -> Ledger:
+        return memory.with_round(outcome)
+
+    def stop(self, draft: "Candidates", memory: Ledger) -> str | None:
+        assert draft.costs is not None, "the session gives costs to a policy that needs them"
+        costs, num, mean = draft.costs, draft.num_tokens, self.mean_acceptance(memory)
+        rho, spent = self.rate(memory, costs), costs.verify_s(num + 1)
+        chance = total = self._next_chance(draft, mean)
+        for j in range(1, min(HORIZON, self.max_tokens - num) + 1):
+            if total > rho * (j * costs.draft_s + costs.verify_s(num + 1 + j) - spent):
+                return None
+            total += chance * mean**j
+        return f"S m = {chance:.2f} <= {rho * costs.step_s(num):.2f}"
+
+    def rate(self, memory: Ledger, costs: Costs) -> float:
+        """rho: tokens per second so far, the prior's rounds included."""
+        n, k = self.prior_rounds, costs.best_length(self.prior, range(self.max_tokens + 1))
+        return (memory.num_tokens + n * chain_tokens(self.prior, k)) / (memory.seconds + n * costs.round_s(k))
+
+    def mean_acceptance(self, memory: Ledger) -> float:
+        """a: of the candidates tested so far, the prior's rounds included."""
+        n = 2 * self.prior_rounds
+        return (memory.num_accepted + n * self.prior) / (memory.num_tested + n)
+
+    def _next_chance(self, draft: "Candidates", mean: float) -> float:
+        """S m: that all so far and the next candidate are accepted. A lagged head has not judged the last one yet."""
+        ahead = draft.next_acceptance if self.foresees else None
+        return draft.survival * (mean if ahead is None else ahead) * mean ** (draft.num_tokens - len(draft.judged))

@@ -1,0 +1,124 @@
+"""What a step costs: seconds of a candidate, and of a target pass by the number of positions it reads.
+
+A cost model is a value: measured on the machine (`timing.measure`), given by hand, or made up to ask about other hardware
+(`Costs.relative`). Policies that weigh drafting against verification read it from the draft they are shown.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdecpp.policies.protocol import Outcome
+
+MEMORY = 0.02
+"""The weight of one round in the running means."""
+PAUSE = 4.0
+"""How many times what is expected a round may take and still be a measurement; beyond that the machine was elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """`draft_s` seconds a candidate; `passes` maps positions of a target pass (candidates + 1) to seconds; `head_s` is what a
+    head that judges it would add to a candidate (`judging`).
+
+    Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
+    taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
+
+    >>> Costs(draft_s=0.2, passes={1: 1.0, 5: 1.4}).verify_s(3)
+    1.2
+    >>> Costs.relative(0.22).round_s(4)
+    1.88
+    """
+
+    draft_s: float
+    passes: Mapping[int, float]
+    head_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        widths = sorted(self.passes)
+        is_finite = all(map(math.isfinite, (self.draft_s, self.head_s, *self.passes.values())))
+        if not (
+            is_finite and min(self.draft_s, self.head_s) >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0
+        ):
+            raise ValueError(
+                "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
+                f"draft_s={self.draft_s} and passes={dict(self.passes)}"
+            )
+        rising, most = {}, 0.0
+        for width in widths:
+            most = rising[width] = max(most, float(self.passes[width]))
+        object.__setattr__(self, "passes", rising)
+        object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
+
+    def __hash__(self) -> int:
+        return hash((self.draft_s, self.head_s, tuple(self.passes.items())))
+
+    @classmethod
+    def relative(cls, c: float) -> "Costs":
+        """The paper's machine in units of a target pass: a candidate costs c, a pass 1, however wide (method.md 1)."""
+        return cls(draft_s=c, passes={1: 1.0})
+
+    def judging(self) -> "Costs":
+        """Where a head judges every candidate: its time is part of drafting."""
+        return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
+
+    def verify_s(self, num_positions: int) -> float:
+        """Seconds of one target pass over so many positions: the unread token and the candidates."""
+        widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
+        if len(widths) == 1 or num_positions <= widths[0]:
+            return seconds[0]
+        i = min(bisect_right(widths, num_positions), len(widths) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
+        return seconds[i - 1] + slope * (num_positions - widths[i - 1])
+
+    def round_s(self, num_drafted: int) -> float:
+        """Seconds of a round with so many candidates."""
+        return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
+
+    def step_s(self, num_drafted: int) -> float:
+        """What one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""
+        return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
+
+    def best_length(self, acceptance: float, lengths: range) -> int:
+        """The number of candidates that makes most tokens a second where each is accepted with one and the same probability.
+
+        argmax_g (1 + a + ... + a^g)/(g t_d + t_t(g + 1)), the shortest of equals.
+
+        >>> Costs.relative(0.22).best_length(0.8, range(21))
+        4
+        """
+        return _best_length(self, acceptance, lengths)
+
+    def updated(self, outcome: "Outcome") -> "Costs":
+        """The running means after a round was timed: the time of a candidate, and the level of the whole curve."""
+        draft_s, expected_s = self.draft_s, self.verify_s(outcome.num_drafted + 1)
+        if outcome.num_drafted:
+            took_s = (outcome.draft_s + outcome.head_s) / outcome.num_drafted
+            draft_s += MEMORY * (min(took_s, PAUSE * max(draft_s, expected_s)) - draft_s)
+        level = (outcome.verify_s + outcome.other_s) / expected_s
+        scale = 1 + MEMORY * (min(level, PAUSE) - 1)
+        return replace(self, draft_s=draft_s, passes={n: s * scale for n, s in self.passes.items()})
+
+
+@dataclass
+class CostClock:
+    """Costs that follow the clock, round by round; shared by the requests of a decoder that nobody wants to repeat."""
+
+    now: Costs
+
+    def update(self, outcome: "Outcome") -> None:
+        self.now = self.now.updated(outcome)
+
+
+def chain_tokens(acceptance: float, num_drafted: int) -> float:
+    """1 + a + ... + a^k: the tokens a round makes on average where each of k candidates is accepted with probability a."""
+    return sum(acceptance**k for k in range(num_drafted + 1))
+
+
+@lru_cache(maxsize=1024)  # asked before every candidate, with what changes at most once a round
+def _best_length(costs: Costs, acceptance: float, lengths: range) -> int:
+    return max(lengths, key=lambda k: chain_tokens(acceptance, k) / costs.round_s(k))

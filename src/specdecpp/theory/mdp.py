@@ -1,0 +1,353 @@
+"""The decision process behind a round: draft one more, or verify? Solved exactly where acceptance is a known Markov chain.
+
+    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> Tally (tokens, candidates) -> tokens/s
+
+Candidate i is accepted with probability a_i = min(1, p/q) if those before it were, so k candidates all survive with
+probability S_k = a_1 ... a_k, and a round with N of them makes 1 + S_1 + ... + S_N tokens on average: one is always the
+target's own. Rounds are taken to renew: each begins in a state drawn from `Process.start`, whatever came before. What is
+maximised is then rho = E[tokens]/E[seconds] of a round, and by Dinkelbach (1967) the best plan is the one that maximises
+E[tokens] - rho E[seconds] at its own rho.
+
+Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs and the theorem; Yin et al. 2024 for the law of
+rejections. docs/stopping.md tells the same in prose. The letters: M situations, E edges, n states, K most candidates.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from specdecpp.policies.costs import Costs
+
+Plan = tuple[Bool[np.ndarray, " _"], ...]
+"""For k = 0..K-1 candidates, and for every situation of that layer: whether to draft one more."""
+
+
+def tokens_per_second(*, discard_rate: float, verification_rate: float, draft_s: float, target_s: float) -> float:
+    """Speed from two rates that do not depend on hardware, R_d and R_v, where a target pass takes the same at any width.
+
+    N_draft = N + N_discarded - N_target, since each target pass makes one token of its own (paper, section 3).
+
+    >>> round(tokens_per_second(discard_rate=0.333, verification_rate=0.193, draft_s=0.023, target_s=0.108), 1)
+    21.2
+    """
+    return 1 / (draft_s * (1 + discard_rate) + (target_s - draft_s) * verification_rate)
+
+
+def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> float:
+    """Over the target alone, 1/(c + c R_d + (1 - c) R_v), with c = t_draft/t_target."""
+    return tokens_per_second(discard_rate=discard_rate, verification_rate=verification_rate, draft_s=c, target_s=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tally:
+    """What rounds come to: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
+
+    It generalises R_d and R_v to target passes that take longer the more positions they read. Counting supposes that every
+    round ends with a token of the target's own, which fails only where an answer is cut.
+    """
+
+    num_tokens: float
+    rounds: Float[np.ndarray, " K1"]
+
+    @property
+    def num_rounds(self) -> float:
+        return float(self.rounds.sum())
+
+    @property
+    def num_drafted(self) -> float:
+        return float(self.rounds @ np.arange(len(self.rounds)))
+
+    @property
+    def discard_rate(self) -> float:
+        """R_d: candidates that do not end in the output, per token."""
+        return (self.num_drafted - (self.num_tokens - self.num_rounds)) / self.num_tokens
+
+    @property
+    def verification_rate(self) -> float:
+        """R_v: target passes per token."""
+        return self.num_rounds / self.num_tokens
+
+    def seconds(self, costs: Costs) -> float:
+        return float(self.rounds @ [costs.round_s(k) for k in range(len(self.rounds))])
+
+    def tokens_per_second(self, costs: Costs) -> float:
+        return self.num_tokens / self.seconds(costs)
+
+    def speed_up(self, costs: Costs) -> float:
+        """Over the target alone, which makes one token a pass."""
+        return self.tokens_per_second(costs) * costs.verify_s(1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Process:
+    """How acceptance develops along a round: a Markov chain, one step a candidate, whose states the rule observes.
+
+    s_0 ~ `start` is what is known before anything is drafted. Drafting candidate k draws s_k from `transition[s_{k-1}]`,
+    and then `acceptance[s_k]` is known: a look-ahead score, free of error. (A score with errors is a process too: its states
+    are the values of the score, its acceptances what the score means on average, as long as they multiply.) `unjudged[s]`
+    is the expected acceptance of candidates that are drawn but not judged yet: 1 here, less in `lagged`.
+
+    Raises ValueError where shapes disagree or rows are not probabilities.
+    """
+
+    start: Float[np.ndarray, " n"]
+    transition: Float[np.ndarray, "n n"]
+    acceptance: Float[np.ndarray, " n"]
+    unjudged: Float[np.ndarray, " n"] = field(default_factory=lambda: np.ones(1))
+
+    def __post_init__(self) -> None:
+        num = len(self.acceptance)
+        object.__setattr__(self, "unjudged", np.broadcast_to(self.unjudged, num))
+        rows = [self.start, *self.transition]
+        if len(rows) != num + 1 or any(row.shape != (num,) or row.min() < 0 or abs(row.sum() - 1) > 1e-9 for row in rows):
+            raise ValueError(
+                f"a process over {num} acceptances needs a start [{num}] and a transition [{num}, {num}] of probabilities that "
+                f"sum to 1, got {self.start} and {self.transition}"
+            )
+        if not all(((chance >= 0) & (chance <= 1)).all() for chance in (self.acceptance, self.unjudged)):
+            raise ValueError(f"acceptances must lie in [0, 1], got {self.acceptance} and {self.unjudged} for the unjudged")
+
+    @classmethod
+    def constant(cls, acceptance: float) -> "Process":
+        """Every candidate is accepted with the same probability."""
+        return cls.iid([acceptance], [1.0])
+
+    @classmethod
+    def iid(cls, acceptance: Sequence[float], weight: Sequence[float]) -> "Process":
+        """Independent draws from a few values: TV(p, q) is 1 minus their mean."""
+        num = len(acceptance)
+        return cls(
+            start=np.eye(num)[0],  # where it begins says nothing
+            transition=np.tile(np.asarray(weight, float), (num, 1)),
+            acceptance=np.asarray(acceptance, float),
+        )
+
+    @property
+    def next_acceptance(self) -> Float[np.ndarray, " n"]:
+        """m(s): the expected acceptance of the next candidate."""
+        return self.transition @ (self.acceptance * self.unjudged)
+
+    def lagged(self) -> "Process":
+        """The same text seen one token later: a candidate is judged by the step that draws its successor (method.md 5).
+
+        With k candidates s_{k-1} is known, so E[S_k] = S_{k-1} m(s_{k-1}). Three copies of the states: nothing drafted, one
+        candidate and nothing judged, and from then on.
+        """
+        num = len(self.acceptance)
+        zero, one, nothing = np.zeros((num, num)), np.eye(num), np.ones(num)
+        return Process(
+            start=np.concatenate([self.start, np.zeros(2 * num)]),
+            transition=np.block([[zero, one, zero], [zero, zero, self.transition], [zero, zero, self.transition]]),
+            acceptance=np.concatenate([nothing, nothing, self.acceptance]),
+            unjudged=np.concatenate([nothing, self.next_acceptance, self.next_acceptance]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """The M situations with k candidates: the state, S of the judged candidates, E[S_k], and E edges from layer k - 1."""
+
+    state: Int[np.ndarray, " M"]
+    survival: Float[np.ndarray, " M"]
+    gain: Float[np.ndarray, " M"]
+    source: Int[np.ndarray, " E"]
+    target: Int[np.ndarray, " E"]
+    chance: Float[np.ndarray, " E"]
+
+    def spread(self, mass: Float[np.ndarray, " _"]) -> Float[np.ndarray, " M"]:
+        """Mass on the layer before, one candidate later."""
+        return np.bincount(self.target, self.chance * mass[self.source], minlength=len(self.state))
+
+    def expect(self, values: Float[np.ndarray, " M"], num_sources: int) -> Float[np.ndarray, " _"]:
+        """Seen from the layer before: the expected value after one more candidate."""
+        return np.bincount(self.source, self.chance * values[self.target], minlength=num_sources)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lattice:
+    """All that a round of at most K candidates can come to: survival times state, exactly, as a graph of layers 0..K.
+
+    Survival is a product, so what it was made of matters and the order does not: a layer has at most
+    n C(k + n - 1, n - 1) situations instead of n^k paths.
+    """
+
+    start: Float[np.ndarray, " M0"]
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def of(cls, process: Process, *, max_tokens: int) -> "Lattice":
+        """Walk the process from its start, merging paths that differ only in the order of their acceptances.
+
+        >>> len(Lattice.of(Process.iid([0.3, 0.9], [0.5, 0.5]), max_tokens=3).layers[3].state)  # the last, the two before it
+        6
+        """
+        factors, factor_of = np.unique(process.acceptance, return_inverse=True)
+        state = np.flatnonzero(process.start)
+        key = np.column_stack([state, np.zeros((len(state), len(factors)), int)])
+        one, nothing = np.ones(len(state)), np.zeros(0, int)
+        layers = [Layer(state=state, survival=one, gain=one, source=nothing, target=nothing, chance=np.zeros(0))]
+        for _ in range(max_tokens):
+            source, state = np.nonzero(process.transition[key[:, 0]])
+            chance = process.transition[key[source, 0], state]
+            counts = key[source, 1:]
+            counts[np.arange(len(source)), factor_of[state]] += 1
+            counts[(counts[:, factors == 0] > 0).any(-1)] = factors == 0  # what cannot survive is one situation per state
+            key, target = np.unique(np.column_stack([state, counts]), axis=0, return_inverse=True)
+            state, survival = key[:, 0], (factors ** key[:, 1:]).prod(-1)
+            gain, target = survival * process.unjudged[state], target.reshape(-1)
+            layers.append(Layer(state=state, survival=survival, gain=gain, source=source, target=target, chance=chance))
+        return cls(start=process.start[layers[0].state], layers=tuple(layers))
+
+    @property
+    def max_tokens(self) -> int:
+        return len(self.layers) - 1
+
+    def tally(self, plan: Plan) -> Tally:
+        """The expected tokens of a round under a plan, and the law of its number of candidates."""
+        mass, num_tokens, rounds = self.start, 1.0, []
+        for go, layer in zip(plan, self.layers[1:], strict=True):
+            rounds.append(mass[~go].sum())
+            mass = layer.spread(mass * go)
+            num_tokens += float(mass @ layer.gain)
+        return Tally(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
+
+
+def fixed(lattice: Lattice, k: int) -> Plan:
+    """Draft k candidates, whatever they are (K if k is larger)."""
+    return tuple(np.full(len(layer.state), depth < k) for depth, layer in enumerate(lattice.layers[:-1]))
+
+
+def threshold(lattice: Lattice, h: float) -> Plan:
+    """SpecDec++: stop once 1 - S > h, where S is the product over the judged candidates."""
+    return tuple(1 - layer.survival <= h for layer in lattice.layers[:-1])
+
+
+def look_ahead(lattice: Lattice, costs: Costs, *, rate: float, steps: int | None = None) -> Plan:
+    """Go on where it pays at `rate` tokens/s, looking at most so many candidates ahead; None looks to the end of the round.
+
+    steps = 1 is the renewal-reward rule S m > rate (t_draft + dt_verify). More steps may be stopped after each of them, by
+    what was seen. With None the plan maximises E[tokens] - rate E[seconds] (backward induction). ValueError for steps < 1.
+    """
+    if steps is not None and steps < 1:
+        raise ValueError(f"a rule looks at least one candidate ahead, got steps={steps}")
+    worth = [np.zeros(len(layer.state)) for layer in lattice.layers]
+    going: list[np.ndarray] = []
+    for _ in range(lattice.max_tokens if steps is None else steps):
+        going = [
+            after.expect(after.gain + worth[k + 1], len(worth[k])) - rate * costs.step_s(k)
+            for k, after in enumerate(lattice.layers[1:])
+        ]
+        before, worth = worth, [*(np.maximum(g, 0) for g in going), worth[-1]]
+        if all(map(np.array_equal, before, worth)):
+            break
+    return tuple(g > 0 for g in going)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Optimum:
+    """The best plan, what it comes to, and the rates on the way to it, rising, from the target alone (tokens/s)."""
+
+    plan: Plan
+    tally: Tally
+    rates: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        return self.rates[-1]
+
+
+def optimum(lattice: Lattice, costs: Costs) -> Optimum:
+    """The plan with the most tokens per second among all that see what the process shows, by Dinkelbach's iteration.
+
+    >>> best = optimum(Lattice.of(Process.constant(0.8), max_tokens=20), Costs.relative(0.22))
+    >>> float(best.tally.num_drafted), round(best.rate, 3)
+    (4.0, 1.788)
+    """
+
+    def best(rate: float) -> Tally:
+        return lattice.tally(look_ahead(lattice, costs, rate=rate))
+
+    rates = _dinkelbach(best, costs)
+    plan = look_ahead(lattice, costs, rate=rates[-1])
+    return Optimum(plan=plan, tally=lattice.tally(plan), rates=rates)
+
+
+def settled_rate(lattice: Lattice, costs: Costs, *, steps: int, precision: float = 1e-9) -> float:
+    """Where `look_ahead` with few steps comes to rest when it is fed the tokens/s it makes itself.
+
+    Below the result it makes more than it is fed, above it less. Where its speed jumps there, it hovers: some rounds are
+    drafted by the plan of a lower rate and some by that of a higher one, and the mean is the result.
+    """
+    low, high = 1 / costs.verify_s(1), hindsight(lattice, costs).tokens_per_second(costs)
+    while high - low > precision * high:
+        middle = (low + high) / 2
+        makes = lattice.tally(look_ahead(lattice, costs, rate=middle, steps=steps)).tokens_per_second(costs)
+        low, high = (middle, high) if makes >= middle else (low, middle)
+    return low
+
+
+def hindsight(lattice: Lattice, costs: Costs) -> Tally:
+    """The bound that no rule passes: it knows beforehand how many candidates L would be accepted, and drafts none in vain.
+
+    Of each run it drafts what pays, all of it where c < 1 and a pass takes the same at any width. Then, with no bound on the
+    number of candidates, its speed-up is 1/(c + (1 - c) TV): see docs/stopping.md for what that supposes.
+    """
+    most = lattice.max_tokens
+    mass, reaches = lattice.start, [1.0]
+    for layer in lattice.layers[1:]:
+        mass = layer.spread(mass)
+        reaches.append(float(mass @ layer.gain))
+    law = -np.diff([*reaches, 0.0])  # P(L = l), the last one P(L >= K)
+    tokens, seconds = np.arange(1.0, most + 2), np.array([costs.round_s(k) for k in range(most + 1)])
+
+    def best(rate: float) -> Tally:
+        value = tokens - rate * seconds
+        drafted = [int(value[: length + 1].argmax()) for length in range(most + 1)]
+        return Tally(num_tokens=float(law @ tokens[drafted]), rounds=np.bincount(drafted, law, minlength=most + 1))
+
+    return best(_dinkelbach(best, costs)[-1])
+
+
+def _dinkelbach(best: Callable[[float], Tally], costs: Costs) -> tuple[float, ...]:
+    """Rates that rise until they stand, where `best(rate)` maximises E[tokens] - rate E[seconds] over finitely many rules."""
+    rates = [1 / costs.verify_s(1)]
+    while (rate := best(rates[-1]).tokens_per_second(costs)) > rates[-1]:
+        rates.append(rate)
+    return tuple(rates)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bound:
+    """The theorem's (c2 + D)/(c1 + c2 + D) for the M situations of a layer: stop where P(some candidate is rejected) is at
+    least `rejection`. c1 and c2 in seconds, as in the paper; D, which the paper cannot compute, too."""
+
+    c1: float
+    c2: float
+    d: Float[np.ndarray, " M"]
+
+    @property
+    def rejection(self) -> Float[np.ndarray, " M"]:
+        worth = np.maximum(self.c2 + self.d, 0)
+        return np.divide(worth, self.c1 + worth, out=np.zeros_like(worth), where=worth > 0)
+
+
+def bounds(lattice: Lattice, costs: Costs, plan: Plan) -> tuple[Bound, ...]:
+    """The theorem's bound for k = 0..K-1 candidates, where going on means: one more, and then as the plan says.
+
+    If something is rejected already, going on wastes c1 = t_draft + dt_verify at the least. If nothing is, it brings G tokens,
+    each worth 1/rho seconds at the rate of the plan, for U seconds: this is c2 + D = G/rho - U, with c2 = t_target - t_draft.
+    """
+    rate = lattice.tally(plan).tokens_per_second(costs)
+    tokens = seconds = np.zeros(len(lattice.layers[-1].state))
+    found = []
+    for k in reversed(range(lattice.max_tokens)):
+        layer, after = lattice.layers[k : k + 2]
+        num = len(layer.state)
+        more, longer = after.expect(after.gain + tokens, num), costs.step_s(k) + after.expect(seconds, num)
+        gained = np.divide(more, layer.gain, out=np.zeros(num), where=layer.gain > 0)
+        c2 = costs.verify_s(k + 1) - costs.draft_s
+        found.append(Bound(c1=costs.step_s(k), c2=c2, d=gained / rate - longer - c2))
+        tokens, seconds = plan[k] * more, plan[k] * longer
+    return tuple(reversed(found))

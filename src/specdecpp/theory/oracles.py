@@ -1,0 +1,175 @@
+"""Three oracles, in replay only: how far any rule, any score of sampled tokens, and any score before sampling could get.
+
+| oracle | knows | decides |
+|---|---|---|
+| hindsight | the coins: which candidates will be accepted | drafts of those what pays, and none in vain |
+| perfect probability | min(1, p/q) of every drawn candidate, and 1 - TV of the next position | the cost-aware rule |
+| pre-sampling | 1 - TV of every position, not what was drawn there | the cost-aware rule, before each draw |
+
+Always say which one. Hindsight is a bound on every policy, answer by answer, on the same coins. The other two follow the
+cost-aware rule, S m > rho (t_draft + dt_verify), with rho the rate that they achieve. Where acceptance develops along a round
+that rule is good and not quite the best: they are what perfect scores would bring to it, and not a bound.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from specdecpp.policies import Candidates, Costs, Policy
+from specdecpp.theory.replay import replay, thrown
+from specdecpp.theory.replayed import Replayed, Round, prices
+from specdecpp.theory.trace import Opinion, Trace
+
+ROUNDS_OF_SEARCH, CLOSE = 12, 1e-5
+HORIZON = 8
+_TRUTH: Hashable = "truth"
+
+
+def share_of_headroom(own: float, *, best_fixed: float, oracle: float) -> float:
+    """How much of the way from the best fixed length to an oracle a policy has gone, in tokens per second: 1 is all of it.
+
+    Raises ValueError where there is no way to go.
+
+    >>> round(share_of_headroom(20.9, best_fixed=19.1, oracle=27.0), 3)
+    0.228
+    """
+    if not oracle > best_fixed:
+        raise ValueError(
+            f"there is no headroom: the oracle makes {oracle:.4g} tokens/s and the best fixed length {best_fixed:.4g}"
+        )
+    return (own - best_fixed) / (oracle - best_fixed)
+
+
+def hindsight(
+    traces: Sequence[Trace], costs: Costs, *, seed: int = 0, repeats: int = 1, max_tokens: int | None = None
+) -> Replayed:
+    """The least time any rule could take on the same coins: it knows them. None: rounds of any length.
+
+    A run of acceptable candidates is drafted in as many rounds as pay, all in one where a pass takes the same at any width.
+    """
+
+    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[Round]:
+        return chain.from_iterable(_shortest(trace, run, costs, max_tokens) for run in runs.tolist())
+
+    return Replayed.of(
+        map(played, traces, thrown(traces, seed=seed, repeats=repeats)),
+        sources=tuple(trace.source for trace in traces),
+        costs=costs,
+        repeats=repeats,
+        is_priced=True,
+    )
+
+
+def perfect_probability(traces: Sequence[Trace], costs: Costs, **options: Any) -> Replayed:
+    """The cost-aware rule with the truth about every drawn token: what a perfect head would bring. `options` as in `replay`.
+
+    Raises ValueError for traces that do not know the truth beyond a rejection.
+    """
+    return _settled([_knowing(trace, _of_drawn) for trace in traces], costs, **options)
+
+
+def pre_sampling(traces: Sequence[Trace], costs: Costs, **options: Any) -> Replayed:
+    """The cost-aware rule with 1 - TV of every position in place of what was drawn there. `options` as in `replay`.
+
+    Raises ValueError for traces that do not know the truth beyond a rejection.
+    """
+    return _settled([_knowing(trace, _of_positions) for trace in traces], costs, **options)
+
+
+def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int | None) -> list[Round]:
+    """The rounds of the least total time from the start to the end of an answer, found backwards from its end."""
+    num = len(trace)
+    most = num if max_tokens is None else min(max_tokens, num)
+    seconds = prices(costs, most)
+    left, chosen = [0.0] * (num + 1), [0] * num
+    for at in range(num - 1, -1, -1):
+        longest = max(0, min(runs[at] - at, trace.num_places - at, most))
+        left[at], fewest = min((seconds[k][0] + left[min(at + k + 1, num)], -k) for k in range(longest + 1))
+        chosen[at] = -fewest
+    rounds, at = [], 0
+    while at < num:
+        k = chosen[at]
+        rounds.append(Round(min(k + 1, num - at), k, k, *seconds[k]))
+        at += k + 1
+    return rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CostRule(Policy):
+    """Go on if j more candidates pay for some j >= 1 (see `policies.cost_aware`), with opinions that are right.
+
+    `rate` in tokens/s; `mean` is what is expected of the candidates after the next one.
+    """
+
+    rate: float
+    mean: float
+    head: Hashable = _TRUTH
+    calibrated: bool = True
+
+    @property
+    def looks_ahead(self) -> bool:
+        return True
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def judge(self, draft: Candidates, hidden: Any) -> None:
+        raise NotImplementedError("an oracle is not asked: what it knows is recorded")
+
+    def stop(self, draft: Candidates, memory: Any) -> str | None:
+        costs, num = draft.costs, draft.num_tokens
+        assert costs is not None, "replay gives costs"
+        assert draft.next_acceptance is not None, "an oracle knows it"
+        chance = total = draft.survival * draft.next_acceptance
+        spent = costs.verify_s(num + 1)
+        for j in range(1, min(HORIZON, self.max_tokens - num) + 1):
+            if total > self.rate * (j * costs.draft_s + costs.verify_s(num + 1 + j) - spent):
+                return None
+            total += chance * self.mean**j
+        return "does not pay"
+
+
+def _settled(traces: Sequence[Trace], costs: Costs, *, max_tokens: int | None = None, **options: Any) -> Replayed:
+    """The rule at the rate that it achieves on all traces together, by Dinkelbach's iteration from the target alone.
+
+    Near its end the iteration may hover, since the rule is not exactly the best at each rate; the best replay counts.
+    """
+    most = traces[0].branch_size if max_tokens is None else max_tokens
+    rule = _CostRule(rate=1 / costs.verify_s(1), mean=_mean_overlap(traces), max_tokens=most)
+    best = replay(traces, rule, costs, **options)
+    for _ in range(ROUNDS_OF_SEARCH):
+        found = replay(traces, replace(rule, rate=best.tokens_per_second), costs, **options)
+        if found.tokens_per_second <= best.tokens_per_second * (1 + CLOSE):
+            break
+        best = found
+    return best
+
+
+def _mean_overlap(traces: Sequence[Trace]) -> float:
+    """1 - TV of a position, on average over all of them."""
+    return float(np.concatenate([trace.overlap for trace in traces]).mean())
+
+
+def _knowing(trace: Trace, knowledge: Callable[[Trace, Opinion], Opinion]) -> Trace:
+    if trace.truth is None:
+        raise ValueError(
+            f"a trace of {trace.source or 'these answers'} does not know what the target makes of the discarded branches, and "
+            "this oracle looks at it. Collect the labels with the target's odds of the branches (collect.branches.odds)."
+        )
+    return replace(trace, opinions={(_TRUTH, True): knowledge(trace, trace.truth)})
+
+
+def _of_drawn(trace: Trace, truth: Opinion) -> Opinion:
+    return replace(truth, first=trace.overlap)
+
+
+def _of_positions(trace: Trace, truth: Opinion) -> Opinion:
+    """The chance of a token is that of its position: for the answer's and the rejected one overlap, then what came before."""
+    assert truth.next is not None, "the truth is known of what follows, too"
+    own = trace.overlap[:, None, None]
+    return Opinion(accept=np.concatenate([own, own, truth.next[:, 1:-1]], axis=1), next=truth.next, first=trace.overlap)

@@ -1,0 +1,244 @@
+"""Exact replay: what any stopping rule would have done on recorded answers, at any costs, without the target model.
+
+    Trace (a recorded answer) + coins + policy -> Rounds -> Replayed (sums for each answer, rates)
+
+The coupling (policies.md 9). Take an answer X ~ p with p and q at each position. Under token verification a round that
+reaches position i meets there, in law, X_i itself with probability b_i = min(1, q(X_i)/p(X_i)), and it is accepted; otherwise
+a draw from norm((q - p)+), which is rejected, and the correction is X_i. A bonus is X_i too. Since min(p, q) + (p - q)+ = p,
+and a rejected candidate and its correction are independent, the answer is X whatever the rule does, and only the bookkeeping
+is random: one coin a position, and after a rejected candidate the draft's own continuation, which is recorded as a branch.
+No position is met twice, so one coin and one branch for each make a replayed answer exact in law, and two rules that are
+given the same coins are compared on the same luck. tests/test_replay.py enumerates the joint law of text and rounds.
+
+The very policy objects of the decoder run here, and are shown what `drafting.propose` and `session.Session` show them:
+
+- a round has at most `policy.limit(memory)` candidates and no more than the places left, one of which is the target's own;
+  `policy.stop` is asked before each candidate once there are `min_tokens`, not at the limit, not after an end of text.
+- a lagged head has judged all candidates but the last, a look-ahead head all of them; a score that looks at the depth is
+  that of the candidate's place in the round.
+- a candidate that ends the text ends drafting; if it is accepted the answer ends with it and nothing follows.
+- a rule that drops the last candidate pays for it and has it neither verified nor counted as drafted.
+- `policy.learn` is called after every round, with seconds of the cost model; costs stay what they are (no `CostClock`).
+
+Not replayed: block verification, which has no such coupling, and stop strings.
+
+Shapes: those of `trace`; R repeats.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from specdecpp.policies import Costs, Policy
+from specdecpp.theory.replayed import Replayed, Round, prices
+from specdecpp.theory.trace import Opinion, Trace
+
+
+class View:
+    """A round of a trace as a policy sees it: `policies.Candidates`. Nothing is worked out before it is asked for."""
+
+    def __init__(self, trace: Trace, opinion: Opinion | None, costs: Costs | None, *, looks_ahead: bool):
+        self.costs = costs
+        self.num_tokens = 0
+        self._width, self._lag = trace.tokens.shape[1], 0 if looks_ahead else 1
+        self._tokens, self._log_q, self._entropy, self._gap = map(_flat, (trace.tokens, trace.log_q, trace.entropy, trace.gap))
+        self._accept = self._next = self._first = None
+        self._num_scores = 1
+        if opinion is not None:
+            self._accept, self._next, self._first = map(_flat, (opinion.accept, opinion.next, opinion.first))
+            self._num_scores = opinion.accept.shape[2]
+        self.begin(0, 0)
+
+    def begin(self, start: int, rejected: int) -> None:
+        """Show a new round, of which the candidate at position `rejected` is the first that is none of the answer's."""
+        self.num_tokens = 0
+        self._start, self._num_whole = start, rejected - start
+        self._offset = rejected * self._width + 1 - self._num_whole
+        self._judged: list[float] = []
+        self._survival = self._confidence = 1.0
+        self._num_confident = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        return [self._tokens[self._place(k)] for k in range(self.num_tokens)]
+
+    @property
+    def judged(self) -> Sequence[float]:
+        self._judge()
+        return self._judged
+
+    @property
+    def survival(self) -> float:
+        self._judge()
+        return self._survival
+
+    @property
+    def next_acceptance(self) -> float | None:
+        num = self.num_tokens - self._lag
+        if num <= 0:
+            return None if self._first is None else self._first[self._start]
+        return None if self._next is None else self._next[self._score(num - 1)]
+
+    @property
+    def cumulative_confidence(self) -> float:
+        for k in range(self._num_confident, self.num_tokens):
+            self._confidence *= math.exp(self._log_q[self._place(k)])
+        self._num_confident = self.num_tokens
+        return self._confidence
+
+    def confidence(self, i: int) -> float:
+        return math.exp(self._log_q[self._place(self._index(i))])
+
+    def entropy(self, i: int) -> float:
+        return self._entropy[self._place(self._index(i))]
+
+    def gap(self, i: int) -> float:
+        return self._gap[self._place(self._index(i))]
+
+    def _judge(self) -> None:
+        """Have those judged that a head has seen by now."""
+        if self._accept is not None:
+            for k in range(len(self._judged), self.num_tokens - self._lag):
+                chance = self._accept[self._score(k)]
+                self._judged.append(chance)
+                self._survival *= chance
+
+    def _index(self, i: int) -> int:
+        k = i + self.num_tokens if i < 0 else i
+        if not 0 <= k < self.num_tokens:
+            raise IndexError(f"there is no candidate {i} among {self.num_tokens}")
+        return k
+
+    def _place(self, k: int) -> int:
+        return (self._start + k) * self._width if k < self._num_whole else self._offset + k
+
+    def _score(self, k: int) -> int:
+        return self._place(k) if self._num_scores == 1 else self._place(k) * self._num_scores + k
+
+
+def _flat(values: np.ndarray | None) -> Any:
+    """Items come out of a memoryview as plain numbers, in half the time of an array's, and nothing is copied."""
+    return None if values is None else np.ascontiguousarray(values).reshape(-1).data
+
+
+class Player:
+    """A policy that is ready to be replayed on one trace; `rounds` decodes the answer once.
+
+    `max_tokens` bounds every round from outside, as few tokens left would: for a policy that goes further than the branches.
+    Raises ValueError where the trace cannot say what the policy would have seen.
+    """
+
+    def __init__(self, trace: Trace, policy: Policy, costs: Costs, *, max_tokens: int | None = None):
+        self.trace, self.policy, self.costs = trace, policy, costs
+        self._bound = max_tokens
+        self._bounded(policy.max_tokens)
+        if policy.drops_last and ((trace.odds > 0) & (trace.odds < 1)).any():
+            raise ValueError(
+                f"{type(policy).__name__} drops a candidate that it has looked at, which only verifications without q can "
+                "bear, and these odds come from sampling with q. Replay it on labels made at temperature 0."
+            )
+        opinion = _opinion(trace, policy)
+        self._view = View(trace, opinion, costs, looks_ahead=policy.looks_ahead)
+        self._ends = trace.ends()
+        self._prices = prices(costs, trace.branch_size)
+        self._has_rule = type(policy).stop is not Policy.stop
+
+    def rounds(self, runs: Sequence[int]) -> Iterator[Round]:
+        """Round by round; `runs` is a row of `Trace.runs`."""
+        policy, view, num, places = self.policy, self._view, len(self.trace), self.trace.num_places
+        memory, at = policy.start(), 0
+        while at < num:
+            rejected = runs[at]
+            limit = min(self._bounded(policy.limit(memory)), max(0, places - at), self._ends[rejected] - at)
+            view.begin(at, rejected)
+            count, num_dropped = self._draft(limit, memory) if self._has_rule else (limit, 0)
+            accepted = min(count, rejected - at)
+            emitted = min(accepted + 1, num - at)
+            outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped)
+            yield outcome
+            memory = policy.learn(memory, outcome)
+            at += emitted
+
+    def _draft(self, limit: int, memory: Any) -> tuple[int, int]:
+        """(candidates to be verified, candidates dropped)."""
+        policy, view = self.policy, self._view
+        for count in range(policy.min_tokens, limit):
+            view.num_tokens = count
+            if policy.stop(view, memory):
+                num_dropped = int(policy.drops_last and count > 0)
+                return count - num_dropped, num_dropped
+        return limit, 0
+
+    def _bounded(self, limit: int) -> int:
+        """The limit under the bound; ValueError where the branches do not reach that far."""
+        bounded = limit if self._bound is None else min(limit, self._bound)
+        if bounded > self.trace.branch_size:
+            raise ValueError(
+                f"{type(self.policy).__name__} may draft {limit} candidates and the recorded branches have "
+                f"{self.trace.branch_size} tokens. Give the policy max_tokens={self.trace.branch_size}, bound every round with "
+                "replay(..., max_tokens=...), or collect labels with longer branches."
+            )
+        return bounded
+
+
+def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
+    """What the head of a policy thinks of the trace; None for a policy that asks no head. All its parts have the same."""
+    judge: Any = _judge(policy)
+    if judge is None:
+        return None
+    name = type(judge).__name__
+    if not (hasattr(judge, "head") and hasattr(judge, "calibrated")):
+        raise ValueError(f"{name} judges candidates; a replay needs its attributes `head` and `calibrated` to know how.")
+    if (opinion := trace.opinions.get((judge.head, judge.calibrated))) is None:
+        raise ValueError(
+            f"{name} asks a head (calibrated={judge.calibrated}) that has not judged these traces. Give that very head to "
+            "training.traces when you make them."
+        )
+    if opinion.accept.shape[2] not in (1, trace.branch_size):
+        raise ValueError(f"a head that looks at the depth scores each of {trace.branch_size}, got {opinion.accept.shape}")
+    return opinion
+
+
+def _judge(policy: Policy) -> Policy | None:
+    """The rule that judges candidates when a policy is followed: itself, or one of its parts."""
+    if policy.parts:
+        return next(filter(None, map(_judge, policy.parts)), None)
+    return None if type(policy).judge is Policy.judge else policy
+
+
+def replay(
+    traces: Sequence[Trace], policy: Policy, costs: Costs, *, seed: int = 0, repeats: int = 1, max_tokens: int | None = None
+) -> Replayed:
+    """Decode every answer `repeats` times with a policy, exactly in law under token verification (see the module).
+
+    A seed gives the same coins to every policy, for each trace by its place in the list: compare policies on equal lists.
+    `costs.draft_s` is all that a candidate takes: give a policy with a head `costs.judging()`. `max_tokens` bounds every
+    round from outside. Raises ValueError for a policy that goes further than the branches and is not bounded, or that asks a
+    head which has not judged the traces.
+
+    >>> replayed = replay(traces, CumulativeConfidence(max_tokens=10), Costs.relative(0.22), repeats=4)   # doctest: +SKIP
+    >>> replayed.speed_up, replayed.gain(over=replay(traces, Fixed(k=2), Costs.relative(0.22), repeats=4))   # doctest: +SKIP
+    """
+
+    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[Round]:
+        player = Player(trace, policy, costs, max_tokens=max_tokens)
+        return chain.from_iterable(map(player.rounds, runs.tolist()))
+
+    return Replayed.of(
+        map(played, traces, thrown(traces, seed=seed, repeats=repeats)),
+        sources=tuple(trace.source for trace in traces),
+        costs=costs,
+        repeats=repeats,
+        is_priced=policy.needs_costs,
+    )
+
+
+def thrown(traces: Sequence[Trace], *, seed: int, repeats: int) -> Iterator[Int[np.ndarray, "R N"]]:
+    """`Trace.runs` of the coins of each trace. Raises ValueError without traces or repeats."""
+    if not (traces and repeats >= 1):
+        raise ValueError(f"a replay needs traces and at least one repeat, got {len(traces)} and {repeats}")
+    return (trace.runs(np.random.default_rng([seed, i]).random((repeats, len(trace)))) for i, trace in enumerate(traces))

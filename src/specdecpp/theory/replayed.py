@@ -1,0 +1,148 @@
+"""What a replayed policy did: rounds, their sums for every answer, and the rates that follow."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from specdecpp.policies import Costs
+from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
+
+
+class Round(NamedTuple):
+    """What came of a replayed round: `policies.Outcome`. Seconds are those of the cost model."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+    expected_s: float
+    draft_s: float
+    verify_s: float
+    num_dropped: int = 0
+    head_s: float = 0.0
+    other_s: float = 0.0
+
+
+def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
+    """expected_s, draft_s and verify_s of a round with 0..max_tokens candidates."""
+    return [(costs.round_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replayed:
+    """What a policy did on each of A answers, summed over `repeats` runs, and the rates that follow.
+
+    `histogram[a, k]` counts the rounds of answer a with k candidates, of which everything else is made.
+    """
+
+    sources: tuple[str, ...]
+    costs: Costs
+    repeats: int
+    tokens: Int[np.ndarray, " A"]
+    accepted: Int[np.ndarray, " A"]
+    dropped: Int[np.ndarray, " A"]
+    histogram: Int[np.ndarray, "A K1"]
+    is_priced: bool = False
+    """Whether the policy looked at the costs, so that others would have made it act differently."""
+
+    @classmethod
+    def of(
+        cls, played: Iterable[Iterable[Round]], *, sources: tuple[str, ...], costs: Costs, repeats: int, is_priced: bool
+    ) -> "Replayed":
+        """Add up the rounds of every answer."""
+        rows, drafted = [], []
+        for rounds in played:
+            tokens = accepted = dropped = 0
+            counts: Counter[int] = Counter()
+            for r in rounds:
+                tokens += r.num_tokens
+                accepted += r.num_accepted
+                dropped += r.num_dropped
+                counts[r.num_drafted] += 1
+            rows.append((tokens, accepted, dropped))
+            drafted.append(counts)
+        histogram = np.zeros((len(drafted), 1 + max(map(max, drafted))), dtype=np.int64)
+        for row, counts in zip(histogram, drafted, strict=True):
+            row[list(counts)] = list(counts.values())
+        columns = dict(zip(("tokens", "accepted", "dropped"), np.array(rows).T, strict=True))
+        return cls(sources=sources, costs=costs, repeats=repeats, histogram=histogram, is_priced=is_priced, **columns)
+
+    @property
+    def drafted(self) -> Int[np.ndarray, " A"]:
+        return self.histogram @ np.arange(self.histogram.shape[1])
+
+    @property
+    def passes(self) -> Int[np.ndarray, " A"]:
+        return self.histogram.sum(1)
+
+    @property
+    def seconds(self) -> Float[np.ndarray, " A"]:
+        each = [self.costs.round_s(k) for k in range(self.histogram.shape[1])]
+        return self.histogram @ np.array(each) + self.costs.draft_s * self.dropped
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tokens.sum())
+
+    @property
+    def num_drafted(self) -> int:
+        return int(self.drafted.sum())
+
+    @property
+    def num_accepted(self) -> int:
+        return int(self.accepted.sum())
+
+    @property
+    def num_passes(self) -> int:
+        return int(self.passes.sum())
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / float(self.seconds.sum())
+
+    @property
+    def speed_up(self) -> float:
+        """Over the target alone."""
+        return self.tokens_per_second * self.costs.verify_s(1)
+
+    @property
+    def discard_rate(self) -> float:
+        """R_d: candidates that do not end in the output, per token."""
+        return (self.num_drafted - self.num_accepted) / self.num_tokens
+
+    @property
+    def verification_rate(self) -> float:
+        """R_v: target passes per token."""
+        return self.num_passes / self.num_tokens
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens of a target pass."""
+        return self.num_tokens / self.num_passes
+
+    def interval(self) -> Interval:
+        """Tokens per second, with 95 % over prompts."""
+        return ratio(self.tokens, self.seconds)
+
+    def gain(self, over: "Replayed") -> Interval:
+        """Tokens per second over those of another policy on the same answers, with 95 % over prompts: 1 is no gain."""
+        return ratio_of_ratios(self.tokens, self.seconds, over.tokens, over.seconds)
+
+    def only(self, *sources: str) -> "Replayed":
+        """The answers of some sources. Raises ValueError for a source without any."""
+        if missing := set(sources) - set(self.sources):
+            raise ValueError(
+                f"there are no answers of {', '.join(sorted(missing))}, only of {', '.join(sorted(set(self.sources)))}"
+            )
+        chosen = np.flatnonzero(np.isin(self.sources, sources))
+        columns = {name: getattr(self, name)[chosen] for name in ("tokens", "accepted", "dropped", "histogram")}
+        return replace(self, sources=tuple(self.sources[i] for i in chosen), **columns)
+
+    def at(self, costs: Costs) -> "Replayed":
+        """The same rounds at other costs. Raises ValueError for a policy that would have acted differently there."""
+        if self.is_priced:
+            raise ValueError("this policy looks at the costs: replay it again at the others")
+        return replace(self, costs=costs)

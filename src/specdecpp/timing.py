@@ -1,0 +1,142 @@
+"""What a step costs on this machine, measured with real rounds and remembered.
+
+A few rounds of fixed length are decoded on made-up tokens, shortest first and in turns, so that everything a round does is in
+the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are lower quartiles:
+a machine that is busy elsewhere adds to some rounds and takes from none.
+
+The figures are kept in a file per pair and machine, so that a later process weighs the same costs and a seed gives the same
+answer there: `$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete the file to measure again.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specdecpp.pair import Pair
+from specdecpp.policies import Costs, Fixed, SpecDecPP
+from specdecpp.sampling import Sampling, streams
+from specdecpp.session import Round, Session
+from specdecpp.verification import TokenVerification
+
+CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+CONTEXT, CYCLES, BUDGET_S = 96, 20, 1.5
+METHOD = 2
+"""Counts up when the figures of an earlier way of measuring should no longer be believed."""
+
+
+def measured(pair: Pair) -> Costs:
+    """The costs of a pair on this machine: from the file of an earlier measurement, else measured now and written there."""
+    path = _path(pair)
+    if path is not None and path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            passes = {int(n): s for n, s in found["passes"].items()}
+            return Costs(draft_s=found["draft_s"], passes=passes, head_s=found["head_s"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            pass  # half a file, one of another version or of another person: measured again
+    costs = measure(pair)
+    if path is not None:
+        _write(path, costs, _about(pair))
+    return costs
+
+
+def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
+    """Seconds of a candidate, of a target pass by width and, with a head, of its judgement; batch 1, at a context of about a
+    hundred tokens. The head's time stands apart (`Costs.judging`).
+
+    Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out.
+    """
+    sessions = {k: session for k in CANDIDATES if (session := _session(pair, k)) is not None}
+    rounds: dict[int, list[Round]] = {k: [] for k in sessions}
+    started = perf_counter()
+    for cycle in range(1 + CYCLES):
+        for k, session in sessions.items():
+            if session.finish_reason is None:
+                rounds[k].append(session.step())
+        if cycle and perf_counter() - started > budget_s:
+            break
+    rounds = {k: rs[1:] or rs for k, rs in rounds.items()}  # the first is a warm-up
+    drafted = [r for rs in rounds.values() for r in rs if r.num_drafted]
+    draft_s = _typical(r.draft_s / r.num_drafted for r in drafted) if drafted else 0.0
+    judged = [r for r in drafted if r.judged]
+    head_s = _typical(r.head_s / len(r.judged) for r in judged) if judged else 0.0
+    passes = {k + 1: _typical(r.verify_s + r.other_s for r in rs) for k, rs in rounds.items()}
+    return Costs(draft_s=draft_s, passes=passes, head_s=head_s)
+
+
+def _typical(seconds: Iterable[float]) -> float:
+    ordered = sorted(seconds)
+    return ordered[len(ordered) // 4]
+
+
+def _session(pair: Pair, k: int) -> Session | None:
+    """A request whose rounds have k candidates, ready for the first; None where the contexts of the models are too short.
+
+    With a head all are judged, and none stops a round.
+    """
+    room = min((m for m in (pair.target.max_length, pair.draft.max_length) if m is not None), default=2**31)
+    context = max(2, min(CONTEXT, room - 2 * (k + 2)))
+    if k and context + 2 * (k + 2) > room:
+        return None
+    judging = {"threshold": 1.0, "calibrated": False, "min_tokens": 0, "max_tokens": k}
+    session = Session(
+        target=pair.target.fresh(),
+        draft=pair.draft.fresh(),
+        policy=Fixed(k=k) if pair.head is None else SpecDecPP(head=pair.head, **judging),
+        verification=TokenVerification(),
+        sampling=Sampling(),
+        prompt=[i % pair.target.vocab_size for i in range(context)],
+        max_tokens=(2 + CYCLES) * (k + 2),
+        coins=streams(k, pair.draft.device, pair.target.device),
+    )
+    session.prefill()
+    return session
+
+
+def _about(pair: Pair) -> dict[str, Any]:
+    """What the figures depend on."""
+    card = pair.head.card if pair.head else None
+    return {
+        "method": METHOD,
+        "head": card and [card.form, card.hidden_size, card.width, card.num_layers, card.scalars],
+        "target": pair.target_fingerprint,
+        "draft": pair.draft_fingerprint,
+        "runners": [type(r).__name__ for r in (pair.target, pair.draft)],
+        "devices": [str(r.device) for r in (pair.target, pair.draft)],
+        "dtypes": [str(getattr(getattr(r, "model", None), "dtype", None)) for r in (pair.target, pair.draft)],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "machine": [platform.node(), platform.machine(), os.cpu_count()],
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+def _path(pair: Pair) -> Path | None:
+    """Where the figures of a pair lie; None for models that cannot be told apart."""
+    if pair.target_fingerprint is None or pair.draft_fingerprint is None:
+        return None
+    key = hashlib.sha256(json.dumps(_about(pair), sort_keys=True).encode()).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "specdecpp" / f"costs-{key}.json"
+
+
+def _write(path: Path, costs: Costs, about: dict[str, Any]) -> None:
+    """Whole or not at all; a folder that cannot be written is no error, the next process measures again."""
+    passes = {str(n): s for n, s in costs.passes.items()}
+    content = {"draft_s": costs.draft_s, "head_s": costs.head_s, "passes": passes, "of": about}
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()

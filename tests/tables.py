@@ -1,0 +1,186 @@
+"""Traces of requests over tables: every one that a recording could have made, with its probability, so that the law of a
+replay can be enumerated and compared with the session's own."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from laws import Law, Request, finish, law_of, unchecked
+
+from specdecpp.head import AcceptanceHead
+from specdecpp.policies import Costs, Policy
+from specdecpp.session import Round, Session
+from specdecpp.theory.replay import Player
+from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.verification import TokenVerification
+
+COSTS = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.05, 3: 1.4, 4: 1.45})
+NAMES = ("tokens", "log_q", "entropy", "gap")
+Text = tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """All recordings of a request, with branches of up to `length` tokens, and the heads that judge them."""
+
+    request: Request
+    length: int
+    heads: Sequence[AcceptanceHead] = ()
+
+    def session_law(self, policy: Policy, outcome: Any) -> Law:
+        """The exact law of `outcome(session, rounds)` in the real session."""
+
+        def run(coins: Any) -> Any:
+            r = self.request
+            session = Session(
+                target=r.target.fresh(),
+                draft=r.draft.fresh(),
+                policy=policy,
+                verification=TokenVerification(),
+                sampling=r.sampling,
+                prompt=r.prompt,
+                max_tokens=r.max_tokens,
+                coins=(coins, coins),
+                ends=r.ends,
+                costs=COSTS,
+            )
+            return outcome(session, finish(session))
+
+        return law_of(run)
+
+    def replay_law(self, policy: Policy, outcome: Any) -> Law:
+        """The exact law of `outcome(answer, rounds)` in replay."""
+        law: Law = {}
+        for text, probability, trace in self.traces:
+            runs = trace.runs(np.full((1, len(trace)), 0.5))[0].tolist()
+            with unchecked():
+                key = outcome(text, list(Player(trace, policy, COSTS).rounds(runs)))
+            law[key] = law.get(key, 0.0) + probability
+        return law
+
+    @cached_property
+    def traces(self) -> list[tuple[Text, float, Trace]]:
+        """(answer, probability, trace) with every coin and every branch decided: odds are 0 or 1."""
+        with unchecked():
+            return [case for (text, _), p in self.request.own_law().items() for case in self._decided(text, p)]
+
+    @cached_property
+    def num_places(self) -> int:
+        """As the session has it: max_tokens and the target's context less the target's token, and the draft's context."""
+        r, num = self.request, len(self.request.prompt)
+        limits = [r.max_tokens - 1]
+        if r.target.max_length is not None:
+            limits.append(r.target.max_length - num - 1)
+        if r.draft.max_length is not None:
+            limits.append(r.draft.max_length - num + 1)
+        return max(0, min(limits))
+
+    def _decided(self, text: Text, probability: float) -> Iterator[tuple[Text, float, Trace]]:
+        places = [list(self._options(text, i)) for i in range(len(text))]
+        for chosen in product(*places):
+            yield text, probability * math.prod(p for p, _ in chosen), self.trace(text, [branch for _, branch in chosen])
+
+    def _options(self, text: Text, i: int) -> Iterator[tuple[float, Text | None]]:
+        """(probability, the branch, None where the candidate is the answer's own token)."""
+        context = (*self.request.prompt, *text[:i])
+        p, q = self._laws(context)
+        odds = min(1.0, q[text[i]] / p[text[i]])
+        if i >= self.num_places:
+            yield 1.0, None
+            return
+        if odds > 0:
+            yield odds, None
+        rest = [max(0.0, b - a) for a, b in zip(p, q, strict=True)]
+        if odds < 1:
+            for branch, chance in self._branches(context, rest, min(self.length, self.num_places - i)):
+                yield (1 - odds) * chance / sum(rest), branch
+
+    def _branches(self, context: Text, law: Sequence[float], num: int) -> Iterator[tuple[Text, float]]:
+        """Texts of `num` tokens, the first of them by the weights given; shorter where they end."""
+        for token, chance in enumerate(law):
+            if chance > 0 and (num == 1 or token in self.request.ends):
+                yield (token,), chance
+            elif chance > 0:
+                after = (*context, token)
+                for more, p in self._branches(after, self._laws(after)[1], num - 1):
+                    yield (token, *more), chance * p
+
+    def _laws(self, context: Text) -> tuple[list[float], list[float]]:
+        r = self.request
+        return r.target.law(context).tolist(), r.draft.law(context).tolist()
+
+    def trace(self, text: Text, branches: Sequence[Text | None]) -> Trace:
+        rows = [self._row((*self.request.prompt, *text[:i]), text[i], b or ()) for i, b in enumerate(branches)]
+        lengths = np.array([len(b or ()) for b in branches])
+        opinions = {
+            (head, True): Opinion(accept=np.stack([row[h, 0] for row in rows]), next=np.stack([row[h, 1] for row in rows]))
+            for h, head in enumerate(self.heads)
+        }
+        return Trace(
+            **{name: np.stack([row[name] for row in rows]) for name in NAMES},
+            odds=np.array([float(b is None) for b in branches]),
+            overlap=np.zeros(len(text)),
+            branch_length=lengths,
+            is_closed=np.array([bool(b) and b[-1] in self.request.ends for b in branches], dtype=bool),
+            is_ended=text[-1] in self.request.ends,
+            num_places=self.num_places,
+            opinions=opinions,
+        )
+
+    def _row(self, context: Text, token: int, branch: Text) -> dict[Any, np.ndarray]:
+        """Everything about a position of the answer and the branch there, as it stands in a row of a trace."""
+        if (found := self._rows.get((context, token, branch))) is not None:
+            return found
+        cells = [self._cell(context, token)]
+        cells += [self._cell((*context, *branch[:m]), branch[m]) for m in range(len(branch))]
+        cells += [cells[0]] * (self.length - len(branch))  # padding has some value
+        row = {key: np.array([cell[key] for cell in cells]) for key in cells[0]}
+        self._rows[context, token, branch] = row
+        return row
+
+    @cached_property
+    def _rows(self) -> dict[Any, dict[Any, np.ndarray]]:
+        return {}
+
+    def _cell(self, context: Text, token: int) -> dict[Any, Any]:
+        """About one token: what the draft believed, and what the heads say in every place of a round."""
+        q = self.request.draft.law(context)
+        top = q.topk(2).values.tolist()
+        log_q = float(q[token].log())
+        known = {"log_q": max(log_q, math.log(1e-30)), "entropy": float(torch.special.entr(q).sum()), "gap": top[0] - top[1]}
+        cell: dict[Any, Any] = {"tokens": token, "log_q": log_q, "entropy": known["entropy"], "gap": known["gap"]}
+        for h, head in enumerate(self.heads):
+            is_ahead, estimate = head.card.form == "look_ahead", head.estimator(calibrated=True)
+            hidden = q if is_ahead else self.request.draft.law((*context, token))
+            depths = range(1, self.length + 1) if "depth" in head.card.scalars else [1]
+            scalars = [known | {"depth": float(k)} for k in depths]
+            said = [estimate(hidden, token, tuple(of[name] for name in head.card.scalars)) for of in scalars]
+            cell[h, 0], cell[h, 1] = [s.accept for s in said], [s.next or 0.0 for s in said]
+        return cell
+
+
+def of_session(session: Session, rounds: list[Round]) -> Any:
+    """The text, and what each round drafted and accepted."""
+    text = tuple(session.tokens[session.num_prompt_tokens :])
+    return text, tuple((r.num_drafted, r.num_accepted, r.num_tokens) for r in rounds)
+
+
+def of_replay(text: Text, rounds: list[Any]) -> Any:
+    return text, tuple((r.num_drafted, r.num_accepted, r.num_tokens) for r in rounds)
+
+
+def greedy_trace(request: Request, text: Text, *, length: int) -> Trace:
+    """The one recording of a greedy answer: a candidate is the draft's likeliest token, and so are those after it."""
+    recording, draft = Recording(request=request, length=length), request.draft
+    branches: list[Text | None] = []
+    for i, token in enumerate(text):
+        branch: Text = ()
+        while len(branch) < length and not (branch and branch[-1] in request.ends):
+            branch = (*branch, int(draft.law((*request.prompt, *text[:i], *branch)).argmax()))
+        branches.append(None if branch[0] == token else branch)
+    return recording.trace(text, branches)

@@ -1,0 +1,687 @@
+"""The bench: whether it is fair, whether its numbers agree, whether a decoder that is not lossless is caught, and the verb."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from specdecpp import cli, verification
+from specdecpp.bench import lossless, questions, run, sentences
+from specdecpp.bench.contestants import Rule, default_field, fixed_rule, named_field, swept, with_sweep
+from specdecpp.bench.machines import Machine
+from specdecpp.bench.questions import Questions
+from specdecpp.bench.results import Results, Row, command
+from specdecpp.bench.rows import Tally, ratio_interval
+from specdecpp.bench.run import Bench, Plan, rows
+from specdecpp.decoder import Decoder
+from specdecpp.errors import DataError, UnsoundError
+from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.metrics import Metrics
+from specdecpp.pair import Pair, load_pair
+from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.request import KINDS, parse_policy
+from specdecpp.runners import runner_for
+from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
+
+COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
+MACHINE = Machine(name="made up", costs=COSTS)
+SHORT = ("--max-tokens", "8", "--prompts", "2", "--dev-prompts", "2", "--cycles", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pair with a calibrated head that stops at 0.6."""
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny_pair(folder)
+    torch.manual_seed(0)
+    card = HeadCard(
+        hidden_size=32, num_layers=1, stopping={"threshold": 0.6, "calibrated": True}, calibration=Calibration(num_labels=9)
+    )
+    AcceptanceHead(card).save_pretrained(folder / "head")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def names(folder: Path) -> list[str]:
+    return ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Pair:
+    return load_pair(folder / "target", draft=folder / "draft", head=folder / "head")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, list(arguments))
+
+
+def refused(*arguments: str, code: int) -> str:
+    """The error line of a call that must fail with one."""
+    result = call(*arguments)
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+# Fairness
+
+
+class Recorder(Decoder):
+    """Stands in for the decoder: notes who was asked what, and answers at a speed that prompt and policy decide."""
+
+    asked: list[tuple[Policy, tuple[int, ...], dict[str, Any]]]
+    seconds: Callable[[Policy, tuple[int, ...]], float]
+
+    def __init__(self, pair: Pair, *, policy: Policy, **_: Any):
+        self.policy = policy
+
+    def generate(self, prompt: Any, **options: Any) -> Any:
+        if options["max_tokens"] != run.WARM_UP_TOKENS:
+            Recorder.asked.append((self.policy, tuple(prompt), options))
+        spent = Metrics(num_tokens=10, num_spec_steps=4, verify_s=Recorder.seconds(self.policy, tuple(prompt)))
+        return SimpleNamespace(metrics=spent, tokens=(1,) * 10)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
+    monkeypatch.setattr(run, "Decoder", Recorder)
+    Recorder.asked, Recorder.seconds = [], staticmethod(lambda policy, prompt: 1.0)
+    return Recorder
+
+
+def race(pair: Any, rules: Sequence[Rule], **plan: Any) -> Bench:
+    """Two data sets of two development and three test prompts: ids below 10 choose settings, those above are measured."""
+    sets = [
+        Questions(dataset="a", dev=((1,), (2,)), test=((11,), (12,), (13,))),
+        Questions(dataset="b", dev=((3,), (4,)), test=((14,), (15,), (16,))),
+    ]
+    plan = {"temperatures": (1.0,), "verifications": ("token",), "max_tokens": 16} | plan
+    return Bench(pair=pair, rules=rules, sets=sets, plan=Plan(**plan), machine=MACHINE)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("best", [1, 5, 7, 20])
+def test_the_best_k_is_chosen_on_development_prompts(pair: Pair, recorder: type[Recorder], best: int, quick: bool):
+    """Catches a K that is picked on the prompts it is measured on, and a scan that never looks between its points."""
+    fastest_on_test = 10
+
+    def seconds(policy: Policy, prompt: tuple[int, ...]) -> float:
+        k = policy.max_tokens
+        return 1.0 + abs(k - (best if prompt[0] < 10 else fastest_on_test))
+
+    recorder.seconds = staticmethod(seconds)
+    rules = with_sweep([fixed_rule(quick=quick)], [Fixed(k=fastest_on_test)])
+    bench = race(pair, rules)
+    found = rows(bench, bench.run())
+    for dataset in ("a", "b"):
+        fixed = {row.policy: row for row in found if row.role == "fixed" and row.dataset == dataset}
+        assert [spec for spec, row in fixed.items() if row.chosen] == [f"fixed:{best}"]
+        assert fixed[f"fixed:{best}"].gain_over_best_fixed == 0
+        assert fixed[f"fixed:{fastest_on_test}"].gain_over_best_fixed == pytest.approx(abs(best - fastest_on_test))
+
+
+def test_one_setting_is_chosen_for_all_data_sets_by_their_sums(pair: Pair, recorder: type[Recorder]):
+    """Catches a setting for each data set, and a choice by a mean of rates, which the quicker prompts would decide."""
+    slow_set = {1: 10.0, 3: 6.0, 2: 8.0}
+    quick_set = {1: 1.0, 3: 2.0, 2: 1.6}
+    recorder.seconds = staticmethod(
+        lambda policy, prompt: (slow_set if prompt[0] in (1, 2) else quick_set).get(policy.max_tokens, 50.0)
+    )
+    bench = race(pair, [fixed_rule()])
+    assert bench.tuned("token", 1.0) == [Fixed(k=3)]
+
+
+def test_a_setting_is_chosen_for_each_temperature_and_verification(pair: Pair, recorder: type[Recorder]):
+    """Catches a K that was tuned under token verification and is then held against block."""
+    asked: list[tuple[str, float]] = []
+    bench = race(pair, [fixed_rule()], temperatures=(0.0, 1.0), verifications=("token", "block"))
+    original = Bench.tuned
+
+    def tuned(self: Bench, verification: str, temperature: float, tick: Any) -> Any:
+        asked.append((verification, temperature))
+        return original(self, verification, temperature, tick)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "tuned", tuned)
+        found = rows(bench, bench.run())
+    assert asked == [("greedy", 0.0), ("token", 1.0), ("block", 1.0)]
+    chosen = [(row.dataset, row.temperature, row.verification) for row in found if row.role == "fixed" and row.chosen]
+    assert len(chosen) == len(set(chosen)) == 6
+
+
+def test_contestants_take_turns_on_the_same_prompts_and_seeds(pair: Pair, recorder: type[Recorder]):
+    """Catches a rule that always runs first, or that is spared a prompt, a seed or a token."""
+    rules = [Rule(role="fixed", settings=(Fixed(k=2),)), Rule(role="free", settings=(CumulativeConfidence(),))]
+    told: list[str] = []
+    bench = race(pair, rules, verifications=("token", "block"), num_cycles=2, seed=7)
+    bench.run(told.append)
+    num = 1 + 2 * 2
+    assert len(recorder.asked) == len(told) == num * 6 * 2 == bench.num_answers
+    blocks = [recorder.asked[i : i + num] for i in range(0, len(recorder.asked), num)]
+    for block in blocks:
+        assert all((prompt, options) == block[0][1:] for _, prompt, options in block)
+        assert sorted(str(policy) for policy, _, _ in block) == sorted(str(p) for p, _, _ in blocks[0])
+    assert len({block[0][2]["seed"] for block in blocks}) == 12
+    assert [block[0][1] for block in blocks] == [(n,) for n in range(11, 17)] * 2
+    first = [tuple(policy for policy, _, _ in block) for block in blocks]
+    assert len(set(first[:num])) == num, "everyone begins once in as many turns as there are contestants"
+
+
+@pytest.mark.parametrize(("num", "turns"), [(5, 20), (20, 5), (7, 7), (1, 3)])
+def test_the_order_goes_around_the_field(num: int, turns: int):
+    """Catches few turns that all begin among the same first contestants, and an order that loses one."""
+    orders = [run.in_turn(list(range(num)), turn, num_turns=turns) for turn in range(turns)]
+    assert all(sorted(order) == list(range(num)) for order in orders)
+    starts = [order[0] for order in orders]
+    assert len(set(starts)) == min(num, turns)
+    assert max(starts) >= num - max(1, num // turns)
+
+
+def test_no_contestant_runs_early_on_the_whole():
+    """Catches an order in which the same ones come late in every turn, when a machine has grown quicker or slower."""
+    orders = [run.in_turn(range(17), turn, num_turns=6) for turn in range(6)]
+    places = np.array([[list(order).index(i) for i in range(17)] for order in orders]).mean(0)
+    assert places.min() > 6
+    assert places.max() < 10
+
+
+def test_nothing_is_tuned_where_there_is_nothing_to_choose(pair: Pair, recorder: type[Recorder]):
+    """Catches development answers that nobody needs, and a refusal where nothing is to be chosen."""
+    rules = [Rule(role="fixed", settings=(Fixed(k=2),))]
+    bench = replace(race(pair, rules), sets=[Questions(dataset="a", dev=(), test=((11,),))])
+    bench.run()
+    assert {prompt for _, prompt, _ in recorder.asked} == {(11,)}
+
+
+def test_no_development_prompts_are_refused_before_anything_runs(pair: Pair, recorder: type[Recorder]):
+    """Catches a setting that is silently chosen on nothing."""
+    with pytest.raises(ValueError, match=r"20 settings to choose among and there are no development prompts.*--dev-prompts"):
+        replace(race(pair, [fixed_rule()]), sets=[Questions(dataset="a", dev=(), test=((11,),))])
+    assert recorder.asked == []
+
+
+def test_an_unsound_rule_is_refused_before_anything_runs(pair: Pair):
+    """Catches a rule that fails after half an hour."""
+    rules = [Rule(role="free", settings=(MaxConfidence(drop=True),))]
+    with pytest.raises(UnsoundError, match="removes a sampled candidate"):
+        race(pair, rules)
+    race(pair, rules, temperatures=(0.0,))
+
+
+@pytest.mark.parametrize("wrong", [{"temperatures": ()}, {"num_cycles": 0}, {"max_tokens": 1}, {"verifications": ("trust",)}])
+def test_a_plan_that_cannot_be_run_is_refused(wrong: dict[str, Any]):
+    """Catches a bench that divides by zero in the end."""
+    with pytest.raises(ValueError, match=r"got|there is no"):
+        Plan(**wrong)
+
+
+# The field
+
+
+def test_every_rule_takes_part(pair: Pair):
+    """Catches a rule that nobody compares, one that needs a file nobody named, and SpecDec++ without the paper's setting."""
+    assert pair.head is not None
+    field = default_field([pair.head])
+    kinds = {type(policy) for rule in field for policy in rule.settings}
+    free = {kind for name, (kind, _, _) in KINDS.items() if name != "mlp"}
+    assert free <= kinds
+    assert [rule.role for rule in field].count("fixed") == 1
+    assert field[0].settings == tuple(Fixed(k=k) for k in range(1, 21))
+    ours = next(rule for rule in field if rule.role == "specdecpp")
+    assert ours.beside == (SpecDecPP(head=pair.head), SpecDecPP.tuned(pair.head))
+    assert all(p.calibrated for p in ours.settings if isinstance(p, SpecDecPP))
+    assert SpecDecPP.tuned(pair.head) in ours.settings
+    assert not {"specdecpp", "cost_aware"} & {rule.role for rule in default_field()}
+
+
+def test_a_head_that_nobody_calibrated_gives_no_rule_without_a_threshold():
+    """Catches costs that are weighed against what is no probability."""
+    head = AcceptanceHead(HeadCard(hidden_size=8, num_layers=0))
+    assert "cost_aware" not in {rule.role for rule in default_field([head])}
+
+
+def test_named_rules_replace_the_field_but_not_the_best_fixed_k(pair: Pair):
+    """Catches a comparison that has nothing to be over, and a fixed K that is given and not used."""
+    named = named_field([parse_policy("cumulative:0.2"), parse_policy("target")])
+    assert [rule.role for rule in named] == ["fixed", "free"]
+    assert len(named[0].settings) == 20
+    named = named_field([parse_policy("fixed:3"), parse_policy("fixed:6"), parse_policy("fixed:3")])
+    assert [rule.settings for rule in named] == [(Fixed(k=3), Fixed(k=6))]
+    with pytest.raises(ValueError, match="needs an acceptance head"):
+        named_field([parse_policy("specdecpp:0.5")])
+    assert pair.head is not None
+    assert [rule.role for rule in named_field([parse_policy("cost-aware")], [pair.head])] == ["fixed", "cost_aware"]
+
+
+def test_a_sweep_is_shown_beside_the_choice_and_chooses_nothing(pair: Pair):
+    """Catches a swept setting that is tuned on the prompts it is shown for, and one that is run twice."""
+    specs = swept("specdecpp.threshold=0.3,0.6")
+    policies = [spec.build(pair.head) for spec in specs]
+    field = with_sweep(default_field([pair.head] if pair.head else []), policies)
+    ours = next(rule for rule in field if rule.role == "specdecpp")
+    shown = ours.shown(ours.settings[0])
+    assert set(policies) <= set(shown)
+    assert len(shown) == len(set(shown)) == 4, "0.6 is the card's own"
+    alone = with_sweep([fixed_rule()], [CumulativeConfidence(threshold=0.15)])[-1]
+    assert (alone.settings, alone.beside) == ((), (CumulativeConfidence(threshold=0.15),))
+
+
+@pytest.mark.parametrize("text", ["threshold=0.3", "specdecpp.threshold", "specdecpp.threshold=", ".k=3", "fixed.k"])
+def test_a_malformed_sweep_is_refused(text: str):
+    """Catches half a sweep that runs as something else."""
+    with pytest.raises(ValueError, match=r"POLICY\.PARAMETER=VALUE"):
+        swept(text)
+
+
+# Prompts
+
+
+def test_no_prompt_chooses_settings_and_is_measured(tmp_path: Path, pair: Pair):
+    """Catches sides that overlap, that depend on how many are asked for, or that differ between two calls."""
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps({"text": f"question {i}"}) + "\n" for i in range(60)), encoding="utf-8")
+    texts = questions.read([str(path)], [])[0]
+    assert not set(texts.dev) & set(texts.test)
+    assert len(texts.dev) + len(texts.test) == 60
+    assert 6 <= len(texts.dev) <= 30
+    few = questions.encoded(pair, texts, num_dev=2, num_test=3)
+    more = questions.encoded(pair, texts, num_dev=4, num_test=9)
+    assert (few.dev, few.test) == (more.dev[:2], more.test[:3])
+    assert few.dev == tuple(tuple(pair.tokenizer(text).input_ids) for text in texts.dev[:2])
+    assert few.test == tuple(tuple(pair.tokenizer(text).input_ids) for text in texts.test[:3])
+    assert (len(more.dev), len(more.test)) == (4, 9)
+
+
+def test_a_side_without_prompts_is_an_error_that_says_so(tmp_path: Path, pair: Pair):
+    """Catches a bench over nothing, and a prompt that leaves no room for an answer."""
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} {'a' * 300}"}) + "\n" for i in range(20)), encoding="utf-8")
+    texts = questions.read([str(path)], ["text"])[0]
+    with pytest.raises(DataError, match="long has no development prompts that leave room"):
+        questions.encoded(pair, texts, num_dev=2, num_test=2)
+    with pytest.raises(DataError, match="long has no test prompts"):
+        questions.encoded(pair, texts, num_dev=0, num_test=2)
+
+
+@pytest.mark.parametrize(
+    ("files", "prompts", "words"),
+    [
+        ([], ["gsm8k"], "name the file with --data"),
+        (["a.jsonl", "b.jsonl", "c.jsonl"], ["gsm8k", "text"], "3 files and 2 prompt builders"),
+        (["x/a.jsonl", "y/a.jsonl"], ["text"], "two files go by one name"),
+        (["a.jsonl"], ["poem"], "no prompt builder 'poem'"),
+    ],
+)
+def test_files_and_builders_that_do_not_go_together(files: list[str], prompts: list[str], words: str):
+    """Catches a builder that is applied to another file than it was named for."""
+    with pytest.raises(ValueError, match=words):
+        questions.read(files, prompts)
+
+
+# Numbers
+
+
+def test_a_ratio_is_one_of_sums_and_its_interval_is_paired():
+    """Catches a mean of ratios, and an interval that lets hard prompts count as noise."""
+
+    def tally(tokens: Sequence[float], seconds: Sequence[float]) -> Tally:
+        return Tally(
+            tokens=np.array(tokens, float), seconds=np.array(seconds, float), num_steps=4.0, num_drafted=4.0, num_accepted=2.0
+        )
+
+    slow = tally([10, 30, 20, 40], [1.0, 9.0, 4.0, 8.0])
+    fast = tally([10, 30, 20, 40], [0.5, 4.5, 2.0, 4.0])
+    assert fast.tokens_per_second == pytest.approx(100 / 11)
+    interval = ratio_interval(fast, slow, seed=0)
+    assert interval == pytest.approx((2.0, 2.0))
+    other = ratio_interval(tally([10, 30, 20, 40], [0.5, 9.0, 2.0, 3.0]), slow, seed=0)
+    assert other is not None
+    assert other[0] < 22 / 14.5 < other[1]
+    assert ratio_interval(slow, slow, seed=0) is None
+    assert ratio_interval(tally([1, 1, 1], [1, 1, 1]), tally([1, 1, 1], [2, 2, 2]), seed=0) is None
+
+
+@pytest.fixture(scope="module")
+def made(pair: Pair) -> tuple[Bench, list[run.Heat], Results]:
+    """A real run: greedy, token and block."""
+    texts = ["hello you", "a test", "one two", "what is it", "go on"]
+    ids = [tuple(pair.tokenizer(text).input_ids) for text in texts]
+    rules = [
+        Rule(role="fixed", settings=(Fixed(k=1), Fixed(k=3))),
+        Rule(role="free", settings=(CumulativeConfidence(threshold=0.1),)),
+        *default_field([pair.head] if pair.head else [], quick=True)[-2:],
+    ]
+    bench = Bench(
+        pair=pair,
+        rules=rules,
+        sets=[Questions(dataset="toy", dev=(ids[0],), test=tuple(ids[1:]))],
+        plan=Plan(max_tokens=24, num_cycles=2),
+        machine=MACHINE,
+    )
+    heats = bench.run()
+    return bench, heats, run.results_of(bench, heats, notes=("a last word",))
+
+
+def test_the_rows_of_a_real_run_agree_with_each_other(made: tuple[Bench, list[run.Heat], Results]):
+    """Catches a speed-up against the wrong base, a gain over the wrong fixed K, and shares that do not add up."""
+    found = made[2].rows
+    assert {(row.temperature, row.verification) for row in found} == {(0.0, "greedy"), (1.0, "token"), (1.0, "block")}
+    for temperature, usual in ((0.0, "greedy"), (1.0, "token")):
+        peers = [row for row in found if row.temperature == temperature]
+        target = next(row for row in peers if row.role == "target")
+        fixed = next(row for row in peers if row.role == "fixed" and row.chosen and row.verification == usual)
+        assert (target.speedup, target.verification_rate, target.discard_rate, target.speedup_interval) == (1, 1, 0, None)
+        assert (fixed.gain_over_best_fixed, fixed.gain_interval) == (0, None)
+        for row in peers:
+            assert row.speedup == pytest.approx(row.tokens_per_second / target.tokens_per_second)
+            assert row.gain_over_best_fixed == pytest.approx(row.tokens_per_second / fixed.tokens_per_second - 1)
+            assert row.time_shares is not None
+            assert sum(row.time_shares.values()) == pytest.approx(1)
+            assert sum(row.drafted_histogram.values()) == pytest.approx(row.verification_rate * row.num_tokens)
+            assert row.num_prompts == 4
+            if row is not target:
+                assert row.speedup_interval is not None
+                assert row.speedup_interval[0] <= row.speedup <= row.speedup_interval[1]
+    greedy = [row for row in found if row.temperature == 0]
+    assert len({row.num_tokens for row in greedy}) == 1
+    assert all((row.time_shares or {})["head"] > 0 for row in found if row.role in ("specdecpp", "cost_aware"))
+
+
+def test_every_rule_has_its_choice_under_each_verification(made: tuple[Bench, list[run.Heat], Results]):
+    """Catches two chosen settings of a rule, none, and the paper's setting taken for the tuned one."""
+    for arena in {row.arena for row in made[2].rows}:
+        chosen = [row.role for row in made[2].rows if row.arena == arena and row.chosen and row.role != "target"]
+        assert sorted(chosen) == ["cost_aware", "fixed", "free", "specdecpp"]
+        paper = [row for row in made[2].rows if row.arena == arena and row.label == "SpecDec++ 0.7 raw"]
+        assert [row.chosen for row in paper] == [False]
+
+
+def test_results_go_through_their_file_unchanged(made: tuple[Bench, list[run.Heat], Results], tmp_path: Path):
+    """Catches a field that JSON loses, an interval that comes back as a list, and half a file."""
+    path = tmp_path / "new" / "results.json"
+    made[2].write(path)
+    read = Results.read(path)
+    assert read.rows == made[2].rows
+    assert read.to_dict() == made[2].to_dict() == json.loads(path.read_text(encoding="utf-8"))
+    assert read.notes[-1] == "a last word"
+    assert [p.name for p in path.parent.iterdir()] == ["results.json"]
+    about = read.provenance
+    assert {"command", "git", "torch", "machine", "threads", "seed", "pair", "head", "data", "plan"} <= set(about)
+    assert about["pair"]["target"]["fingerprint"] == made[0].pair.target_fingerprint
+    assert str(path.parents[1]) not in path.read_text(encoding="utf-8")
+
+
+def test_a_file_that_is_no_result_is_refused(made: tuple[Bench, list[run.Heat], Results], tmp_path: Path):
+    """Catches a traceback for a missing file, for other JSON, and for a row that lacks a key or has one too many."""
+    path = tmp_path / "x.json"
+    for text, words in (
+        ("{", "not readable JSON"),
+        ("[1]", "is a list"),
+        ('{"kind": "bench"}', "lacks provenance, costs, rows"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=words):
+            Results.read(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        Results.read(tmp_path / "missing.json")
+    content = made[2].to_dict()
+    for change, words in (({"speedup": None}, "row 1 of x lacks speedup$"), ({"colour": "red"}, "has colour")):
+        row = {k: v for k, v in content["rows"][0].items() if not (k in change and change[k] is None)}
+        row |= {k: v for k, v in change.items() if v is not None}
+        with pytest.raises(DataError, match=words.replace("$", r"\.")):
+            Results.from_dict(content | {"rows": [row]}, name="x")
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, made: tuple[Bench, list[run.Heat], Results]):
+    """Catches half an hour of timing that ends in a traceback."""
+    with pytest.raises(DataError, match="is a folder"):
+        made[2].write(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be made"):
+        made[2].write(tmp_path / "file" / "x.json")
+
+
+def test_the_command_names_files_without_their_folders(tmp_path: Path):
+    """Catches a results file that tells where somebody keeps things."""
+    (tmp_path / "my data.jsonl").touch()
+    arguments = ["/usr/bin/specdecpp", "bench", "--data", str(tmp_path / "my data.jsonl"), "--target", "org/name"]
+    assert command(arguments) == "specdecpp bench --data 'my data.jsonl' --target org/name"
+
+
+# Words
+
+
+def row(role: str, *, speed: float, **more: Any) -> Row:
+    values: dict[str, Any] = {
+        "dataset": "toy",
+        "temperature": 1.0,
+        "verification": "token",
+        "role": role,
+        "policy": role,
+        "label": role,
+        "chosen": True,
+        "tokens_per_second": 100 * speed,
+        "speedup": speed,
+        "speedup_interval": (0.9 * speed, 1.1 * speed),
+        "gain_over_best_fixed": None,
+        "gain_interval": None,
+        "mean_acceptance_length": 2.0,
+        "discard_rate": 0.5,
+        "verification_rate": 0.5,
+        "share_of_headroom": {"hindsight": None, "perfect": None},
+        "time_shares": {"draft": 0.5, "verify": 0.4, "head": 0.0, "other": 0.1},
+        "drafted_histogram": {"2": 10},
+        "num_prompts": 4,
+        "num_tokens": 100,
+    }
+    return Row(**values | more)
+
+
+def test_a_slow_pair_is_told_where_it_loses():
+    """Catches a loss that is told as a win, and a sentence whose milliseconds are not those of the row."""
+    target = row("target", speed=1.0, time_shares={"draft": 0.0, "verify": 0.9, "head": 0.0, "other": 0.1})
+    said = sentences.said([target, row("fixed", speed=0.8, label="fixed K = 2")])
+    assert said == [
+        "toy, T = 1: no rule is faster than the target alone; fixed K = 2 comes closest with 0.80 times [0.72, 0.88] the "
+        "target alone.",
+        "toy, T = 1: a token takes 12.50 ms with fixed K = 2 and 10.00 ms without; drafting takes 6.25 ms of it, and "
+        "verification saves less than that (+4.00 ms a token).",
+    ]
+
+
+def test_a_win_is_told_with_its_interval_and_its_doubt():
+    """Catches a victory by luck that is announced as one, and the block row that is taken for the token row."""
+    target = row("target", speed=1.0)
+    fixed = row("fixed", speed=1.2, gain_over_best_fixed=0.0)
+    ours = row("cost_aware", speed=1.26, label="cost-aware", gain_over_best_fixed=0.05, gain_interval=(-0.01, 0.11))
+    block = replace(ours, verification="block", speedup=1.5, gain_over_best_fixed=0.25, gain_interval=(0.2, 0.3))
+    assert sentences.said([target, fixed, ours, block]) == [
+        "toy, T = 1: cost-aware (block) is fastest, 1.50 times [1.13, 1.39] the target alone, +25.0 % [+20.0, +30.0] on the "
+        "best fixed K.",
+        "toy, T = 1: cost-aware reaches 1.26 times [1.13, 1.39], +5.0 % [-1.0, +11.0] on the best fixed K: too close to call.",
+    ]
+
+
+# Lossless
+
+
+def test_real_decoding_is_found_lossless(made: tuple[Bench, list[run.Heat], Results]):
+    """Catches a test that cries wolf. Seeded; a run of it with other seeds fails by chance once in a thousand."""
+    found = lossless.verify(*made[:2])
+    assert found.is_kept, found.sentences
+    assert len(found.findings) == len(made[2].rows)
+    assert any("Greedy: 7 of 7" in said for said in found.sentences), found.sentences
+    assert any("one run of 1,000" in said for said in found.sentences)
+
+
+def broken_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verification, "token_acceptance", lambda p, q, tokens: torch.ones(len(tokens)))
+
+
+def broken_block(patch: pytest.MonkeyPatch) -> None:
+    carry = lambda tokens: torch.ones(len(tokens) + 1)  # noqa: E731
+    patch.setattr(verification, "block_acceptance", lambda p, q, tokens: (torch.ones(len(tokens)), carry(tokens)))
+
+
+def broken_residual(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verification, "residual", lambda p, q, carry=1.0: p)
+
+
+def broken_greedy(patch: pytest.MonkeyPatch) -> None:
+    def trusting(self: Any, p: Any, q: Any, tokens: Any, coins: Any) -> verification.Verdict:
+        return verification.Verdict(num_accepted=len(tokens), next_token=int(p[len(tokens)].argmax()))
+
+    patch.setattr(verification.GreedyVerification, "__call__", trusting)
+
+
+@pytest.fixture(scope="module")
+def loose(pair: Pair) -> Pair:
+    """The tiny pair with a draft that is often wrong, and answers that go on to the last token."""
+    draft = runner_for(tiny_draft(tiny_model("llama", seed=1), noise=0.2), vocab_size=pair.target.vocab_size)
+    return replace(pair, draft=draft, head=None, draft_fingerprint=None, ends=())
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "max_tokens"),
+    [(broken_token, "token", 60), (broken_block, "block", 60), (broken_residual, "token", 200), (broken_greedy, "greedy", 30)],
+)
+def test_a_broken_verification_is_caught(
+    loose: Pair, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None], kind: str, max_tokens: int
+):
+    """Catches a check that passes whatever it is shown: candidates accepted unseen, a residual that forgot what it rejected."""
+    fault(monkeypatch)
+    ids = [tuple(loose.tokenizer(text).input_ids) for text in ("hello you", "a test", "one two", "what is it")]
+    greedy = kind == "greedy"
+    bench = Bench(
+        pair=loose,
+        rules=[Rule(role="fixed", settings=(Fixed(k=4),))],
+        sets=[Questions(dataset="toy", dev=(), test=tuple(ids))],
+        plan=Plan(
+            temperatures=(0.0 if greedy else 1.0,),
+            verifications=("block" if kind == "block" else "token",),
+            max_tokens=max_tokens,
+        ),
+        machine=MACHINE,
+    )
+    found = lossless.verify(bench, bench.run())
+    failed = [f.name for f in found.findings if f.reason]
+    assert failed == [f"fixed K = 4, {kind}, T = {0 if greedy else 1}"]
+    assert not found.is_kept
+    assert found.sentences[0].startswith(f"Not the target's law: {failed[0]}")
+
+
+def test_p_values_of_a_lossless_sampler_are_uniform():
+    """Catches a covariance that is wrong. Of 300 p-values a share of 0.05 +- 0.035 lies below 0.05 but for one seed in 190
+    (binomial, 2.8 sigma), and the same for 0.5 +- 0.08."""
+    generator = torch.Generator().manual_seed(3)
+    values = []
+    for _ in range(300):
+        laws = torch.rand(120, 4, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 1.0, 1.0, 0.01])
+        laws = laws / laws.sum(-1, keepdim=True)
+        counts = torch.nn.functional.one_hot(torch.multinomial(laws, 1, generator=generator)[:, 0], 4).double()
+        values.append(lossless.chi_square_p(counts, laws))
+    for level, room in ((0.05, 0.035), (0.5, 0.08)):
+        assert abs(np.mean(np.array(values) < level) - level) < room
+
+
+def test_parts_that_are_expected_too_rarely_join_a_neighbour():
+    """Catches a chi-square with an expected count of a tenth, whose far tail is anything, and one of a single part."""
+    assert lossless._joined([50.0, 0.1, 3.0, 8.0]) == [[0], [1, 2, 3]]
+    assert lossless._joined([50.0, 20.0, 3.0, 2.0]) == [[0], [1, 2, 3]]
+    assert lossless._joined([3.0, 1.0, 1.0, 1.0]) == [[0, 1, 2, 3]]
+    few = torch.full((9, 4), 0.25, dtype=torch.float64)
+    assert lossless.chi_square_p(torch.eye(4).double().repeat(3, 1)[:9], few) == 1.0
+
+
+# The verb
+
+
+@pytest.fixture(scope="module")
+def spoken(names: list[str], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """One bench under --json, with a file."""
+    out = tmp_path_factory.mktemp("out") / "results.json"
+    options = ["--head", str(folder / "head"), *SHORT, "--policy", "fixed:2", "--policy", "cost-aware", "--sweep", "fixed.k=5"]
+    result = call("bench", *names, *options, "--verify-lossless", "--json", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    return result, out
+
+
+def test_json_is_one_line_and_the_file_holds_the_same(spoken: tuple[Result, Path]):
+    """Catches text that gets into the JSON, a file that differs from it, and an option that does not arrive."""
+    result, out = spoken
+    assert result.stdout.count("\n") == 1
+    said = json.loads(result.stdout)
+    assert said == Results.read(out).to_dict()
+    assert [r["policy"] for r in said["rows"] if r["verification"] == "block"] == ["fixed:2", "fixed:5", "cost-aware:0.7"]
+    assert [r["chosen"] for r in said["rows"] if r["policy"] == "fixed:5"] == [False, False, False]
+    assert said["costs"]["name"] == "measured"
+    assert said["provenance"]["plan"]["max_tokens"] == 8
+    assert any(note.startswith("Sampled: ") for note in said["notes"])
+
+
+def test_what_is_coming_is_told_beforehand(spoken: tuple[Result, Path]):
+    """Catches a run of an hour that nobody was warned of, and a count that is not kept."""
+    first = spoken[0].stderr.splitlines()[0]
+    num_rows = len(json.loads(spoken[0].stdout)["rows"])
+    assert num_rows == 2 + 3 * 3
+    assert first.startswith(f"at most {2 * num_rows} answers, ")
+
+
+def test_tables_and_times_are_80_columns_wide(names: list[str]):
+    """Catches a bench that shows no table, no time split, or lines that a terminal breaks."""
+    rules = ["--policy", "fixed:1", "--policy", "cumulative:0.3", "--sweep", "fixed.k=7"]
+    result = call("bench", *names, *SHORT, *rules, "--temperature", "1")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for words in (
+        "target alone",
+        "fixed K = 1",
+        "fixed K = 7",
+        "cumulative 0.3",
+        "ms",
+        "draft",
+        "verify",
+        "block verification",
+    ):
+        assert words in result.stdout
+
+
+def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Catches a failed check that a script takes for success."""
+    broken_greedy(monkeypatch)
+    options = ["--temperature", "0", "--policy", "fixed:4", "--verify-lossless", "--max-tokens", "40", "--prompts", "2"]
+    result = call("bench", *names, *options, "--json")
+    assert result.exit_code == 1
+    assert "the law of the target was not kept" in result.stderr
+    assert any(note.startswith("Not the target's law: fixed K = 4") for note in json.loads(result.stdout)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--data", "./nowhere.jsonl", "--prompt", "gsm8k"], 1, "there is no file ./nowhere.jsonl"),
+        (["--policy", "clever"], 2, "there is no policy 'clever'. Policies: fixed:k, target"),
+        (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
+        (["--sweep", "specdecpp.threshold=0.5"], 2, "needs an acceptance head"),
+        (["--sweep", "threshold=0.5"], 2, "a sweep reads POLICY.PARAMETER=VALUE"),
+        (["--dev-prompts", "0"], 2, "there are no development prompts"),
+        (["--temperature", "-1"], 2, "temperature must be a finite number"),
+        (["--max-tokens", "1"], 2, "at least 2 tokens"),
+        (["--out", "."], 1, "is a folder"),
+    ],
+)
+def test_bad_usage_is_told_in_a_line(names: list[str], options: list[str], code: int, words: str):
+    """Catches a value that runs into a traceback, or a refusal that does not say what is wrong."""
+    assert words in refused("bench", *names, *options, code=code)
+
+
+def test_half_a_pair_is_refused(names: list[str]):
+    """Catches a missing draft that is completed by the reference pair."""
+    assert "--target and --draft go together" in refused("bench", *names[:2], code=2)

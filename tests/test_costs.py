@@ -1,0 +1,243 @@
+"""What a step costs: the cost model as a value, and its measurement on this machine, kept in a file."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import outcome
+
+from specdecpp import Costs, Decoder, Fixed, Pair, load_pair, timing
+from specdecpp.policies import ArgmaxLength, CumulativeConfidence
+from specdecpp.policies.costs import MEMORY, PAUSE, chain_tokens
+from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
+
+CURVE = Costs(draft_s=0.5, passes={1: 1.0, 3: 2.0, 5: 2.5})
+
+
+# The value
+
+
+@pytest.mark.parametrize(("width", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.0), (4, 2.25), (5, 2.5), (6, 2.75), (9, 3.5)])
+def test_a_pass_costs_what_lies_on_the_curve(width: int, seconds: float):
+    """Catches a wrong segment, and a curve that ends or jumps past the last width that was measured."""
+    assert CURVE.verify_s(width) == pytest.approx(seconds)
+
+
+def test_a_single_width_stands_for_all():
+    """Catches a slope of one point, and a paper's machine whose passes depend on the width."""
+    assert [Costs.relative(0.22).verify_s(n) for n in (1, 2, 40)] == [1.0, 1.0, 1.0]
+    assert Costs(draft_s=0.1, passes={4: 2.0}).verify_s(1) == 2.0
+
+
+def test_a_wider_pass_is_never_cheaper():
+    """Catches noise in a measurement that pays for candidates."""
+    noisy = Costs(draft_s=0.0, passes={5: 1.1, 1: 1.0, 2: 0.7, 9: 1.05})
+    assert [noisy.verify_s(n) for n in (1, 2, 5, 9, 20)] == pytest.approx([1.0, 1.0, 1.1, 1.1, 1.1])
+
+
+@given(st.integers(0, 30))
+def test_steps_add_up_to_rounds(num: int):
+    """Catches a step that counts another pass than the round it leads to."""
+    assert CURVE.round_s(0) + sum(CURVE.step_s(k) for k in range(num)) == pytest.approx(CURVE.round_s(num))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"draft_s": -0.1, "passes": {1: 1.0}},
+        {"draft_s": 0.1, "passes": {}},
+        {"draft_s": 0.1, "passes": {0: 1.0}},
+        {"draft_s": 0.1, "passes": {1: 0.0}},
+        {"draft_s": math.nan, "passes": {1: 1.0}},
+        {"draft_s": 0.1, "passes": {1: 1.0, 2: math.nan}},
+        {"draft_s": 0.1, "passes": {1: math.inf}},
+    ],
+)
+def test_impossible_costs_are_refused(bad: dict):
+    """Catches a file or a typing error that makes every comparison of costs false."""
+    with pytest.raises(ValueError, match=r"costs need finite seconds.*got draft_s="):
+        Costs(**bad)
+
+
+def test_equal_costs_are_one_key():
+    """Catches costs that cannot be remembered by, or that collide with others."""
+    same = Costs(draft_s=0.5, passes={5: 2.5, 3: 2.0, 1: 1.0})
+    assert {CURVE: 1}[same] == 1
+    assert Costs(draft_s=0.5, passes={1: 1.0}) not in {CURVE: 1}
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.5), st.integers(0, 3), st.integers(3, 20))
+def test_the_best_length_is_the_best_of_all(acceptance: float, c: float, least: int, most: int):
+    """Catches a search that stops at a first hill, or an off-by-one between candidates and positions of the pass."""
+    costs = Costs(draft_s=c, passes={1: 1.0, 4: 1.0, 5: 1.6, 21: 2.0})
+    best = costs.best_length(acceptance, range(least, most + 1))
+    assert least <= best <= most
+
+    def rate(g: int) -> float:
+        tokens = g + 1 if acceptance == 1 else (1 - acceptance ** (g + 1)) / (1 - acceptance)
+        return tokens / (g * c + costs.verify_s(g + 1))
+
+    assert rate(best) == pytest.approx(max(map(rate, range(least, most + 1))))
+
+
+def test_equally_good_lengths_are_settled_by_the_shortest():
+    """Catches candidates that are drafted for nothing: with acceptance 0 and free drafts every length is as good."""
+    assert Costs.relative(0.0).best_length(0.0, range(1, 9)) == 1
+    assert chain_tokens(0.5, 2) == 1.75
+
+
+# Running means
+
+
+def test_running_means_move_towards_what_was_timed():
+    """Catches a mean over the wrong thing: the head belongs to the candidate, what else is done to the pass."""
+    after = CURVE.updated(outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4))
+    assert after.draft_s == pytest.approx(0.5 + MEMORY * (0.7 - 0.5))
+    assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (2.2 / 2.0 - 1)))
+    assert after.verify_s(1) / after.verify_s(5) == pytest.approx(1.0 / 2.5)
+
+
+def test_a_round_without_candidates_says_nothing_about_drafting():
+    """Catches a division by zero, and drafting that becomes free when it is not done."""
+    assert CURVE.updated(outcome(0, 0, draft_s=0.3, verify_s=1.0)).draft_s == CURVE.draft_s
+
+
+def test_a_steady_machine_is_found_out():
+    """Catches a mean that stays where it began, or ends elsewhere."""
+    costs = CURVE
+    for _ in range(400):
+        costs = costs.updated(outcome(2, 1, draft_s=0.2, verify_s=3.0))
+    assert (costs.draft_s, costs.verify_s(3)) == pytest.approx((0.1, 3.0), rel=1e-2)
+
+
+def test_a_pause_of_the_machine_is_no_measurement():
+    """Catches one hiccup that makes drafting or verification look hopeless for a hundred rounds."""
+    after = CURVE.updated(outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
+    assert after.draft_s <= CURVE.draft_s + MEMORY * PAUSE * 2.0
+    assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (PAUSE - 1)))
+
+
+# The measurement
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny_pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Pair:
+    return load_pair(folder / "target", draft=folder / "draft")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache for one test, and quick measurements."""
+    monkeypatch.setattr(timing, "CANDIDATES", (0, 1, 2, 4))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(timing, "CYCLES", 1)
+    return tmp_path / "cache" / "specdecpp"
+
+
+def test_tests_write_into_no_home_of_a_person():
+    """Catches a suite that measures a loaded machine and leaves the figures where the next demo reads them."""
+    show = "import os; print(os.environ['XDG_CACHE_HOME'])"
+    seen = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+    assert "pytest" in seen
+    assert not Path(seen).is_relative_to(Path.home() / ".cache")
+
+
+def test_every_part_of_a_round_is_measured(pair: Pair, home: Path):
+    """Catches widths that are off by the unread token, and parts of a round that nobody pays for."""
+    costs = timing.measure(pair)
+    assert list(costs.passes) == [k + 1 for k in timing.CANDIDATES]
+    assert costs.draft_s > 0
+    assert not home.exists(), "measuring alone writes nothing"
+
+
+def test_a_second_process_weighs_the_same_costs(pair: Pair, home: Path):
+    """Catches figures that are measured anew, so that a seed gives another answer: no two measurements are alike."""
+    first = timing.measured(pair)
+    (file,) = home.iterdir()
+    assert timing.measured(pair) == first
+    assert json.loads(file.read_text())["draft_s"] == first.draft_s
+    assert timing.measure(pair) != first
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"draft_s": 0.1}',
+        '{"draft_s": "x", "passes": {"1": 1.0}}',
+        '{"draft_s": 0.1, "passes": {"one": 1.0}}',
+        '{"draft_s": 0.1, "passes": [1.0]}',
+        '{"draft_s": -1, "passes": {"1": 1.0}}',
+        '{"draft_s": NaN, "passes": {"1": 1.0}}',
+        '{"draft_s": 0.1, "passes": {"1": NaN}}',
+        "\udcff",
+    ],
+)
+def test_a_damaged_file_is_measured_again_and_mended(content: str, pair: Pair, home: Path):
+    """Catches a crash at every start, or nonsense that is believed, after a kill in the middle of a write."""
+    timing.measured(pair)
+    (file,) = home.iterdir()
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    costs = timing.measured(pair)
+    assert costs.draft_s > 0
+    assert timing.measured(pair) == costs
+    assert list(home.iterdir()) == [file], "nothing half-written stays"
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches decoding that fails because a cache does: here the cache is a file."""
+    (tmp_path / "cache").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(timing, "CYCLES", 1)
+    assert timing.measured(pair).draft_s > 0
+    assert [p.name for p in tmp_path.iterdir()] == ["cache"]
+
+
+def test_each_pair_has_a_file_of_its_own(folder: Path, pair: Pair, home: Path):
+    """Catches one pair's costs that are used for another, and a pair that is measured again because it was loaded again."""
+    timing.measured(pair)
+    timing.measured(load_pair(folder / "target", draft=folder / "draft"))
+    assert len(list(home.iterdir())) == 1
+    timing.measured(load_pair(folder / "draft", draft=folder / "draft"))
+    assert len(list(home.iterdir())) == 2
+    timing.measured(load_pair(folder / "target", draft=folder / "target"))
+    assert len(list(home.iterdir())) == 3
+
+
+@pytest.mark.parametrize("room", [6, 7, 8, 13, 20, None])
+def test_short_contexts_are_measured_as_far_as_they_go(room: int | None, home: Path):
+    """Catches a measurement that overruns a context, or takes a round for one that is longer than there was room for."""
+    target = TableModel.random(vocab_size=8, depth=1, seed=6, max_length=room)
+    pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
+    widths = list(timing.measure(pair).passes)
+    assert widths == [k + 1 for k in timing.CANDIDATES if room is None or 2 * k + 6 <= room]
+    timing.measured(pair)
+    assert not home.exists(), "models without a fingerprint cannot be told apart, so nothing is kept"
+
+
+def test_only_a_policy_that_asks_has_costs_measured(pair: Pair, home: Path):
+    """Catches seconds that are spent before the first token for nothing."""
+    for decoder in (Decoder(pair, policy=Fixed(k=2)), Decoder(pair, policy=CumulativeConfidence())):
+        decoder.generate([3, 4], max_tokens=4, seed=0)
+        assert decoder.costs is None
+    given = Decoder(pair, policy=ArgmaxLength(), costs=CURVE)
+    given.generate([3, 4], max_tokens=4, seed=0)
+    assert given.costs is CURVE
+    assert not home.exists()
+    Decoder(pair, policy=ArgmaxLength()).generate([3, 4], max_tokens=4, seed=0)
+    assert len(list(home.iterdir())) == 1

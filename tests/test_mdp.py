@@ -1,0 +1,560 @@
+"""Stopping on paper. Everything is computed, nothing sampled, so nothing here has a false alarm.
+
+What the module says is compared with what does not come from it: path by path enumeration, all plans of a small round, the
+real session over exact tables, closed forms, the paper's printed figures, and the page that explains it.
+"""
+
+import doctest
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from laws import Request, law_of, unchecked
+
+from specdecpp.metrics import Metrics
+from specdecpp.policies import Fixed, Policy
+from specdecpp.policies.costs import Costs
+from specdecpp.sampling import streams
+from specdecpp.testing import TableModel
+from specdecpp.theory import mdp
+from specdecpp.theory.mdp import Lattice, Process, Tally, bounds, fixed, hindsight, look_ahead, optimum, settled_rate, threshold
+from specdecpp.verification import TokenVerification
+
+PAGE = Path(__file__).parent.parent / "docs" / "stopping.md"
+TIGHT = {"rel": 1e-9, "abs": 1e-12}
+
+chances = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0.01, 1.0))
+
+
+@st.composite
+def probabilities(draw, num):
+    """Small whole weights make zeros and ties likely, floats everything else."""
+    weights = draw(st.lists(st.one_of(st.integers(0, 2), st.floats(0.05, 1)), min_size=num, max_size=num).filter(any))
+    return np.array(weights) / sum(weights)
+
+
+@st.composite
+def processes(draw, most_states=3):
+    num = draw(st.integers(1, most_states))
+    return Process(
+        start=draw(probabilities(num)),
+        transition=np.stack([draw(probabilities(num)) for _ in range(num)]),
+        acceptance=np.array([draw(chances) for _ in range(num)]),
+    )
+
+
+@st.composite
+def curves(draw):
+    """A draft step against a pass of 1 s at the least, that may get slower with its width, evenly or with a jump."""
+    rises = draw(st.lists(st.sampled_from([0.0, 0.0, 0.05, 0.4]), min_size=7, max_size=7))
+    return Costs(draft_s=draw(st.floats(0.02, 1.2)), passes={n + 1: 1.0 + sum(rises[:n]) for n in range(8)})
+
+
+flat = st.floats(0.02, 0.95).map(Costs.relative)
+
+
+@st.composite
+def convex(draw):
+    """Passes that rise faster and faster, or not at all: one more candidate never gets cheaper."""
+    rises = sorted(draw(st.lists(st.sampled_from([0.0, 0.0, 0.05, 0.4]), min_size=7, max_size=7)))
+    return Costs(draft_s=draw(st.floats(0.02, 1.2)), passes={n + 1: 1.0 + sum(rises[:n]) for n in range(8)})
+
+
+def rate(lattice, costs, plan):
+    return lattice.tally(plan).tokens_per_second(costs)
+
+
+def best_fixed(lattice, costs):
+    """(K, tokens per second) by trying all."""
+    return max(((k, rate(lattice, costs, fixed(lattice, k))) for k in range(lattice.max_tokens + 1)), key=lambda x: x[1])
+
+
+def best_threshold(lattice, costs):
+    """(h, tokens per second) by trying every h that makes a difference."""
+    found = {float(1 - s) for layer in lattice.layers for s in layer.survival} | {-1.0}
+    return max(((h, rate(lattice, costs, threshold(lattice, h))) for h in found), key=lambda x: x[1])
+
+
+def paths(process, length):
+    """All (states s_0..s_length, probability), one by one."""
+    for states in itertools.product(range(len(process.acceptance)), repeat=length + 1):
+        chance = process.start[states[0]]
+        for a, b in itertools.pairwise(states):
+            chance *= process.transition[a, b]
+        if chance > 0:
+            yield states, chance
+
+
+def by_paths(process, max_tokens, goes):
+    """The tally of a rule `goes(k, state, survival)`, path by path."""
+    tokens, rounds = 0.0, np.zeros(max_tokens + 1)
+    for states, chance in paths(process, max_tokens):
+        k, survival, made = 0, 1.0, 1.0
+        while k < max_tokens and goes(k, states[k], survival):
+            k += 1
+            survival *= process.acceptance[states[k]]
+            made += survival * process.unjudged[states[k]]
+        tokens, rounds[k] = tokens + chance * made, rounds[k] + chance
+    return Tally(num_tokens=tokens, rounds=rounds)
+
+
+# --- costs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verification_rate", "discard_rate", "printed"),
+    [(0.164, 0.0, 2.92), (0.240, 0.417, 2.04), (0.193, 0.378, 2.23), (0.193, 0.333, 2.26)],
+)
+def test_the_papers_rates_give_the_papers_speed_ups(verification_rate, discard_rate, printed):
+    """Catches a term of the cost identity with the wrong factor. The rates were read off a figure, hence 2 %."""
+    c = 0.023 * 9.26
+    assert mdp.speed_up(discard_rate=discard_rate, verification_rate=verification_rate, c=c) == pytest.approx(printed, rel=0.02)
+
+
+@given(
+    num_rounds=st.integers(1, 50), num_drafted=st.integers(0, 200), share=st.floats(0, 1), draft_s=st.floats(0.01, 1), c=chances
+)
+def test_the_rates_are_all_one_needs_where_a_pass_has_one_price(num_rounds, num_drafted, share, draft_s, c):
+    """Catches a rate over the wrong denominator: from counted steps, time by the paper's formula is time step by step."""
+    target_s = draft_s / max(c, 0.05)
+    num_tokens = float(num_rounds + round(share * num_drafted))
+    per_round, extra = divmod(num_drafted, num_rounds)
+    counts = np.zeros(per_round + 2)
+    counts[per_round : per_round + 2] = num_rounds - extra, extra
+    tally, costs = Tally(num_tokens=num_tokens, rounds=counts), Costs(draft_s=draft_s, passes={1: target_s})
+    assert (tally.num_rounds, tally.num_drafted) == (num_rounds, num_drafted)
+    by_steps = num_tokens / (num_drafted * draft_s + num_rounds * target_s)
+    rates = {"discard_rate": tally.discard_rate, "verification_rate": tally.verification_rate}
+    assert tally.tokens_per_second(costs) == pytest.approx(by_steps)
+    assert mdp.tokens_per_second(**rates, draft_s=draft_s, target_s=target_s) == pytest.approx(by_steps)
+    assert mdp.speed_up(**rates, c=draft_s / target_s) == pytest.approx(tally.speed_up(costs))
+
+
+def test_a_tally_counts_as_the_metrics_of_a_run_do():
+    """Catches R_d and R_v that mean something else here than in a measured run."""
+    request = Request(
+        target=TableModel.random(vocab_size=4, depth=2, seed=1), draft=TableModel.random(vocab_size=4, depth=2, seed=2)
+    )
+    session = request.session(Fixed(k=3), TokenVerification(), streams(0, "cpu"))
+    session.prefill()
+    run = Metrics.of([session.step() for _ in range(20)])
+    counts = np.array([run.drafted_histogram[k] for k in range(4)], float)
+    tally = Tally(num_tokens=float(run.num_tokens), rounds=counts)
+    assert (tally.discard_rate, tally.verification_rate) == pytest.approx((run.discard_rate, run.verification_rate))
+
+
+# --- the process and its lattice -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(process=processes(), max_tokens=st.integers(0, 4), h=st.floats(0, 1), is_lagged=st.booleans())
+def test_the_lattice_is_all_paths_merged(process, max_tokens, h, is_lagged):
+    """Catches situations merged that differ, and mass or gain lost between layers."""
+    seen = process.lagged() if is_lagged else process
+    rounds = Lattice.of(seen, max_tokens=max_tokens)
+    h += 1e-7  # away from ties, which rounding decides
+    tally = rounds.tally(threshold(rounds, h))
+    direct = by_paths(seen, max_tokens, lambda k, state, survival: 1 - survival <= h)
+    assert tally.num_tokens == pytest.approx(direct.num_tokens, **TIGHT)
+    assert tally.rounds == pytest.approx(direct.rounds, **TIGHT)
+
+
+def test_the_lattice_stays_small():
+    """Catches paths that are not merged: 3^20 of them are no way to look ahead 20 candidates."""
+    layers = Lattice.of(Process.iid([0.3, 0.6, 0.9], [0.3, 0.3, 0.4]), max_tokens=20).layers
+    assert len(layers[-1].state) == 3 * 210  # the last state, and what the 19 before it were
+    layers = Lattice.of(Process.iid([0.0, 0.5, 1.0], [0.3, 0.3, 0.4]), max_tokens=20).layers
+    assert len(layers[-1].state) == 20 + 20 + 3  # how many were 0.5, where none was 0; else the last state alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Informed(Policy):
+    """Stops by the true acceptance of what was drawn; with a lag the last candidate is not judged yet."""
+
+    acceptance: np.ndarray
+    before: int
+    h: float
+    is_lagged: bool
+
+    def stop(self, draft, memory):
+        tokens = [self.before, *draft.tokens]
+        odds = [self.acceptance[a, b] for a, b in itertools.pairwise(tokens)]
+        judged = odds[:-1] if self.is_lagged else odds
+        return "rejected" if 1 - np.prod(judged) > self.h else None
+
+
+@pytest.mark.parametrize("is_lagged", [False, True])
+@pytest.mark.parametrize("seed", [0, 2, 3, 4])
+def test_the_process_is_the_real_round(seed, is_lagged):
+    """Catches a model of the round that is not the session's: the law of its candidates and the mean of its tokens, exactly."""
+    target, draft = (TableModel.random(vocab_size=3, depth=1, seed=s) for s in (seed, seed + 50))
+    request = Request(target=target, draft=draft, max_tokens=9)
+    p, q = (np.array([model.law((a,)).tolist() for a in range(3)]) for model in (target, draft))
+    odds = np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
+    before = request.prompt[-1]
+    process = Process(  # a state is a token with the one before it
+        start=np.eye(9)[before],
+        transition=_pairs(q),
+        acceptance=odds.reshape(-1),
+    )
+    seen = process.lagged() if is_lagged else process
+    rounds = Lattice.of(seen, max_tokens=3)
+    tally = rounds.tally(threshold(rounds, 0.55))
+    policy = Informed(acceptance=odds, before=before, h=0.55, is_lagged=is_lagged, max_tokens=3)
+
+    def one_round(coins):
+        session = request.session(policy, TokenVerification(), (coins, coins))
+        session.prefill()
+        outcome = session.step()
+        return outcome.num_drafted, len(outcome.pieces)
+
+    law = law_of(one_round)
+    assert sum(chance * tokens for (_, tokens), chance in law.items()) == pytest.approx(tally.num_tokens, **TIGHT)
+    drafted = [sum(chance for (n, _), chance in law.items() if n == k) for k in range(4)]
+    assert tally.rounds == pytest.approx(drafted, **TIGHT)
+    assert max(drafted) < 1, "the rule decides nothing here"
+
+
+def _pairs(q):
+    """(a, b) -> (b, c) with probability q(c | b)."""
+    transition = np.zeros((3, 3, 3, 3))
+    for a, b in itertools.product(range(3), repeat=2):
+        transition[a, b, b] = q[b]
+    return transition.reshape(9, 9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"start": np.ones(2)}, {"transition": np.eye(3)}, {"acceptance": np.array([0.5, 1.1])}, {"unjudged": np.array([-0.1])}],
+)
+@unchecked()
+def test_a_process_that_is_none_is_refused(wrong):
+    """Catches rows that do not sum to 1, which would lose mass in silence."""
+    good = {"start": np.eye(2)[0], "transition": np.eye(2), "acceptance": np.array([0.5, 1.0])}
+    Process(**good)
+    with pytest.raises(ValueError, match=r"a process over \d acceptances|must lie in"):
+        Process(**(good | wrong))
+
+
+# --- the optimum -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(process=processes(most_states=2), costs=curves(), is_lagged=st.booleans())
+@unchecked()
+def test_no_plan_is_better_than_the_optimum(process, costs, is_lagged):
+    """Catches any mistake in the dynamic programme or the iteration: all plans of a short round are tried."""
+    rounds = Lattice.of(process.lagged() if is_lagged else process, max_tokens=2 if is_lagged else 3)
+    sizes = [len(layer.state) for layer in rounds.layers[:-1]]
+    assume(sum(sizes) <= 9)
+    best = 0.0
+    for bits in itertools.product([False, True], repeat=sum(sizes)):
+        plan = tuple(np.array(part, bool) for part in np.split(np.array(bits), np.cumsum(sizes)[:-1]))
+        best = max(best, rate(rounds, costs, plan))
+    assert optimum(rounds, costs).rate == pytest.approx(best, **TIGHT)
+
+
+@settings(max_examples=40)
+@given(process=processes(), costs=st.one_of(flat, curves()), max_tokens=st.integers(0, 6))
+@unchecked()
+def test_what_is_known_orders_what_is_possible(process, costs, max_tokens):
+    """Catches an optimum that is not one, and a bound that is none: fixed, tuned and lagged <= optimum <= hindsight."""
+    rounds = Lattice.of(process, max_tokens=max_tokens)
+    best, slack = optimum(rounds, costs), 1 + 1e-9
+    assert best_fixed(rounds, costs)[1] <= best.rate * slack
+    assert best_threshold(rounds, costs)[1] <= best.rate * slack
+    lagged = Lattice.of(process.lagged(), max_tokens=max_tokens)
+    assert optimum(lagged, costs).rate <= best.rate * slack
+    later = Lattice.of(process.lagged().lagged(), max_tokens=max_tokens)
+    assert optimum(later, costs).rate <= optimum(lagged, costs).rate * slack
+    for unseen in (lagged, later):  # what one cannot see is no less there
+        assert best_fixed(unseen, costs)[1] == pytest.approx(best_fixed(rounds, costs)[1], **TIGHT)
+    for steps in (1, 2):
+        assert settled_rate(rounds, costs, steps=steps) <= best.rate * slack
+    bound = hindsight(rounds, costs)
+    assert best.rate <= bound.tokens_per_second(costs) * slack
+    assert bound.discard_rate == pytest.approx(0, abs=1e-9)
+    assert hindsight(lagged, costs).tokens_per_second(costs) == pytest.approx(bound.tokens_per_second(costs), **TIGHT)
+
+
+@settings(max_examples=40)
+@given(process=processes(), costs=st.one_of(flat, curves()), max_tokens=st.integers(0, 6))
+@unchecked()
+def test_dinkelbach_rises_to_where_nothing_is_left(process, costs, max_tokens):
+    """Catches an iteration that stops early or turns back; bisection on the rate finds the same."""
+    rounds = Lattice.of(process, max_tokens=max_tokens)
+    best = optimum(rounds, costs)
+    assert best.rates[0] == pytest.approx(1 / costs.verify_s(1))
+    assert all(a < b for a, b in itertools.pairwise(best.rates))
+    assert len(best.rates) <= 10
+    left = best.tally.num_tokens - best.rate * best.tally.seconds(costs)
+    assert left == pytest.approx(0, abs=1e-9)
+    assert settled_rate(rounds, costs, steps=max_tokens) == pytest.approx(best.rate, rel=1e-6)
+
+
+@settings(max_examples=50)
+@given(acceptance=chances, costs=flat)
+@example(acceptance=0.8, costs=Costs.relative(0.22))
+@unchecked()
+def test_constant_acceptance_asks_for_a_threshold(acceptance, costs):
+    """Catches a rule and a theorem that disagree: optimum, best K by brute force, S m > rho t_draft, h* = 1 - c rho'/m."""
+    rounds = Lattice.of(Process.constant(acceptance), max_tokens=20)
+    best = optimum(rounds, costs)
+    assert best.rate == pytest.approx(best_fixed(rounds, costs)[1], **TIGHT)
+    c, ratio = costs.draft_s, best.tally.speed_up(costs)
+    assert settled_rate(rounds, costs, steps=1) == pytest.approx(best.rate, rel=1e-6)
+    h = 1 - c * ratio / acceptance if acceptance else -1.0
+    for k, go in enumerate(best.plan):
+        chance = acceptance ** (k + 1)
+        if abs(chance - c * ratio) > 1e-9:
+            assert bool(go[0]) == (chance > c * ratio) == (1 - acceptance**k < h)
+
+
+@settings(max_examples=40)
+@given(process=processes(), costs=curves(), at=st.floats(0.1, 4), steps=st.sampled_from([1, 2, None]))
+@unchecked()
+def test_more_survival_never_speaks_for_stopping(process, costs, at, steps):
+    """Catches a dynamic programme whose value is not convex in survival: per state and depth it must be a threshold on S."""
+    rounds = Lattice.of(process, max_tokens=6)
+    for go, layer in zip(look_ahead(rounds, costs, rate=at, steps=steps), rounds.layers, strict=False):
+        for state in np.unique(layer.state):
+            here = layer.state == state
+            least, most = layer.survival[here][go[here]], layer.survival[here][~go[here]]
+            assert not len(least) or not len(most) or least.min() >= most.max() - 1e-9
+
+
+@settings(max_examples=40)
+@given(process=processes(), costs=convex(), at=st.floats(0.1, 4), is_lagged=st.booleans())
+@example(process=Process.iid([0.1, 0.6, 0.95], [0.2, 0.3, 0.5]), costs=Costs.relative(0.22), at=1.7, is_lagged=False)
+@example(process=Process.iid([0.1, 0.6, 0.95], [0.2, 0.3, 0.5]), costs=Costs.relative(0.1), at=2.0, is_lagged=True)
+@unchecked()
+def test_one_step_is_enough_where_the_outlook_cannot_improve(process, costs, at, is_lagged):
+    """Catches a wrong claim of the page: a(s') m(s') <= m(s) for every step s -> s' makes the one-step rule exact."""
+    seen = process.lagged() if is_lagged else process
+    m = seen.next_acceptance
+    assume(((seen.acceptance * m <= m[:, None]) | (seen.transition == 0)).all())
+    rounds = Lattice.of(seen, max_tokens=6)
+    one, exact = (rounds.tally(look_ahead(rounds, costs, rate=at, steps=n)) for n in (1, None))
+    surplus = [t.num_tokens - at * t.seconds(costs) for t in (one, exact)]
+    assert surplus[0] == pytest.approx(surplus[1], abs=1e-9)
+
+
+def test_a_rule_looks_ahead():
+    """Catches a plan without layers where no step is asked for."""
+    with pytest.raises(ValueError, match="at least one candidate ahead"):
+        look_ahead(Lattice.of(Process.constant(0.5), max_tokens=2), Costs.relative(0.2), rate=1.0, steps=0)
+
+
+@given(acceptance=st.lists(chances, min_size=1, max_size=6), costs=convex(), at=st.floats(0.1, 4))
+def test_one_step_is_enough_for_a_known_sequence(acceptance, costs, at):
+    """Catches the belief that a *known* hard token before easy ones calls for more: S never rises."""
+    num = len(acceptance)
+    sequence = Process(
+        start=np.eye(num + 1)[0],
+        transition=np.eye(num + 1, k=1) + np.diag([0.0] * num + [1.0]),
+        acceptance=np.array([1.0, *acceptance]),
+    )
+    rounds = Lattice.of(sequence, max_tokens=num)
+    one, exact = (rounds.tally(look_ahead(rounds, costs, rate=at, steps=n)) for n in (1, None))
+    assert one.num_tokens - at * one.seconds(costs) == pytest.approx(exact.num_tokens - at * exact.seconds(costs), abs=1e-9)
+
+
+# --- the theorem -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(acceptance=st.floats(0.05, 0.99), c=st.floats(0.02, 0.95), slope=st.sampled_from([0.0, 0.07]))
+@example(acceptance=0.8, c=0.22, slope=0.0)
+@unchecked()
+def test_the_theorems_bound_is_h_star(acceptance, c, slope):
+    """Catches a wrong D: where the optimum stops, D = m/rho - t_target(k + 2), and the bound is 1 - c rho'/m (flat costs)."""
+    costs = Costs(draft_s=c, passes={1: 1.0, 2: 1.0 + slope})
+    rounds = Lattice.of(Process.constant(acceptance), max_tokens=40)
+    best = optimum(rounds, costs)
+    k = round(best.tally.num_drafted)
+    assume(k < rounds.max_tokens)
+    bound = bounds(rounds, costs, best.plan)[k]
+    assert (bound.c1, bound.c2) == pytest.approx((c + slope, 1 + k * slope - c))
+    assert bound.d[0] == pytest.approx(acceptance / best.rate - costs.verify_s(k + 2), **TIGHT)
+    h = 1 - (c + slope) * best.tally.speed_up(costs) / acceptance
+    assert bound.rejection[0] == pytest.approx(max(h, 0), **TIGHT)
+
+
+@settings(max_examples=40)
+@given(process=processes(), costs=st.one_of(flat, curves()), h=st.floats(0, 1), is_lagged=st.booleans())
+@unchecked()
+def test_above_the_bound_stopping_is_better(process, costs, h, is_lagged):
+    """Catches a bound that is too low: wherever the theorem says stop, a plan that goes on there gets no worse by stopping."""
+    rounds = Lattice.of(process.lagged() if is_lagged else process, max_tokens=4)
+    best = optimum(rounds, costs)
+    for plan in (best.plan, fixed(rounds, 4), threshold(rounds, h)):
+        before = rate(rounds, costs, plan)
+        for k, bound in enumerate(bounds(rounds, costs, plan)):
+            says_stop = 1 - rounds.layers[k].gain >= bound.rejection + 1e-9
+            changed = (*plan[:k], plan[k] & ~says_stop, *plan[k + 1 :])
+            assert rate(rounds, costs, changed) >= before * (1 - 1e-9)
+            if plan is best.plan:
+                assert not (says_stop & plan[k]).any()
+
+
+# --- hindsight -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(acceptance=st.floats(0.0, 0.99), c=st.floats(0.02, 0.98), max_tokens=st.integers(0, 30))
+def test_hindsight_with_a_bound_on_candidates(acceptance, c, max_tokens):
+    """Catches a run length that is off by one: R_v = (1 - m)/(1 - m^(K+1)), nothing discarded."""
+    rounds, costs = Lattice.of(Process.constant(acceptance), max_tokens=max_tokens), Costs.relative(c)
+    verification_rate = (1 - acceptance) / (1 - acceptance ** (max_tokens + 1))
+    expected = mdp.speed_up(discard_rate=0.0, verification_rate=verification_rate, c=c)
+    assert hindsight(rounds, costs).speed_up(costs) == pytest.approx(expected, **TIGHT)
+    tv = 1 - acceptance
+    late = mdp.speed_up(discard_rate=tv, verification_rate=tv, c=c)  # each rejection is found by drafting it
+    assert late == pytest.approx(1 / (c + tv))
+
+
+@settings(max_examples=40)
+@given(process=processes(), costs=curves())
+@example(process=Process.constant(0.9), costs=Costs(draft_s=0.1, passes={1: 1.0, 2: 1.0, 3: 3.0, 4: 3.0}))
+@unchecked()
+def test_hindsight_is_the_best_of_all_that_know_the_run(process, costs):
+    """Catches hindsight that drafts the whole run where that does not pay: every map from L to candidates is tried."""
+    law = np.zeros(4)
+    for states, chance in paths(process, 3):
+        reached = np.cumprod([1.0, *(process.acceptance[s] for s in states[1:]), 0.0])
+        law -= chance * np.diff(reached)
+    plans = itertools.product(*(range(length + 1) for length in range(4)))
+    best = max((1 + law @ n) / (law @ [costs.round_s(k) for k in n]) for n in plans)
+    assert hindsight(Lattice.of(process, max_tokens=3), costs).tokens_per_second(costs) == pytest.approx(best, **TIGHT)
+
+
+@settings(max_examples=40)
+@given(values=st.lists(st.floats(0, 0.8), min_size=1, max_size=3), c=st.floats(0.02, 0.98), data=st.data())
+@unchecked()
+def test_hindsight_is_the_total_variation_of_the_emitted_text(values, c, data):
+    """Catches a TV averaged over the draft's path: the speed-up is 1/(c + (1 - c) TV) over *emitted* text."""
+    num = len(values)
+    process = Process(
+        start=data.draw(probabilities(num)),
+        transition=np.stack([data.draw(probabilities(num)) for _ in range(num)]),
+        acceptance=np.array(values),
+    )
+    reached, rejected, mass = 0.0, 0.0, process.start  # position by position, weighted by having got there
+    for _ in range(150):
+        reached += mass.sum()
+        after = mass @ process.transition
+        rejected += after @ (1 - process.acceptance)
+        mass = after * process.acceptance
+    costs, mean_tv = Costs.relative(c), rejected / reached
+    rounds = Lattice.of(Process.constant(1 - mean_tv), max_tokens=150)  # only the mean counts
+    expected = 1 / (c + (1 - c) * mean_tv)
+    assert hindsight(rounds, costs).speed_up(costs) == pytest.approx(expected, rel=1e-6)
+    short = Lattice.of(process, max_tokens=40)
+    assert hindsight(short, costs).speed_up(costs) == pytest.approx(expected, rel=1e-3)
+    assert hindsight(short, costs).speed_up(costs) <= expected * (1 + 1e-9)
+
+
+def test_an_iid_process_has_the_hindsight_of_its_mean():
+    """Catches hindsight that depends on more than TV where each candidate is a fresh draw."""
+    costs = Costs.relative(0.22)
+    mixed = Lattice.of(Process.iid([0.2, 0.7, 1.0], [0.2, 0.3, 0.5]), max_tokens=12)
+    plain = Lattice.of(Process.constant(0.2 * 0.2 + 0.3 * 0.7 + 0.5), max_tokens=12)
+    assert hindsight(mixed, costs).speed_up(costs) == pytest.approx(hindsight(plain, costs).speed_up(costs))
+    assert optimum(mixed, costs).rate > 1.01 * optimum(plain, costs).rate, "what is seen of a draw is worth something"
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def fork():
+    """Easy text with forks: after one the text is easy again or hopeless."""
+    return Process(
+        start=np.array([1.0, 0.0, 0.0]),
+        transition=np.array([[0.8, 0.2, 0.0], [0.4, 0.0, 0.6], [0.0, 0.0, 1.0]]),
+        acceptance=np.array([0.97, 0.97, 0.1]),
+    )
+
+
+def lot():
+    """The first candidate shows whether the whole round is easy."""
+    return Process(
+        start=np.array([1.0, 0.0, 0.0]),
+        transition=np.array([[0.0, 0.3, 0.7], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        acceptance=np.array([1.0, 0.97, 0.1]),
+    )
+
+
+def test_the_page_has_the_numbers_of_its_first_example():
+    """Catches a page that no longer says what the code computes."""
+    page, costs = " ".join(PAGE.read_text().split()), Costs.relative(0.22)
+    rounds = Lattice.of(Process.constant(0.8), max_tokens=20)
+    best = optimum(rounds, costs)
+    k = round(best.tally.num_drafted)
+    for n in range(k - 1, k + 2):
+        tally = rounds.tally(fixed(rounds, n))
+        assert f"| {n} | {tally.num_tokens:.3f} | {tally.seconds(costs):.2f} | {tally.speed_up(costs):.3f} |" in page
+    bound = bounds(rounds, costs, best.plan)[k]
+    assert f"{[round(r, 3) for r in best.rates]}" in page
+    assert f"h* = 1 - 0.22 * {best.rate:.3f} / 0.8 = {1 - 0.22 * best.rate / 0.8:.3f}" in page
+    worth = bound.c2 + bound.d[0]
+    assert f"c1 = {bound.c1:.2f}, c2 = {bound.c2:.2f}, D = {bound.d[0]:.3f}" in page
+    assert f"{worth:.3f} / {bound.c1 + worth:.3f} = {bound.rejection[0]:.3f}" in page
+    assert f"{1 - 0.8**3:.3f} after three candidates and {1 - 0.8**4:.3f} after four" in page
+    assert 1 - 0.8**6 < bound.c2 < 1 - 0.8**7, "with D = 0 the seventh candidate is the last"
+    assert f"{hindsight(rounds, costs).speed_up(costs):.3f} with at most 20 candidates" in page
+    assert f"1/(0.22 + 0.78 * 0.2) = {1 / (0.22 + 0.78 * 0.2):.3f}" in page
+
+
+def test_the_page_has_the_numbers_of_its_second_example():
+    """Catches a page that no longer says what the code computes, and a one-step rule that loses nothing there."""
+    page, costs = PAGE.read_text(), Costs.relative(0.22)
+    rounds = Lattice.of(fork(), max_tokens=20)
+    k, of_fixed = best_fixed(rounds, costs)
+    best = optimum(rounds, costs).rate
+    ladder = {
+        f"best fixed K ({k})": of_fixed,
+        "one step ahead": settled_rate(rounds, costs, steps=1),
+        "two steps ahead": settled_rate(rounds, costs, steps=2),
+        "best threshold on S": best_threshold(rounds, costs)[1],
+        "optimum": best,
+        "optimum, one token late": optimum(Lattice.of(fork().lagged(), max_tokens=20), costs).rate,
+        "hindsight": hindsight(rounds, costs).speed_up(costs),
+    }
+    for name, value in ladder.items():
+        assert f"| {name} | {value:.3f} | {100 * (value / best - 1):+.1f} |" in page
+    assert f"0.22 * {best:.3f} = {0.22 * best:.3f} tokens, more than the {fork().next_acceptance[1]:.3f}" in page
+    for go, layer in zip(optimum(rounds, costs).plan, rounds.layers, strict=False):
+        is_fork = layer.state == 1
+        assert (go[is_fork] == (layer.survival[is_fork] > 0.8)).all()
+    assert ladder["one step ahead"] < ladder["two steps ahead"] < ladder["best threshold on S"] < best
+
+
+def test_the_page_has_the_numbers_of_its_warning():
+    """Catches a warning that has gone stale: at the beginning of a round one step of foresight may lose a quarter."""
+    page, costs = " ".join(PAGE.read_text().split()), Costs.relative(0.22)
+    rounds = Lattice.of(lot(), max_tokens=20)
+    one, best = settled_rate(rounds, costs, steps=1), optimum(rounds, costs).rate
+    assert one == pytest.approx((0.3 * 0.97 + 0.7 * 0.1) / 0.22, rel=1e-6)
+    assert f"{one:.3f} instead of {best:.3f}" in page
+    plan = tuple(go | (k == 0) for k, go in enumerate(look_ahead(rounds, costs, rate=best, steps=1)))
+    assert f"{rate(rounds, costs, plan):.3f} with at least one candidate" in page
+
+
+@pytest.mark.parametrize("where", ["page", "module"])
+def test_the_examples_run(where):
+    """Catches an example in the page or in a docstring that does not do what it shows."""
+    outcome = doctest.testmod(mdp) if where == "module" else doctest.testfile(str(PAGE), module_relative=False)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_theory_needs_no_torch():
+    """Catches an import that makes a table of formulas wait for a deep-learning framework."""
+    code = "import sys, specdecpp.theory.mdp; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

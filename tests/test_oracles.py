@@ -1,0 +1,190 @@
+"""Oracles: what is provable about them is proven, and the ladder they make is looked at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from laws import Request, unchecked
+from records import Process, records
+from tables import Recording
+
+from specdecpp.policies import Costs, CumulativeConfidence, Fixed, Heuristic
+from specdecpp.testing import TableModel
+from specdecpp.theory import mdp, oracles
+from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling, share_of_headroom
+from specdecpp.theory.replay import replay
+from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.training.traces import Terms, traces
+
+FLAT = Costs.relative(0.22)
+CURVE = Costs(draft_s=0.15, passes={1: 1.0, 2: 1.02, 3: 1.3, 5: 1.35, 6: 2.0, 9: 2.1})
+TOKEN_DEPENDENT = Process.random(6, seed=3, noise=1.2)
+
+
+@cache
+def recorded(num: int = 30, num_tokens: int = 60) -> list[Trace]:
+    """Answers of a process whose acceptance depends on the token."""
+    made = records(TOKEN_DEPENDENT, num, num_tokens=num_tokens, seed=0, features=())
+    return traces(made, Terms(ends=(), max_tokens=num_tokens))
+
+
+def constant(acceptance: float, *, num: int, num_tokens: int, length: int = 10) -> list[Trace]:
+    """Every candidate is accepted with the same probability, and nothing else is to be seen."""
+    shape = (num_tokens, 1 + length)
+    sure = np.full((*shape, 1), acceptance)
+    trace = Trace(
+        tokens=np.zeros(shape, int),
+        odds=np.full(num_tokens, acceptance),
+        overlap=np.full(num_tokens, acceptance),
+        log_q=np.zeros(shape),
+        entropy=np.zeros(shape),
+        gap=np.zeros(shape),
+        branch_length=np.full(num_tokens, length),
+        is_closed=np.zeros(num_tokens, bool),
+        is_ended=False,
+        num_places=num_tokens - 1,
+        truth=Opinion(accept=sure, next=sure),
+    )
+    return [trace] * num
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    """For long replays, whose shapes are checked in the short ones."""
+    with unchecked():
+        yield
+
+
+# Hindsight
+
+
+def all_plans(trace: Trace, run: Sequence[int], costs: Costs, at: int = 0) -> Iterator[float]:
+    """The seconds of every way to decode an answer without a candidate in vain."""
+    if at >= len(trace):
+        yield 0.0
+        return
+    for k in range(min(run[at], trace.num_places) - at + 1 if at <= trace.num_places else 1):
+        yield from (costs.round_s(k) + rest for rest in all_plans(trace, run, costs, at + k + 1))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "costs", [FLAT, CURVE, Costs.relative(1.5), Costs.relative(0.0)], ids=["flat", "curve", "dear", "free"]
+)
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_hindsight_takes_the_least_time_there_is(costs: Costs, is_ended: bool) -> None:
+    """Catches a greedy choice where passes get slower, and an end of text that is paid for with one more pass."""
+    [trace] = constant(0.8, num=1, num_tokens=9)
+    trace = replace(trace, is_ended=is_ended, num_places=12 if is_ended else 8)
+    for seed in range(12):
+        found = hindsight([trace], costs, seed=seed)
+        [run] = trace.runs(np.random.default_rng([seed, 0]).random((1, 9))).tolist()
+        assert found.seconds[0] == pytest.approx(min(all_plans(trace, run, costs)))
+        assert found.num_accepted == found.num_drafted
+        assert found.num_tokens == 9
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("costs", [FLAT, CURVE], ids=["flat", "curve"])
+def test_no_policy_is_faster_than_hindsight_on_any_answer(costs: Costs) -> None:
+    """Catches coins that differ between oracle and policy. Guaranteed for every answer, so there are no false alarms."""
+    best = hindsight(recorded(), costs, repeats=3, max_tokens=10)
+    rules = [*(Fixed(k=k) for k in range(11)), CumulativeConfidence(threshold=0.3, max_tokens=10), Heuristic(max_tokens=10)]
+    for rule in rules:
+        assert (replay(recorded(), rule, costs, repeats=3).seconds >= best.seconds - 1e-9).all()
+    assert (perfect_probability(recorded(), costs, repeats=3).seconds >= best.seconds - 1e-9).all()
+    assert (hindsight(recorded(), costs, repeats=3).seconds <= best.seconds + 1e-9).all()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_passes_of_hindsight_are_the_total_variation() -> None:
+    """Catches a wrong bound: E[rejections] = sum TV (Yin et al. 2024), exactly, over all answers, coins and branches; each is
+    the end of a pass, and the last pass has none."""
+    target, draft = (TableModel.random(vocab_size=3, depth=2, seed=seed, sparsity=0.1) for seed in (5, 6))
+    request = Request(target=target, draft=draft, max_tokens=4)
+    passes = sum(p * hindsight([trace], FLAT).num_passes for _, p, trace in Recording(request=request, length=3).traces)
+    variation = 0.0
+    for (text, _), probability in request.own_law().items():
+        for i in range(3):
+            p, q = (model.law((*request.prompt, *text[:i])) for model in (target, draft))
+            variation += probability * float((p - q).abs().sum() / 2)
+    assert passes == pytest.approx(1 + variation, abs=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+def test_hindsight_on_constant_acceptance_is_the_closed_form() -> None:
+    """Catches a speed-up that is not 1/(c + (1 - c) TV). A binomial of 20,000: beyond five sigmas once in a million."""
+    found = hindsight(constant(0.8, num=1, num_tokens=20_000, length=0), FLAT)
+    five = 5 * (0.8 * 0.2 / 20_000) ** 0.5
+    assert found.verification_rate == pytest.approx(0.2, abs=five)
+    assert found.speed_up == pytest.approx(1 / (0.22 + 0.78 * found.verification_rate), abs=1e-3)
+
+
+# The others
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("acceptance", "costs"), [(0.8, FLAT), (0.6, FLAT), (0.9, Costs.relative(0.05)), (0.8, CURVE)])
+def test_constant_acceptance_leaves_one_best_length(acceptance: float, costs: Costs) -> None:
+    """Catches a rate that is not the fixed point, and costs that are read off by one: both oracles draft as many as the exact
+    optimum. The rate is that of 30,000 tokens, and no seed was looked for."""
+    best = mdp.optimum(mdp.Lattice.of(mdp.Process.constant(acceptance), max_tokens=10), costs)
+    flat = constant(acceptance, num=10, num_tokens=3000)
+    for oracle in (perfect_probability, pre_sampling):
+        found = oracle(flat, costs)
+        assert found.histogram.sum(0).argmax() == round(best.tally.num_drafted)
+        assert found.tokens_per_second == pytest.approx(best.rate, rel=0.03)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_ladder_is_a_ladder() -> None:
+    """Looks, at one process and one seed: more knowledge is faster here. Only hindsight is guaranteed to be on top."""
+    fixed = max(replay(recorded(), Fixed(k=k), FLAT, repeats=8).tokens_per_second for k in range(11))
+    rungs = [fixed] + [
+        oracle(recorded(), FLAT, repeats=8).tokens_per_second for oracle in (pre_sampling, perfect_probability, hindsight)
+    ]
+    assert rungs == sorted(rungs)
+    assert 0 < share_of_headroom(rungs[2], best_fixed=fixed, oracle=rungs[3]) < 1
+
+
+def test_what_oracles_know_is_true() -> None:
+    """Catches overlaps that are off by a token, where an oracle would know the wrong position."""
+    process = TOKEN_DEPENDENT
+    overlap = torch.minimum(process.p, process.q).sum(-1).numpy()
+    for trace in recorded(num=3):
+        after = overlap[trace.tokens]
+        before = np.concatenate([[overlap[0]], after[:-1, 0]])
+        for knowledge in (oracles._of_drawn, oracles._of_positions):
+            [(_, known)] = oracles._knowing(trace, knowledge).opinions.items()
+            assert known.next is not None
+            np.testing.assert_allclose(known.next[:-1, :-1, 0], after[:-1, :-1], rtol=1e-6)
+            np.testing.assert_allclose(known.first, before, rtol=1e-6)
+        np.testing.assert_allclose(known.accept[:, 0, 0], before, rtol=1e-6)
+        np.testing.assert_allclose(known.accept[:, 1, 0], before, rtol=1e-6)
+        np.testing.assert_allclose(known.accept[:, 2:, 0], after[:, 1:-1], rtol=1e-6)
+        assert trace.truth is not None
+        last = np.concatenate([[0], trace.tokens[:-1, 0]])
+        chance = process.accept.numpy()
+        np.testing.assert_allclose(trace.truth.accept[:, 0, 0], chance[last, trace.tokens[:, 0]], rtol=1e-5)
+        np.testing.assert_allclose(trace.truth.accept[:, 1, 0], chance[last, trace.tokens[:, 1]], rtol=1e-5)
+        np.testing.assert_allclose(trace.truth.accept[:, 2:, 0], chance[trace.tokens[:, 1:-1], trace.tokens[:, 2:]], rtol=1e-5)
+
+
+def test_oracles_refuse_recordings_that_do_not_know() -> None:
+    """Catches an oracle that takes what it does not know for zero."""
+    blind = [replace(trace, truth=None, source="old") for trace in recorded()]
+    for oracle in (perfect_probability, pre_sampling):
+        with pytest.raises(ValueError, match="of old does not know"):
+            oracle(blind, FLAT)
+    assert hindsight(blind, FLAT).num_tokens == 30 * 60
+
+
+def test_a_share_needs_headroom() -> None:
+    """Catches a share of nothing, and a share that is turned round."""
+    assert share_of_headroom(1.2, best_fixed=1.0, oracle=2.0) == pytest.approx(0.2)
+    assert share_of_headroom(0.9, best_fixed=1.0, oracle=2.0) < 0
+    with pytest.raises(ValueError, match="no headroom"):
+        share_of_headroom(1.2, best_fixed=1.0, oracle=1.0)

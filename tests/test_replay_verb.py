@@ -1,0 +1,365 @@
+"""The bench in replay: settings chosen on one split, measured on another, at any costs; and the verb."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import Process, knowing_head, random_head, records, save
+from typer.testing import CliRunner, Result
+
+from specdecpp import cli
+from specdecpp.bench import replays
+from specdecpp.bench.contestants import Rule, default_field, fixed_rule
+from specdecpp.bench.machines import Machine
+from specdecpp.bench.replays import Stage, calibration_of, recorded
+from specdecpp.bench.results import Results, Row
+from specdecpp.errors import DataError
+from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.metrics import Metrics
+from specdecpp.pair import load_pair
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.testing import save_tiny_pair
+from specdecpp.theory.replay import replay
+
+EASY = Process.random(6, seed=1, noise=0.4)
+HARD = Process.random(6, seed=2, noise=2.5)
+ABOUT: dict[str, Any] = {
+    "pair": {"ends": []},
+    "collect": {"max_tokens": 30},
+    "sampling": {"temperature": 1.0},
+    "digest": "abc",
+    "names": {"target": "/somewhere/far/target", "draft": "draft"},
+}
+PAPER = Machine.relative(0.22)
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Development answers of an easy process, test answers of an easy and of a hard one."""
+    made = [
+        *records(EASY, 6, num_tokens=30, seed=1, split="dev", source="easy"),
+        *records(EASY, 6, num_tokens=30, seed=2, split="test", source="easy"),
+        *records(HARD, 6, num_tokens=30, seed=3, split="test", source="hard"),
+    ]
+    return save(tmp_path_factory.mktemp("made") / "labels", made, **ABOUT)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head that knows the easy process."""
+    folder = tmp_path_factory.mktemp("heads") / "knowing"
+    knowing_head(EASY, calibration=Calibration(num_labels=5), outputs=("accept",)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stage(labels: Path, head: Path) -> Stage:
+    own = AcceptanceHead.from_pretrained(head)
+    return Stage(recorded(labels, {"knowing": own}, split="test", dev_split="dev"), default_field([own]), repeats=2)
+
+
+@pytest.fixture(scope="module")
+def table(stage: Stage) -> tuple[Row, ...]:
+    return stage.rows(PAPER)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["replay", *arguments])
+
+
+def by_label(rows: tuple[Row, ...], dataset: str) -> dict[str, Row]:
+    return {row.label: row for row in rows if row.dataset == dataset}
+
+
+# The table
+
+
+def test_settings_are_chosen_on_the_development_split(stage: Stage, table: tuple[Row, ...]):
+    """Catches a K that is picked on the answers it is measured on: the hard test answers would have chosen another."""
+    dev = {k: replay(stage.recording.dev, Fixed(k=k), PAPER.costs, repeats=2, max_tokens=10) for k in range(1, 11)}
+    best = max(dev, key=lambda k: dev[k].tokens_per_second)
+    for dataset in ("easy", "hard"):
+        fixed = [row for row in table if row.role == "fixed" and row.dataset == dataset]
+        assert [row.policy for row in fixed if row.chosen] == [f"fixed:{best}"]
+        assert {row.policy for row in fixed} == {f"fixed:{k}" for k in range(1, 11)}
+    hard = {row.policy: row.tokens_per_second for row in table if row.role == "fixed" and row.dataset == "hard"}
+    assert max(hard, key=lambda policy: hard[policy]) != f"fixed:{best}", "the case tells the two apart"
+
+
+def test_rows_are_those_of_replay(stage: Stage, table: tuple[Row, ...]):
+    """Catches a row that is made of another data set, other costs, or another policy."""
+    traces = [t for t in stage.recording.test if t.source == "hard"]
+    found = replay(traces, CumulativeConfidence(threshold=0.2), PAPER.costs, repeats=2, max_tokens=10)
+    row = by_label(table, "hard")["cumulative 0.2"]
+    assert row.tokens_per_second == pytest.approx(found.tokens_per_second)
+    assert row.speedup == pytest.approx(found.speed_up)
+    assert row.discard_rate == pytest.approx(found.discard_rate)
+    assert row.verification_rate == pytest.approx(found.verification_rate)
+    assert row.num_tokens == found.num_tokens / 2 == 180
+    assert row.num_prompts == 6
+    assert row.mean_acceptance_length == pytest.approx(1 + found.num_accepted / found.num_passes)
+    assert row.time_shares is not None
+    assert sum(row.time_shares.values()) == pytest.approx(1)
+    assert row.time_shares["draft"] == pytest.approx(0.22 * found.num_drafted / found.seconds.sum())
+
+
+def test_headroom_goes_from_the_best_fixed_k_to_the_oracles(table: tuple[Row, ...]):
+    """Catches a share against the wrong end, an oracle that a rule passes, and oracles that are missing."""
+    for dataset in ("easy", "hard"):
+        rows = by_label(table, dataset)
+        hindsight, perfect = rows["hindsight"], rows["perfect probability"]
+        assert "pre-sampling" in rows
+        assert all(row.speedup <= hindsight.speedup + 1e-12 for row in rows.values())
+        assert (hindsight.share_of_headroom["hindsight"], perfect.share_of_headroom["perfect"]) == (1, 1)
+        fixed = next(row for row in rows.values() if row.role == "fixed" and row.chosen)
+        assert fixed.share_of_headroom == {"hindsight": 0, "perfect": 0}
+        ours = rows["cost-aware"]
+        share = (ours.speedup - fixed.speedup) / (hindsight.speedup - fixed.speedup)
+        assert ours.share_of_headroom["hindsight"] == pytest.approx(share)
+        assert ours.gain_interval is not None
+        assert ours.gain_over_best_fixed is not None
+        assert ours.gain_interval[0] <= ours.gain_over_best_fixed <= ours.gain_interval[1]
+
+
+def test_a_head_that_knows_comes_close_to_the_perfect_probability(table: tuple[Row, ...]):
+    """Catches opinions of the wrong head, and a calibration that is not used."""
+    rows = by_label(table, "easy")
+    assert rows["cost-aware"].speedup > 0.97 * rows["perfect probability"].speedup
+
+
+def test_other_costs_choose_other_settings_and_replay_no_more_than_needed(labels: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches a table at old costs, and a rule that never looks at costs being replayed again for each of them."""
+    played: list[Policy] = []
+
+    def counted(traces: Any, policy: Policy, *rest: Any, **options: Any) -> Any:
+        played.append(policy)
+        return replay(traces, policy, *rest, **options)
+
+    monkeypatch.setattr(replays, "replay", counted)
+    stage = Stage(recorded(labels, {}, split="test", dev_split="dev"), default_field())
+    cheap, dear = (stage.rows(Machine.relative(c)) for c in (0.02, 0.5))
+    k = {
+        name: next(r.policy for r in rows if r.role == "fixed" and r.chosen)
+        for name, rows in (("cheap", cheap), ("dear", dear))
+    }
+    assert int(k["cheap"].removeprefix("fixed:")) > int(k["dear"].removeprefix("fixed:"))
+    assert played.count(Fixed(k=3)) == 3, "once for development, once for each data set"
+    speed = {c: by_label(rows, "easy")["fixed K = 3"].speedup for c, rows in ((0.02, cheap), (0.5, dear))}
+    assert speed[0.02] > speed[0.5]
+
+
+def test_the_time_of_a_head_counts_where_it_is_known(stage: Stage):
+    """Catches a head that is free on a machine where it was timed, and one that slows down rules without it."""
+    own = stage.recording.heads["knowing"]
+    rules = [Rule(role="fixed", settings=(Fixed(k=2),)), Rule(role="specdecpp", settings=(SpecDecPP(head=own),))]
+    free, timed = (Stage(stage.recording, rules).rows(replace(PAPER, costs=replace(PAPER.costs, head_s=s))) for s in (0.0, 0.1))
+    for before, after in zip(free, timed, strict=True):
+        assert before.time_shares is not None
+        assert after.time_shares is not None
+        if before.role == "specdecpp":
+            num = before.discard_rate + 1 - before.verification_rate
+            assert 1 / after.tokens_per_second == pytest.approx(1 / before.tokens_per_second + 0.1 * num)
+            assert after.time_shares["head"] == pytest.approx(0.1 * num * after.tokens_per_second)
+        else:
+            assert before == after
+
+
+def test_calibration_is_that_of_the_positions(stage: Stage):
+    """Catches a diagram of raw scores, and weights that forget how often a candidate is accepted."""
+    own = stage.recording.heads["knowing"]
+    bins = calibration_of(stage.recording, own)["easy"]
+    gap = np.abs(np.array(bins["confidence"]) - np.array(bins["frequency"]))
+    assert float((gap * np.array(bins["weight"])).sum()) < 0.08, "the head knows; the rest is chance of 180 tokens"
+    assert sum(bins["weight"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_rounds_end_where_the_branches_do(labels: Path):
+    """Catches a K of 15 that is replayed as one of 10 and shown as 15, and a bound that nobody is told of."""
+    rules = [
+        Rule(role="fixed", settings=(Fixed(k=8), Fixed(k=15))),
+        Rule(role="free", settings=(CumulativeConfidence(threshold=0.0),)),
+    ]
+    stage = Stage(recorded(labels, {}, split="test", dev_split="dev"), rules)
+    rows = stage.rows(PAPER)
+    assert [row.policy for row in rows if row.role == "fixed" and row.dataset == "easy"] == ["fixed:8"]
+    assert max(int(k) for k in by_label(rows, "easy")["cumulative 0"].drafted_histogram) == 10
+    assert any("branches have 10 tokens" in note for note in stage.notes)
+    assert Stage(stage.recording, [Rule(role="fixed", settings=(Fixed(k=15),))]).rules == []
+
+
+def test_greedy_labels_make_greedy_rows(tmp_path: Path):
+    """Catches rows of temperature 0 that go by token verification."""
+    made = [*records(EASY, 2, num_tokens=30, seed=1, split="dev"), *records(EASY, 2, num_tokens=30, seed=2, split="test")]
+    folder = save(tmp_path / "labels", made, **ABOUT | {"sampling": {"temperature": 0.0}})
+    rows = Stage(recorded(folder, {}, split="test", dev_split="dev"), [fixed_rule()]).rows(PAPER)
+    assert {(row.temperature, row.verification) for row in rows} == {(0.0, "greedy")}
+    assert all(row.gain_over_best_fixed is not None for row in rows)
+
+
+def test_without_the_targets_view_of_branches_there_is_one_oracle(tmp_path: Path):
+    """Catches an error for collections that cannot know the perfect probability, and a made-up one."""
+    made = []
+    for record in [
+        *records(EASY, 2, num_tokens=30, seed=1, split="dev"),
+        *records(EASY, 2, num_tokens=30, seed=2, split="test"),
+    ]:
+        assert record.branches is not None
+        made.append(replace(record, branches=replace(record.branches, log_ratio=None, overlap=None)))
+    folder = save(tmp_path / "labels", made, **ABOUT)
+    rows = Stage(recorded(folder, {}, split="test", dev_split="dev"), [fixed_rule()]).rows(PAPER)
+    assert [row.policy for row in rows if row.role == "oracle"] == ["hindsight"]
+    assert all(row.share_of_headroom["perfect"] is None for row in rows)
+
+
+def test_one_split_is_not_both(labels: Path):
+    """Catches settings that are tuned on the answers they are measured on."""
+    with pytest.raises(ValueError, match="Name two splits"):
+        recorded(labels, {}, split="test", dev_split="test")
+    with pytest.raises(DataError, match="have no split train, only dev, test"):
+        recorded(labels, {}, split="test", dev_split="train")
+
+
+# Machines
+
+
+def test_costs_come_from_a_file_of_their_own_or_from_results(tmp_path: Path):
+    """Catches a costs file whose widths stay text, and results whose costs cannot be used again."""
+    costs = {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.14}}
+    path = tmp_path / "a100.json"
+    path.write_text(json.dumps(costs), encoding="utf-8")
+    machine = Machine.read(path)
+    assert (machine.name, machine.costs) == ("a100", Costs(draft_s=0.02, passes={1: 0.1, 5: 0.14}))
+    path.write_text(json.dumps({"kind": "bench", "costs": costs | {"name": "measured", "c": 0.2}}), encoding="utf-8")
+    assert Machine.read(path).name == "measured"
+    assert Machine.read(path).to_dict() == costs | {"name": "measured", "c": pytest.approx(0.2), "head_s": 0.0}
+    for text in ("{", "[]", '{"draft_s": 1}', '{"draft_s": -1, "passes": {"1": 1}}', '{"draft_s": 1, "passes": {"x": 1}}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match="does not hold costs"):
+            Machine.read(path)
+    with pytest.raises(DataError, match="FileNotFoundError"):
+        Machine.read(tmp_path / "missing.json")
+
+
+def test_a_head_is_timed_by_its_candidates(tmp_path: Path):
+    """Catches seconds of a head that are a whole answer's, and a pair without a head that has some."""
+    save_tiny_pair(tmp_path)
+    pair = load_pair(tmp_path / "target", draft=tmp_path / "draft")
+    assert Machine.here(pair).head_s == 0
+    head = random_head(Process.random(32, seed=0))
+    machine = Machine.here(replace(pair, head=head))
+    assert machine.head_s > 0
+    assert machine.costs_of(CumulativeConfidence()) == machine.costs
+    with pytest.warns(UserWarning, match="calibrated"):
+        asked = SpecDecPP(head=head, calibrated=True)
+    assert machine.costs_of(asked).draft_s == pytest.approx(machine.costs.draft_s + machine.head_s)
+    assert isinstance(Metrics().head_s, float)
+
+
+# The verb
+
+
+def test_the_same_table_at_several_costs(labels: Path, head: Path, tmp_path: Path):
+    """Catches costs that overwrite each other's file, a head that does not arrive, and JSON with text in it."""
+    out = tmp_path / "r.json"
+    options = ["--head", str(head), "--c", "0.22", "--c", "0.05", "--out", str(out), "--json"]
+    result = call(str(labels), *options, "--policy", "cumulative:0.2", "--policy", "cost-aware", "--policy", "fixed:3")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    said = json.loads(result.stdout)["results"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r-c0.05.json", "r-c0.22.json"]
+    assert [Results.read(tmp_path / f"r-c{c}.json").to_dict() for c in (0.22, 0.05)] == said
+    assert [(r["costs"]["name"], r["costs"]["c"]) for r in said] == [("c = 0.22", 0.22), ("c = 0.05", 0.05)]
+    assert {r["role"] for r in said[0]["rows"]} == {"target", "fixed", "free", "cost_aware", "oracle"}
+    assert set(said[0]["reliability"]) == {"easy", "hard"}
+    assert said[0]["provenance"]["labels"]["names"] == {"target": "far/target", "draft": "draft"}
+    assert str(tmp_path) not in json.dumps(said)
+
+
+def test_one_result_has_the_name_that_was_asked_for(labels: Path, tmp_path: Path):
+    """Catches a file that is not where it was asked for, and tables that a terminal breaks."""
+    out = tmp_path / "one.json"
+    result = call(str(labels), "--c", "0.22", "--out", str(out), "--policy", "heuristic")
+    assert result.exit_code == 0, result.output
+    assert out.is_file()
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "easy, T = 1" in result.stdout
+    assert "hindsight" in result.stdout
+
+
+def test_several_heads_are_told_apart(labels: Path, head: Path, tmp_path: Path):
+    """Catches two heads under one label."""
+    random_head(EASY, form="look_ahead", calibration=Calibration(num_labels=5)).save_pretrained(tmp_path / "random")
+    result = call(
+        str(labels), "--head", str(head), "--head", str(tmp_path / "random"), "--c", "0.2", "--policy", "cost-aware", "--json"
+    )
+    rows = [r for r in json.loads(result.stdout)["rows"] if r["role"] == "cost_aware" and r["dataset"] == "easy"]
+    assert [row["label"] for row in rows] == ["cost-aware knowing", "cost-aware random"]
+    assert rows[0]["speedup"] > rows[1]["speedup"]
+
+
+@pytest.fixture
+def on_this_machine(tmp_path: Path) -> tuple[Path, list[str]]:
+    """Labels that say they are of a tiny pair, and the pair."""
+    save_tiny_pair(tmp_path)
+    pair = load_pair(tmp_path / "target", draft=tmp_path / "draft")
+    of = {"ends": [], "target": pair.target_fingerprint, "draft": pair.draft_fingerprint}
+    made = [*records(EASY, 2, num_tokens=30, seed=1, split="dev"), *records(EASY, 2, num_tokens=30, seed=2, split="test")]
+    names = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    return save(tmp_path / "labels", made, **ABOUT | {"pair": of}), names
+
+
+def test_without_costs_those_of_this_machine_are_measured(on_this_machine: tuple[Path, list[str]], labels: Path):
+    """Catches costs that are made up when nobody gave any, and those of another pair."""
+    own, names = on_this_machine
+    result = call(str(own), *names, "--policy", "fixed:2", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["costs"]["name"], said["provenance"]["pair"]["target"]["name"]) == ("measured", f"{own.parent.name}/target")
+    other = call(str(own), "--policy", "fixed:2")
+    assert other.exit_code == 1
+    assert "are of another target than this pair's" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--policy", "clever"], 2, "there is no policy 'clever'"),
+        (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
+        (["--policy", "max-confidence:drop=true"], 2, "drops a candidate"),
+        (["--head", "/nowhere"], 1, "there is no head at"),
+        (["--dev-split", "train"], 1, "have no split train"),
+        (["--dev-split", "test"], 2, "Name two splits"),
+        (["--costs", "/nowhere.json"], 1, "does not hold costs"),
+        (["--c", "-1"], 2, "draft_s of at least 0"),
+        (["--target", "x"], 2, "--target and --draft go together"),
+        (["--out", "."], 1, "is a folder"),
+    ],
+)
+def test_bad_usage_is_told_in_a_line(labels: Path, options: list[str], code: int, words: str):
+    """Catches a value that runs into a traceback, or a refusal that does not say what is wrong."""
+    costs = [] if "--c" in options or "--costs" in options else ["--c", "0.22"]
+    result = call(str(labels), *costs, *options)
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_labels_that_are_not_there_or_have_no_branches(tmp_path: Path):
+    """Catches a traceback where a folder is missing, or where labels were collected without branches."""
+    assert "holds no labels" in call(str(tmp_path / "nowhere"), "--c", "0.2").stderr
+    made = [*records(EASY, 1, num_tokens=9, seed=1, split="dev", branches=False)]
+    folder = save(tmp_path / "labels", [*made, *records(EASY, 1, num_tokens=9, seed=1, split="test")], **ABOUT)
+    result = call(str(folder), "--c", "0.2")
+    assert result.exit_code == 1
+    assert "collect.branches" in result.stderr
+
+
+def test_the_rule_without_a_threshold_is_replayed_with_its_head(labels: Path, head: Path):
+    """Catches opinions that are filed under another object than the policy's own head."""
+    own = AcceptanceHead.from_pretrained(head)
+    recording = recorded(labels, {"head": own}, split="test", dev_split="dev")
+    stage = Stage(recording, [fixed_rule(), Rule(role="cost_aware", settings=(CostAware(head=own),))])
+    assert stage.played("easy", CostAware(head=own), PAPER).num_tokens == 180
