@@ -241,3 +241,15 @@ def test_only_a_policy_that_asks_has_costs_measured(pair: Pair, home: Path):
     assert not home.exists()
     Decoder(pair, policy=ArgmaxLength()).generate([3, 4], max_tokens=4, seed=0)
     assert len(list(home.iterdir())) == 1
+
+
+def test_a_noisy_pass_makes_no_step():
+    """Catches a bump of one width that a rule would stop in front of, a falling line, and a first step that is smoothed."""
+    true = {1: 3.0} | {n: 4.0 + 0.1 * n for n in (2, 3, 4, 5, 7, 9, 13, 17)}
+    assert timing._smooth(true) == pytest.approx(true)
+    bumped = timing._smooth(true | {5: 5.5})
+    assert bumped[1] == 3.0
+    assert bumped[5] - bumped[4] < 0.2
+    falling = timing._smooth({1: 1.0, 2: 3.0, 3: 2.0, 4: 1.0})
+    assert falling == pytest.approx({1: 1.0, 2: 2.0, 3: 2.0, 4: 2.0})
+    assert timing._smooth({1: 1.0, 2: 5.0}) == {1: 1.0, 2: 5.0}

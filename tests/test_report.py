@@ -161,9 +161,9 @@ def test_speeds_keep_three_figures_at_least(value: float, text: str):
     assert report.speed(dataclasses.replace(WHOLE.rows[0], tokens_per_second=value)) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0816, "+8.2"), (-0.0816, "-8.2"), (-0.0004, "+0.0"), (None, "-")])
+@pytest.mark.parametrize(("value", "text"), [(0.0816, "+8.2"), (-0.0816, "-8.2"), (-0.0004, "0.0"), (0.0, "0.0"), (None, "-")])
 def test_gains_have_a_sign_and_no_negative_zero(value: float | None, text: str):
-    """Catches a loss of nothing."""
+    """Catches a loss, or a gain, of nothing."""
     assert report.signed(value) == text
 
 
@@ -281,6 +281,18 @@ def test_texts_keep_clear_of_each_other_and_of_the_edge(names: tuple[str, ...]):
         assert not [(a, b) for (a, one), (b, other) in combinations(found, 2) if overlap(one, other)], picture.name
 
 
+def test_long_names_are_cut_and_leave_room_for_the_picture():
+    """Catches a name that pushes the axis out of the picture, or runs over what stands beside it."""
+    long = " gamma=0.15 min_tokens=2 max_tokens=40 look_ahead_alpaca"
+    files = [changed(f, rows=tuple(dataclasses.replace(r, label=r.label + long) for r in f.rows)) for f in (WHOLE, CHEAP)]
+    found = boards(files, dataset="gsm8k")
+    for picture in [p for of in gallery(found[1:2]) for p in of] + over_costs(found):
+        placed, view = texts(picture), Box(0, 0, WIDTH, picture.height)
+        assert not [text for text, box in placed if not holds(view, box)], picture.name
+        assert not [(a, b) for (a, one), (b, other) in combinations(placed, 2) if overlap(one, other)], picture.name
+        assert all(box.right >= box.left and box.bottom >= box.top for box in bars(picture)), picture.name
+
+
 def test_axes_have_units_and_ours_is_named():
     """Catches an axis that does not say what it counts, and a Pareto picture whose main point has no name."""
     expected = {
@@ -373,6 +385,8 @@ def test_over_costs_needs_several_costs_and_follows_them():
     """Catches a line through one point, points out of order, and a replay joined to a measurement."""
     assert not over_costs(boards([WHOLE]))
     assert not over_costs(boards([WHOLE, changed(WHOLE, kind="bench")])), "the same costs twice"
+    silent = changed(CHEAP, rows=tuple(dataclasses.replace(row, gain_over_best_fixed=None) for row in CHEAP.rows))
+    assert {p.name.split("-")[0] for p in over_costs(boards([WHOLE, silent]))} == {"speed"}, "gains at one c only"
     picture = next(p for p in drawn(*CROWDED) if p.name == "speed-by-c-gsm8k-t1-token")
     lines = [e.attrib["points"] for e in Xml.fromstring(picture.svg()).iter(f"{SVG}polyline") if "accent" in e.attrib["class"]]
     assert len(lines) == 3  # SpecDec++ twice, and the cost-aware rule

@@ -46,11 +46,9 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 def style() -> str:
     """The classes of a picture: `.x` fills with colour x, `.x-line` draws a line in it, as the viewer's theme has it."""
-    basic = (
-        f"svg.picture text{{font:{SIZE:g}px {FONT};font-variant-numeric:tabular-nums}}svg.picture .strong{{font-weight:600}}"
-    )
-    basic += "svg.picture .dashed{stroke-dasharray:4 3}svg.picture .thick{stroke-width:2}"
-    return f"{basic}{_colours(LIGHT)}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+    text = f"svg.picture text{{font:{SIZE}px {FONT};font-variant-numeric:tabular-nums}}svg.picture .strong{{font-weight:600}}"
+    dark = f"@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+    return f"{text}svg.picture .dashed{{stroke-dasharray:4 3}}{_colours(LIGHT)}{dark}"
 
 
 def _colours(theme: dict[str, str]) -> str:
@@ -188,11 +186,11 @@ class Canvas:
         return self.body[-1]
 
 
-def axis_x(canvas: Canvas, scale: Scale, area: Box, title: str, *, unit: str = "", room: Units = 48) -> None:
+def axis_x(canvas: Canvas, scale: Scale, area: Box, title: str) -> None:
     """Ticks with grid lines below an area, and what they count below them."""
-    for tick in scale.ticks(room=room):
+    for tick in scale.ticks():
         canvas.line([(scale(tick), area.top), (scale(tick), area.bottom)], "grid")
-        canvas.text((scale(tick), area.bottom + 16), number(tick) + unit, "muted", anchor="middle")
+        canvas.text((scale(tick), area.bottom + 16), number(tick), "muted", anchor="middle")
     title_at(canvas, area, title)
 
 
@@ -201,11 +199,11 @@ def title_at(canvas: Canvas, area: Box, title: str) -> None:
     canvas.text((min(area.left, WIDTH - 10 - text_width(title)), area.bottom + 33), title, "ink")
 
 
-def axis_y(canvas: Canvas, scale: Scale, area: Box, title: str, *, unit: str = "", room: Units = 36) -> None:
+def axis_y(canvas: Canvas, scale: Scale, area: Box, title: str, *, room: Units = 36) -> None:
     """Ticks with grid lines left of an area, and what they count above it, level with the reader's eyes."""
     for tick in scale.ticks(room=room):
         canvas.line([(area.left, scale(tick)), (area.right, scale(tick))], "grid")
-        canvas.text((area.left - 6, scale(tick) + 4), number(tick) + unit, "muted", anchor="end")
+        canvas.text((area.left - 6, scale(tick) + 4), number(tick), "muted", anchor="end")
     canvas.text((10, area.top - 12), title, "ink")
 
 

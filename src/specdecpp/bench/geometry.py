@@ -34,6 +34,14 @@ def text_width(text: str, *, is_strong: bool = False) -> Units:
     return 2 + SIZE * sum(widths.get(c, 0.7 if c.isupper() else 0.64) for c in text) * (1.08 if is_strong else 1)
 
 
+def fitted(text: str, room: Units) -> str:
+    """A text, cut where it needs more room."""
+    if text_width(text, is_strong=True) <= room:
+        return text
+    num = next((n for n in range(len(text), 0, -1) if text_width(f"{text[:n]}…", is_strong=True) <= room), 0)
+    return f"{text[:num].rstrip()}…"
+
+
 class Box(NamedTuple):
     """A rectangle."""
 

@@ -1,6 +1,6 @@
 """What results look like: six pictures, each a pure function of a board.
 
-    pareto        target passes against discards, with lines of equal speed-up (paper, section 5.2; method.md 1)
+    pareto        target passes against discards, with lines of equal speed-up (method.md 1)
     bars          the speed-up of every rule, with its interval
     ladder        how far each kind of rule gets on the way from the best fixed K to hindsight
     lengths       how many candidates a round drafts
@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 
 from specdecpp.bench.boards import Board, is_hindsight, mean_drafted, stem
 from specdecpp.bench.drawing import WIDTH, Canvas, Picture, axis_x, axis_y, heading, remark, slug, title_at
-from specdecpp.bench.geometry import TIMES, Box, Scale, Units, nice_step, number, spread, text_width
+from specdecpp.bench.geometry import TIMES, Box, Scale, Units, fitted, nice_step, number, spread, text_width
 from specdecpp.bench.pareto import MARKS, is_flat, linear_c, pareto
 from specdecpp.bench.results import Row
 
 FILLS = {"specdecpp": "tint", "cost_aware": "accent"}
 RIGHT = WIDTH - 12
+MOST = 168
+"""The room for a name beside what it names."""
 SPEED = f"tokens/s over those of the target alone, {TIMES}"
 GAIN = "gain in tokens/s over the best fixed K, %"
 COLUMNS = {"perfect": RIGHT - 92, "hindsight": RIGHT}
@@ -49,7 +51,8 @@ def bars(board: Board) -> Picture | None:
     canvas = Canvas()
     title, note = "Speed-up over the target alone", f"{board.title}, {board.costs}"
     top = heading(canvas, title, note)
-    left = 18 + max(text_width(row.label) for row in rows)
+    names = {row.label: fitted(row.label, MOST) for row in rows}
+    left = 18 + max(map(text_width, names.values()))
     height = 20 * len(rows) + 24 * len(groups)
     area = Box(left, top + 6, RIGHT - 46, top + 6 + height)
     ends = [end for row in rows for end in row.speedup_interval or (row.speedup,)]
@@ -60,7 +63,7 @@ def bars(board: Board) -> Picture | None:
         canvas.text((10, y + 16), f"{verification} verification", "muted")
         y += 24
         for row in group:
-            canvas.text((10, y + 14), row.label, "accent strong" if row.role == "cost_aware" else "ink")
+            canvas.text((10, y + 14), names[row.label], "accent strong" if row.role == "cost_aware" else "ink")
             _bar(canvas, x, y + 3, row.speedup, FILLS.get(row.role, "soft"))
             if row.speedup_interval:
                 low, high = (x(end) for end in row.speedup_interval)
@@ -92,7 +95,11 @@ def ladder(board: Board, verification: str) -> Picture | None:
         canvas.text((COLUMNS[name], top - 6), f"of {name}", "muted", anchor="end")
     for i, (row, gain) in enumerate(zip(rungs, gains, strict=True)):
         y = top + 40 * i
-        canvas.text((area.left + 5, y + 16), row.label, "accent strong" if row.role == "cost_aware" else "ink")
+        canvas.text(
+            (area.left + 5, y + 16),
+            fitted(row.label, COLUMNS["perfect"] - 90),
+            "accent strong" if row.role == "cost_aware" else "ink",
+        )
         for name in shares:
             canvas.text((COLUMNS[name], y + 16), _share(row, name), "ink", anchor="end")
         _bar(canvas, x, y + 21, gain, FILLS.get(row.role, "soft"))
@@ -123,7 +130,7 @@ def lengths(board: Board, verification: str) -> Picture | None:
         own = Box(area.left, top + i * (strip + gap), area.right, top + i * (strip + gap) + strip)
         y = Scale(low=0, high=share * 1.05, start=own.bottom, end=own.top)
         axis_y(canvas, y, own, "" if i else "share of rounds, %", room=26)
-        label = f"{row.label}, mean {mean_drafted(row.drafted_histogram):.1f}"
+        label = f"{fitted(row.label, MOST)}, mean {mean_drafted(row.drafted_histogram):.1f}"
         canvas.text((own.right, own.top - 8), label, "ink strong", anchor="end")
         for k, n in count.items():
             canvas.rect(Box(x(k) - half, y(100 * n / sum(count.values())), x(k) + half, own.bottom), FILLS[row.role])
@@ -134,7 +141,7 @@ def lengths(board: Board, verification: str) -> Picture | None:
     step = max(1, round(nice_step(most * 22 / (area.right - area.left))))
     for k in range(0, most + 1, step):
         canvas.text((x(k), area.bottom + 16), str(k), "muted", anchor="middle")
-    title_at(canvas, area, "candidates drafted" + "".join(f" (dashed: {best.label})" for best in fixed))
+    title_at(canvas, area, "candidates drafted" + "".join(f" (dashed: {fitted(best.label, MOST)})" for best in fixed))
     said = "; ".join(f"{row.label} {mean_drafted(row.drafted_histogram):.1f}" for row in (*rows, *fixed))
     name = slug("lengths", board.name, verification)
     return canvas.picture(area.bottom + 44, title, note, f"Mean candidates of a round: {said}.", name=name)
@@ -191,7 +198,9 @@ def _over_costs(boards: Sequence[Board], dataset: str, temperature: float, verif
     remarks += [] if all(map(is_flat, shown)) else ["Where wider passes take longer, c counts that in."]
     name = slug(dataset, f"t{temperature:g}", verification)
     drawn = [speeds.picture("Speed-up by hardware", note, SPEED, remarks, name=f"speed-by-c-{name}")]
-    return drawn + ([gains.picture("Gain by hardware", note, GAIN, remarks, name=f"gain-by-c-{name}")] if gains.points else [])
+    if gains.num_costs > 1:
+        drawn.append(gains.picture("Gain by hardware", note, GAIN, remarks, name=f"gain-by-c-{name}"))
+    return drawn
 
 
 @dataclass
@@ -201,6 +210,10 @@ class _Lines:
     points: dict[str, list[tuple[Units, Units, bool]]] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def num_costs(self) -> int:
+        return len({c for points in self.points.values() for c, *_ in points})
+
     def add(self, row: Row, c: Units, value: Units, *, is_clock: bool) -> None:
         self.roles[stem(row)] = row.role
         self.points.setdefault(stem(row), []).append((c, value, is_clock))
@@ -208,7 +221,8 @@ class _Lines:
     def picture(self, title: str, note: str, axis: str, remarks: Sequence[str], *, name: str) -> Picture:
         canvas = Canvas()
         top = heading(canvas, title, note)
-        area = Box(46, top + 32, RIGHT - max(map(text_width, self.points)) - 10, top + 332)
+        names = {rule: fitted(rule, MOST) for rule in self.points}
+        area = Box(46, top + 32, RIGHT - max(map(text_width, names.values())) - 10, top + 332)
         cs, values = ([point[i] for points in self.points.values() for point in points] for i in (0, 1))
         x = Scale(low=0, high=1.05 * max(cs), start=area.left, end=area.right)
         low, high = min(0, *values), max(0.1, *values)
@@ -226,7 +240,7 @@ class _Lines:
             for c, value, is_clock in points:
                 canvas.mark("ring" if is_clock else shape, (x(c), y(value)), kind)
             is_ours = self.roles[rule] == "cost_aware"
-            canvas.text((area.right + 10, height + 4), rule, "accent strong" if is_ours else "ink")
+            canvas.text((area.right + 10, height + 4), names[rule], "accent strong" if is_ours else "ink")
         bottom = area.bottom + 44
         for text in remarks:
             bottom = remark(canvas, bottom + 2, text)

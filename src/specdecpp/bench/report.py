@@ -22,13 +22,16 @@ NONE = "-"
 Column = tuple[str, Callable[[Row], str]]
 
 
-def signed(value: float | None, digits: int = 1) -> str:
-    """A gain in percent.
+def signed(value: float | None) -> str:
+    """A gain in percent; what rounds to nothing has no sign.
 
     >>> signed(0.0816), signed(None)
     ('+8.2', '-')
     """
-    return NONE if value is None else f"{round(100 * value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero
+    if value is None:
+        return NONE
+    percent = round(100 * value, 1)
+    return f"{percent:+.1f}" if percent else "0.0"
 
 
 def share(row: Row, oracle: str) -> str:
