@@ -18,7 +18,8 @@ POLICIES = {
     "max_confidence": lambda pair: sd.MaxConfidence(),
     "cumulative": lambda pair: sd.CumulativeConfidence(),
     "entropy": lambda pair: sd.Entropy(),
-    "specdecpp": default_policy,
+    "specdecpp": lambda pair: sd.SpecDecPP.tuned(pair.head),
+    "cost-aware": default_policy,
 }
 
 

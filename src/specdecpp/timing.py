@@ -28,8 +28,8 @@ from specdecpp.session import Round, Session
 from specdecpp.verification import TokenVerification
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-CONTEXT, CYCLES, BUDGET_S = 96, 10, 1.8
-METHOD = 3
+CONTEXT, TURN, CYCLES, BUDGET_S = 96, 4, 5, 1.8
+METHOD = 4
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -60,11 +60,11 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     started = perf_counter()
     for cycle in range(1 + CYCLES):
         for k, session in sessions.items():
-            turn = [session.step() for _ in range(2) if session.finish_reason is None]
-            rounds[k] += turn[-1:]  # the one after a round of another length would find other things in the caches
+            turn = [session.step() for _ in range(TURN) if session.finish_reason is None]
+            rounds[k] += turn[TURN // 2 :] or turn[-1:]  # those after rounds of another length find other things in the caches
         if cycle and perf_counter() - started > budget_s:
             break
-    rounds = {k: rs[1:] or rs for k, rs in rounds.items()}  # the first is a warm-up
+    rounds = {k: rs[TURN // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
     drafted = [r for rs in rounds.values() for r in rs if r.num_drafted]
     draft_s = _typical(r.draft_s / r.num_drafted for r in drafted) if drafted else 0.0
     judged = [r for r in drafted if r.judged]
@@ -110,7 +110,7 @@ def _session(pair: Pair, k: int) -> Session | None:
         verification=TokenVerification(),
         sampling=Sampling(),
         prompt=[i % pair.target.vocab_size for i in range(context)],
-        max_tokens=2 * (2 + CYCLES) * (k + 2),
+        max_tokens=TURN * (1 + CYCLES) * (k + 2),
         coins=streams(k, pair.draft.device, pair.target.device),
     )
     session.prefill()

@@ -12,7 +12,7 @@
 | rows.py, results.py | the table, and the file that holds it |
 | sentences.py | what the rows say in words |
 | boards.py, report.py | which rows belong together; tables for a terminal and in markdown |
-| drawing.py, pictures.py, pareto.py, page.py | the same as pictures, and as one page |
+| geometry.py, drawing.py, pictures.py, pareto.py, page.py | the same as pictures, and as one page |
 
 Nothing here prints.
 """
