@@ -87,9 +87,9 @@ def _smooth(passes: dict[int, float]) -> dict[int, float]:
     widths = sorted(n for n in passes if n > 1)
     if len(widths) < 3:
         return passes
-    slope, level = np.polyfit(widths, [passes[n] for n in widths], 1)
-    slope = max(0.0, float(slope))
-    level = float(np.mean([passes[n] - slope * n for n in widths])) if slope == 0 else float(level)
+    seconds = [passes[n] for n in widths]
+    slope = max(0.0, float(np.polyfit(widths, seconds, 1)[0]))
+    level = float(np.mean(seconds) - slope * np.mean(widths))  # the line goes through the means
     return {1: passes[1]} | {n: level + slope * n for n in widths}
 
 

@@ -6,8 +6,8 @@ if the chance that it ends in the output is worth the time it adds, at the rate 
     continue  iff  S_k * m  >  rho * (t_draft + t_target(k + 2) - t_target(k + 1))
 
 S_k is the chance that everything so far is accepted, m the chance that the next candidate then is. That is exact where m is
-constant and time grows evenly. Where it is not, going on may pay for what comes after the next candidate: one hard token
-before easy ones, or a pass that takes a step up and is then flat. So the rule asks for any j >= 1 whether j more pay:
+constant and time grows evenly. Where a pass takes a step up and is then flat, going on may pay for what comes after the next
+candidate. So the rule asks for any j >= 1 whether j more pay:
 
     S_k * m * (1 + a + ... + a^(j-1))  >  rho * (j t_draft + t_target(k + 1 + j) - t_target(k + 1))
 
@@ -46,6 +46,10 @@ class Ledger:
             num_tested=self.num_tested + min(outcome.num_accepted + 1, outcome.num_drafted),
             num_accepted=self.num_accepted + outcome.num_accepted,
         )
+
+    def acceptance(self, prior: float, weight: int) -> float:
+        """Of the candidates tested so far; the prior counts for `weight` of them."""
+        return (self.num_accepted + weight * prior) / (self.num_tested + weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +106,7 @@ class CostAware(HeadPolicy):
 
     def mean_acceptance(self, memory: Ledger) -> float:
         """a: of the candidates tested so far, the prior's rounds included."""
-        n = 2 * self.prior_rounds
-        return (memory.num_accepted + n * self.prior) / (memory.num_tested + n)
+        return memory.acceptance(self.prior, 2 * self.prior_rounds)
 
     def _next_chance(self, draft: "Candidates", mean: float) -> float:
         """S m: that all so far and the next candidate are accepted. A lagged head has not judged the last one yet."""

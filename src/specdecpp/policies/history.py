@@ -73,7 +73,7 @@ class ArgmaxLength(Policy):
 
     def acceptance(self, memory: Ledger) -> float:
         """a: of the candidates tested so far, the prior's included."""
-        return (memory.num_accepted + self.prior_tokens * self.prior) / (memory.num_tested + self.prior_tokens)
+        return memory.acceptance(self.prior, self.prior_tokens)
 
     def stop(self, draft: "Candidates", memory: Ledger) -> str | None:
         assert draft.costs is not None, "the session gives costs to a policy that needs them"

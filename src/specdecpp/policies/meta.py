@@ -74,7 +74,7 @@ class Bandit(Policy):
             raise ValueError(f"Bandit needs exploration of at least 0, got {self.exploration}")
         if len({arm.drops_last for arm in self.arms}) > 1:
             raise ValueError("some arms drop their last candidate and some keep it. Use drop=True for all or none of them.")
-        judges = [judge for arm in self.arms if (judge := _judge_of(arm)) is not None]
+        judges = [judge for arm in self.arms if (judge := judge_of(arm)) is not None]
         if any(not _judge_alike(judges[0], judge) for judge in judges[1:]):
             raise ValueError(
                 "the arms have different heads, or read one head's raw score and its probabilities, and a candidate is judged "
@@ -227,10 +227,10 @@ def _has_bandit(policy: Policy) -> bool:
     return isinstance(policy, Bandit) or any(map(_has_bandit, policy.parts))
 
 
-def _judge_of(policy: Policy) -> Policy | None:
+def judge_of(policy: Policy) -> Policy | None:
     """The rule that judges candidates when this one is followed; None where nobody does."""
     for part in policy.parts:
-        if (judge := _judge_of(part)) is not None:
+        if (judge := judge_of(part)) is not None:
             return judge
     return None if policy.parts or type(policy).judge is Policy.judge else policy
 

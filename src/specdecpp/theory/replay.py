@@ -34,6 +34,7 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.policies import Costs, Policy
+from specdecpp.policies.meta import judge_of
 from specdecpp.theory.replayed import Replayed, Round, prices
 from specdecpp.theory.trace import Opinion, Trace
 
@@ -187,7 +188,7 @@ class Player:
 
 def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
     """What the head of a policy thinks of the trace; None for a policy that asks no head. All its parts have the same."""
-    judge: Any = _judge(policy)
+    judge: Any = judge_of(policy)
     if judge is None:
         return None
     name = type(judge).__name__
@@ -201,13 +202,6 @@ def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
     if opinion.accept.shape[2] not in (1, trace.branch_size):
         raise ValueError(f"a head that looks at the depth scores each of {trace.branch_size}, got {opinion.accept.shape}")
     return opinion
-
-
-def _judge(policy: Policy) -> Policy | None:
-    """The rule that judges candidates when a policy is followed: itself, or one of its parts."""
-    if policy.parts:
-        return next(filter(None, map(_judge, policy.parts)), None)
-    return None if type(policy).judge is Policy.judge else policy
 
 
 def replay(
