@@ -10,6 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-loca
 STAMP := $(VENV)/.stamp
 OWN := $(VENV)/.made-by-make
 CODE := src tests recipes benchmarks examples
+ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 
 ifeq ($(filter cpu cu,$(TORCH)),)
 $(error TORCH=$(TORCH) is neither cpu nor cu. Say TORCH=cpu (the default) or TORCH=cu for the build pip chooses)
@@ -19,10 +20,10 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint wheel clean
+.PHONY: help demo test engines bench-peers lint wheel clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter a new environment is made with (default: python3)"
 	@echo "  VENV=path           the environment; in one that exists already, torch is left as it is (default: .venv)"
@@ -34,6 +35,14 @@ demo: $(STAMP)  ## watch the reference pair decode
 
 test: lint  ## lint, then all tests
 	$(PY) -m pytest
+
+engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment of its own
+
+engine-%: .engines/%/.stamp
+	.engines/$*/bin/python -m pytest tests/engines/$*
+
+bench-peers: $(STAMP)  ## ours beside other engines, 20 minutes (the first time an hour); ARGS=--quick tries it out
+	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers $(ARGS)
 
 lint: $(STAMP)  ## ruff and pyright
 	$(PY) -m ruff check $(wildcard $(CODE))
@@ -68,4 +77,11 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	$(PIP) -c $$pins -e '.[dev]'; \
 	$(PY) -c 'from importlib.metadata import version; print("torch", version("torch"), "in $(VENV)")' >&2
+	@touch $@
+
+# An engine's environment: what its tests name, with our pins for the rest.
+.PRECIOUS: .engines/%/.stamp
+.engines/%/.stamp: tests/engines/%/requirements.txt pyproject.toml
+	$(PYTHON) -m venv .engines/$*
+	.engines/$*/bin/python -m pip --disable-pip-version-check install -q -r $< -e .
 	@touch $@

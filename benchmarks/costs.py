@@ -1,10 +1,10 @@
-"""What a forward pass costs on this machine: t_draft, and t_target(n) for n rows, with the runner that ships, and the same
-through transformers ("eager").
+"""What a forward pass costs on this machine: t_draft, and t_target(n) for n rows, with every runner that can run the reference
+pair here.
 
     python benchmarks/costs.py [--out benchmarks/results/costs.json]
 
-Medians over interleaved repetitions after warm-up, at a context of 128 tokens, batch 1. c = t_draft / t_target(1).
-Nothing else should run meanwhile.
+Medians over repetitions after warm-up, one runner after the other (two pairs at a time do not fit a CPU's cache), at a
+context of 128 tokens, batch 1. c = t_draft / t_target(1). Nothing else should run meanwhile.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import torch
 import transformers
 
 import specdecpp as sd
+from specdecpp.models import KINDS
 
-CONTEXT, ROWS = 128, (1, 2, 3, 4, 5, 6, 8, 12)
+CONTEXT, ROWS, WARM_UP = 128, (1, 2, 3, 4, 5, 6, 8, 12), 5
 
 
 def once(runner: sd.Runner, rows: int) -> float:
@@ -31,26 +32,39 @@ def once(runner: sd.Runner, rows: int) -> float:
     return seconds
 
 
+def costs(pair: sd.Pair, repetitions: int) -> dict[str, float]:
+    """Milliseconds of a draft step and of target passes."""
+    target, draft = pair.target.fresh(), pair.draft.fresh()
+    for runner in (target, draft):
+        runner.extend([5] * CONTEXT, rows=1)
+    times: dict[str, list[float]] = {}
+    for repetition in range(repetitions + WARM_UP):
+        measured = {"draft": once(draft, 1)} | {f"target({n})": once(target, n) for n in ROWS}
+        if repetition >= WARM_UP:
+            for name, seconds in measured.items():
+                times.setdefault(name, []).append(seconds)
+    return {name: round(1e3 * statistics.median(values), 4) for name, values in times.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=60)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    times: dict[str, list[float]] = {}
-    for kind, lean in (("", None), ("eager ", False)):  # one after the other: two pairs at a time do not fit the CPU's cache
-        pair = sd.load_pair(lean=lean)
-        target, draft = pair.target.fresh(), pair.draft.fresh()
-        for runner in (target, draft):
-            runner.extend([5] * CONTEXT, rows=1)
-        for repetition in range(args.repetitions + 5):
-            measured = {f"{kind}draft": once(draft, 1)} | {f"{kind}target({n})": once(target, n) for n in ROWS}
-            if repetition >= 5:
-                for name, seconds in measured.items():
-                    times.setdefault(name, []).append(seconds)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    print(f"{'forward':>18}  {'ms':>6}  {'/ target(1)':>11}")
-    for name, seconds in medians.items():
-        print(f"{name:>18}  {seconds * 1e3:6.2f}  {seconds / medians['target(1)']:11.2f}")
+    found: dict[str, dict[str, float]] = {}
+    for kind in KINDS:
+        try:
+            pair = sd.load_pair(runner=kind)
+        except sd.RunnerError as error:
+            print(f"{kind}: {error}")
+            continue
+        found[pair.runners.removesuffix(" (as asked)")] = costs(pair, args.repetitions)
+    names = list(next(iter(found.values())))
+    width = max(map(len, found))
+    print(f"{'ms':>{width}}  " + "  ".join(f"{name:>10}" for name in (*names, "c")))
+    for kind, ms in found.items():
+        figures = [*(f"{ms[name]:10.3f}" for name in names), f"{ms['draft'] / ms['target(1)']:10.3f}"]
+        print(f"{kind:>{width}}  " + "  ".join(figures))
     if args.out:
         result = {
             "command": "python benchmarks/costs.py",
@@ -61,8 +75,7 @@ def main() -> None:
                 "transformers": transformers.__version__,
                 "python": platform.python_version(),
             },
-            "ms": {name: round(seconds * 1e3, 4) for name, seconds in medians.items()},
-            "c": round(medians["draft"] / medians["target(1)"], 4),
+            "ms": found,
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")

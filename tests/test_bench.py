@@ -27,7 +27,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.pair import Pair, load_pair
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.request import KINDS, parse_policy
-from specdecpp.runners import runner_for
+from specdecpp.runners import LeanRunner
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
@@ -544,7 +544,7 @@ def broken_greedy(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def loose(pair: Pair) -> Pair:
     """The tiny pair with a draft that is often wrong, and answers that go on to the last token."""
-    draft = runner_for(tiny_draft(tiny_model("llama", seed=1), noise=0.2), vocab_size=pair.target.vocab_size)
+    draft = LeanRunner(tiny_draft(tiny_model("llama", seed=1), noise=0.2), vocab_size=pair.target.vocab_size)
     return replace(pair, draft=draft, head=None, draft_fingerprint=None, ends=())
 
 

@@ -81,6 +81,9 @@ def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
     expected, _ = eager.extend(long, rows=3)
     at_once, _ = lean.extend(long, rows=3)
     torch.testing.assert_close(at_once, expected, atol=1e-3, rtol=1e-3)
+    many, _ = lean.fresh().extend(long, rows=600)
+    assert len(many) == 600, "more rows than one pass has"
+    torch.testing.assert_close(many[-3:], expected, atol=1e-3, rtol=1e-3)
     lean = lean.fresh()
     for start in range(0, 699, 233):
         lean.extend(long[start : start + 233], rows=1)
@@ -181,11 +184,11 @@ def test_what_cannot_be_run_lean_is_refused_and_run_by_transformers(model: Any, 
 def test_a_runner_can_be_asked_for(tmp_path: Path) -> None:
     """Catches a choice that is ignored, and one that cannot be had."""
     llama, other = save_tiny_pair(tmp_path / "llama"), save_tiny_pair(tmp_path / "gpt2", kind="gpt2")
-    assert type(load_pair(llama[0], draft=llama[1], lean=False).target) is EagerRunner
-    assert type(load_pair(llama[0], draft=llama[1]).target) is LeanRunner
+    assert type(load_pair(llama[0], draft=llama[1], runner="eager").target) is EagerRunner
+    assert type(load_pair(llama[0], draft=llama[1], runner="lean").target) is LeanRunner
     assert type(load_pair(other[0], draft=other[1]).target) is EagerRunner
-    with pytest.raises(RunnerError, match="cannot be run lean"):
-        load_pair(other[0], draft=other[1], lean=True)
+    with pytest.raises(RunnerError, match="lean: it is not one of"):
+        load_pair(other[0], draft=other[1], runner="lean")
 
 
 def test_a_lean_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from specdecpp import (
     SpecDecPP,
     load_pair,
 )
-from specdecpp.pair import fingerprint
+from specdecpp.models import fingerprint
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
 

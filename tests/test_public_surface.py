@@ -19,7 +19,8 @@ MODULES = {
 }
 # design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
 OFFLINE = ("training", "theory", "bench", "serving", "integrations", "cli")
-ONLINE = [m for m in MODULES if [*m.split("."), ""][1] not in (*OFFLINE, "testing", "__main__")]
+# Nor is the package's own face, which names a door into another engine and opens it when it is asked for.
+ONLINE = [m for m in MODULES if m != "specdecpp" and m.split(".")[1] not in (*OFFLINE, "testing", "__main__")]
 
 
 def python(code: str) -> str:
@@ -108,6 +109,17 @@ def test_reading_the_version_and_the_errors_stays_cheap() -> None:
 def test_online_modules_import_no_offline_room(module: str) -> None:
     """Catches decoding that needs training, the bench, a server, an integration or the command line to import."""
     assert not [name for name in imports_of(module) if any(is_within(name, room) for room in OFFLINE)]
+
+
+def test_the_package_imports_nothing_of_its_own_until_it_is_asked_for() -> None:
+    """Catches a door into another engine that opens with the package: its names are for type checkers until they are used."""
+    tree = ast.parse(Path(specdecpp.__file__).read_text(encoding="utf-8"))
+    at_once = [ast.unparse(n) for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert at_once == ["from importlib import import_module", "from typing import TYPE_CHECKING"]
+    assert [m for m in imports_of("specdecpp") if any(m.startswith(f"specdecpp.{room}.") for room in OFFLINE)] == [
+        "specdecpp.integrations.transformers",
+        "specdecpp.integrations.transformers.custom_generate",
+    ]
 
 
 def test_the_import_rule_sees_the_modules_it_is_about() -> None:

@@ -31,11 +31,11 @@ def pair() -> Pair:
 @pytest.fixture(scope="module")
 def targets_own(pair: Pair) -> list[list[int]]:
     """The target's own greedy answers, by transformers."""
-    answers = []
+    model, answers = sd.load_pair(runner="eager").target.model, []
     for prompt in PROMPTS:
         ids = torch.tensor([encode(pair, prompt)])
         mask = torch.ones_like(ids)
-        out = pair.target.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NUM_TOKENS)
+        out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NUM_TOKENS)
         answers.append(out[0, ids.shape[1] :].tolist())
     return answers
 

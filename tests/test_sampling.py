@@ -163,6 +163,22 @@ def test_dice_never_give_an_impossible_token(monkeypatch, u, p):
         assert p[dice().categorical(torch.tensor(p, dtype=dtype))] > 0
 
 
+@pytest.mark.parametrize("size", [63, 64, 65, 200, 4096])
+def test_dice_invert_the_running_sum(monkeypatch, size):
+    """Catches blocks that are added up wrongly: every index is drawn for the points of its own share, and only those."""
+    p = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p[::7] = 0
+    cdf = p.cumsum(0) / p.sum()
+    for at in range(size):
+        if p[at] > 0:
+            middle = float(cdf[at] - p[at] / p.sum() / 2)
+            monkeypatch.setattr(torch, "rand", lambda *shape, dtype, u=middle, **_: torch.full(shape, u, dtype=dtype))
+            assert dice().categorical(p) == at
+    last = int(p.nonzero()[-1])
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(shape, 1.0, dtype=dtype))
+    assert dice().categorical(p) == last, "a point that rounding carried to the end"
+
+
 def test_dice_follow_their_probabilities():
     """Catches a biased draw, also from weights that do not sum to 1, and coins that come up with 1 - h.
 

@@ -20,7 +20,7 @@ functions from a docstring. They are not meant to be useful beyond that, and wha
 
 | | target | draft | head |
 |---|---|---|---|
-| architecture | Llama, {target_layers} layers, width 256 | Llama, {draft_layers} layers, width 256 | {head_layers} blocks |
+| architecture | Llama, {target_layers} layers, width 256 | Llama, {draft_layers} layers, width 256 | {head_blocks} |
 | parameters | {target_parameters:.2f} M | {draft_parameters:.2f} M | {head_parameters:.2f} M |
 | weights | bfloat16 | bfloat16 | float32 |
 | context | 1,024 | 1,024 | |
@@ -29,7 +29,7 @@ Tokenizer: byte-level BPE, 4,096 entries, single digits, chat template with `<|u
 
 **Data.** GSM8K train (MIT), a sample of 2,000 rows of databricks-dolly-15k (CC BY-SA 3.0), and Python's standard library
 (PSF licence). Nothing else. The draft was distilled from the target on the same prompts and on answers that the target
-sampled for them; the head saw answers to GSM8K train and dolly prompts.
+sampled for them; the head saw answers to prompts of all three.
 
 **Licence.** Apache-2.0 for the weights, as for the code; the data keep their licences.
 
@@ -41,7 +41,7 @@ sampled for them; the head saw answers to GSM8K train and dolly prompts.
 |---|---:|---:|---:|---:|
 {acceptance}
 
-**Head**: {head_form}, {head_layers} blocks of width {head_width}, trained on {head_labels:,} labels
+**Head**: {head_form}, {head_blocks} of width {head_width}, trained on {head_labels:,} labels
 (`recipes/reference_pair/head.yaml`) and calibrated on held-out prompts; it stops with {stopping}.
 On prompts nobody trained on, AUROC of a round (will all of it be accepted?) and expected calibration error; log q costs
 nothing, and its product is the rival:
@@ -97,7 +97,7 @@ def main() -> None:
         draft_layers=layers_of["draft"],
         target_parameters=parameters_of["target"],
         draft_parameters=parameters_of["draft"],
-        head_layers=head["num_layers"],
+        head_blocks=f"{head['num_layers']} block" + "s" * (head["num_layers"] != 1),
         head_parameters=parameters_of["head"],
         head_form=head["form"].replace("_", "-"),
         head_width=head["width"] or head["hidden_size"],

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnsoundError,
     )
     from specdecpp.head import AcceptanceHead, Calibration, Estimate, HeadCard
+    from specdecpp.integrations.transformers import custom_generate
     from specdecpp.metrics import Metrics
     from specdecpp.pair import Pair, load_pair
     from specdecpp.policies import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
         Policy,
         SpecDecPP,
     )
-    from specdecpp.runners import EagerRunner, LeanRunner, Runner
+    from specdecpp.runners import EagerRunner, GGUFRunner, GraphRunner, LeanRunner, NativeRunner, Runner
     from specdecpp.sampling import Sampling
     from specdecpp.session import Piece, Round
     from specdecpp.verification import (
@@ -70,6 +71,7 @@ _HOMES = {
         "UnsoundError",
     ),
     "specdecpp.head": ("AcceptanceHead", "Calibration", "Estimate", "HeadCard"),
+    "specdecpp.integrations.transformers": ("custom_generate",),
     "specdecpp.metrics": ("Metrics",),
     "specdecpp.pair": ("Pair", "load_pair"),
     "specdecpp.policies": (
@@ -91,7 +93,7 @@ _HOMES = {
         "Policy",
         "SpecDecPP",
     ),
-    "specdecpp.runners": ("EagerRunner", "LeanRunner", "Runner"),
+    "specdecpp.runners": ("EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"),
     "specdecpp.sampling": ("Sampling",),
     "specdecpp.session": ("Piece", "Round"),
     "specdecpp.verification": (
@@ -110,6 +112,9 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "Runner",
     "EagerRunner",
     "LeanRunner",
+    "NativeRunner",
+    "GGUFRunner",
+    "GraphRunner",
     "Decoder",
     "Output",
     "Round",
@@ -142,6 +147,7 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "GreedyVerification",
     "CompareVerification",
     "Verdict",
+    "custom_generate",
     "SpecdecError",
     "PairError",
     "RunnerError",

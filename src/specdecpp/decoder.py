@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 from specdecpp.errors import PromptError, UnsoundError
+from specdecpp.head import AcceptanceHead
 from specdecpp.metrics import Metrics
 from specdecpp.pair import Pair
 from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence, Policy, SpecDecPP
@@ -174,11 +175,16 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
 
 
 def default_policy(pair: Pair) -> Policy:
+    """What a decoder follows when no policy is named: `best_policy` of the pair's head."""
+    return best_policy(pair.head)
+
+
+def best_policy(head: AcceptanceHead | None) -> Policy:
     """The rule without a threshold where a calibrated head gives it probabilities, SpecDec++ as the card recommends with
     another head, cumulative confidence without one."""
-    if pair.head is None:
+    if head is None:
         return CumulativeConfidence()
-    return CostAware(head=pair.head) if pair.head.card.is_calibrated else SpecDecPP.tuned(pair.head)
+    return CostAware(head=head) if head.card.is_calibrated else SpecDecPP.tuned(head)
 
 
 def encode(pair: Pair, prompt: Prompt) -> list[int]:

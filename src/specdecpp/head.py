@@ -79,7 +79,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCard:
-    """What a head was made for and how. `target` and `draft` are fingerprints (`pair.fingerprint`), None when unknown."""
+    """What a head was made for and how. `target` and `draft` are fingerprints (`models.fingerprint`), None when unknown."""
 
     hidden_size: int
     num_layers: int = 3
@@ -279,28 +279,30 @@ def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimato
     def array(of: Tensor) -> np.ndarray:
         return of.detach().float().numpy().copy()
 
-    size, first = head.card.hidden_size, head.input
-    weight, of_scalars, constant = None, [], np.zeros(1, np.float32)
+    first = head.input
+    weight, table = None, None
     if first is not None:
-        weight, constant = array(first.weight)[:, :size], array(first.bias)
-        of_scalars = list(array(first.weight)[:, size:].T)
-    table = None if head.token is None else array(head.token.weight) + constant
-    blocks = [(array(b.linear.weight), array(b.linear.bias)) for b in cast(Iterable[_Block], head.blocks)]
+        weight, bias = array(first.weight), array(first.bias)
+        table = bias[None] if head.token is None else array(head.token.weight) + bias
+    half = np.float32(0.5)  # x sigmoid(x) is h + h tanh(h) with h = x/2
+    blocks = [(half * array(b.linear.weight), half * array(b.linear.bias)) for b in cast(Iterable[_Block], head.blocks)]
     rows = [head.card.outputs.index(name) for name in ("accept", "next") if name in head.card.outputs]
-    output, bias = array(head.output.weight)[rows], array(head.output.bias)[rows]
+    output, of_output = array(head.output.weight)[rows], array(head.output.bias)[rows]
     shift, slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
 
-    @np.errstate(over="ignore")  # where exp(-z) is infinite, z sigmoid(z) is 0, as it should be
     def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
         x = hidden.detach().float().numpy()
-        if weight is not None:
-            x = weight @ x + (constant if table is None else table[token])
-            for value, column in zip(scalars, of_scalars, strict=True):
-                x += np.float32(value) * column
+        if weight is not None and table is not None:
+            x = weight @ (np.append(x, np.array(scalars, np.float32)) if scalars else x)
+            x += table[token if len(table) > 1 else 0]
         for w, b in blocks:
-            z = w @ x + b
-            x = x + z / (1 + np.exp(-z))
-        logit, *ahead = (output @ x + bias).tolist()
+            h = w @ x
+            h += b
+            gate = np.tanh(h)
+            gate += 1
+            gate *= h
+            x = x + gate
+        logit, *ahead = (output @ x + of_output).tolist()
         accept = _sigmoid((logit + shift) * slope + calibration.bias)
         return Estimate(accept, _sigmoid(ahead[0]) if ahead else None)
 

@@ -9,9 +9,12 @@ Shapes: V vocabulary; leading axes are rows.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+_BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,9 @@ class Dice:
 
     def categorical(self, p: Float[Tensor, " V"]) -> int:
         """One index drawn from p (any positive scale), by inverting its running sum in float64."""
+        if p.device.type == "cpu":
+            u = torch.rand(1, generator=self.generator, dtype=torch.float64).item()
+            return _inverted(p.numpy(), u)
         wide = torch.float32 if p.device.type == "mps" else torch.float64  # MPS has no float64
         cdf = p.cumsum(-1, dtype=wide)
         u = torch.rand(1, generator=self.generator, device=p.device, dtype=wide) * cdf[-1]
@@ -121,14 +127,31 @@ class Dice:
         return torch.rand(h.shape, generator=self.generator, device=h.device, dtype=h.dtype) < h
 
 
+def _inverted(p: np.ndarray, u: float) -> int:
+    """The index in whose share of p the point u in [0, 1) lies: its block first, by the sums of blocks, then its place there.
+
+    A running sum over a whole vocabulary takes longer than drawing may.
+    """
+    num = len(p) // _BLOCK
+    sums = np.empty(num + 1)
+    p[: num * _BLOCK].reshape(num, _BLOCK).sum(1, dtype=np.float64, out=sums[:num])
+    sums[num] = p[num * _BLOCK :].sum(dtype=np.float64)
+    before = sums.cumsum()
+    point = u * before[-1]
+    block = min(int(before.searchsorted(point, side="right")), num)
+    within = p[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+    place = int(within.searchsorted(point - (before[block - 1] if block else 0.0), side="right"))
+    if place == len(within):  # rounding carried the point past the block: to its last index with a share
+        return int(np.flatnonzero(p[: (block + 1) * _BLOCK])[-1])
+    return block * _BLOCK + place
+
+
 def streams(seed: int | None, device: torch.device | str, verify_device: torch.device | str | None = None) -> tuple[Dice, Dice]:
     """Two independent streams, one to draft and one to verify: block verification needs them apart (policies 6).
 
     Each lives where its model does; the second on `device` too unless told otherwise. Without a seed both start from
     entropy of the operating system. Raises ValueError for a negative seed.
     """
-    import numpy as np
-
     if seed is not None and seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}; use None for a fresh one")
     dice = []

@@ -5,17 +5,20 @@
 A session owns its two caches; several of them can share one pair, step by step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.runners import Runner
+from specdecpp.runners.device_round import DeviceDraft, device_round
 from specdecpp.sampling import Sampling, probabilities, seen_rows
 from specdecpp.text import Detokenizer
 from specdecpp.verification import Coins, Verdict, Verification
@@ -71,6 +74,13 @@ class Round:
         return [p.token for p in self.pieces]
 
 
+Watch = Callable[[Draft, Float[Tensor, "K1 V"], Float[Tensor, "K1 V"]], None]
+"""Sees what a round is decided on: the candidates, the target's raw logits, and p, the law they make for this request.
+
+Row i is the target's at the i-th piece of the round.
+"""
+
+
 class Session:
     """Decode one prompt, round by round, until `finish_reason` is set.
 
@@ -79,7 +89,7 @@ class Session:
     `UnsoundError` for temperature 0 under a verification that needs q.
 
     `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
-    is for requests that nobody wants to repeat.
+    is for requests that nobody wants to repeat. `watch`, where it is set, sees every round before it is decided.
     """
 
     def __init__(
@@ -116,8 +126,18 @@ class Session:
         self.ends = frozenset(ends)
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
+        self.watch: Watch | None = None
         self._costs = costs
         self._draft_coins, self._verify_coins = coins
+        self._on_device = device_round(
+            target=target,
+            draft=draft,
+            policy=policy,
+            verification=verification,
+            sampling=sampling,
+            coins=coins,
+            ends=ends,
+        )
         self._detokenizer = detokenizer
         self._memory = policy.start()
         self._seen = None
@@ -138,34 +158,29 @@ class Session:
         left = self.max_tokens - (len(self.tokens) - self.num_prompt_tokens)
         return left if self.target.max_length is None else min(left, self.target.max_length - len(self.tokens))
 
-    def prefill(self) -> None:
-        """Read the prompt but for its last token, which the first round reads."""
+    def prefill(self, most: int | None = None) -> bool:
+        """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
+
+        Whether all of it has been read.
+        """
         started = perf_counter()
-        *context, _ = self.tokens
+        context = self.tokens[self.target.length : -1][:most]
         if context:
             self.target.extend(context, rows=1)
             if self.policy.limit(self._memory) > 0 and self._draft_room() > 0:
                 self.draft.extend(context, rows=1)
-        self.prefill_s = perf_counter() - started
+        self.prefill_s += perf_counter() - started
+        return self.target.length >= len(self.tokens) - 1
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
         started = perf_counter()
         room = Room(num_tokens=max(0, min(self.num_tokens_left - 1, self._draft_room())), ends=self.ends)
-        draft = propose(
-            self.draft,
-            self.tokens[self.draft.length :],
-            policy=self.policy,
-            memory=self._memory,
-            sampling=self.sampling,
-            coins=self._draft_coins,
-            room=room,
-            seen=self._seen,
-            costs=self.costs,
-        )
+        draft = self._propose(room)
         drafted = perf_counter()
         verdict = self._verify(draft)
         verified = perf_counter()
+        drafted += draft.late_s
         pieces = self._commit(draft, verdict)
         # The last piece is the target's own unless the answer ended before it.
         num_accepted = sum(p.origin == "accepted" for p in pieces)
@@ -194,13 +209,35 @@ class Session:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
+    def _propose(self, room: Room) -> Draft:
+        """Candidates: drafted without the host where the runners and the rule can, and nobody watches."""
+        if self._on_device is not None and self.watch is None:
+            draft = self._on_device.propose(self.tokens, memory=self._memory, room=room, costs=self.costs)
+            if draft is not None:
+                return draft
+        return propose(
+            self.draft,
+            self.tokens[self.draft.length :],
+            policy=self.policy,
+            memory=self._memory,
+            sampling=self.sampling,
+            coins=self._draft_coins,
+            room=room,
+            seen=self._seen,
+            costs=self.costs,
+        )
+
     def _verify(self, draft: Draft) -> Verdict:
         """One target pass over what it has not read and the candidates, and the acceptance test."""
+        if self._on_device is not None and isinstance(draft, DeviceDraft):
+            return self._on_device.verify(self.tokens, draft)
         unread = self.tokens[self.target.length :]
         logits, _ = self.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
         tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
         seen = None if self._seen is None else seen_rows(self._seen, tokens)
         p = probabilities(logits, self.sampling, seen)
+        if self.watch is not None:
+            self.watch(draft, logits, p)
         q = [row.to(p.device) for row in draft.q if row is not None]
         return self.verification(p, torch.stack(q) if q else p[:0], tokens, self._verify_coins)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _BROKEN = "\ufffd"
+_WINDOW = 8  # tokens that are decoded again with each new one
 
 
 class Detokenizer:
@@ -24,17 +25,20 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._tokens: list[int] = []
         self._start = 0  # tokens before this one no longer influence how the next ones read
-        self._end = 0  # tokens before this one are already in the text
+        self._known = ""  # how those from there on read that are already in the text
+        self._end = 0  # the first that is not
         self._text = ""
         self._released = 0
 
     def push(self, token: int) -> tuple[str, bool]:
         self._tokens.append(token)
-        known = self._decode(self._tokens[self._start : self._end])
         longer = self._decode(self._tokens[self._start :])
-        if len(longer) > len(known) and not longer.endswith(_BROKEN):
-            self._text += longer[len(known) :]
-            self._start, self._end = self._end, len(self._tokens)
+        if len(longer) > len(self._known) and not longer.endswith(_BROKEN):
+            self._text += longer[len(self._known) :]
+            self._known = longer
+            before, self._end = self._end, len(self._tokens)
+            if self._end - self._start > _WINDOW:
+                self._start, self._known = before, self._decode(self._tokens[before:])
         from_here = max(0, self._released - max(map(len, self._stop), default=0))
         hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, from_here)) >= 0]
         if hits:
@@ -44,8 +48,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The rest: an incomplete character, or what looked like the beginning of a stop string."""
-        known = self._decode(self._tokens[self._start : self._end])
-        self._text += self._decode(self._tokens[self._start :])[len(known) :]
+        self._text += self._decode(self._tokens[self._start :])[len(self._known) :]
         return self._release(len(self._text))
 
     def _decode(self, tokens: list[int]) -> str:

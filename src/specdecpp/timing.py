@@ -4,23 +4,17 @@ A few rounds of fixed length are decoded on made-up tokens, shortest first and i
 the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are lower quartiles:
 a machine that is busy elsewhere adds to some rounds and takes from none.
 
-The figures are kept in a file per pair and machine, so that a later process weighs the same costs and a seed gives the same
-answer there: `$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete the file to measure again.
+The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
+seed gives the same answer there.
 """
 
-import hashlib
-import json
-import os
-import platform
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
+from specdecpp import machine
 from specdecpp.pair import Pair
 from specdecpp.policies import Costs, Fixed, SpecDecPP
 from specdecpp.sampling import Sampling, streams
@@ -34,18 +28,19 @@ METHOD = 4
 
 
 def measured(pair: Pair) -> Costs:
-    """The costs of a pair on this machine: from the file of an earlier measurement, else measured now and written there."""
-    path = _path(pair)
-    if path is not None and path.is_file():
+    """The costs of a pair on this machine: those of an earlier measurement, else measured now and kept."""
+    if pair.target_fingerprint is None or pair.draft_fingerprint is None:
+        return measure(pair)  # models that cannot be told apart
+    of = _about(pair)
+    if found := machine.recall("costs", of):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
             passes = {int(n): s for n, s in found["passes"].items()}
             return Costs(draft_s=found["draft_s"], passes=passes, head_s=found["head_s"])
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            pass  # half a file, one of another version or of another person: measured again
+        except (ValueError, KeyError, AttributeError, TypeError):
+            pass  # of another version: measured again
     costs = measure(pair)
-    if path is not None:
-        _write(path, costs, _about(pair))
+    passes = {str(n): s for n, s in costs.passes.items()}
+    machine.remember("costs", of, {"draft_s": costs.draft_s, "head_s": costs.head_s, "passes": passes})
     return costs
 
 
@@ -120,39 +115,14 @@ def _session(pair: Pair, k: int) -> Session | None:
 def _about(pair: Pair) -> dict[str, Any]:
     """What the figures depend on."""
     card = pair.head.card if pair.head else None
+    runners = pair.target, pair.draft
     return {
         "method": METHOD,
         "head": card and [card.form, card.hidden_size, card.width, card.num_layers, card.scalars],
         "target": pair.target_fingerprint,
         "draft": pair.draft_fingerprint,
-        "runners": [type(r).__name__ for r in (pair.target, pair.draft)],
-        "devices": [str(r.device) for r in (pair.target, pair.draft)],
-        "dtypes": [str(getattr(getattr(r, "model", None), "dtype", None)) for r in (pair.target, pair.draft)],
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "machine": [platform.node(), platform.machine(), os.cpu_count()],
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
+        "runners": [[type(r).__name__, getattr(r, "num_threads", None)] for r in runners],
+        "devices": [str(r.device) for r in runners],
+        "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in runners],
+        **machine.about(),
     }
-
-
-def _path(pair: Pair) -> Path | None:
-    """Where the figures of a pair lie; None for models that cannot be told apart."""
-    if pair.target_fingerprint is None or pair.draft_fingerprint is None:
-        return None
-    key = hashlib.sha256(json.dumps(_about(pair), sort_keys=True).encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "specdecpp" / f"costs-{key}.json"
-
-
-def _write(path: Path, costs: Costs, about: dict[str, Any]) -> None:
-    """Whole or not at all; a folder that cannot be written is no error, the next process measures again."""
-    passes = {str(n): s for n, s in costs.passes.items()}
-    content = {"draft_s": costs.draft_s, "head_s": costs.head_s, "passes": passes, "of": about}
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink()

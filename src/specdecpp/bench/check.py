@@ -77,6 +77,8 @@ class Check:
     """The speed-up of the rule that replay liked best, decoded for real."""
     measured_interval: Interval | None
     time_shares: Mapping[str, float]
+    runners: str = ""
+    """How forward passes are run, and why so."""
 
     @property
     def costs(self) -> Costs:
@@ -110,8 +112,17 @@ class Check:
         return False if high < 1 else True if low > 1 and not is_seen_behind else None
 
 
-def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tick: Tick = lambda step: None) -> Check:
+def check(
+    pair: Pair,
+    sets: Sequence[Questions],
+    trial: Trial,
+    *,
+    recorder: Pair | None = None,
+    tick: Tick = lambda step: None,
+) -> Check:
     """Measure a pair on all prompts, of both sides, and predict every rule. `tick` is told of each of `STEPS` that is done.
+
+    `recorder` is the same pair under runners that read whole batches, where those of `pair` do not.
 
     Raises `RunnerError` for models that cannot be run in batches or under a tree attention mask.
     """
@@ -119,7 +130,7 @@ def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tick: Tick = l
     dataset = " and ".join(questions.dataset for questions in sets)
     machine = Machine.here(pair, measure(pair))
     tick(STEPS[0])
-    recording = record(pair, dataset, prompts, trial, tick=tick)
+    recording = record(recorder or pair, dataset, prompts, trial, tick=tick)
     stage = Stage(recording, default_field([pair.head] if pair.head else []), seed=trial.seed, repeats=REPEATS)
     rows = stage.rows(machine)
     best, _ = fastest(stage, machine)
@@ -138,6 +149,7 @@ def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tick: Tick = l
         measured=own.tokens_per_second / alone.tokens_per_second,
         measured_interval=ratio_interval(own, alone, seed=trial.seed),
         time_shares=own.time_shares or {},
+        runners=pair.runners,
     )
 
 

@@ -181,13 +181,13 @@ def _about(pair: "Pair") -> dict[str, Any]:
     runners = {"target": pair.target, "draft": pair.draft}
     prints = {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint}
     names = {"target": pair.target_name, "draft": pair.draft_name}
-    return {
+    return {"runners": pair.runners} | {
         role: {
             "name": short_name(names[role]),
             "fingerprint": prints[role],
             "runner": type(runner).__name__,
             "device": str(runner.device),
-            "dtype": str(getattr(getattr(runner, "model", None), "dtype", None)).removeprefix("torch."),
+            "dtype": str(getattr(getattr(runner, "model", runner), "dtype", None)).removeprefix("torch."),
         }
         for role, runner in runners.items()
     }

@@ -13,6 +13,8 @@ One file per verb; what they share is in `common`. `--help` must be quick, so he
     specdecpp bench --out results.json                   every rule by the clock, on the same prompts
     specdecpp replay LABELS --c 0.22                     the same from recordings, at any costs
     specdecpp report results.json                        what bench or replay found, as tables, pictures or a page
+    specdecpp convert MODEL --out FILE.gguf              a checkpoint as llama.cpp reads it
+    specdecpp serve                                      a pair behind OpenAI's API
 
 Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted.
 """
@@ -24,7 +26,7 @@ from typing import Annotated
 import typer
 
 from specdecpp import __version__
-from specdecpp.cli import bench, calibrate, check, collect, demo, evaluate, generate, replay, report, run, train
+from specdecpp.cli import bench, calibrate, check, collect, convert, demo, evaluate, generate, replay, report, run, serve, train
 from specdecpp.cli.common import epilog
 
 VERBS = {  # in the order of the help page
@@ -39,6 +41,8 @@ VERBS = {  # in the order of the help page
     "bench": (bench.bench, bench.EXAMPLES),
     "replay": (replay.replay, replay.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
+    "convert": (convert.convert, convert.EXAMPLES),
+    "serve": (serve.serve, serve.EXAMPLES),
 }
 EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}
 EXAMPLES |= {name: examples for name, (_, examples) in VERBS.items()}

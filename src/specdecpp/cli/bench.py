@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.collect import clock
-from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Head, Json, Target, check_names, load, print_json, told
+from specdecpp.cli.common import (
+    Device,
+    Draft,
+    DType,
+    DTypeOption,
+    Head,
+    Json,
+    RunnerOption,
+    Target,
+    check_names,
+    load,
+    print_json,
+    told,
+)
 from specdecpp.cli.report import show
 
 if TYPE_CHECKING:
@@ -79,6 +92,7 @@ def bench(
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
+    runner: RunnerOption = None,
 ) -> None:
     """Compare every rule by the clock.
 
@@ -106,7 +120,7 @@ def bench(
             check_names(target, draft, head, spec)
         texts = questions.read(data or (), prompt or ())
         check_out(out)
-        pair = load(target, draft, head, dtype=dtype, device=device)
+        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         rules = contestants.field_for(specs, swept, [pair.head] if pair.head else [], quick=quick)
         sets = [questions.encoded(pair, of, num_dev=size.num_dev, num_test=size.num_test) for of in texts]
         if not _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep)):

@@ -1,52 +1,124 @@
-"""`specdecpp calibrate`: held-out labels make a head's score a probability; the head's card gets the figures."""
+"""`specdecpp calibrate`: held-out labels, or real rounds, make a head's score a probability; its card gets the figures."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import Json, Labels, Split, print_json, told
+from specdecpp.cli.common import (
+    Device,
+    Draft,
+    DType,
+    DTypeOption,
+    Json,
+    RunnerOption,
+    Split,
+    Target,
+    check_names,
+    load,
+    print_json,
+    told,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from specdecpp.head import HeadCard
+    from specdecpp.head import AcceptanceHead, HeadCard
+    from specdecpp.pair import Pair
 
 EXAMPLES = (
     "specdecpp calibrate out/heads/look_ahead --labels out/labels",
-    "specdecpp calibrate out/heads/look_ahead --labels out/labels --json",
+    "specdecpp calibrate HEAD --target p.gguf --draft q.gguf --prompts dev.jsonl",
 )
 
 
 def calibrate(
     head: Annotated[Path, typer.Argument(metavar="HEAD", help="The folder of the head; its card is written back.")],
-    labels: Labels,
+    labels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Labels, as made by collect.")] = None,
     split: Annotated[Split, typer.Option(metavar="NAME", help="The answers to use: dev, test or train.")] = Split.dev,
+    prompts: Annotated[str | None, typer.Option(metavar="FILE", help="Instead of labels: decode these.")] = None,
+    prompt: Annotated[
+        str, typer.Option(metavar="KIND", help="How a row becomes a prompt: text, gsm8k, ..., field:NAME.")
+    ] = "text",
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Use so many prompts, spread over the file.")] = 64,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The most tokens per answer.")] = 128,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="To serve at.  [default: the card's]")] = None,
+    target: Target = None,
+    draft: Draft = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")] = 0,
     as_json: Json = False,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+    runner: RunnerOption = None,
 ) -> None:
     """Make a head's score a probability.
 
     The weight of rejections is undone in closed form; then a temperature and a bias are fitted on labels that the head was
     not trained on. The figures before and after go into the head's card.
+
+    With --prompts the pair decodes, on the runner and at the temperature that will serve, while the head judges every
+    candidate: for quantised models, another runner, or another temperature than the labels were made with.
     """
     with told():
+        if (labels is None) == (prompts is None):
+            raise ValueError("a head is calibrated on --labels FOLDER or on --prompts FILE. Name one of them.")
         from specdecpp import render
         from specdecpp.head import AcceptanceHead
 
-        trained = AcceptanceHead.from_pretrained(_folder(head))
-        with render.waiting("calibrating", quiet=as_json):
-            from specdecpp.training.calibrate import calibrate_head
-            from specdecpp.training.evaluate import labels_for
-
-            found = calibrate_head(trained, labels_for([trained], labels, split=split.value, same_sampling=True))
+        if labels is not None:
+            trained = AcceptanceHead.from_pretrained(_folder(head))
+            with render.waiting("calibrating", quiet=as_json):
+                found = _on_labels(trained, labels, split)
+            about = {"labels": str(labels), "split": split.value}
+        else:
+            check_names(target, draft, str(head))
+            texts = _texts(str(prompts), prompt, rows)
+            trained = AcceptanceHead.from_pretrained(_folder(head))
+            pair = load(target, draft, None, dtype=dtype, device=device, runner=runner, quiet=as_json)
+            with render.waiting(f"decoding {len(texts)} prompts", quiet=as_json):
+                found = _on_rounds(trained, pair, texts, temperature, max_tokens=max_tokens, seed=seed)
+            about = {"prompts": prompts, "calibrated_on": found.card.notes["calibrated_on"], "sampling": found.card.sampling}
         found.save_pretrained(head)
         if as_json:
             card = found.card
             figures = {"calibration": vars(card.calibration), "figures": card.notes["calibration"]}
-            print_json({"head": str(head), "labels": str(labels), "split": split.value, **figures})
+            print_json({"head": str(head), **about, **figures})
         else:
             out = render.console()
             out.print(_view(found.card, head.resolve().name, ascii_only=out.options.ascii_only))
+
+
+def _on_labels(head: "AcceptanceHead", labels: Path, split: Split) -> "AcceptanceHead":
+    from specdecpp.training.calibrate import calibrate_head
+    from specdecpp.training.evaluate import labels_for
+
+    return calibrate_head(head, labels_for([head], labels, split=split.value, same_sampling=True))
+
+
+def _on_rounds(
+    head: "AcceptanceHead", pair: "Pair", texts: list[str], temperature: float | None, *, max_tokens: int, seed: int
+) -> "AcceptanceHead":
+    from specdecpp.request import as_prompt
+    from specdecpp.sampling import Sampling
+    from specdecpp.training.calibrate import calibrate_live
+
+    wanted = Sampling(**head.card.sampling or {})
+    if temperature is not None:
+        wanted = replace(wanted, temperature=temperature)
+    prompts = [as_prompt(pair, text) for text in texts]
+    return calibrate_live(head, pair, prompts, sampling=wanted, max_tokens=max_tokens, seed=seed)
+
+
+def _texts(file: str, kind: str, rows: int) -> list[str]:
+    """The prompts of a file. Raises ValueError for a kind that does not exist, `DataError` for a file without prompts."""
+    from specdecpp.errors import DataError
+    from specdecpp.training.prompts import Source
+
+    found = [prompt.text for prompt in Source(path=file, prompt=kind, rows=rows).prompts()]
+    if not found:
+        raise DataError(f"{file} holds no prompts. Give a file with some, or choose the column with --prompt field:NAME.")
+    return found
 
 
 def _folder(head: Path) -> Path:
@@ -81,6 +153,10 @@ def _view(card: "HeadCard", name: str, *, ascii_only: bool) -> "RenderableType":
     by_depth = [f"ECE by depth, {diagrams.PANELS[of]}:  {_figures(values)}" for of, values in depths if values]
     lines = [fitted, *by_depth, "", diagrams.text(after, ascii_only=ascii_only)]
     counts = f"{after['num_labels']:,} labels of {after['num_answers']:,} answers ({after['evidence']})"
+    if on := card.notes.get("calibrated_on"):
+        lines[:0] = [
+            f"{on['num_rounds']:,} rounds at temperature {(card.sampling or {}).get('temperature', 1.0):g}, {on['runners']}"
+        ]
     body = Padding(Group(table, "", *(Text(line) for line in lines)), (0, 1))
     return Group(render.heading(name, counts), body)
 

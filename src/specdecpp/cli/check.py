@@ -1,11 +1,24 @@
 """`specdecpp check`: whether a pair is worth it here, and what to do if not."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdecpp.cli.bench import Builder, Data, Seed, progress
-from specdecpp.cli.common import Device, DType, DTypeOption, Head, Json, check_names, load, print_json, told
+from specdecpp.cli.common import (
+    BATCHED,
+    Device,
+    DType,
+    DTypeOption,
+    Head,
+    Json,
+    RunnerOption,
+    check_names,
+    load,
+    print_json,
+    told,
+)
 from specdecpp.cli.report import show
 
 if TYPE_CHECKING:
@@ -30,6 +43,7 @@ def check(
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
+    runner: RunnerOption = None,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
@@ -40,14 +54,18 @@ def check(
         from specdecpp.bench import advice, questions
         from specdecpp.bench.check import STEPS, Trial
         from specdecpp.bench.check import check as run
+        from specdecpp.runners import EagerRunner
 
         trial = Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
         check_names(target, draft, head)
         texts = questions.read(data or (), prompt or ())
-        pair = load(target, draft, head, dtype=dtype, device=device)
+        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]
+        is_batched = isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
+        recorder = None if is_batched else load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
+        recorder = recorder and replace(recorder, head=pair.head)
         with progress("checking", len(STEPS)) as tick:
-            found = run(pair, sets, trial, tick=tick)
+            found = run(pair, sets, trial, recorder=recorder, tick=tick)
         if as_json:
             print_json(advice.to_dict(found))
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import DType, Json, load, print_json, told, write
+from specdecpp.cli.common import BATCHED, DType, Json, load, print_json, told, write
 
 if TYPE_CHECKING:
     from specdecpp.training.collect import Estimate, Progress
@@ -67,7 +67,7 @@ def collected(recipe: "Recipe", *, assume_yes: bool, ray: str | None, quiet: boo
     if threads := shards.about(recipe.labels).get("threads"):
         torch.set_num_threads(threads)  # the last digits depend on it
     plan = recipe.pair
-    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet)
+    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, runner=BATCHED)
     with _progress(quiet=quiet) as tell:
         return run(recipe, pair, progress=tell, assume_yes=assume_yes, ray=ray)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from specdecpp.request import PolicySpec
 
 Examples = tuple[str, str]
+BATCHED = ("lean", "eager")
+"""The runners that can read whole batches, which offline work needs."""
 
 
 class DType(StrEnum):
@@ -43,6 +45,10 @@ Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Ne
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
+RunnerOption = Annotated[
+    str | None,
+    typer.Option("--runner", metavar="NAME", help="native, llama.cpp, graphs, lean or eager.  [default: the fastest here]"),
+]
 Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
 
@@ -61,7 +67,14 @@ def check_names(target: str | None, draft: str | None, head: str | None, spec: "
 
 
 def load(
-    target: str | None, draft: str | None, head: str | None, *, dtype: DType, device: str | None, quiet: bool = False
+    target: str | None,
+    draft: str | None,
+    head: str | None,
+    *,
+    dtype: DType,
+    device: str | None,
+    runner: str | tuple[str, ...] | None = None,
+    quiet: bool = False,
 ) -> "Pair":
     """The pair, with transformers silenced and a spinner where somebody looks."""
     import torch
@@ -78,7 +91,7 @@ def load(
     if all(name is None or Path(name).exists() for name in (target, draft)):
         logging.disable_progress_bar()  # it stays for what must be fetched
     with render.waiting("loading the pair", quiet=quiet):
-        return load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device)
+        return load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
 
 
 def write(text: str) -> None:

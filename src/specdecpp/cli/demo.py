@@ -4,7 +4,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Head, Json, Target, check_names, load, print_json, told
+from specdecpp.cli.common import (
+    Device,
+    Draft,
+    DType,
+    DTypeOption,
+    Head,
+    Json,
+    RunnerOption,
+    Target,
+    check_names,
+    load,
+    print_json,
+    told,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +44,7 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the result: no live text, no progress.")] = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
+    runner: RunnerOption = None,
 ) -> None:
     """Watch SpecDec++ decode, then compare policies.
 
@@ -42,7 +56,7 @@ def demo(
         from specdecpp.demo import Plan, to_dict
 
         plan = Plan(max_tokens=max_tokens, num_prompts=prompts, num_cycles=cycles, temperature=temperature, seed=seed)
-        pair = load(target, draft, head, dtype=dtype, device=device, quiet=quiet)
+        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner, quiet=quiet)
         comparison = _run_demo(pair, plan, stderr=as_json, quiet=quiet)
         if as_json:
             print_json(to_dict(comparison))

@@ -14,6 +14,7 @@ from specdecpp.cli.common import (
     DTypeOption,
     Head,
     Json,
+    RunnerOption,
     Target,
     check_names,
     load,
@@ -77,6 +78,7 @@ def generate(
     ] = None,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
+    runner: RunnerOption = None,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     with told():
@@ -97,7 +99,7 @@ def generate(
             "seed": seed,
         }
         check_sampling(options)
-        pair = load(target, draft, head, dtype=dtype, device=device)
+        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=temperature == 0)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
         name = spec_of(decoder.policy)

@@ -7,9 +7,10 @@ one-hot and says nothing; the unwarped softmax (temperature 1) is read instead.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.protocol import Policy, check_probability
+from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probability
 
 if TYPE_CHECKING:
+    from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Candidates
 
 
@@ -37,6 +38,9 @@ class MaxConfidence(Policy):
             return f"q = {q:.2f} < {self.threshold:g}"
         return None
 
+    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors | None:
+        return None if self.drop else Floors(evidence=Evidence.LAST_Q, least=(0.0,) + (self.threshold,) * limit)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CumulativeConfidence(Policy):
@@ -55,6 +59,9 @@ class CumulativeConfidence(Policy):
         if draft.num_tokens and (product := draft.cumulative_confidence) < self.threshold:
             return f"product of q = {product:.2f} < {self.threshold:g}"
         return None
+
+    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors:
+        return Floors(evidence=Evidence.PRODUCT_OF_Q, least=(0.0,) + (self.threshold,) * limit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,13 @@ candidate. So the rule asks for any j >= 1 whether j more pay:
 with a the mean acceptance. Going on is never worth less than one of these plans, so it is never wrong to follow the best.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdecpp.policies.costs import Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import check_probability
+from specdecpp.policies.protocol import Evidence, Floors, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.policies.protocol import Candidates, Outcome
@@ -98,6 +99,24 @@ class CostAware(HeadPolicy):
                 return None
             total += chance * mean**j
         return f"S m = {chance:.2f} <= {rho * costs.step_s(num):.2f}"
+
+    def floors(self, memory: Ledger, costs: Costs | None, limit: int) -> Floors | None:
+        """All terms but S are known when a round begins, and each plan asks for an S above some number."""
+        if self.foresees:
+            return None
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
+        passes_s = [costs.verify_s(num + 1) for num in range(limit + HORIZON + 1)]
+        least = []
+        for num in range(limit + 1):
+            lag = int(num > 0 and not self.looks_ahead)
+            worth, floor = 0.0, math.inf
+            for j in range(1, min(HORIZON, self.max_tokens - num) + 1):
+                worth += mean ** (j + lag)
+                if worth:
+                    floor = min(floor, rho * (j * costs.draft_s + passes_s[num + j] - passes_s[num]) / worth)
+            least.append(math.nextafter(floor, math.inf))  # `stop` asks for more than the floor, not for as much
+        return Floors(evidence=Evidence.SURVIVAL, least=tuple(least))
 
     def rate(self, memory: Ledger, costs: Costs) -> float:
         """rho: tokens per second so far, the prior's rounds included."""

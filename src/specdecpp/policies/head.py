@@ -6,12 +6,13 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.protocol import Policy, check_probability
+from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probability
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdecpp.head import AcceptanceHead, Estimate, Estimator
+    from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Candidates
 
 
@@ -78,6 +79,9 @@ class SpecDecPP(HeadPolicy):
         if (rejection := 1 - draft.survival) > self.threshold:
             return f"P(rejection) = {rejection:.2f} > {self.threshold:g}"
         return None
+
+    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors:
+        return Floors(evidence=Evidence.SURVIVAL, least=(1 - self.threshold,) * (limit + 1))
 
 
 def heads(policy: Policy) -> "list[AcceptanceHead]":

@@ -12,6 +12,7 @@ adapted: the Decoder refuses that unless the verification can bear it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -96,6 +97,28 @@ class Outcome(Protocol):
     def other_s(self) -> float: ...
 
 
+class Evidence(Enum):
+    """A number that a rule watches while the draft goes on."""
+
+    NOTHING = auto()
+    LAST_Q = auto()
+    """q of the last candidate."""
+    PRODUCT_OF_Q = auto()
+    SURVIVAL = auto()
+    """The product of the head's estimates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floors:
+    """A stop rule as numbers that are known when a round begins, so that a device can follow it on its own.
+
+    After k candidates drafting goes on while the evidence is at least `least[k]`; what is missing at the end is never undercut.
+    """
+
+    evidence: Evidence = Evidence.NOTHING
+    least: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """Base of every rule: bounds on the number of candidates, and three hooks.
@@ -156,6 +179,13 @@ class Policy:
 
     def stop(self, draft: "Candidates", memory: Any) -> str | None:
         """A reason to stop before the next candidate is paid for, or None to go on. Not asked below `min_tokens`."""
+        return None
+
+    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors | None:
+        """What `stop` will say in the coming round of at most `limit` candidates, as numbers; None where it cannot be said so.
+
+        Only of use where whole rounds run on a device; a rule without it is asked candidate by candidate.
+        """
         return None
 
     def learn(self, memory: Any, outcome: "Outcome") -> Any:

@@ -31,7 +31,8 @@ class _Tap:
         self.hidden: Tensor | None = None
 
     def __call__(self, module: object, args: tuple, kwargs: dict) -> None:
-        self.hidden = args[0] if args else next(iter(kwargs.values()))
+        if torch.is_inference_mode_enabled():  # else it is somebody else's pass, whose graph would be kept alive
+            self.hidden = args[0] if args else next(iter(kwargs.values()))
 
 
 class EagerRunner:

@@ -9,8 +9,9 @@ Llama 3's scaling), SiLU, on one device and with unquantised weights. `LeanRunne
 a model is run by `EagerRunner`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +26,20 @@ _ANGLES = ("default", "linear", "llama3")
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 512  # rows of one pass: scores of longer prompts would not fit a CPU's cache
 
+_Put = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, new keys, new values) -> all keys and values that the layer may see, each [kv heads, positions, head size]."""
+
 
 @dataclass(frozen=True)
 class _Layer:
     """The weights of one layer, joined, as [in, out]. Norms of single heads are None where the family has none."""
 
-    norm: "_Norm"
+    norm: "_Norm | _FusedNorm"
     qkv: Tensor
     qkv_bias: Tensor | None
-    head_norms: "tuple[_Norm, _Norm] | None"
+    head_norms: "tuple[_Norm | _FusedNorm, _Norm | _FusedNorm] | None"
     out: Tensor
-    mlp_norm: "_Norm"
+    mlp_norm: "_Norm | _FusedNorm"
     gate_up: Tensor
     down: Tensor
 
@@ -50,14 +54,16 @@ class LeanRunner(EagerRunner):
     >>> runner = LeanRunner(model)                                   # doctest: +SKIP
     """
 
+    manner: ClassVar[str] = "lean"
+
     def __init__(self, model: Any, *, vocab_size: int | None = None):
         if reason := self.refusal(model):
-            raise RunnerError(f"{type(model).__name__} cannot be run lean: {reason}. Use EagerRunner.")
+            raise RunnerError(f"{type(model).__name__} cannot be run {self.manner}: {reason}. Use EagerRunner.")
         super().__init__(model, vocab_size=vocab_size)
         config, body = model.config, model.model
         self._heads, self._kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self._head_size = int(getattr(config, "head_dim", None) or config.hidden_size // self._heads)
-        self._norm = _Norm(body.norm)
+        self._norm = _norm_of(body.norm)
         self._output = _share(model.get_output_embeddings())[:, : self.vocab_size]
         self._embedding = body.embed_tokens.weight.detach()  # the same storage where the two are tied
         self._is_wide = self._embedding.dtype.itemsize >= 4
@@ -103,9 +109,10 @@ class LeanRunner(EagerRunner):
         """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         if not hasattr(self, "_layers"):  # while the promises of `EagerRunner` are put to the test
             return super().extend(tokens, rows=rows)
-        while len(tokens) > max(rows, _WIDEST):
-            self._read(tokens[:_WIDEST])
-            tokens = tokens[_WIDEST:]
+        while len(tokens) > _WIDEST and len(tokens) > rows:
+            unseen = min(_WIDEST, len(tokens) - rows)
+            self._read(tokens[:unseen])
+            tokens = tokens[unseen:]
         hidden = self._norm(self._read(tokens)[-rows:])
         return torch.mm(hidden, self._output), hidden
 
@@ -122,11 +129,22 @@ class LeanRunner(EagerRunner):
         start, n = self._length, len(tokens)
         end = start + n
         self._make_room(end)
-        kv, size, groups = self._kv_heads, self._head_size, self._heads // self._kv_heads
-        cos, sin = self._angles.at(start, end)
-        mask = _causal(n, end, self._embedding).repeat(groups, 1)
+
+        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            self._keys[i][:, start:end] = k
+            self._values[i][:, start:end] = v
+            return self._keys[i][:, :end], self._values[i][:, :end]
+
         x = self._embedding[tokens[0], None] if n == 1 else self._embedding[torch.tensor(tokens, device=self.device)]
-        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+        x = self._through(x, *self._angles.at(start, end), _causal(n, end, self._embedding), put)
+        self._length = end
+        return x
+
+    def _through(self, x: Float[Tensor, "n D"], cos: Tensor, sin: Tensor, mask: Tensor, put: _Put) -> Float[Tensor, "n D"]:
+        """All layers. `mask` [n, positions] is added to the scores of what `put` returns."""
+        n, kv, size, groups = len(x), self._kv_heads, self._head_size, self._heads // self._kv_heads
+        mask = mask.repeat(groups, 1)
+        for i, layer in enumerate(self._layers):
             h = layer.norm(x)
             qkv = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
             qkv = qkv.view(n, -1, size)
@@ -135,20 +153,18 @@ class LeanRunner(EagerRunner):
                 qk = self._head_normed(qk, layer.head_norms)
             first, second = qk.chunk(2, -1)
             qk = torch.addcmul(qk * cos, torch.cat((second, first), -1), sin)
-            keys[:, start:end] = qk[:, -kv:].transpose(0, 1)
-            values[:, start:end] = v.transpose(0, 1)
+            keys, values = put(i, qk[:, -kv:].transpose(0, 1), v.transpose(0, 1))
             q = qk[:, :-kv].view(n, kv, groups, size).permute(1, 2, 0, 3).reshape(kv, groups * n, size)
-            scores = torch.baddbmm(mask, q, keys[:, :end].transpose(1, 2), alpha=size**-0.5)
+            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=size**-0.5)
             weights = scores.softmax(-1) if self._is_wide else scores.softmax(-1, dtype=torch.float32).to(x.dtype)
-            mixed = torch.bmm(weights, values[:, :end])
+            mixed = torch.bmm(weights, values)
             mixed = mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
             x = torch.addmm(x, mixed, layer.out)
             gate, up = torch.mm(layer.mlp_norm(x), layer.gate_up).chunk(2, -1)
             x = torch.addmm(x, F.silu(gate) * up, layer.down)
-        self._length = end
         return x
 
-    def _head_normed(self, qk: Tensor, norms: "tuple[_Norm, _Norm]") -> Tensor:
+    def _head_normed(self, qk: Tensor, norms: "tuple[_Norm | _FusedNorm, _Norm | _FusedNorm]") -> Tensor:
         parts = qk.split((self._heads, self._kv_heads), 1)
         return torch.cat([norm(part) for part, norm in zip(parts, norms, strict=True)], 1)
 
@@ -174,8 +190,8 @@ class LeanRunner(EagerRunner):
         gap = float((torch.cat([head, *tail]).float() - own[0].float()).abs().max() / own.float().abs().max().clamp(min=1e-6))
         if gap > (1e-3 if own.dtype in (torch.float32, torch.float64) else 0.1):
             raise RunnerError(
-                f"{type(self.model).__name__} run lean gives other logits than transformers (relative difference {gap:.3g}). "
-                "Use EagerRunner."
+                f"{type(self.model).__name__} run {self.manner} gives other logits than transformers (relative difference "
+                f"{gap:.3g}). Use EagerRunner."
             )
 
 
@@ -193,6 +209,20 @@ class _Norm:
         scale = (wide * wide).sum(-1, keepdim=True).add_(self._eps).rsqrt_()
         out = wide * scale * self._weight
         return out if self._is_wide else out.to(x.dtype)
+
+
+class _FusedNorm:
+    """The same by the one operation that a GPU has for it."""
+
+    def __init__(self, norm: Any):
+        self._weight, self._eps = norm.weight.detach(), float(norm.variance_epsilon)
+
+    def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+
+
+def _norm_of(norm: Any) -> _Norm | _FusedNorm:
+    return _FusedNorm(norm) if norm.weight.is_cuda else _Norm(norm)
 
 
 class _Angles:
@@ -227,12 +257,12 @@ def _joined(layer: Any) -> _Layer:
     biases = [p.bias for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     has_norms = hasattr(attention, "q_norm")
     return _Layer(
-        norm=_Norm(layer.input_layernorm),
+        norm=_norm_of(layer.input_layernorm),
         qkv=_share(attention.q_proj, attention.k_proj, attention.v_proj),
         qkv_bias=None if biases[0] is None else torch.cat([b.detach() for b in biases]),
-        head_norms=(_Norm(attention.q_norm), _Norm(attention.k_norm)) if has_norms else None,
+        head_norms=(_norm_of(attention.q_norm), _norm_of(attention.k_norm)) if has_norms else None,
         out=_share(attention.o_proj),
-        mlp_norm=_Norm(layer.post_attention_layernorm),
+        mlp_norm=_norm_of(layer.post_attention_layernorm),
         gate_up=_share(mlp.gate_proj, mlp.up_proj),
         down=_share(mlp.down_proj),
     )

@@ -1,27 +1,38 @@
 """From a trained head to probabilities: held-out labels undo what the loss, and the training, have bent.
 
 The closed form undoes the weight of rejections (method.md 4); what is left, a temperature and a bias of the logit, is fitted
-on labels that the head was not trained on, in the evidence that it meets in use. All of it goes into the head's card, with
-the figures before and after, per token and for the product over a round, which is what decides.
+on labels that the head was not trained on, in the evidence that it meets in use: `calibrate_head` has collected ones,
+`calibrate_live` those of real rounds on the runner that serves. All of it goes into the head's card, with the figures before
+and after, per token and for the product over a round, which is what decides.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
+from specdecpp.decoder import Prompt
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.pair import Pair
+from specdecpp.sampling import Sampling
 from specdecpp.training.evaluate import Figures, figures, log_probabilities
 from specdecpp.training.labels import Record
+from specdecpp.training.live import Heard, listen
 from specdecpp.training.measures import Points, auroc, brier, ece, kl
 from specdecpp.training.rounds import Rounds, rounds
 from specdecpp.training.scores import Judged, Source, head_logits
 
-__all__ = ["auroc", "brier", "calibrate_head", "calibrated", "ece", "kl"]
+__all__ = ["auroc", "brier", "calibrate_head", "calibrate_live", "calibrated", "ece", "kl"]
 
 IN_USE: tuple[Source, ...] = ("leaf", "rounds", "mixed")
 """What a lagged head is calibrated on: its own evidence in use, where the labels have it."""
 STAGES = ("raw", "debiased", "calibrated")
+BEFORE = "before"
+"""The stage of a calibration that the card had, where another runner is to serve."""
+RUNNER = "calibrated_on"
+"""The card's note of the rounds that `calibrate_live` had."""
 MIN_SLOPE, MAX_SLOPE = 0.01, 100.0  # of the logit: 1/temperature
 _RIDGE = 1e-6  # keeps the optimum finite where labels are all alike or perfectly separated
 
@@ -66,18 +77,77 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
         played.append(None if record.branches is None else rounds(record))
     if not judged:
         raise DataError("there are no records to calibrate on. Name a split that the labels have.")
+    return _with(head, judged, lambda calibration: _figures(judged, played, calibration))
+
+
+def calibrate_live(
+    head: AcceptanceHead,
+    pair: Pair,
+    prompts: Iterable[Prompt],
+    *,
+    sampling: Sampling | None = None,
+    max_tokens: int = 128,
+    seed: int = 0,
+) -> AcceptanceHead:
+    """The head with its calibration fitted on real rounds of the pair, which run as they will in service.
+
+    `sampling` is that of the head's card unless given, and is written there. Beside the stages of `calibrate_head` the notes
+    `calibration` have `before`, where the card had a calibration: how well it serves here. The note `calibrated_on` names
+    models, runners and prompts. The prompts must be none that the head was trained on.
+
+    Raises `DataError` where no candidate was judged, `HeadError` for a head of another pair.
+
+    >>> head = calibrate_live(pair.head, pair, ["Why is the sky blue?"], max_tokens=64)          # doctest: +SKIP
+    """
+    sampling = sampling or Sampling(**head.card.sampling or {})
+    heard = list(listen(pair, head, prompts, sampling=sampling, max_tokens=max_tokens, seed=seed))
+    judged = [of.per_token() for of in heard]
+    if not any(len(of.label) for of in judged):
+        raise DataError(
+            f"no candidate was judged in {len(heard)} answers of at most {max_tokens} tokens. Give more prompts, or longer "
+            "answers."
+        )
+    stages = {BEFORE: head.card.calibration} if head.card.is_calibrated else {}
+    found = _with(head, judged, lambda calibration: _heard_figures(heard, judged, calibration), stages)
+    about = {
+        "runners": pair.runners,
+        "target": pair.target_name,
+        "draft": pair.draft_name,
+        "num_prompts": len(heard),
+        "num_rounds": int(sum((of.depth == 1).sum() for of in heard)),
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
+    return found.with_card(sampling=asdict(sampling), notes=found.card.notes | {RUNNER: about})
+
+
+def _with(
+    head: AcceptanceHead,
+    judged: Sequence[Judged],
+    figures_of: Callable[[Calibration], Figures],
+    stages: dict[str, Calibration] | None = None,
+) -> AcceptanceHead:
+    """The head under a calibration fitted on these points, with figures of each stage."""
     score, label, weight = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label", "weight"))
-    before = Calibration(rejection_weight=head.card.calibration.rejection_weight)
-    after = calibrated(score, label, rejection_weight=before.rejection_weight, weight=weight)
-    stages = dict(zip(STAGES, (Calibration(), before, after), strict=True))
-    notes = {name: _figures(judged, played, calibration).values for name, calibration in stages.items()}
-    return head.with_card(calibration=after, notes=head.card.notes | {"calibration": notes})
+    debiased = Calibration(rejection_weight=head.card.calibration.rejection_weight)
+    after = calibrated(score, label, rejection_weight=debiased.rejection_weight, weight=weight)
+    raw, undone, last = STAGES
+    stages = {raw: Calibration(), undone: debiased, **(stages or {}), last: after}
+    notes: dict[str, Any] = {name: value for name, value in head.card.notes.items() if name != RUNNER}
+    notes["calibration"] = {name: figures_of(calibration).values for name, calibration in stages.items()}
+    return head.with_card(calibration=after, notes=notes)
 
 
 def _figures(judged: list[Judged], played: list[Rounds | None], calibration: Calibration) -> Figures:
     scored = [log_probabilities(j, calibration) for j in judged]
     pairs = [(r, r.scores(j)) for j, r in zip(scored, played, strict=True) if r is not None]
     return figures(scored, [r for r, _ in pairs], [product for _, product in pairs])
+
+
+def _heard_figures(heard: list[Heard], judged: list[Judged], calibration: Calibration) -> Figures:
+    scored = [log_probabilities(j, calibration) for j in judged]
+    played = [of.per_round(j.score) for of, j in zip(heard, scored, strict=True)]
+    return figures(scored, played, [of.score for of in played])
 
 
 def _fit(z: np.ndarray, label: np.ndarray, mass: np.ndarray, slope: float | None = None) -> tuple[float, float]:

@@ -28,7 +28,8 @@ import torch
 
 import specdecpp
 from specdecpp.errors import DataError
-from specdecpp.pair import Pair, fingerprint
+from specdecpp.models import fingerprint
+from specdecpp.pair import Pair
 from specdecpp.training import jobs, shards
 from specdecpp.training.jobs import Question, Work
 from specdecpp.training.labels import TOP_K

@@ -150,7 +150,7 @@ class Figures:
 
 def figures(
     judged: Sequence[Judged],
-    played: Sequence[Rounds],
+    played: Sequence[Rounds] | Sequence[Judged],
     products: Sequence[np.ndarray],
     *,
     is_probability: bool = True,

@@ -45,7 +45,8 @@ class PairPlan:
         """The pair, without a head."""
         from specdecpp.pair import load_pair
 
-        return replace(load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device), head=None)
+        pair = load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device, runner=("lean", "eager"))
+        return replace(pair, head=None)
 
 
 @dataclass(frozen=True, kw_only=True)

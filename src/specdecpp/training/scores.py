@@ -27,7 +27,8 @@ from specdecpp.training.labels import Record
 
 LENGTH = 10  # of the rounds: the longest that the branches are recorded for
 LEAST_LOG_Q = float(np.log(1e-30))  # as when a head decodes: no scalar is infinite
-Source = Literal["clean", "leaf", "mixed", "rounds"]
+Source = Literal["clean", "leaf", "mixed", "rounds", "live"]
+"""`live` is not of a record: see `training.live`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,469 @@
+"""Decoding on a GPU: what a draft step, a pass and a round take, beside what the memory allows and what transformers does.
+
+    python benchmarks/gpu.py                              # one GPU, under nine minutes; writes benchmarks/results/gpu.json
+    python benchmarks/gpu.py --device cpu --tiny          # the same stages on toy models, to see that they work
+
+THE FIGURES OF A GPU ARE STILL TO BE MEASURED: this was written against the documented interface of CUDA graphs (torch 2.11 to
+2.13) and has only ever run on a CPU, where nothing is recorded. What it prints there says nothing about speed.
+
+Pairs. `reference` is the pair that ships. `1b` and `8b` have the shapes of TinyLlama 1.1B and of Llama 3 8B and random
+weights in bfloat16, for which a draft is made that agrees: the target's embedding, its first layers and its output, copied.
+What the target's other layers add to the residual stream is scaled down until the two accept about three candidates in
+four (the mean of sum min(p, q) at temperature 1 over random texts; the scale and what was reached stand in the result). The
+output layer is scaled up first, so that p has a few likely tokens, as that of a trained model.
+
+Stages, for each pair in turn. Every figure is written as soon as it is there, so that an interruption loses nothing:
+
+    memory      bytes per second of a copy on the device, read and written bytes counted
+    steps       a draft step with its stop test, a target pass by width: milliseconds, and the floor of each: the bytes of
+                its weights at that rate
+    waits       calls in a round that wait for the device: as torch warns of them, and as the profiler sees them
+    speed       tokens per second, greedy and at temperature 1, the engines in turns: rounds on the device, the same runner
+                with the host's loop, the lean and the eager runner, transformers' assisted generation at the same K, and
+                the target alone by graphs, by transformers, and by transformers with a static cache and torch.compile
+
+A stage for which there is no time left (`--budget`) is left out, and the result says so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import specdecpp as sd
+from specdecpp.decoder import encode, finished, run
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
+from specdecpp.runners.device_round import DeviceRound
+from specdecpp.runners.static_cache import WIDTHS
+from specdecpp.sampling import streams
+from specdecpp.session import Session
+from specdecpp.testing import practice_prompts
+from specdecpp.timing import measure
+
+SHAPES: dict[str, dict[str, int]] = {
+    "1b": {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
+    "8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+TINY = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DRAFT_LAYERS = {"1b": 2, "8b": 3}
+ACCEPTANCE, LOGIT_SPREAD = 0.75, 4.0
+K, TEMPERATURES = 4, (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """Two models of transformers, and what else a pair has."""
+
+    name: str
+    target: Any
+    draft: Any
+    vocab_size: int
+    prompt: list[int]
+    tokenizer: Any = None
+    head: Any = None
+    about: dict[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+
+class Result:
+    """The file of results, written anew with every figure."""
+
+    def __init__(self, path: Path, budget_s: float):
+        self.path, self.started, self.budget_s, self.share = path, time.perf_counter(), budget_s, 1.0
+        self.content: dict[str, Any] = {"command": "python benchmarks/gpu.py", "rows": [], "runs": []}
+
+    @property
+    def left_s(self) -> float:
+        """Until the share of the budget that is open now is spent."""
+        return self.share * self.budget_s - (time.perf_counter() - self.started)
+
+    def set(self, **facts: Any) -> None:
+        self.content |= facts
+        self._write()
+
+    def add(self, stage: str, pair: str, **row: Any) -> None:
+        self.content["rows"].append({"stage": stage, "pair": pair} | row)
+        self._write()
+        print(f"{stage:>8}  {pair:>9}  {json.dumps(row)}", flush=True)
+
+    def run(self, **row: Any) -> None:
+        """One of the runs that a row will be the median of."""
+        self.content["runs"].append(row)
+        self._write()
+
+    def _write(self) -> None:
+        self.content["seconds"] = round(time.perf_counter() - self.started, 1)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+        part.replace(self.path)
+
+
+def settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device, repetitions: int) -> float:
+    """Seconds of one call, of many queued one after the other: launching is in it where it is what takes the time."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(3):
+        settle(device)
+        started = time.perf_counter()
+        for _ in range(repetitions):
+            work()
+        settle(device)
+        times.append((time.perf_counter() - started) / repetitions)
+    return statistics.median(times)
+
+
+def bandwidth(device: torch.device, num_bytes: int) -> float:
+    """Bytes per second of a copy on the device; each byte counts twice, read and written."""
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    return 2 * num_bytes / seconds_of(lambda: copy.copy_(source), device, 20)
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------------
+
+
+def reference(device: str) -> Models:
+    """The pair that ships, in float32 on every device, as it is loaded by default."""
+    pair: Any = sd.load_pair(device=device, runner="eager")
+    about = {"dtype": "float32", "weights": "trained"}
+    models = {"target": pair.target.model, "draft": pair.draft.model, "vocab_size": pair.target.vocab_size}
+    prompt = encode(pair, [{"role": "user", "content": practice_prompts()[0]}])
+    return Models(name="reference", **models, prompt=prompt, tokenizer=pair.tokenizer, head=pair.head, about=about)
+
+
+@torch.no_grad()
+def correlated(name: str, device: str, *, is_tiny: bool) -> Models:
+    """Random weights, and a draft that agrees as the docstring says."""
+    shape = TINY if is_tiny else SHAPES[name]
+    torch.manual_seed(0)
+    target = random_llama(shape, device)
+    num_layers = 1 if is_tiny else DRAFT_LAYERS[name]
+    draft = random_llama(shape | {"num_hidden_layers": num_layers}, device)
+    texts = torch.randint(0, shape["vocab_size"], (4, 64), device=device)
+    target.lm_head.weight.mul_(LOGIT_SPREAD / target(texts).logits.float().std())
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in draft.state_dict()})
+    q = draft(texts).logits.float().softmax(-1)
+    reached, scale, (low, high) = 0.0, 1.0, (1e-3, 1.0)
+    for _ in range(10):
+        middle = (low * high) ** 0.5
+        soften(target, num_layers, middle / scale)
+        scale = middle
+        reached = float(torch.minimum(target(texts).logits.float().softmax(-1), q).sum(-1).mean())
+        low, high = (middle, high) if reached > ACCEPTANCE else (low, middle)
+    prompt = texts[0].tolist()
+    about = {"dtype": "bfloat16", "weights": "random, the draft correlated", "draft_layers": num_layers}
+    about |= {"residual_scale": round(scale, 4), "acceptance": round(reached, 3)}
+    return Models(name=name, target=target, draft=draft, vocab_size=shape["vocab_size"], prompt=prompt, about=about)
+
+
+def random_llama(shape: dict[str, int], device: str) -> Any:
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "tie_word_embeddings": False}
+    config = transformers.LlamaConfig(**shape, **ids, max_position_embeddings=2048)  # pyright: ignore[reportArgumentType]
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def soften(target: Any, first: int, factor: float) -> None:
+    """Scale what the layers from `first` on add to the residual stream."""
+    for layer in target.model.layers[first:]:
+        layer.self_attn.o_proj.weight.mul_(factor)
+        layer.mlp.down_proj.weight.mul_(factor)
+
+
+def pairs_of(models: Models) -> dict[str, sd.Pair]:
+    """The pair by runner. All read the weights of the first one: laying them out twice would hold them twice."""
+    graphs = [GraphRunner(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)]
+    kinds: dict[str, list[Any]] = {
+        "graphs": graphs,
+        "lean": [LeanRunner.fresh(runner) for runner in graphs],
+        "eager": [EagerRunner(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)],
+    }
+    common = {"tokenizer": models.tokenizer, "head": models.head}
+    return {kind: sd.Pair(target=target, draft=draft, **common) for kind, (target, draft) in kinds.items()}
+
+
+def num_bytes(model: Any) -> int:
+    """Of the weights that a pass reads: all but the embedding, of which it reads a row; where the two are tied, all."""
+    whole = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
+    if model.get_input_embeddings().weight.data_ptr() != model.get_output_embeddings().weight.data_ptr():
+        whole.pop(model.get_input_embeddings().weight.data_ptr())
+    return sum(whole.values())
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------------
+
+
+def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetitions: int) -> None:
+    """A draft step and target passes, replayed as they are recorded, against the bytes of their weights."""
+    session = start(models, pair, sd.CumulativeConfidence(threshold=0.0, max_tokens=K), temperature=1.0, max_tokens=64)
+    session.prefill()
+    rounds = session._on_device
+    assert rounds is not None, "two graph runners on one device"
+    for _ in range(3):
+        session.step()
+    floor_s = num_bytes(models.draft) / rate
+    draft_s = seconds_of(draft_step_of(rounds), models.device, repetitions)
+    result.add("steps", models.name, what="draft step", ms=ms(draft_s), floor_ms=ms(floor_s), ratio=round(draft_s / floor_s, 2))
+    target: Any = pair.target.fresh()
+    floor_s = num_bytes(models.target) / rate
+    target.extend([5] * 96, rows=1)
+    for width in WIDTHS[:6]:
+        with torch.inference_mode():
+            program = target.static.pass_over(width, target.make_room(96 + width))
+            seconds = seconds_of(program, models.device, repetitions)
+        row = {"ms": ms(seconds), "floor_ms": ms(floor_s), "ratio": round(seconds / floor_s, 2)}
+        result.add("steps", models.name, what=f"target pass of {width}", **row)
+
+
+def draft_step_of(rounds: DeviceRound) -> Callable[[], None]:
+    """The recorded step of a session's rounds, at one place of the text."""
+    cache, desk = rounds.draft.static, rounds.desk  # pyright: ignore[reportAttributeAccessIssue]
+    program = next(p for key, p in cache._programs.items() if isinstance(key, tuple) and key[:2] == ("draft", 1))
+
+    @torch.inference_mode()
+    def step() -> None:
+        desk.order[:2].zero_()  # the number of the candidate, and the place in the text: written over, then let go
+        program()
+
+    return step
+
+
+def waits(result: Result, models: Models, pair: sd.Pair) -> None:
+    """Calls that wait for the device, in a round that stops early and in one that does not."""
+    for policy in (sd.Fixed(k=K), sd.CumulativeConfidence()):
+        for where in ("device", "host"):
+            session = start(models, pair, policy, temperature=1.0, max_tokens=400)
+            if where == "host":
+                session._on_device = None
+            session.prefill()
+            for _ in range(12):
+                session.step()
+            row = {"rule": type(policy).__name__, "rounds_by_the": where, **counted(session, 16, models.device)}
+            result.add("waits", models.name, **row)
+
+
+def counted(session: Session, num_rounds: int, device: torch.device) -> dict[str, Any]:
+    """Per round: what torch warns of as a synchronisation, and calls of the driver that wait; none on a CPU."""
+    if device.type != "cuda":
+        drafted = [session.step().num_drafted for _ in range(num_rounds)]
+        return {"warned": None, "waited": None, "num_drafted": statistics.mean(drafted)}
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        drafted = [session.step().num_drafted for _ in range(num_rounds)]
+    torch.cuda.set_sync_debug_mode("default")
+    warned = sum("synchroniz" in str(w.message) for w in seen)
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(num_rounds):
+            session.step()
+    calls = Counter(e.name for e in profile.events() or () if "Synchronize" in e.name)
+    per_round = {name: round(count / num_rounds, 2) for name, count in calls.items()}
+    return {"warned": warned / num_rounds, "waited": per_round, "num_drafted": statistics.mean(drafted)}
+
+
+def start(
+    models: Models, pair: sd.Pair, policy: sd.Policy, *, temperature: float, max_tokens: int, costs: sd.Costs | None = None
+) -> Session:
+    """A request that nothing but its length ends. Its tokens are not turned into text."""
+    target, draft = pair.target.fresh(), pair.draft.fresh()
+    return Session(
+        target=target,
+        draft=draft,
+        policy=policy,
+        verification=sd.TokenVerification() if temperature else sd.GreedyVerification(),
+        sampling=sd.Sampling(temperature=temperature),
+        prompt=models.prompt,
+        max_tokens=max_tokens,
+        coins=streams(0, draft.device, target.device),
+        costs=costs,
+    )
+
+
+Engine = Callable[[float, int], dict[str, Any]]
+"""(temperature, tokens) -> what a row says: tokens_per_second and more."""
+
+
+def ours(models: Models, pair: sd.Pair, policy: sd.Policy, *, by_host: bool = False) -> Engine:
+    costs = measure(pair).judging() if policy.needs_costs else None
+
+    def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
+        session = start(models, pair, policy, temperature=temperature, max_tokens=num_tokens, costs=costs)
+        if by_host:
+            session._on_device = None
+        settle(pair.target.device)
+        started = time.perf_counter()
+        metrics = finished(session, list(run(session))).metrics
+        seconds = time.perf_counter() - started
+        return {
+            "tokens_per_second": metrics.num_tokens / seconds,
+            "ms_per_round": ms(seconds / metrics.num_spec_steps),
+            "mean_acceptance_length": round(metrics.mean_acceptance_length, 2),
+            "drafts_per_round": round(metrics.num_draft_tokens / metrics.num_spec_steps, 2),
+        }
+
+    return decode
+
+
+def theirs(models: Models, **options: Any) -> Engine:
+    """transformers' own `generate`, batch 1, on the same prompt."""
+    ids = torch.tensor([models.prompt], device=models.device)
+
+    def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
+        how: dict[str, Any] = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature}
+        how |= {"top_k": 0, "top_p": 1.0} if temperature else {}
+        torch.manual_seed(0)
+        settle(models.device)
+        started = time.perf_counter()
+        out = models.target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            **how,
+            **options,
+        )
+        settle(models.device)
+        seconds = time.perf_counter() - started
+        return {"tokens_per_second": (out.shape[1] - ids.shape[1]) / seconds}
+
+    return decode
+
+
+def engines(models: Models, pairs: dict[str, sd.Pair]) -> Iterator[tuple[str, str, Callable[[], Engine]]]:
+    """(name, setting, how to make it), the slow ones to get ready last."""
+    fixed, free = sd.Fixed(k=K), sd.CumulativeConfidence()
+    yield "graphs", f"K = {K}", lambda: ours(models, pairs["graphs"], fixed)
+    yield "graphs", "product of q", lambda: ours(models, pairs["graphs"], free)
+    if models.head is not None:
+        yield "graphs", "cost-aware", lambda: ours(models, pairs["graphs"], sd.CostAware(head=models.head))
+    yield "graphs, rounds by the host", f"K = {K}", lambda: ours(models, pairs["graphs"], fixed, by_host=True)
+    yield "graphs", "target alone", lambda: ours(models, pairs["graphs"], sd.Fixed(k=0))
+    yield "lean", f"K = {K}", lambda: ours(models, pairs["lean"], fixed)
+    yield "eager", f"K = {K}", lambda: ours(models, pairs["eager"], fixed)
+    assisted = {"num_assistant_tokens": K, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    models.draft.generation_config.update(**assisted)
+    yield "transformers", f"assisted, K = {K}", lambda: theirs(models, assistant_model=models.draft)
+    yield "transformers", "target alone", lambda: theirs(models)
+    is_compiled = models.device.type == "cuda"
+    setting = "target alone, static cache" + ", compiled" * is_compiled
+    yield "transformers", setting, lambda: theirs(models, cache_implementation="static", disable_compile=not is_compiled)
+
+
+def speed(result: Result, models: Models, pairs: dict[str, sd.Pair], *, num_tokens: int, cycles: int) -> None:
+    """Every engine warmed up, then all in turns; a row is the median over cycles, its runs are in the file beside it."""
+    ready: dict[tuple[str, str], Engine] = {}
+    for name, setting, make in engines(models, pairs):
+        of = {"engine": name, "setting": setting}
+        if result.left_s < 0:
+            result.add("speed", models.name, **of, left_out="no time left")
+            continue
+        try:
+            engine = make()
+            for temperature in TEMPERATURES:
+                engine(temperature, num_tokens)
+        except Exception as error:  # another library's, or a shape it does not take: the others are still worth having
+            result.add("speed", models.name, **of, left_out=f"{type(error).__name__}: {error}"[:300])
+            continue
+        ready[name, setting] = engine
+    found: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
+    for cycle in range(cycles):
+        for temperature in TEMPERATURES:
+            for (name, setting), engine in ready.items():
+                if cycle == 0 or result.left_s > 0:
+                    row = engine(temperature, num_tokens)
+                    found.setdefault((temperature, name, setting), []).append(row)
+                    result.run(pair=models.name, engine=name, setting=setting, temperature=temperature, **row)
+    for (temperature, name, setting), rows in found.items():
+        rate = statistics.median(row["tokens_per_second"] for row in rows)
+        row = rows[0] | {"tokens_per_second": round(rate, 1), "ms_per_token": ms(1 / rate), "num_runs": len(rows)}
+        of = {"engine": name, "setting": setting, "temperature": temperature, "dtype": models.about["dtype"]}
+        result.add("speed", models.name, **of, **row)
+
+
+def ms(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="toy models and few tokens: to try the stages")
+    parser.add_argument("--pairs", default="reference,1b,8b")
+    parser.add_argument("--budget", type=float, default=480.0, help="seconds after which nothing new is begun")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
+    args = parser.parse_args(arguments)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here. Try the stages with --device cpu --tiny --out FILE.")
+    device = torch.device(args.device)
+    result = Result(args.out, args.budget)
+    result.set(
+        gpu=torch.cuda.get_device_name() if device.type == "cuda" else None,
+        machine=[platform.machine(), os.cpu_count()],
+        versions={"specdecpp": sd.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        is_tiny=args.tiny,
+    )
+    rate = bandwidth(device, 2**20 if args.tiny else 2**30)
+    result.add("memory", "", gigabytes_per_second=round(rate / 1e9, 1))
+    names = args.pairs.split(",")
+    for place, name in enumerate(names, 1):
+        result.share = place / len(names)  # what one pair leaves goes to the next
+        if result.left_s < 0:
+            result.add("pair", name, left_out="no time left")
+            continue
+        models = reference(args.device) if name == "reference" else correlated(name, args.device, is_tiny=args.tiny)
+        result.add("pair", name, **models.about)
+        pairs = pairs_of(models)
+        steps(result, models, pairs["graphs"], rate, 3 if args.tiny else 200)
+        waits(result, models, pairs["graphs"])
+        speed(result, models, pairs, num_tokens=8 if args.tiny else 96, cycles=1 if args.tiny else 3)
+        del models, pairs
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    result.set(is_complete=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Ours, through the public API: `load_pair`, `Decoder`. The argument is the runner.
+
+Settings: {"policy": "fixed:4"}, in the words of the command line.
+"""
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from peers.protocol import Answer, Load, Request, serve
+
+FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0"}
+
+
+class Passes:
+    """Seconds within forward passes, of runners of every kind that `time` was told of."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._kinds: set[type] = set()
+
+    def time(self, kind: Any) -> None:
+        """Have a class of runners tell; once is enough."""
+        if kind in self._kinds:
+            return
+        self._kinds.add(kind)
+        extend = kind.extend
+
+        def timed(runner: Any, tokens: list[int], *, rows: int) -> Any:
+            started = perf_counter()
+            found = extend(runner, tokens, rows=rows)
+            self.seconds += perf_counter() - started
+            return found
+
+        kind.extend = timed
+
+
+class Ours:
+    """A pair under one runner, and a decoder per setting."""
+
+    def __init__(self, runner: str):
+        self.runner, self.passes = runner, Passes()
+
+    def load(self, load: Load) -> dict[str, str]:
+        import torch
+        import transformers
+
+        import specdecpp as sd
+        from specdecpp.pair import REFERENCE
+
+        transformers.utils.logging.set_verbosity_error()
+        torch.set_num_threads(load.threads)
+        head = REFERENCE / "head" if Path(load.folder).name == "reference" else None
+        versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
+        names = [f"{load.folder}/{role}" for role in ("target", "draft")]
+        if self.runner == "llama.cpp":
+            import llama_cpp  # pyright: ignore[reportMissingImports]
+
+            versions["llama-cpp-python"] = llama_cpp.__version__
+            names = [f"{load.folder}/{role}-{FILES[load.dtype]}.gguf" for role in ("target", "draft")]
+            self.pair = sd.load_pair(names[0], draft=names[1], head=head)
+        else:
+            dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[load.dtype]
+            runner: Any = self.runner
+            self.pair = sd.load_pair(names[0], draft=names[1], head=head, dtype=dtype, runner=runner)
+        self.decoders: dict[str, Any] = {}
+        for runner_of in (self.pair.target, self.pair.draft):
+            self.passes.time(type(runner_of))
+        return versions
+
+    def pids(self) -> list[int]:
+        return []
+
+    def run(self, request: Request) -> Answer:
+        self.passes.seconds = 0.0
+        out = self._decoder(request.options["policy"]).generate(
+            request.prompt,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            seed=request.seed,
+            ignore_eos=True,
+        )
+        found = out.metrics
+        return Answer(
+            tokens=list(out.tokens),
+            rounds=found.num_spec_steps,
+            drafted=found.num_draft_tokens,
+            accepted=found.num_accepted_draft_tokens,
+            overhead=1 - (self.passes.seconds - found.prefill_s) / (found.elapsed_s - found.prefill_s),
+        )
+
+    def _decoder(self, policy: str) -> Any:
+        import specdecpp as sd
+        from specdecpp.request import parse_policy
+
+        if policy not in self.decoders:
+            self.decoders[policy] = sd.Decoder(self.pair, policy=parse_policy(policy).build(self.pair.head))
+        return self.decoders[policy]
+
+
+if __name__ == "__main__":
+    serve(Ours(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""What is measured: settings of engines, and how long."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers import environments as env
+from peers.protocol import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One line of the table: an engine, how it is set (its own words in `options`), and which worker runs it."""
+
+    engine: str
+    runner: str | None = None
+    name: str
+    worker: str
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def key(self) -> str:
+        return f"{self.worker} | {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Weights of one type under so many threads, at these temperatures."""
+
+    dtype: str
+    threads: int
+    temperatures: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much: pairs with the prompts of each cycle, cycles, tokens an answer."""
+
+    prompts: dict[str, int]
+    cycles: int
+    tokens: int
+    stages: tuple[Stage, ...]
+
+    @classmethod
+    def full(cls) -> "Plan":
+        return cls(
+            prompts={"reference": 2, "30m-2m": 1, "120m-2m": 1},
+            cycles=3,
+            tokens=64,
+            stages=(
+                Stage(dtype="f32", threads=1, temperatures=(0.0, 1.0)),
+                Stage(dtype="f32", threads=2, temperatures=(0.0, 1.0)),
+                Stage(dtype="bf16", threads=1, temperatures=(0.0,)),
+                Stage(dtype="int8", threads=1, temperatures=(0.0,)),
+            ),
+        )
+
+    @classmethod
+    def quick(cls) -> "Plan":
+        """A smoke run: every engine once, on the reference pair."""
+        stages = (
+            Stage(dtype="f32", threads=1, temperatures=(0.0, 1.0)),
+            Stage(dtype="bf16", threads=1, temperatures=(0.0,)),
+            Stage(dtype="int8", threads=1, temperatures=(0.0,)),
+        )
+        return cls(prompts={"reference": 1}, cycles=1, tokens=24, stages=stages)
+
+
+def settings(pair: str, stage: Stage) -> list[Setting]:
+    """Every setting of every engine that has weights of this type."""
+    found = [*_llama(), *_openvino(stage), *_ours_compiled("llama.cpp", pair)]
+    if stage.dtype == "f32":
+        found += [*_transformers(), *_reference(pair), *_ours_torch(pair), *_ours_compiled("native", pair)]
+    return [s for s in found if stage.dtype == "f32" or s.name in _FEW]
+
+
+_FEW = ("target alone", "n-max 4", "n-max 8, p-min 0.4", "K = 4", "threshold 0.4", "cost-aware", "cumulative 0.2", "argmax")
+"""What is measured of weights that change the output."""
+
+
+def _transformers() -> Iterator[Setting]:
+    kinds: dict[str, dict[str, Any]] = {
+        "target alone": {"assistant": None},
+        "K = 4": {"assistant": 4, "schedule": "constant", "confidence": 0.0},
+        "K = 8": {"assistant": 8, "schedule": "constant", "confidence": 0.0},
+        "confidence 0.4": {"assistant": 20, "schedule": "constant", "confidence": 0.4},
+    }
+    for name, options in kinds.items():
+        yield Setting(engine="transformers", name=name, worker="transformers", options=options)
+
+
+def _reference(pair: str) -> Iterator[Setting]:
+    if pair == "reference":  # the others have no head
+        options = {"threshold": 0.4}
+        yield Setting(engine="reference round", name="h = 0.4", worker="reference round", options=options)
+
+
+def _llama() -> Iterator[Setting]:
+    kinds: dict[str, dict[str, Any]] = {
+        "target alone": {"n_max": None},
+        "n-max 2": {"n_max": 2, "p_min": 0.0},
+        "n-max 4": {"n_max": 4, "p_min": 0.0},
+        "n-max 8": {"n_max": 8, "p_min": 0.0},
+        "n-max 8, p-min 0.4": {"n_max": 8, "p_min": 0.4},
+        "n-max 16, p-min 0.6": {"n_max": 16, "p_min": 0.6},
+    }
+    for name, options in kinds.items():
+        yield Setting(engine="llama.cpp", name=name, worker="llama.cpp", options=options)
+
+
+def _openvino(stage: Stage) -> Iterator[Setting]:
+    yield Setting(engine="openvino", name="target alone", worker="openvino alone")
+    for k in (2, 4, 8):
+        yield Setting(engine="openvino", name=f"K = {k}", worker="openvino", options={"num_assistant_tokens": k})
+    options = {"assistant_confidence_threshold": 0.4}
+    yield Setting(engine="openvino", name="threshold 0.4", worker="openvino", options=options)
+
+
+def _ours(runner: str, name: str, policy: str) -> Setting:
+    return Setting(engine="ours", runner=runner, name=name, worker=f"ours {runner}", options={"policy": policy})
+
+
+def _adaptive(runner: str, pair: str) -> Iterator[Setting]:
+    yield _ours(runner, "cumulative 0.2", "cumulative:0.2")
+    if pair == "reference":
+        yield _ours(runner, "cost-aware", "cost-aware")
+    else:
+        yield _ours(runner, "EMA", "ema")
+        yield _ours(runner, "argmax", "argmax")
+
+
+def _ours_compiled(runner: str, pair: str) -> Iterator[Setting]:
+    yield _ours(runner, "target alone", "target")
+    for k in (2, 4, 8):
+        yield _ours(runner, f"K = {k}", f"fixed:{k}")
+    yield from _adaptive(runner, pair)
+
+
+def _ours_torch(pair: str) -> Iterator[Setting]:
+    for runner in ("eager", "lean"):
+        for k in (4, 8) if runner == "eager" else (4,):
+            yield _ours(runner, f"K = {k}", f"fixed:{k}")
+    yield _ours("lean", "target alone", "target")
+    yield from _adaptive("lean", pair)
+
+
+def workers(names: set[str]) -> dict[str, Worker]:
+    """A process for each name, not started."""
+    torch, openvino = env.python(env.TORCH), env.python(env.OPENVINO)
+    known: dict[str, tuple[Path, str, tuple[str, ...]]] = {
+        "transformers": (torch, "hf", ()),
+        "reference round": (torch, "reference_round", ()),
+        "llama.cpp": (torch, "llama", (str(env.SERVER),)),
+        "openvino": (openvino, "genai", ("speculative",)),
+        "openvino alone": (openvino, "genai", ("alone",)),
+        "ours eager": (torch, "ours", ("eager",)),
+        "ours lean": (torch, "ours", ("lean",)),
+        "ours native": (torch, "ours", ("native",)),
+        "ours llama.cpp": (torch, "ours", ("llama.cpp",)),
+    }
+    return {
+        name: Worker(
+            name=name,
+            python=known[name][0],
+            module=f"peers.engines.{known[name][1]}",
+            arguments=known[name][2],
+            environment=env.environment(),
+            log=env.LOGS / f"{name.replace(' ', '-')}.log",
+        )
+        for name in sorted(names)
+    }

@@ -1,0 +1,139 @@
+"""What was measured, as markdown and as a picture. Rows where ours lose are among the others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from peers.rows import Row
+from specdecpp.bench.drawing import Canvas, Picture, heading
+from specdecpp.bench.geometry import Box, Scale, text_width
+
+RIGHT = 388
+HEADER = (
+    "| engine | setting | tokens/s | ratio to ours | ms/round | rounds | drafts/round | x floor | overhead | MB | text |\n"
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
+)
+
+
+def markdown(rows: Sequence[Row], provenance: Mapping[str, Any]) -> str:
+    """All tables, the comparisons that matter first."""
+    machine = provenance["machine"]
+    speeds = ", ".join(f"{gb:g} GB/s on {n} thread{'s' * (int(n) > 1)}" for n, gb in machine["bandwidth_gb_per_s"].items())
+    parts = [
+        "# Ours beside other engines\n",
+        f"`{provenance['command']}`, {provenance['date']}; {machine['cpu']}, {machine['cores']} cores; memory gives {speeds}. "
+        f"{', '.join(f'{name} {version}' for name, version in sorted(provenance['versions'].items()))}.\n",
+        f"Tokens/s are of whole answers, reading the prompt included; medians over {provenance['plan']['cycles']} interleaved "
+        "cycles. ms/round are without the first token. Ratio to ours: tokens/s over those of our fastest setting in the same "
+        "cycle. x floor: a round over the time memory takes to give the weights it "
+        "reads. bf16 and int8 change what the model says.\n",
+        "## In short\n",
+        *_summary(rows),
+        "",
+    ]
+    for group, some in _groups(rows):
+        parts += [f"## {_title(*group)}\n", HEADER]
+        parts += [_line(row) for row in sorted(some, key=lambda r: -(r.tokens_per_second or 0))]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _groups(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, str, int, float], list[Row]]]:
+    def key(row: Row) -> tuple[str, str, int, float]:
+        return row.pair, row.dtype, row.threads, row.temperature
+
+    order = {group: i for i, group in enumerate(dict.fromkeys(map(key, rows)))}
+    for group, some in groupby(sorted(rows, key=lambda r: order[key(r)]), key):
+        yield group, list(some)
+
+
+def _title(pair: str, dtype: str, threads: int, temperature: float) -> str:
+    return f"{pair}, {dtype}, {threads} thread{'s' * (threads > 1)}, {f'T = {temperature:g}' if temperature else 'greedy'}"
+
+
+def _line(row: Row) -> str:
+    name = row.engine if row.runner is None else f"**ours**, {row.runner}"
+    if row.note is not None:
+        return f"| {name} | {row.setting} | {row.note} | | | | | | | | |"
+    figures = (
+        _text(row.tokens_per_second, 0),
+        _text(row.ratio_to_ours, 2),
+        _text(row.ms_per_round, 2),
+        _text(row.rounds, 1),
+        _text(row.drafts_per_round, 2),
+        _text(row.ratio_to_floor, 2),
+        "" if row.overhead is None else f"{100 * row.overhead:.0f} %",
+        _text(row.peak_memory_mb, 0),
+        _equality(row),
+    )
+    return f"| {name} | {row.setting} | {' | '.join(figures)} |"
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _equality(row: Row) -> str:
+    if row.outputs_equal is None:
+        return ""
+    if row.outputs_equal:
+        return "equal"
+    found = row.first_difference or {}
+    return f"differs at token {found['token']} (gap {found['gap']:.2g})"
+
+
+def _summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Ours at its best over each engine at its best, and eager over transformers at the same K."""
+    for (pair, dtype, threads, temperature), some in _groups(rows):
+        best = {row.engine: row for row in sorted(some, key=lambda r: r.tokens_per_second or 0) if row.tokens_per_second}
+        ours = best.pop("ours", None)
+        if ours is None or ours.tokens_per_second is None or not best:
+            continue
+        told = [f"{engine} {1 / row.ratio_to_ours:.2f} ({row.setting})" for engine, row in best.items() if row.ratio_to_ours]
+        told += [f"eager over transformers at K = {k}: {ratio:.2f}" for k in (4, 8) if (ratio := _eager(some, f"K = {k}"))]
+        head = f"- {_title(pair, dtype, threads, temperature)}: ours {ours.tokens_per_second:,.0f} tokens/s ({ours.runner}, "
+        yield f"{head}{ours.setting}) over {'; '.join(told)}"
+
+
+def _eager(rows: Sequence[Row], setting: str) -> float | None:
+    """Our eager runner over transformers at the same setting, None where one of them is missing."""
+    speeds = {(r.engine, r.runner): r.tokens_per_second for r in rows if r.setting == setting}
+    ours, theirs = speeds.get(("ours", "eager")), speeds.get(("transformers", None))
+    return ours / theirs if ours and theirs else None
+
+
+def picture(rows: Sequence[Row]) -> Picture:
+    """Tokens per second of every engine at its best, by pair, on float32 weights; bars are to scale within a group."""
+    canvas = Canvas()
+    title, note = "Tokens per second, each engine at its best setting", "float32 weights, greedy and at temperature 1"
+    groups = [(group, _best_settings(some)) for group, some in _groups(rows) if group[1] == "f32"]
+    groups = [(group, some) for group, some in groups if some]
+    y = heading(canvas, title, note) + 6
+    names = {_name(row) for _, some in groups for row in some}
+    left = 18 + max((text_width(name, is_strong=True) for name in names), default=60)
+    for group, some in groups:
+        canvas.text((10, y + 16), _title(*group), "muted")
+        area = Box(left, y + 22, RIGHT - 56, y + 22 + 20 * len(some))
+        x = Scale(low=0, high=max(row.tokens_per_second or 0 for row in some) * 1.01, start=area.left, end=area.right)
+        for i, row in enumerate(some):
+            top, speed = area.top + 20 * i, row.tokens_per_second or 0.0
+            is_ours = row.engine == "ours"
+            canvas.text((10, top + 14), _name(row), "accent strong" if is_ours else "ink")
+            canvas.rect(Box(x(0), top + 3, x(speed), top + 17), "accent" if is_ours else "soft")
+            canvas.text((RIGHT, top + 14), f"{speed:,.0f}", "ink", anchor="end")
+        y = area.bottom + 8
+    said = "; ".join(f"{_title(*g)}: " + ", ".join(f"{_name(r)} {r.tokens_per_second:.0f}" for r in some) for g, some in groups)
+    return canvas.picture(y + 8, title, note, f"Tokens per second: {said}.", name="peers")
+
+
+def _best_settings(rows: Sequence[Row]) -> list[Row]:
+    """The fastest row of each engine, and of each of our runners, fastest first."""
+    best: dict[tuple[str, str | None], Row] = {}
+    for row in sorted(rows, key=lambda r: r.tokens_per_second or 0):
+        if row.tokens_per_second:
+            best[row.engine, row.runner] = row
+    return sorted(best.values(), key=lambda r: -(r.tokens_per_second or 0))
+
+
+def _name(row: Row) -> str:
+    return f"{row.engine if row.runner is None else f'ours, {row.runner}'}, {row.setting}"

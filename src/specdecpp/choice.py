@@ -1,0 +1,179 @@
+"""Which runners a pair gets: by name, or whatever decodes fastest here.
+
+    two models -> options that can run them -> real rounds of each, timed -> Chosen, with its reason
+
+The figures are remembered, so a pair that is loaded again is run as before and its answers stay the same.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specdecpp import machine
+from specdecpp.errors import RunnerError
+from specdecpp.models import KINDS, Model, is_gguf
+from specdecpp.runners import Runner
+
+BUDGET_S = 1.8
+"""For all options together, once each has had two turns."""
+CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
+COPIED_BYTES = 2**28
+"""The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
+METHOD = 1
+_THREADED = {"native", "llama.cpp"}  # with threads of their own; the others have torch's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A way to run a pair: a kind of runner for each model, and the threads of those that have their own."""
+
+    kinds: tuple[str, str]
+    threads: tuple[int, int] = (1, 1)
+
+    @property
+    def name(self) -> str:
+        target, draft = self.kinds
+        name = target if target == draft else f"{target} with {draft} for the draft"
+        if not _THREADED & {*self.kinds}:
+            return name
+        p, q = self.threads
+        return f"{name} ({p} thread{'s' * (p > 1)})" if p == q else f"{name} ({p} threads, {q} for the draft)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The runners of a pair, empty, and why it has these."""
+
+    target: Runner
+    draft: Runner
+    reason: str
+
+
+def choose(target: Model, draft: Model, *, vocab_size: int, kinds: Collection[str] | None = None) -> Chosen:
+    """The fastest of the options, `kinds` being those to choose from (None: all that can run both models).
+
+    A single kind is an order; several are a wish, of which those that cannot run both models are left out. Raises
+    `RunnerError` where none can, ValueError for a kind that does not exist.
+    """
+    options, refused = _options(target, draft, kinds)
+    if not options:
+        raise RunnerError(f"no runner can run {target.name} with {draft.name}: {'; '.join(refused)}.")
+    if len(options) == 1:
+        (only,) = options
+        why = "as asked" if kinds and len(kinds) == 1 else f"not others: {'; '.join(refused)}" if refused else "the only one"
+        return Chosen(**_runners(target, draft, only, vocab_size), reason=f"{only.name} ({why})")
+    of = {
+        "method": METHOD,
+        "models": [target.fingerprint, draft.fingerprint],
+        "options": [option.name for option in options],
+        **machine.about(),
+    }
+    found = machine.recall("runners", of)
+    seconds = _seconds(found, options) or _measured(target, draft, options, vocab_size)
+    if found is None:
+        machine.remember("runners", of, {"round_s": {option.name: s for option, s in seconds.items()}})
+    best, *others = sorted(seconds, key=lambda option: seconds[option])
+    told = ", ".join(f"{option.name} {1e3 * seconds[option]:.1f}" for option in others)
+    reason = f"{best.name}: {1e3 * seconds[best]:.1f} ms a round of {CANDIDATES} candidates here; {told or 'others fail'}"
+    return Chosen(**_runners(target, draft, best, vocab_size), reason=reason)
+
+
+def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tuple[list[Option], list[str]]:
+    """What can run both models, and what stands against the rest."""
+    if unknown := [kind for kind in kinds or () if kind not in KINDS]:
+        raise ValueError(f"there is no runner {unknown[0]!r}. Runners: {', '.join(KINDS)}.")
+    options: dict[Option, None] = {}
+    refused: list[str] = []
+    for kind in kinds or KINDS:
+        own = [_kind(model, kind, is_order=kinds is not None and len(kinds) == 1) for model in (target, draft)]
+        refusals = (model.refusals()[k] for model, k in zip((target, draft), own, strict=True))
+        reasons = [f"{kind}: {reason}" for reason in refusals if reason]
+        is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
+        if is_copied and kinds is None and target.num_bytes + draft.num_bytes > COPIED_BYTES:
+            reasons.append("llama.cpp: the weights are large, and it would need a copy of them (ask for it by name)")
+        if reasons:
+            refused.append(reasons[0])
+            continue
+        options |= {Option(kinds=(own[0], own[1]), threads=threads): None for threads in _threads(own)}
+    return list(options), refused
+
+
+def _kind(model: Model, kind: str, *, is_order: bool) -> str:
+    """The kind of runner that a model gets where the pair gets `kind`."""
+    if is_gguf(model.name):
+        return "llama.cpp" if not is_order else kind
+    return "eager" if kind == "lean" and not is_order and model.refusals()["lean"] else kind
+
+
+def _threads(kinds: list[str]) -> Iterator[tuple[int, int]]:
+    """For the target and for the draft; where torch runs a model its own setting counts."""
+    most = torch.get_num_threads()
+    p, q = ({1, most} if kind in _THREADED else {1} for kind in kinds)
+    yield from ((m, n) for m in sorted(p) for n in sorted(q) if kinds[0] != kinds[1] or n <= m)
+
+
+def _runners(target: Model, draft: Model, option: Option, vocab_size: int) -> dict[str, Runner]:
+    (p, q), (m, n) = option.kinds, option.threads
+    return {
+        "target": target.runner(p, vocab_size=vocab_size, num_threads=m),
+        "draft": draft.runner(q, vocab_size=vocab_size, num_threads=n),
+    }
+
+
+def _seconds(found: dict[str, Any] | None, options: list[Option]) -> dict[Option, float] | None:
+    """What was remembered; None where it is not for these options."""
+    try:
+        known = found["round_s"] if found else {}
+        return {option: float(known[option.name]) for option in options if option.name in known} or None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _measured(target: Model, draft: Model, options: list[Option], vocab_size: int) -> dict[Option, float]:
+    """Seconds of a round of each option: a lower quartile, since a busy machine adds to some rounds and takes from none.
+
+    The options take turns of several rounds, of which the first finds the caches as another option left them. One whose runner
+    cannot be made is left out.
+    """
+    trials, failed = {}, ""
+    for option in options:
+        try:
+            trials[option] = _Trial(**_runners(target, draft, option, vocab_size))
+        except RunnerError as error:  # a promise that was put to the test and not kept; the others may do
+            failed = str(error)
+    if not trials:
+        raise RunnerError(failed)
+    times: dict[Option, list[float]] = {option: [] for option in trials}
+    started = perf_counter()
+    for cycle in range(1 + CYCLES):
+        for option, trial in trials.items():
+            turn = [trial.round_s() for _ in range(TURN)]
+            times[option] += turn[1:]
+        if cycle and perf_counter() - started > BUDGET_S:
+            break
+    return {option: sorted(found)[len(found) // 4] for option, found in times.items()}
+
+
+class _Trial:
+    """The forwards of rounds whose candidates are all rejected, at a short context."""
+
+    def __init__(self, *, target: Runner, draft: Runner):
+        self._target, self._draft = target, draft
+        room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
+        self._num = max(0, min(CANDIDATES, room - 2))
+        self._context = min(CONTEXT, room - self._num - 1)
+        for runner in (target, draft):
+            runner.extend([0] * self._context, rows=1)
+
+    def round_s(self) -> float:
+        began = perf_counter()
+        for _ in range(self._num):
+            self._draft.extend([0], rows=1)
+        logits, _ = self._target.extend([0] * (self._num + 1), rows=self._num + 1)
+        float(logits[0, 0])  # a device may still be at work
+        self._draft.rollback(self._context)
+        self._target.rollback(self._context)
+        return perf_counter() - began

@@ -1,0 +1,70 @@
+"""`specdecpp serve`: a pair behind OpenAI's API. The address goes to stdout, logs to stderr as lines of JSON."""
+
+from typing import Annotated
+
+import typer
+
+from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Head, RunnerOption, Target, check_names, load, told, write
+from specdecpp.cli.generate import POLICY_HELP, Verification
+
+EXAMPLES = (
+    "specdecpp serve --port 8000",
+    "specdecpp serve --target TARGET --draft DRAFT --host 0.0.0.0 --api-key KEY",
+)
+
+
+def serve(
+    target: Target = None,
+    draft: Draft = None,
+    head: Head = None,
+    policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
+    verification: Annotated[
+        Verification, typer.Option(metavar="KIND", help="Test candidates by token, block or compare.")
+    ] = Verification.token,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: one that is free.")] = 8000,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name.  [default: the target's]")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="SPECDECPP_API_KEY", help="Ask clients for this key.")
+    ] = None,
+    max_running: Annotated[int, typer.Option(metavar="N", help="Requests that take turns.")] = 8,
+    max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that wait; more get 429.")] = 64,
+    max_prompt: Annotated[int | None, typer.Option(metavar="N", help="Longest prompt, tokens.  [default: the context]")] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens a request may have in all.")] = 8192,
+    max_body: Annotated[int, typer.Option(metavar="N", help="Longest body of a request, bytes.")] = 2**20,
+    timeout: Annotated[float, typer.Option(metavar="S", help="A request may take so many seconds.")] = 300.0,
+    grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+    runner: RunnerOption = None,
+) -> None:
+    """Serve a pair to OpenAI's clients, until Ctrl-C."""
+    with told():
+        from specdecpp.request import parse_policy
+        from specdecpp.serving import Limits, check_extra
+
+        check_extra()
+        from specdecpp.serving import server
+        from specdecpp.serving.app import Setup
+
+        spec = None if policy is None else parse_policy(policy)
+        check_names(target, draft, head, spec)
+        limits = Limits(
+            max_running=max_running,
+            max_waiting=max_waiting,
+            max_prompt_tokens=max_prompt,
+            max_new_tokens=max_tokens,
+            max_body_bytes=max_body,
+            timeout_s=timeout,
+            grace_s=grace,
+        )
+        listening = server.bound(host, port)
+        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        setup = Setup(
+            limits=limits,
+            policy=None if spec is None else spec.build(pair.head),
+            verification=verification.value,
+            name=name,
+            api_key=api_key,
+        )
+        server.serve(pair, setup, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

@@ -1,0 +1,319 @@
+"""GGUF files: a checkpoint of the Llama family written as llama.cpp reads it.
+
+    folder -> model, tokenizer -> metadata, vocabulary, tensors -> FILE.gguf
+
+The weights keep their values but for the type they are stored in. Two things are laid out anew: under the architecture
+"llama" the rows of q and k, because llama.cpp turns neighbouring pairs where transformers turns the two halves of a head; and
+the scaling of rotary angles, which becomes one factor per frequency. The file says which checkpoint it was made from
+(`specdecpp.fingerprint`, that of `models.fingerprint`), so that a head trained on the checkpoint is known to fit, and it holds
+the whole tokenizer.json (`tokenizer.huggingface.json`), so that text becomes the same ids.
+
+Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Needs the extra `gguf`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecpp import __version__
+from specdecpp.errors import MissingExtraError, RunnerError
+from specdecpp.models import end_ids, fingerprint, load_model, load_tokenizer
+from specdecpp.runners.lean import LeanRunner
+
+FINGERPRINT = "specdecpp.fingerprint"
+"""The metadata key of the checkpoint's fingerprint."""
+ENDS = "specdecpp.end_token_ids"
+"""The metadata key of all ids that end a text, with commas: GGUF itself has room for one or two."""
+SPECIAL = "specdecpp.special_tokens"
+"""The metadata key of the special tokens that have no role in GGUF, as a JSON list."""
+VERSION = "specdecpp.version"
+FORMAT = 1
+"""Counts up when files written earlier should be written again."""
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITTERS = {(_SPLIT % r"\p{N}", False): "qwen2", (_SPLIT % r"\p{N}{1,3}", True): "llama-bpe", (None, False): "gpt-2"}
+"""(pattern that cuts a text before merging, whether whole words skip the merges): what llama.cpp calls the two."""
+
+
+class Precision(StrEnum):
+    """How matrices are stored. Vectors (norms, biases) are always float32."""
+
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+    q8_0 = "q8_0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file that was written: where, of what, and how large."""
+
+    path: Path
+    architecture: str
+    precision: Precision
+    fingerprint: str
+    num_tensors: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """A byte-level BPE tokenizer in llama.cpp's terms, ids past the tokenizer's own filled up.
+
+    kinds are GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused.
+    """
+
+    tokens: list[str]
+    kinds: list[int]
+    merges: list[str]
+    splitter: str
+
+    @classmethod
+    def of(cls, tokenizer: Any, *, size: int) -> "Vocabulary":
+        """Read a fast tokenizer of transformers. Raises `RunnerError` for one that llama.cpp would cut differently."""
+        whole = _whole(tokenizer)
+        named = {i: token for token, i in whole["model"]["vocab"].items()}
+        kinds = dict.fromkeys(named, 1)
+        for added in whole["added_tokens"]:
+            named[added["id"]], kinds[added["id"]] = added["content"], 3 if added["special"] else 4
+        if max(named) >= size:
+            raise RunnerError(
+                f"the tokenizer has ids up to {max(named)}, but the model scores {size}. Give the model's own tokenizer."
+            )
+        return cls(
+            tokens=[named.get(i, f"[PAD{i}]") for i in range(size)],
+            kinds=[kinds.get(i, 5) for i in range(size)],
+            merges=[merge if isinstance(merge, str) else " ".join(merge) for merge in whole["model"]["merges"]],
+            splitter=_splitter(whole),
+        )
+
+
+def convert(name: str | Path, path: str | Path, *, precision: Precision = Precision.f32) -> Written:
+    """Load a checkpoint by local path or hub name and `write` it. Raises what `write` raises, and `PairError` for a
+    checkpoint that cannot be read.
+
+    >>> convert("Qwen/Qwen3-0.6B", "qwen3.gguf", precision=Precision.q8_0)                       # doctest: +SKIP
+    """
+    _gguf()  # before anything is fetched
+    tokenizer = load_tokenizer(name)
+    model = load_model(name, dtype="auto", device=None, device_map=None)
+    return write(model, tokenizer, path, precision=precision, name=Path(name).name)
+
+
+def write(
+    model: Any, tokenizer: Any, path: str | Path, *, precision: Precision = Precision.f32, name: str = "model"
+) -> Written:
+    """Write a causal LM of transformers and its tokenizer to a GGUF file, whole or not at all.
+
+    Raises `RunnerError` for a model or tokenizer outside the families it can write (Llama, Mistral, Qwen2, Qwen3 with
+    byte-level BPE), and `MissingExtraError` without the package gguf.
+
+    >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0).num_bytes            # doctest: +SKIP
+    """
+    gguf, path = _gguf(), Path(path)
+    if reason := _refusal(model):
+        raise RunnerError(
+            f"{type(model).__name__} cannot be written here: {reason}. llama.cpp's own convert_hf_to_gguf.py knows more "
+            "families."
+        )
+    architecture = _ARCHITECTURES[type(model).__name__]
+    vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
+    tensors = list(_tensors(model, architecture))
+    kinds = [_kind(tensor, precision) for _, tensor in tensors]
+    part, mark = path.with_name(f"{path.name}.{os.getpid()}.part"), fingerprint(model)
+    writer = gguf.GGUFWriter(part, architecture)
+    _describe(writer, model, name=name, precision=precision)
+    writer.add_string(FINGERPRINT, mark)
+    writer.add_string(VERSION, __version__)
+    _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_tensors(writer, tensors, kinds)
+        part.replace(path)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            part.unlink()
+    return Written(
+        path=path,
+        architecture=architecture,
+        precision=precision,
+        fingerprint=mark,
+        num_tensors=len(tensors),
+        num_bytes=path.stat().st_size,
+    )
+
+
+def _refusal(model: Any) -> str | None:
+    """Why a model cannot be written; None when it can. The family is that of the lean runner."""
+    if reason := LeanRunner.refusal(model):
+        return reason
+    if _ARCHITECTURES[type(model).__name__] != "llama" and _angle_factors(model) is not None:
+        return "its rotary angles are scaled"
+    return None
+
+
+def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
+    """GGUF's names and values of all weights, each once: an output layer tied to the embedding has none of its own."""
+    gguf, config = _gguf(), model.config
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, parameter in model.named_parameters():  # a tied weight is named once
+        role = name.split(".")[-2]
+        tensor = parameter.detach()
+        if architecture == "llama" and role in heads:
+            tensor = _paired(tensor, heads[role])
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, f"no name for {name}"  # the families are known, every weight of theirs has one
+        yield found, tensor
+    if (factors := _angle_factors(model)) is not None:
+        yield "rope_freqs.weight", factors
+
+
+def _paired(rows: Tensor, num_heads: int) -> Tensor:
+    """Rows of q or k, in each head (first half, second half) -> neighbouring pairs."""
+    return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _angle_factors(model: Any) -> Tensor | None:
+    """What each rotary frequency is divided by; None where all are plain."""
+    rotary, config = model.model.rotary_emb, model.config
+    size = 2 * len(rotary.inv_freq)
+    plain = float(config.rope_parameters["rope_theta"]) ** (-torch.arange(0, size, 2).double() / size)
+    factors = (plain / rotary.inv_freq.double().cpu()).float()
+    return None if torch.allclose(factors, torch.ones_like(factors), rtol=1e-5) else factors
+
+
+def _kind(tensor: Tensor, precision: Precision) -> Any:
+    """How a tensor is stored: q8_0 needs rows of whole blocks of 32, the others fall back to f16."""
+    kinds = _gguf().GGMLQuantizationType
+    if tensor.ndim < 2:
+        return kinds.F32
+    if precision is Precision.q8_0 and tensor.shape[-1] % 32:
+        return kinds.F16
+    return kinds[precision.upper()]
+
+
+def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> None:
+    """What the file holds, and the model's hyperparameters."""
+    config, gguf = model.config, _gguf()
+    head_size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    writer.add_type("model")
+    writer.add_name(name)
+    writer.add_file_type(
+        {
+            Precision.f32: gguf.LlamaFileType.ALL_F32,
+            Precision.f16: gguf.LlamaFileType.MOSTLY_F16,
+            Precision.bf16: gguf.LlamaFileType.MOSTLY_BF16,
+            Precision.q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+        }[precision]
+    )
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends: tuple[int, ...]) -> None:
+    """The tokenizer in GGUF's keys, and as it is."""
+    writer.add_tokenizer_model("gpt2")  # what GGUF calls byte-level BPE
+    writer.add_tokenizer_pre(vocabulary.splitter)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.kinds)
+    writer.add_token_merges(vocabulary.merges)
+    writer.add_string(_gguf().Keys.Tokenizer.HF_JSON, tokenizer.backend_tokenizer.to_str())
+    add = {
+        tokenizer.bos_token_id: writer.add_bos_token_id,
+        tokenizer.eos_token_id: writer.add_eos_token_id,
+        tokenizer.unk_token_id: writer.add_unk_token_id,
+        tokenizer.pad_token_id: writer.add_pad_token_id,
+    }
+    for token, write_id in add.items():
+        if token is not None:
+            write_id(token)
+    if others := [end for end in ends if end != tokenizer.eos_token_id]:
+        writer.add_eot_token_id(others[0])
+    if ends:
+        writer.add_string(ENDS, ",".join(map(str, ends)))
+    roles = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
+    writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in roles]))
+    ids = tokenizer("a").input_ids
+    writer.add_add_bos_token(tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id)
+    writer.add_add_space_prefix(False)
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _write_tensors(writer: Any, tensors: list[tuple[str, Tensor]], kinds: list[Any]) -> None:
+    """Sizes first, then one tensor after the other, so that no more than one is held twice."""
+    gguf = _gguf()
+    for (name, tensor), kind in zip(tensors, kinds, strict=True):
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        writer.add_tensor_info(name, tensor.shape, torch.empty(0).numpy().dtype, tensor.numel() // block * size, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for (_, tensor), kind in zip(tensors, kinds, strict=True):
+        writer.write_tensor_data(gguf.quants.quantize(tensor.float().cpu().contiguous().numpy(), kind))
+
+
+def _whole(tokenizer: Any) -> dict[str, Any]:
+    """tokenizer.json of a byte-level BPE. Raises `RunnerError` for another tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    whole = json.loads(backend.to_str()) if backend is not None else {}
+    if (whole.get("decoder") or {}).get("type") != "ByteLevel" or (whole.get("model") or {}).get("type") != "BPE":
+        raise RunnerError(
+            f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. llama.cpp's own "
+            "convert_hf_to_gguf.py knows more kinds."
+        )
+    return whole
+
+
+def _splitter(whole: dict[str, Any]) -> str:
+    """What llama.cpp calls the way a text is cut. Raises `RunnerError` for one that has no name here."""
+    before = whole["pre_tokenizer"] or {}
+    steps = before.get("pretokenizers", [before])
+    patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"] or [None]
+    plain = [step for step in steps if step.get("type") == "ByteLevel" and not step["add_prefix_space"]]
+    is_known = len(patterns) == len(plain) == 1 and plain[0]["use_regex"] is (patterns[0] is None)
+    found = _SPLITTERS.get((patterns[0], bool(whole["model"].get("ignore_merges"))))
+    if not is_known or found is None or len(steps) != len(plain) + (patterns[0] is not None):
+        raise RunnerError(
+            f"the tokenizer cuts texts in a way that has no name here ({patterns[0] or 'no pattern'}). llama.cpp's own "
+            "convert_hf_to_gguf.py knows more ways."
+        )
+    return found
+
+
+def _gguf() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise MissingExtraError(
+            "writing GGUF files needs the package gguf. Install it with: pip install 'specdecpp[gguf]'"
+        ) from error
+    return gguf

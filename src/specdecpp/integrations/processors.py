@@ -1,0 +1,118 @@
+"""Logits processors of transformers, as what the library makes of them: a `Sampling`, or a runner that applies them.
+
+    LogitsProcessorList -> (Sampling, what is left) -> Processed(runner, what is left)
+
+A list is read as a `Sampling` where that means the same thing in the same order; any other list is applied as it is, to the
+logits of both models and position by position. Speculative decoding keeps the law of whatever p is, and this p is that of
+`generate` (Leviathan et al. 2023, appendix A.1), as long as a processor is a function of the tokens and the logits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from specdecpp.runners import Runner
+from specdecpp.sampling import Sampling, at_least_float32
+
+_REMEMBERING = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
+_FIELDS: dict[type[LogitsProcessor], tuple[str, Callable[[Any], float]]] = {  # in the order in which `Sampling` applies them
+    RepetitionPenaltyLogitsProcessor: ("repetition_penalty", lambda processor: float(processor.penalty)),
+    TemperatureLogitsWarper: ("temperature", lambda processor: float(processor.temperature)),
+    TopKLogitsWarper: ("top_k", lambda processor: int(processor.top_k)),
+    TopPLogitsWarper: ("top_p", lambda processor: float(processor.top_p)),
+    MinPLogitsWarper: ("min_p", lambda processor: float(processor.min_p)),
+}
+_ORDER = list(_FIELDS)
+
+
+def as_sampling(
+    processors: LogitsProcessorList, *, is_greedy: bool, num_padding: int = 0
+) -> tuple[Sampling, LogitsProcessorList]:
+    """What `Sampling` can say of the processors, and those that must be applied as they are: all of them or none.
+
+    `num_padding` tokens on the left are left out of the prompt. Raises ValueError for processors that remember tokens.
+
+    >>> as_sampling(LogitsProcessorList([TopKLogitsWarper(5)]), is_greedy=False)[0].top_k
+    5
+    """
+    for processor in processors:
+        if isinstance(processor, _REMEMBERING):
+            raise ValueError(
+                f"{type(processor).__name__} remembers the tokens it has seen, and candidates may be taken back. "
+                "Leave it out, or use generate without a draft."
+            )
+    kinds = [type(processor) for processor in processors]
+    known = [kind for kind in (_ORDER[:1] if is_greedy else _ORDER) if kind in kinds]  # warpers are not for greedy decoding
+    temperature = 0.0 if is_greedy else 1.0
+    if kinds != known or not all(_is_plain(processor, num_padding) for processor in processors):
+        return Sampling(temperature=temperature), processors
+    options: dict[str, Any] = {"temperature": temperature}
+    for processor in processors:
+        name, value = _FIELDS[type(processor)]
+        options[name] = value(processor)
+    return Sampling(**options), LogitsProcessorList()
+
+
+def _is_plain(processor: Any, num_padding: int) -> bool:
+    """Whether a processor does what `Sampling` does by that name."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    return (
+        getattr(processor, "min_tokens_to_keep", 1) == 1
+        and getattr(processor, "filter_value", -torch.inf) == -torch.inf
+        and getattr(processor, "top_p", 1.0) > 0
+        and (0 if ignored is None else int(ignored)) == num_padding
+    )
+
+
+class Processed:
+    """A runner whose logits have gone through logits processors of transformers. See `runners.Runner` for the contract.
+
+    `before` are tokens that the processors see in front of what the runner reads, as padding.
+
+    >>> runner = Processed(EagerRunner(model), LogitsProcessorList([NoRepeatNGramLogitsProcessor(3)]))    # doctest: +SKIP
+    """
+
+    def __init__(self, runner: Runner, processors: LogitsProcessorList, *, before: tuple[int, ...] = ()):
+        self._runner, self._processors, self._before = runner, processors, before
+        self._tokens = list(before)
+        self.vocab_size, self.hidden_size = runner.vocab_size, runner.hidden_size
+        self.max_length, self.device = runner.max_length, runner.device
+
+    @property
+    def length(self) -> int:
+        return self._runner.length
+
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """As the runner within; each row has gone through the processors with the tokens up to it."""
+        logits, hidden = self._runner.extend(tokens, rows=rows)
+        self._tokens += tokens
+        context: Any = torch.tensor([self._tokens], device=logits.device)
+        first = len(self._tokens) - rows + 1
+        # A copy of each row: a processor may write into what it is given.
+        shaped = [
+            self._processors(context[:, : first + i], at_least_float32(row[None].clone())) for i, row in enumerate(logits)
+        ]
+        return torch.cat(shaped), hidden
+
+    def rollback(self, length: int) -> None:
+        """As the runner within."""
+        self._runner.rollback(length)
+        del self._tokens[len(self._before) + length :]
+
+    def fresh(self) -> "Processed":
+        """An empty one over the same weights."""
+        return Processed(self._runner.fresh(), self._processors, before=self._before)

@@ -1,0 +1,322 @@
+"""Speculative decoding from within transformers' own `generate`, through its public door for a loop of one's own.
+
+    model.generate(**inputs, custom_generate=custom_generate(draft, head=...), max_new_tokens=64, do_sample=True)
+
+What `generate` has prepared is honoured: the model's generation config, its logits processors and stopping criteria, the
+streamer, the kind of output. Where the processors are those that `Sampling` knows, tokens are those of `Decoder` for the same
+seed; any others are applied to both models' logits (`processors.Processed`), so the law is still that of sampling without a
+draft.
+
+Under tensor parallelism (a target loaded in shards, a process for each) every process runs this same loop: the seed, the
+costs and the end of an answer are those of the first one, so that all of them run the same passes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from specdecpp.decoder import default_policy
+from specdecpp.errors import PairError, PromptError, UnsoundError
+from specdecpp.head import AcceptanceHead
+from specdecpp.integrations.processors import Processed, as_sampling
+from specdecpp.integrations.requests import Prompt, end_ids, streamer_of_caller
+from specdecpp.metrics import Metrics
+from specdecpp.models import Checkpoint, fingerprint, load_tokenizer
+from specdecpp.pair import Pair
+from specdecpp.policies import Costs, Policy
+from specdecpp.policies.head import heads
+from specdecpp.runners import EagerRunner
+from specdecpp.sampling import streams
+from specdecpp.session import Round, Session
+from specdecpp.timing import measure, measured
+from specdecpp.tokenizers import check_same_tokenizer
+from specdecpp.verification import GreedyVerification, TokenVerification, Verification
+
+MakeRunner = Callable[..., EagerRunner]
+_KEPT_IN = "_specdecpp_runners"
+_FOREVER = 1e9
+T = TypeVar("T")
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """What `generate` returns with `return_dict_in_generate=True`: the sequences, and what the rounds cost."""
+
+    metrics: Metrics | None = None
+
+
+def custom_generate(
+    draft: Any,
+    *,
+    head: AcceptanceHead | str | Path | None = None,
+    policy: Policy | None = None,
+    verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
+    costs: Costs | None = None,
+    seed: int | None = None,
+    runner: MakeRunner = EagerRunner,
+) -> Callable[..., Any]:
+    """A decoding loop for the `custom_generate` of `generate`.
+
+    `draft` is a causal LM of transformers, or its local path or hub name; `head` an acceptance head or where it lies. `policy`,
+    `verification` and `costs` are those of `Decoder`. Without `seed`, torch's global generator gives one, so `set_seed` works
+    as it does in transformers. `runner` runs both models: `EagerRunner` leaves their weights as they are, `LeanRunner` is
+    faster and lays out the storage of the weights anew.
+
+    The loop raises ValueError for what it cannot do (batches, beams, scores, a cache that is passed in), with the reason.
+
+    >>> loop = custom_generate("Qwen/Qwen3-0.6B")                                       # doctest: +SKIP
+    >>> model.generate(**inputs, custom_generate=loop, max_new_tokens=64)               # doctest: +SKIP
+    """
+    loop = _Loop(draft, head=head, policy=policy, verification=verification, costs=costs, seed=seed, runner=runner)
+
+    def generate(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any = None,
+        **more: Any,
+    ) -> Any:
+        streamer = streamer_of_caller() if streamer is None else streamer
+        prompt = Prompt.of(input_ids, generation_config, more)
+        with _evaluating(model, loop.draft):
+            session, ranks = loop.session(model, prompt, logits_processor, generation_config)
+            sequences, rounds = _decoded(session, input_ids, stopping_criteria, streamer, ranks)
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        metrics = Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=len(prompt.tokens))
+        return SpeculativeOutput(sequences=sequences, metrics=metrics)  # pyright: ignore[reportArgumentType]
+
+    return generate
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """A target beside the draft: both in runners, what steps cost where the rule asks, and who else runs the target."""
+
+    pair: Pair
+    policy: Policy
+    costs: Costs | None
+    ranks: "_Ranks"
+
+
+class _Loop:
+    """What stays from one call to the next: the draft, the rule, and the targets that were seen."""
+
+    def __init__(
+        self,
+        draft: Any,
+        *,
+        head: AcceptanceHead | str | Path | None,
+        policy: Policy | None,
+        verification: Verification,
+        costs: Costs | None,
+        seed: int | None,
+        runner: MakeRunner,
+    ):
+        if policy is not None and policy.drops_last and not verification.allows_dropping:
+            raise UnsoundError(
+                f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no longer "
+                "keeps the target's distribution. Keep the candidate (drop=False), or use CompareVerification()."
+            )
+        self._is_named = isinstance(draft, str | Path)
+        self.draft = Checkpoint(draft, dtype="auto", device=None, device_map=None).model if self._is_named else draft
+        self._head = AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head
+        self._policy, self._verification, self._costs = policy, verification, costs
+        self._seed, self._runner = seed, runner
+        self._matches: dict[Any, _Match] = {}
+
+    def session(self, model: Any, prompt: Prompt, processors: LogitsProcessorList, config: Any) -> tuple[Session, "_Ranks"]:
+        """A request, ready for its first round."""
+        sampling, others = as_sampling(processors, is_greedy=not config.do_sample, num_padding=len(prompt.padding))
+        if self._verification.greedy_only and not sampling.is_greedy:
+            raise UnsoundError(
+                "GreedyVerification keeps the target's distribution only without do_sample. Use TokenVerification() or "
+                "BlockVerification()."
+            )
+        match = self._match(model)
+        target, draft = match.pair.target.fresh(), match.pair.draft.fresh()
+        if outside := [t for t in prompt.tokens if t >= target.vocab_size]:
+            raise PromptError(f"token id {outside[0]} is outside the models' common vocabulary of {target.vocab_size} ids.")
+        session = Session(
+            target=Processed(target, others, before=prompt.padding) if others else target,
+            draft=Processed(draft, others, before=prompt.padding) if others else draft,
+            policy=match.policy,
+            verification=GreedyVerification() if sampling.is_greedy else self._verification,
+            sampling=sampling,
+            prompt=prompt.tokens,
+            max_tokens=config.max_length - len(prompt.padding) - len(prompt.tokens),
+            coins=streams(0 if sampling.is_greedy else self._agreed_seed(match.ranks), draft.device, target.device),
+            ends=end_ids(config),
+            costs=match.costs,
+        )
+        if session.finish_reason is None:
+            session.prefill()
+        return session, match.ranks
+
+    def _match(self, model: Any) -> _Match:
+        """The target beside the draft; made at the first call, and again when one of them was moved."""
+        if self._is_named:
+            self.draft.to(model.device)
+        key = _state(model), _state(self.draft)
+        if key not in self._matches:
+            self._matches[key] = self._matched(model)
+        return self._matches[key]
+
+    def _matched(self, model: Any) -> _Match:
+        ranks = _Ranks.of(model)
+        vocab_size = _vocab_size(model, self.draft)
+        pair = Pair(
+            target=_runner(model, self._runner, vocab_size),
+            draft=_runner(self.draft, self._runner, vocab_size),
+            tokenizer=None,
+            head=None if self._head is None else self._head.to(self.draft.device),
+            target_fingerprint=fingerprint(model) if ranks.is_alone else None,  # of a shard it says nothing
+            draft_fingerprint=fingerprint(self.draft),
+        )
+        policy = self._policy or default_policy(pair)
+        for head in heads(policy):
+            pair.check_head(head)
+        costs = self._costs
+        if costs is None and policy.needs_costs:
+            costs = measured(pair) if ranks.is_alone else ranks.first(measure(pair, budget_s=_FOREVER))
+            costs = costs.judging() if heads(policy) else costs
+        return _Match(pair=pair, policy=policy, costs=costs, ranks=ranks)
+
+    def _agreed_seed(self, ranks: "_Ranks") -> int:
+        """The seed of a request: the given one, else from torch's global generator."""
+        return ranks.first(int(torch.randint(2**62, ()))) if self._seed is None else self._seed
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The processes that run one target together; most often it is this one alone."""
+
+    group: Any = None
+
+    @classmethod
+    def of(cls, model: Any) -> "_Ranks":
+        """Those that hold shards of the model. Raises ValueError for shards that are made for training."""
+        mesh = getattr(model, "_device_mesh", None)
+        sizes: dict[str, int] = {}
+        if mesh is not None:
+            sizes = dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
+        others = [name for name, size in sizes.items() if name != "tp" and size > 1]
+        if others or getattr(model, "_is_fsdp_managed_module", False):
+            raise ValueError(
+                f"the target is sharded by {', '.join(others) or 'fsdp'}, and every process decodes another text or another "
+                "part of the model. Load it whole, or with tensor parallelism alone."
+            )
+        if mesh is None or sizes.get("tp", 1) == 1:
+            return cls()
+        return cls((mesh if mesh.ndim == 1 else mesh["tp"]).get_group())
+
+    @property
+    def is_alone(self) -> bool:
+        return self.group is None
+
+    def first(self, value: T) -> T:
+        """What the first process has, in all of them."""
+        if self.group is None:
+            return value
+        found = [value]
+        torch.distributed.broadcast_object_list(found, group_src=0, group=self.group)
+        return found[0]
+
+
+def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, ranks: _Ranks) -> tuple[Tensor, list[Round]]:
+    """Run the rounds; what follows the token at which a criterion is met is dropped, as if it had not been decoded yet."""
+    rounds: list[Round] = []
+    while session.finish_reason is None:
+        outcome = session.step()
+        num_kept, is_met = ranks.first(_until_met(input_ids, outcome.tokens, criteria))
+        if num_kept < outcome.num_tokens or (is_met and session.finish_reason is None):
+            session.finish_reason = "stop"
+            kept = outcome.pieces[:num_kept]
+            num_accepted = sum(piece.origin == "accepted" for piece in kept)
+            outcome = replace(outcome, pieces=kept, num_accepted=num_accepted, finish_reason="stop")
+        rounds.append(outcome)
+        input_ids = _appended(input_ids, outcome.tokens)
+        if streamer is not None:
+            for token in outcome.tokens:
+                streamer.put(torch.tensor([token]))
+    if streamer is not None:
+        streamer.end()
+    return input_ids, rounds
+
+
+def _until_met(input_ids: Tensor, tokens: list[int], criteria: Any) -> tuple[int, bool]:
+    """How many of the tokens there are up to the first one that meets a criterion, and whether one does."""
+    for i in range(1, len(tokens) + 1):
+        if bool(torch.as_tensor(criteria(_appended(input_ids, tokens[:i]), None)).all()):
+            return i, True
+    return len(tokens), False
+
+
+def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
+    return torch.cat([input_ids, torch.tensor([tokens], device=input_ids.device, dtype=input_ids.dtype)], -1)
+
+
+def _state(model: Any) -> tuple[Any, ...]:
+    """What a runner rests on: it is of no use any more where this has changed."""
+    output = model.get_output_embeddings()
+    return model, output, output.weight.device, output.weight.dtype
+
+
+def _runner(model: Any, make: MakeRunner, vocab_size: int) -> EagerRunner:
+    """A runner for the model, kept with it: each one listens at its output layer, and puts the cache to the test."""
+    kept = vars(model).setdefault(_KEPT_IN, {})
+    key = make, vocab_size, *_state(model)[1:]
+    if key not in kept:
+        kept[key] = make(model, vocab_size=vocab_size)
+    return kept[key]
+
+
+def _vocab_size(target: Any, draft: Any) -> int:
+    """Rows of logits that both models have. Raises `PairError` where their tokenizers differ, or cannot be found to say that
+    rows are padding."""
+    rows = [int(model.get_output_embeddings().weight.shape[0]) for model in (target, draft)]
+    tokenizers = [_tokenizer_of(model) for model in (target, draft)]
+    if None not in tokenizers:
+        check_same_tokenizer(*tokenizers)
+    elif rows[0] != rows[1]:
+        raise PairError(
+            f"the target scores {rows[0]} ids and the draft {rows[1]}, and nothing says which of them are padding: no "
+            "tokenizer lies where the models were loaded from. Save each model with its tokenizer and load it from there."
+        )
+    num_tokens = max(tokenizers[0].get_vocab().values()) + 1 if tokenizers[0] is not None else 0
+    if rows[0] != rows[1] and min(rows) < num_tokens:
+        raise PairError(f"a model scores {min(rows)} ids, but the tokenizer has ids up to {num_tokens - 1}. They do not fit.")
+    return min(rows)
+
+
+def _tokenizer_of(model: Any) -> Any:
+    """The tokenizer of the folder or hub name that a model was loaded from, if there is one."""
+    name = getattr(model, "name_or_path", "")
+    if not name or (Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file()):
+        return None
+    try:
+        return load_tokenizer(name)
+    except PairError:
+        return None
+
+
+@contextmanager
+def _evaluating(*models: Any) -> Iterator[None]:
+    """Without dropout, whatever the caller does with the models before and after."""
+    training = [module for model in models for module in model.modules() if module.training]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,45 @@
+"""A plugin for vLLM: the engine serves, our policies say how much its draft model drafts.
+
+vLLM loads `register` in every process through the entry point group `vllm.general_plugins`. Nothing changes until an engine is
+configured for it:
+
+    vllm serve TARGET --speculative-config '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}'
+                      --additional-config '{"specdecpp": {"head": HEAD, "policy": "cost-aware"}}' --no-async-scheduling
+
+    settings     what may be said there                heads        which head, and whether it fits
+    routes       which way into the engine             proposer, speculator, custom    the three of them: B, C, A
+    rounds       the policies of a batch               clock, judging, meters          costs, heads, metrics for it
+
+docs/vllm.md tells how to use it.
+"""
+
+import functools
+from typing import Any
+
+MARK = "_specdecpp"
+
+
+def register() -> None:
+    """Let every worker ask `routes.attach` about its configuration before it makes its model runner. May be called again."""
+    try:
+        from vllm.v1.worker.worker_base import WorkerBase  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        from specdecpp.integrations.vllm.log import logger
+
+        logger.error('specdecpp finds no way into this vLLM (%s): additional_config["specdecpp"] would be ignored', error)
+        return
+    if hasattr(WorkerBase.__init__, MARK):
+        return
+    WorkerBase.__init__ = _attaching(WorkerBase.__init__)
+
+
+def _attaching(make: Any) -> Any:
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from specdecpp.integrations.vllm.routes import attach
+
+        attach(kwargs.get("vllm_config") or args[0])
+        make(self, *args, **kwargs)
+
+    setattr(init, MARK, True)
+    return init

@@ -1,0 +1,253 @@
+"""The rounds of a batch: each request drafts under the policy with candidates, costs and memory of its own.
+
+    settle (what became of the last candidates) -> open -> advance, once a draft step -> close
+
+This is `drafting.propose` for many requests that share their forward passes: a row whose rule has stopped takes no further
+candidates, and the steps end when no row goes on. Stops are functions of the candidates drawn so far and of earlier rounds,
+and every candidate stays, so any of the library's verifications keeps the target's law (`policies.protocol`).
+
+Nothing here knows the engine; `proposer` feeds it.
+"""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from time import perf_counter
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.drafting import Draft
+from specdecpp.integrations.vllm.clock import StepClock
+from specdecpp.integrations.vllm.judging import Judging
+from specdecpp.integrations.vllm.meters import Meters
+from specdecpp.metrics import Metrics
+from specdecpp.policies import Costs, Policy
+from specdecpp.policies.head import HeadPolicy
+from specdecpp.policies.meta import judge_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A request as a target pass leaves it.
+
+    `state` is the engine's own object for it, which lives as long as the request. `num_context` counts the tokens before
+    this pass's output, `num_drafted` the candidates that were verified, `num_sampled` the tokens that came out: 0 where the
+    prompt is still being read.
+    """
+
+    state: Any
+    num_context: int
+    num_drafted: int
+    num_sampled: int
+    ends: Collection[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What became of a round (`policies.Outcome`). Seconds are those of the whole batch's steps."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+    expected_s: float
+    draft_s: float
+    head_s: float
+    verify_s: float
+    other_s: float = 0.0
+
+
+@dataclass
+class Row(Draft):
+    """The candidates of one request: what its policy sees."""
+
+    memory: Any = None
+    limit: int = 0
+    ends: Collection[int] = ()
+    is_open: bool = True
+    is_timed: bool = True
+    """Whether `costs` were given or measured; before that they are a guess, and nothing is learned from it."""
+
+    def add(self, token: int, q: Float[Tensor, " V"], confidence: float) -> None:
+        """`append`, with q(token) already read for the whole batch."""
+        self.append(token, q=q)
+        self._confidences.append(confidence)
+
+
+@dataclass
+class Request:
+    """What is remembered of a request between its rounds."""
+
+    memory: Any
+    metrics: Metrics = field(default_factory=Metrics)
+    row: Row | None = None
+    """Its candidates that are being verified."""
+    num_context: int = 0
+    """Tokens before those candidates."""
+
+
+class Rounds:
+    """The requests of one engine under one policy. `max_tokens` is the most candidates the engine has room for.
+
+    `costs`, where given, stand as they are; else `clock` measures them.
+    """
+
+    def __init__(
+        self, policy: Policy, *, max_tokens: int, judging: Judging | None, costs: Costs | None, clock: StepClock, meters: Meters
+    ):
+        self.policy, self.max_tokens = policy, max_tokens
+        self._judging, self._costs, self._clock, self._meters = judging, costs, clock, meters
+        self._requests: dict[int, Request] = {}
+        self._batch: Sequence[Seen] = ()
+        self._rows: list[Row | None] = []
+        self._is_steady = False
+        self._num_steps = 0
+        self._entered_s = self._left_s = self._draft_s = self._head_s = 0.0
+
+    @classmethod
+    def of(cls, policy: Policy, *, device: Any, **others: Any) -> "Rounds":
+        """With the head that the policy asks, if it asks one, on the draft's device."""
+        judge = judge_of(policy)
+        judging = None
+        if isinstance(judge, HeadPolicy):
+            judging = Judging(judge.head, calibrated=judge.calibrated, device=device)
+        return cls(policy, judging=judging, **others)
+
+    def settle(self, batch: Sequence[Seen]) -> None:
+        """Learn from a target pass, the host having waited for it."""
+        self._entered_s = perf_counter()
+        self._batch = batch
+        requests = [self._requests.get(id(seen.state)) for seen in batch]
+        outcomes = [
+            (request, seen, request.row)
+            for request, seen in zip(requests, batch, strict=True)
+            if request is not None and request.row is not None and seen.num_sampled and request.num_context == seen.num_context
+        ]
+        self._is_steady = bool(batch) and len(outcomes) == len(batch)  # nobody has just come, or been held up
+        verify_s = self._entered_s - self._left_s
+        if self._is_steady:
+            self._clock.verified(len(batch), 1 + sum(seen.num_drafted for seen in batch) / len(batch), verify_s)
+        for request, seen, row in outcomes:
+            self._learn(request, seen, row, verify_s)
+        for request in requests:
+            if request is not None:
+                request.row = None
+
+    def _learn(self, request: Request, seen: Seen, row: Row, verify_s: float) -> None:
+        outcome = Verified(
+            num_tokens=seen.num_sampled,
+            num_drafted=seen.num_drafted,
+            num_accepted=seen.num_sampled - 1,
+            expected_s=row.costs.round_s(seen.num_drafted) if row.costs else 0.0,
+            draft_s=self._draft_s - self._head_s,
+            head_s=self._head_s,
+            verify_s=verify_s,
+        )
+        if row.is_timed or not self.policy.needs_costs:
+            request.memory = self.policy.learn(request.memory, outcome)
+        request.metrics += Metrics(
+            num_tokens=outcome.num_tokens,
+            num_spec_steps=1,
+            num_draft_tokens=outcome.num_drafted,
+            num_accepted_draft_tokens=outcome.num_accepted,
+            acceptance_histogram=Counter([outcome.num_accepted]),
+            drafted_histogram=Counter([outcome.num_drafted]),
+        )
+        judged = row.judged[: seen.num_drafted]
+        self._meters.observe_round(
+            num_drafted=outcome.num_drafted,
+            num_accepted=outcome.num_accepted,
+            num_judged_accepted=min(outcome.num_accepted, len(judged)),
+            expected=sum(accumulate(judged, mul)),
+        )
+
+    def open(self, max_tokens: int) -> list[bool]:
+        """Begin a round of at most `max_tokens` candidates each; which rows want a first one."""
+        self._num_steps, self._head_s = 0, 0.0
+        if self._judging is not None:
+            self._judging.start()
+        costs, is_timed = (self._costs, True) if self._costs else self._clock.costs(len(self._batch))
+        most = min(max_tokens, self.max_tokens)
+        self._rows = [self._row(seen, most, costs, is_timed) if seen.num_sampled else None for seen in self._batch]
+        return self._going_on()
+
+    def _row(self, seen: Seen, most: int, costs: Costs, is_timed: bool) -> Row:
+        request = self._request(seen.state)
+        row = request.row = Row(
+            costs=costs if self.policy.needs_costs else None,
+            memory=request.memory,
+            limit=min(self.policy.limit(request.memory), most),
+            ends=seen.ends,
+            is_timed=is_timed,
+        )
+        request.num_context = seen.num_context + seen.num_sampled
+        return row
+
+    def _request(self, state: Any) -> Request:
+        """Forgotten, and its figures reported, as soon as the engine drops the state."""
+        if id(state) not in self._requests:
+            self._requests[id(state)] = Request(memory=self.policy.start())
+            weakref.finalize(state, self._finish, id(state)).atexit = False
+        return self._requests[id(state)]
+
+    def _finish(self, key: int) -> None:
+        metrics = self._requests.pop(key).metrics
+        if metrics.num_spec_steps:
+            self._meters.observe_request(metrics)
+
+    def advance(self, hidden: Float[Tensor, "B D"], tokens: Int[Tensor, " B"], q: Float[Tensor, "B V"]) -> list[bool]:
+        """Take the candidates of a draft step, drawn from q; which rows want another. Rows that have stopped take none."""
+        self._num_steps += 1
+        confidences = q.gather(1, tokens.long()[:, None])[:, 0].tolist()
+        drawn = tokens.tolist()
+        started = perf_counter()
+        said = None if self._judging is None else self._judging(hidden, tokens, q)
+        accept = None if said is None else said.accept.tolist()
+        ahead = None if said is None or said.next is None else said.next.tolist()
+        self._head_s += perf_counter() - started
+        for i, row in enumerate(self._rows):
+            if row is None or not row.is_open:
+                continue
+            row.add(drawn[i], q[i], confidences[i])
+            if accept is not None:
+                row.judged.append(accept[i])
+                row.next_acceptance = None if ahead is None else ahead[i]
+        return self._going_on()
+
+    def _going_on(self) -> list[bool]:
+        for row in self._rows:
+            if row is not None and row.is_open and (reason := self._stop(row)) is not None:
+                row.stop_reason, row.is_open = reason, False
+        return [row is not None and row.is_open for row in self._rows]
+
+    def _stop(self, row: Row) -> str | None:
+        """Why a row takes no further candidate; in the order of `drafting.propose`."""
+        if row.tokens and row.tokens[-1] in row.ends:
+            return "end of text"
+        if row.num_tokens >= row.limit:
+            return "limit"
+        if row.num_tokens < self.policy.min_tokens:
+            return None
+        reason = self.policy.stop(row, row.memory)
+        if reason is not None and self.policy.drops_last and row.tokens:
+            row.drop_last()
+        return reason
+
+    def close(self) -> list[list[int]]:
+        """End the round: the candidates of every row, none where the prompt is still being read."""
+        self._left_s = perf_counter()
+        self._draft_s = self._left_s - self._entered_s
+        if self._is_steady and self._num_steps:
+            self._clock.drafted(len(self._rows), self._num_steps, self._draft_s)
+        self._batch = ()  # a state that is held here would not be dropped by the engine
+        return [[] if row is None else list(row.tokens) for row in self._rows]
+
+
+def parameter_ratio(draft: int, target: int) -> float:
+    """A draft step over a target pass before either was timed: at small batches both read all of their weights."""
+    return draft / target if target and math.isfinite(draft / target) else 0.1

@@ -1,0 +1,169 @@
+"""What a round on a device is written on, and the two pieces of work that write on it: a draft step and a verification.
+
+Everything has a fixed address: tokens, the rows of q, the uniforms of the round, the floors of the stop rule, a record of
+every candidate. Both pieces only launch kernels, so that they can be recorded (`static_cache.Program`); they hold the desk
+and the caches, never a runner or a session, whose end frees the caches for the next request.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.policies.protocol import Evidence
+from specdecpp.runners.acceptance import block_verdict, greedy_verdict, pick, token_verdict
+from specdecpp.runners.static_cache import WIDTHS, StaticCache
+from specdecpp.sampling import Sampling, at_least_float32, probabilities
+from specdecpp.verification import BlockVerification, Verification
+
+MOST = WIDTHS[-1] - 1
+"""The most candidates of a round on a device: the widest recorded pass reads them and the token before them."""
+STOP, END = 1, 2
+"""Flags of a record: the rule stops here; the text ends here."""
+
+
+class Desk:
+    """The tensors of one draft's rounds, on its device, and their mirrors in pinned memory."""
+
+    def __init__(self, cache: StaticCache):
+        device, body = cache.device, cache.body
+        whole = {"dtype": torch.long, "device": device}
+        wide = {"dtype": torch.float64, "device": device}
+        self.order = torch.zeros(3 + MOST + 1, **whole)  # candidates so far, where the draft stands, a token before, the line
+        self.count, self.start, self.tail, self.line = self.order[:1], self.order[1:2], self.order[2:4], self.order[3:]
+        self.weights = torch.zeros(1 + MOST + 1, **wide)  # the evidence, then its floors
+        self.evidence, self.least = self.weights[:1], self.weights[1:]
+        self.uniforms = torch.zeros(MOST, **wide)
+        self.coins = torch.zeros(WIDTHS[-1], **wide)
+        wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
+        self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, under greedy drafting logits
+        self.scalars = torch.zeros(1, 4, device=device)
+        self.records = torch.zeros(MOST, 4, **wide)  # token, q, the head's estimate, flags
+        self.task = torch.zeros(2, **whole)  # where the target stands, number of candidates
+        self.verdict = torch.zeros(2, **whole)
+        # The host writes to a mirror only after the round that read it is over.
+        self.mirrors = {name: _mirror(getattr(self, name)) for name in ("records", "task", "verdict", "weights")}
+        self.mirrors["order"] = _mirror(self.order[:4])
+
+
+def _mirror(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What is fixed for a request: how tokens are drawn, and what is asked about them."""
+
+    sampling: Sampling
+    head: AcceptanceHead | None
+    calibration: Calibration
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.head is not None and self.head.card.form == "look_ahead"
+
+
+@dataclass(frozen=True, eq=False)
+class DraftStep:
+    """One candidate: a forward pass, a draw, the head's estimate, the stop test. See `drafting.propose` for the loop.
+
+    The candidate's number, the place in the cache and the evidence are counted on by the step itself. A step of width two
+    first reads the token before the last one, which the draft has missed when all its candidates were accepted.
+    """
+
+    cache: StaticCache
+    desk: Desk
+    manner: Manner
+    evidence: Evidence
+    ends: Int[Tensor, " ends"]
+    width: int
+    span: int
+
+    def __call__(self) -> None:
+        desk = self.desk
+        before, after = desk.count.clone(), desk.count + 1
+        unread = desk.line.index_select(0, before) if self.width == 1 else desk.tail
+        hidden = self.cache.read(unread, desk.start, self.span)[-1:]
+        row, belief = self._law(self.cache.score(hidden))
+        token = row.argmax(-1) if self.manner.sampling.is_greedy else pick(row, desk.uniforms.index_select(0, before))
+        q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
+        accept = self._judged(hidden, token, q, belief, after)
+        if self.evidence is Evidence.LAST_Q:
+            desk.evidence.copy_(q)
+        elif self.evidence is not Evidence.NOTHING:
+            desk.evidence.mul_(q if self.evidence is Evidence.PRODUCT_OF_Q else accept)
+        is_undercut = ~(desk.evidence >= desk.least.index_select(0, after))
+        is_end = (token == self.ends).any().view(1)
+        flags = STOP * is_undercut.double() + END * is_end.double()
+        desk.records.index_copy_(0, before, torch.stack((token.double(), q, accept, flags), -1))
+        desk.rows.index_copy_(0, before, row)
+        desk.line.index_copy_(0, after, token)
+        desk.count.copy_(after)
+        desk.start.add_(self.width)
+
+    def _law(self, logits: Float[Tensor, "1 V"]) -> tuple[Float[Tensor, "1 V"], Float[Tensor, "1 V"]]:
+        """The row that is kept, and what the draft believes: q and q; greedy: the logits, and their softmax."""
+        if self.manner.sampling.is_greedy:
+            logits = at_least_float32(logits)
+            return logits, logits.softmax(-1)
+        q = probabilities(logits, self.manner.sampling)
+        return q, q
+
+    def _judged(
+        self,
+        hidden: Float[Tensor, "1 D"],
+        token: Int[Tensor, " 1"],
+        q: Float[Tensor, " 1"],
+        belief: Float[Tensor, "1 V"],
+        after: Int[Tensor, " 1"],
+    ) -> Float[Tensor, " 1"]:
+        """P(accepted) of this candidate or, by a lagged head, of the one before it (1 where there is none)."""
+        head = self.manner.head
+        if head is None:
+            return torch.ones_like(q)
+        now = _scalars(head, q, belief, after)
+        known = now if self.manner.looks_ahead else self.desk.scalars[:, : now.shape[1]].clone()
+        logit = head(hidden, token, known if head.card.scalars else None)[:, 0]
+        accept = torch.sigmoid(self.manner.calibration.apply(logit)).double()
+        self.desk.scalars[:, : now.shape[1]] = now
+        return accept if self.manner.looks_ahead else torch.where(after > 1, accept, 1.0)
+
+
+def _scalars(
+    head: AcceptanceHead, q: Float[Tensor, " 1"], belief: Float[Tensor, "1 V"], after: Int[Tensor, " 1"]
+) -> Float[Tensor, "1 S"]:
+    """What the head reads beside the state, see `head.SCALARS`."""
+    made = {
+        "log_q": lambda: q.clamp(min=1e-30).log(),
+        "entropy": lambda: torch.special.entr(belief).sum(-1),
+        "gap": lambda: -belief.topk(min(2, belief.shape[-1])).values.double().diff(dim=-1).sum(-1),
+        "depth": lambda: after,
+    }
+    columns = [made[name]().float() for name in head.card.scalars]
+    return torch.stack(columns, -1) if columns else belief.new_zeros(1, 0).float()
+
+
+@dataclass(frozen=True, eq=False)
+class VerifyPass:
+    """One target pass over the last token and the candidates, padded to `width`, and the acceptance test."""
+
+    cache: StaticCache
+    desk: Desk
+    sampling: Sampling
+    verification: Verification
+    width: int
+    span: int
+
+    def __call__(self) -> None:
+        desk = self.desk
+        start, num = desk.task[:1], desk.task[1:]
+        logits = self.cache.score(self.cache.read(desk.line[: self.width], start, self.span))
+        tokens = desk.line[1 : self.width]
+        if self.sampling.is_greedy:
+            desk.verdict.copy_(greedy_verdict(at_least_float32(logits), tokens, num))
+            return
+        p, q = probabilities(logits, self.sampling), desk.rows[: self.width]
+        judge = block_verdict if isinstance(self.verification, BlockVerification) else token_verdict
+        desk.verdict.copy_(judge(p, q, tokens, num, desk.coins[: self.width]))

@@ -1,0 +1,326 @@
+"""Models in GGUF files, run by llama.cpp (extra [gguf]): quantised ones too, on whatever that library was built for.
+
+Its low-level interface has all that a round needs: a batch with the logits of several rows, the state that the output layer
+reads beside them, and removal from the cache by position, after which decoding again gives the same bits. Policies, heads and
+verification do not know the difference. The calls go through `llama_cpp.llama_cpp`, the plain ctypes of llama-cpp-python.
+
+A float32 file gets a float32 cache and plain attention, and the logits are those of transformers to rounding: on the
+reference pair within 1e-4 over the first 256 positions and 5e-4 over all 1,024, because llama.cpp multiplies up its rotary
+angles in float32. For other files llama.cpp chooses, a float16 cache and fused attention as a rule.
+
+Importing llama_cpp sends its messages to stderr; from the first file on they stay here, and the errors among them go into
+ours.
+"""
+
+import ctypes
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.errors import MissingExtraError, RunnerError
+
+_ROOM = 1024  # positions a context starts with; it grows by doubling
+_WIDEST = 512  # tokens of one pass
+_OUTPUTS = 64  # rows with logits of one pass; a context sets aside room for the logits of so many, vocabulary and all
+_FEW = 32  # unread tokens whose states cost less than telling llama.cpp not to compute them
+_IDLE = 8  # contexts that are kept for later; making one takes as long as several rounds
+_ALL_F32 = "0"  # general.file_type
+
+
+class GGUFRunner:
+    """A GGUF file and one sequence in its cache. See `runners.Runner` for the contract; tensors are on the CPU, float32.
+
+    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. The cache starts with
+    room for 1,024 positions and doubles as the text grows. One thread at a time may use a runner; several may use runners
+    over one file.
+
+    Raises `MissingExtraError` without llama-cpp-python, `RunnerError` for a file that cannot be read, for models whose cache
+    cannot be cut (recurrent state) and for those that are no decoders.
+
+    >>> runner = GGUFRunner("target-f32.gguf", num_threads=2)        # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: "str | Path | GGUFFile",
+        *,
+        vocab_size: int | None = None,
+        num_threads: int | None = None,
+    ):
+        self._file = path if isinstance(path, GGUFFile) else GGUFFile(path)
+        rows = self._file.num_rows
+        self.vocab_size = rows if vocab_size is None else vocab_size
+        if self.vocab_size > rows:
+            raise RunnerError(
+                f"vocab_size={self.vocab_size} asked of {self._file.path.name}, whose output layer has {rows} rows."
+            )
+        self.hidden_size = self._file.hidden_size
+        self.max_length: int | None = self._file.max_length
+        self.device = torch.device("cpu")
+        self.num_threads = num_threads or 1
+        self._reset()
+
+    def _reset(self) -> None:
+        self._length = 0
+        self._context: _Context | None = None
+        self._release: Any = None
+
+    def fresh(self, *, num_threads: int | None = None) -> "GGUFRunner":
+        """An empty runner over the same weights; with another number of threads where one is given."""
+        other = object.__new__(GGUFRunner)
+        other.__dict__.update(self.__dict__)
+        other.num_threads = num_threads or self.num_threads
+        other._reset()
+        return other
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+        context = self._room_for(self._length + len(tokens))
+        unseen = len(tokens) - rows if len(tokens) - rows > _FEW else 0
+        for start in range(0, unseen, _WIDEST):
+            context.read(tokens[start : min(start + _WIDEST, unseen)], self._length + start)
+        parts = []
+        for start in range(unseen, len(tokens), _OUTPUTS):
+            parts.append(context.outputs(tokens[start : start + _OUTPUTS], self._length + start))
+        self._length += len(tokens)
+        logits, hidden = parts[0] if len(parts) == 1 else (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return logits[-rows:, : self.vocab_size], hidden[-rows:]
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        if length < self._length:
+            assert self._context is not None, "tokens lie in a context"
+            self._context.cut(length)
+            self._length = length
+
+    def _room_for(self, length: int) -> "_Context":
+        """A context that holds so many positions, with what the present one holds."""
+        context = self._context
+        if context is not None and length <= context.size:
+            return context
+        size = _ROOM
+        while size < length:
+            size *= 2
+        roomy = self._file.context(max(length, min(size, self._file.max_length)), self.num_threads)
+        if context is not None:
+            roomy.copy(context)
+            self._release()
+        self._context = roomy
+        self._release = weakref.finalize(self, _put_back, roomy, self._file.contexts, self._file.idle)
+        return roomy
+
+
+class GGUFFile:
+    """The weights, shared by all runners over them, and the contexts: those that nobody uses now are taken again."""
+
+    def __init__(self, path: str | Path):
+        self.path, self._lib = Path(path), _library()
+        if not self.path.is_file():
+            raise RunnerError(f"there is no file {path}.")
+        _errors.clear()
+        self._model = self._lib.llama_model_load_from_file(os.fsencode(path), self._lib.llama_model_default_params())
+        if not self._model:
+            raise RunnerError(
+                f"llama.cpp cannot read {path} ({_last_words()}). If the file is damaged, write or fetch it again; if its kind "
+                "of model is unknown, a newer llama-cpp-python may know it."
+            )
+        self.contexts: list[_Context] = []
+        self.idle: list[_Context] = []
+        weakref.finalize(self, _free, self._lib, self._model, self.contexts)
+        if reason := self._refusal():
+            raise RunnerError(f"{self.path.name} {reason}. Speculative decoding needs a decoder with a plain key-value cache.")
+        self.num_rows = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+        self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
+        self.max_length = int(self._lib.llama_model_n_ctx_train(self._model))
+
+    def _refusal(self) -> str | None:
+        architecture = self.metadata("general.architecture")
+        if self._lib.llama_model_has_encoder(self._model) or self.metadata(f"{architecture}.attention.causal") == "false":
+            return "is an encoder or has one"
+        if self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model):
+            return "keeps a recurrent state, which cannot be rolled back after a rejected candidate"
+        return None
+
+    def metadata(self, key: str) -> str | None:
+        """One value of the file's metadata, as text; None for a list and for what is not there."""
+        size = self._lib.llama_model_meta_val_str(self._model, key.encode(), None, 0)
+        if size < 0:
+            return None
+        text = ctypes.create_string_buffer(size + 1)
+        self._lib.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
+        return text.value.decode(errors="replace")
+
+    def ends(self) -> tuple[int, ...]:
+        """The ids that llama.cpp takes to end a text."""
+        vocabulary = self._lib.llama_model_get_vocab(self._model)
+        return tuple(i for i in range(self.num_rows) if self._lib.llama_vocab_is_eog(vocabulary, i))
+
+    def context(self, size: int, num_threads: int) -> "_Context":
+        """An empty context of at least so many positions: the smallest idle one that has them, else a new one."""
+        for found in sorted(self.idle, key=lambda context: context.size):
+            if found.size >= size and _is_taken(found, self.idle):
+                break
+        else:
+            found = _Context(self._lib, self._model, size=size, is_wide=self.metadata("general.file_type") == _ALL_F32)
+            self.contexts.append(found)
+        found.start(num_threads)
+        return found
+
+
+def _is_taken(context: "_Context", idle: "list[_Context]") -> bool:
+    """Take a context out of those that are idle, unless another thread was quicker."""
+    try:
+        idle.remove(context)
+    except ValueError:
+        return False
+    return True
+
+
+def _put_back(context: "_Context", contexts: "list[_Context]", idle: "list[_Context]") -> None:
+    """What happens to a context that nobody uses any longer: it is kept, but not more than a few are."""
+    if len(idle) < _IDLE:
+        idle.append(context)
+    elif context in contexts:  # else it went with its file
+        contexts.remove(context)
+        context.free()
+
+
+def _free(lib: Any, model: int, contexts: "list[_Context]") -> None:
+    while contexts:
+        contexts.pop().free()
+    lib.llama_model_free(model)
+
+
+class _Context:
+    """One sequence of a model in llama.cpp: its cache and its output buffers."""
+
+    def __init__(self, lib: Any, model: int, *, size: int, is_wide: bool):
+        self.size, self._lib = size, lib
+        options = lib.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = size, _WIDEST, _WIDEST, 1
+        options.n_outputs_max = _OUTPUTS
+        options.embeddings, options.pooling_type = True, lib.LLAMA_POOLING_TYPE_NONE
+        options.swa_full, options.no_perf = True, True  # every layer keeps every position, so that a cut is exact
+        if is_wide:
+            options.type_k = options.type_v = 0  # GGML_TYPE_F32
+            options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to float16 on the way
+        _errors.clear()
+        self.handle = lib.llama_init_from_model(model, options)
+        if not self.handle:
+            raise RunnerError(f"llama.cpp cannot make a context of {size} positions: {_last_words()}")
+        self._memory = lib.llama_get_memory(self.handle)
+        self._batch = lib.llama_batch_init(_WIDEST, 0, 1)
+        for i in range(_WIDEST):
+            self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
+        self._widths = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), lib.llama_model_n_embd(model)
+        self._logits_at, self._states_at = map(_returning_address, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith))
+        self._views: dict[tuple[int, int, int], Tensor] = {}
+        self._has_outputs = True
+
+    def free(self) -> None:
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self.handle)
+
+    def start(self, num_threads: int) -> None:
+        """Empty, for a new sequence."""
+        self._lib.llama_memory_clear(self._memory, False)
+        self._lib.llama_set_n_threads(self.handle, num_threads, num_threads)
+
+    def cut(self, length: int) -> None:
+        """Forget what lies after the first `length` positions."""
+        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise RunnerError("llama.cpp cannot cut the cache of this model, so candidates cannot be taken back.")
+
+    def copy(self, other: "_Context") -> None:
+        """Take over what another context holds."""
+        size = self._lib.llama_state_seq_get_size(other.handle, 0)
+        state = (ctypes.c_uint8 * size)()
+        self._lib.llama_state_seq_get_data(other.handle, state, size, 0)
+        if not self._lib.llama_state_seq_set_data(self.handle, state, size, 0):
+            raise RunnerError(f"llama.cpp cannot move a cache to a context of {self.size} positions: {_last_words()}")
+
+    def read(self, tokens: list[int], position: int) -> None:
+        """Put tokens into the cache, and no more."""
+        self._decode(tokens, position, has_outputs=False)
+
+    def outputs(self, tokens: list[int], position: int) -> tuple[Tensor, Tensor]:
+        """Put tokens into the cache; logits [n, rows of the output layer] and states [n, D]."""
+        self._decode(tokens, position, has_outputs=True)
+        num, (rows, width) = len(tokens), self._widths
+        return self._copy(self._logits_at(self.handle, 0), num, rows), self._copy(self._states_at(self.handle, 0), num, width)
+
+    def _decode(self, tokens: list[int], position: int, *, has_outputs: bool) -> None:
+        batch = self._batch
+        if has_outputs != self._has_outputs:
+            self._lib.llama_set_embeddings(self.handle, has_outputs)
+            self._has_outputs = has_outputs
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, has_outputs
+        batch.n_tokens = len(tokens)
+        _errors.clear()
+        if status := self._lib.llama_decode(self.handle, batch):
+            raise RunnerError(f"llama.cpp fails in a pass over {len(tokens)} tokens (status {status}): {_last_words()}")
+
+    def _copy(self, address: int, num: int, width: int) -> Tensor:
+        """Rows in llama.cpp's memory, copied. Wrapping an address takes longer than copying a row, so wraps are kept."""
+        key = address, num, width
+        if (view := self._views.get(key)) is None:
+            if len(self._views) > 256:
+                self._views.clear()
+            memory: Any = (ctypes.c_float * (num * width)).from_address(address)
+            view = self._views[key] = torch.from_numpy(np.frombuffer(memory, np.float32).reshape(num, width))
+        return view.clone()
+
+
+def _returning_address(function: Any) -> Any:
+    """A function of a context and a row that llama_cpp declares to return a pointer object, returning a plain address."""
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(address)
+
+
+def _library() -> Any:
+    """llama.cpp as llama-cpp-python wraps it, its messages kept to itself."""
+    try:
+        import llama_cpp.llama_cpp as lib  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingExtraError(
+            "models in GGUF files are run by llama.cpp, and llama-cpp-python is not installed. Install it with: pip install "
+            "'specdecpp[gguf]' (it is compiled for your machine, which takes some minutes)"
+        ) from error
+    if not _callbacks:
+        listener = lib.llama_log_callback(_listen)
+        lib.llama_log_set(listener, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        _callbacks.append(listener)
+    return lib
+
+
+_callbacks: list[Any] = []  # llama.cpp has their addresses
+_errors: list[str] = []
+_ERROR = 4  # among ggml's levels
+
+
+def _listen(level: int, text: bytes, _: Any) -> None:
+    """Keeps what llama.cpp says of errors, for ours: the first is the cause."""
+    if level == _ERROR and text.strip() and not _errors:
+        _errors.append(text.decode(errors="replace").strip())
+
+
+def _last_words() -> str:
+    return _errors[0] if _errors else "no reason is given"

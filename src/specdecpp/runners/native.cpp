@@ -1,0 +1,420 @@
+// A pass of a Llama-like model as one call, in float32: what `native.py` compiles for the machine it runs on.
+//
+// A small model's step is bound by how often something is called and by how often threads are waited for, a larger one's by
+// how fast its weights come from memory. So there is one call a pass, one set of threads that stays in it (those of torch, by the
+// OpenMP that it has loaded: two sets would wait for each other), and every weight is read once for all rows of the pass.
+//
+//   embed -> each layer: [norm, q k v | turn, store, attend | out + residual | norm, gate up, SiLU | down + residual] -> norm, logits
+//
+// A bar is a barrier. n rows, w width, h heads of s values, g of them share keys and values, f width of the feed-forward.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 8;  // floats of a register; rows whose sums two registers each still fit
+#elif defined(__AVX__)
+constexpr int LANES = 8, ROWS = 6;
+#else
+constexpr int LANES = 4, ROWS = 6;
+#endif
+constexpr int PANEL = 2 * LANES;
+
+typedef float Vec __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
+
+static inline Vec& at(float* p) { return *reinterpret_cast<Vec*>(p); }
+static inline const Vec& at(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+static inline Vec all(float x) { return Vec{} + x; }
+static inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// exp to the last two bits: 2^n times a polynomial for what is left, |r| <= ln 2 / 2. Below -87 it is 0.
+static inline Vec exponential(Vec x) {
+  Vec low = all(-87.0f);
+  Ints tiny = x < low;
+  x = x < low ? low : x;
+  Vec high = all(88.0f);
+  x = x > high ? high : x;
+  Vec shifted = x * 1.44269504088896f + 12582912.0f;  // the sum's last bits are the nearest integer
+  Vec n = shifted - 12582912.0f;
+  Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Ints bits = (__builtin_convertvector(n, Ints) + 127) << 23;
+  Vec scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return tiny ? Vec{} : p * scale;
+}
+
+static float* floats(size_t num) {
+  size_t bytes = (num * 4 + 63) / 64 * 64 + 64;
+  void* p = std::aligned_alloc(64, bytes);
+  if (p) std::memset(p, 0, bytes);
+  return static_cast<float*>(p);
+}
+
+// Where the threads of a pass wait for each other.
+class Barrier {
+ public:
+  explicit Barrier(int size) : size_(size) {}
+  void wait() {
+    if (size_ == 1) return;
+    uint32_t phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+    } else {
+      for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins)
+        if (spins < 1 << 10) relax(); else std::this_thread::yield();
+    }
+  }
+
+ private:
+  int size_;
+  std::atomic<uint32_t> phase_{0};
+  std::atomic<int> arrived_{0};
+};
+
+// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input.
+struct Matrix {
+  int in = 0, out = 0;
+  float* panels = nullptr;
+  float* bias = nullptr;
+
+  int num_panels() const { return (out + PANEL - 1) / PANEL; }
+  float& weight(int o, int i) { return panels[(size_t(o / PANEL) * in + i) * PANEL + o % PANEL]; }
+  float weight(int o, int i) const { return const_cast<Matrix*>(this)->weight(o, i); }
+  void make(int outputs, int inputs) {
+    in = inputs, out = outputs;
+    panels = floats(size_t(num_panels()) * PANEL * in);
+    bias = floats(num_panels() * PANEL);
+  }
+  void set(int o, const float* row) {
+    for (int i = 0; i < in; ++i) weight(o, i) = row[i];
+  }
+  void release() { std::free(panels), std::free(bias); }
+};
+
+// The sums of one panel for N rows of x; `put` gets (row, first sums, second sums).
+template <int N, class Put>
+static inline void panel_sums(const Matrix& m, int panel, const float* x, int row, Put put) {
+  const float* w = m.panels + size_t(panel) * m.in * PANEL;
+  const float* b = m.bias + panel * PANEL;
+  Vec first[N], second[N];
+  for (int r = 0; r < N; ++r) first[r] = at(b), second[r] = at(b + LANES);
+  for (int i = 0; i < m.in; ++i, w += PANEL) {
+    Vec w0 = at(w), w1 = at(w + LANES);
+    for (int r = 0; r < N; ++r) {
+      float value = x[size_t(row + r) * m.in + i];
+      first[r] += w0 * value;
+      second[r] += w1 * value;
+    }
+  }
+  for (int r = 0; r < N; ++r) put(row + r, first[r], second[r]);
+}
+
+// The thread's panels of x W for n rows of x [n, in].
+template <class Put>
+static void product(const Matrix& m, const float* x, int n, int thread, int threads, Put put) {
+  int begin = int(int64_t(m.num_panels()) * thread / threads), end = int(int64_t(m.num_panels()) * (thread + 1) / threads);
+  for (int panel = begin; panel < end; ++panel) {
+    auto here = [&](int row, Vec a, Vec b) { put(panel, row, a, b); };
+    for (int row = 0; row < n; row += ROWS) {
+      switch (std::min(n - row, ROWS)) {
+        case 1: panel_sums<1>(m, panel, x, row, here); break;
+        case 2: panel_sums<2>(m, panel, x, row, here); break;
+        case 3: panel_sums<3>(m, panel, x, row, here); break;
+        case 4: panel_sums<4>(m, panel, x, row, here); break;
+        case 5: panel_sums<5>(m, panel, x, row, here); break;
+        case 6: panel_sums<6>(m, panel, x, row, here); break;
+#if defined(__AVX512F__)
+        case 7: panel_sums<7>(m, panel, x, row, here); break;
+        case 8: panel_sums<8>(m, panel, x, row, here); break;
+#endif
+      }
+    }
+  }
+}
+
+// Writes sums [n, out], the last panel as far as the matrix goes.
+struct Store {
+  float* y;
+  int out;
+  bool adds;
+  void operator()(int panel, int row, Vec a, Vec b) const {
+    float* to = y + size_t(row) * out + panel * PANEL;
+    int room = out - panel * PANEL;
+    if (room >= PANEL) {
+      if (adds) a += at(to), b += at(to + LANES);
+      at(to) = a, at(to + LANES) = b;
+      return;
+    }
+    alignas(64) float sums[PANEL];
+    at(sums) = a, at(sums + LANES) = b;
+    for (int i = 0; i < room; ++i) to[i] = sums[i] + (adds ? to[i] : 0.0f);
+  }
+};
+
+static void norm(const float* x, const float* weight, float eps, int n, int width, float* y) {
+  for (int r = 0; r < n; ++r, x += width, y += width) {
+    double sum = 0;
+    for (int i = 0; i < width; i += 64) {
+      float part = 0;
+      for (int j = i; j < std::min(i + 64, width); ++j) part += x[j] * x[j];
+      sum += part;
+    }
+    float scale = 1.0f / std::sqrt(float(sum / width) + eps);
+    for (int i = 0; i < width; ++i) y[i] = x[i] * scale * weight[i];
+  }
+}
+
+struct Layer {
+  Matrix qkv, out, gate_up, down;
+  float *norm, *mlp_norm, *q_norm = nullptr, *k_norm = nullptr;
+};
+
+struct Shape {
+  int32_t layers, width, heads, kv_heads, size, hidden, vocab;
+  float eps;
+};
+
+struct Model {
+  Shape s;
+  std::vector<Layer> layers;
+  Matrix output;
+  float* final_norm = nullptr;
+  float* embedding = nullptr;  // null where it is the output layer
+  std::vector<float> x, qkv, mixed, act;
+  std::vector<std::vector<float>> h, scores;  // of each thread
+  explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {}
+};
+
+// Keys [layer, kv head, value, position] and values [layer, kv head, position, value] of one sequence.
+struct Sequence {
+  int capacity = 0;
+  float *keys = nullptr, *values = nullptr;
+};
+
+static void turn(float* v, const float* cos, const float* sin, int size) {
+  int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    float a = v[i], b = v[i + half];
+    v[i] = a * cos[i] + b * sin[i];
+    v[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+// Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see.
+static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, int start, int n, const float* cos, const float* sin, int thread) {
+  const Shape& s = m.s;
+  int size = s.size, group = s.heads / s.kv_heads, joined = (s.heads + 2 * s.kv_heads) * size, cap = seq.capacity;
+  float* keys = seq.keys + (size_t(l) * s.kv_heads + kv) * size * cap;
+  float* values = seq.values + (size_t(l) * s.kv_heads + kv) * size * cap;
+  for (int r = 0; r < n; ++r) {
+    float* row = m.qkv.data() + size_t(r) * joined;
+    float* k = row + (s.heads + kv) * size;
+    if (layer.k_norm) norm(k, layer.k_norm, s.eps, 1, size, k);
+    turn(k, cos + r * size, sin + r * size, size);
+    for (int d = 0; d < size; ++d) keys[size_t(d) * cap + start + r] = k[d];
+    std::memcpy(values + size_t(start + r) * size, row + (s.heads + s.kv_heads + kv) * size, size * 4);
+  }
+  float* weights = m.scores[thread].data();
+  float factor = 1.0f / std::sqrt(float(size));
+  for (int r = 0; r < n; ++r) {
+    int seen = start + r + 1, padded = (seen + LANES - 1) / LANES * LANES;
+    for (int j = 0; j < group; ++j) {
+      float* q = m.qkv.data() + size_t(r) * joined + (kv * group + j) * size;
+      if (layer.q_norm) norm(q, layer.q_norm, s.eps, 1, size, q);
+      turn(q, cos + r * size, sin + r * size, size);
+      for (int p = 0; p < padded; p += LANES) {
+        Vec a{}, b{};
+        for (int d = 0; d < size; d += 2) {
+          a += at(keys + size_t(d) * cap + p) * q[d];
+          b += at(keys + size_t(d + 1) * cap + p) * q[d + 1];
+        }
+        at(weights + p) = (a + b) * factor;
+      }
+      float most = weights[0];
+      for (int p = 1; p < seen; ++p) most = std::max(most, weights[p]);
+      Vec total{};
+      for (int p = seen; p < padded; ++p) weights[p] = -INFINITY;
+      for (int p = 0; p < padded; p += LANES) total += at(weights + p) = exponential(at(weights + p) - most);
+      float sum = 0;
+      for (int i = 0; i < LANES; ++i) sum += total[i];
+      float* to = m.mixed.data() + (size_t(r) * s.heads + kv * group + j) * size;
+      for (int d = 0; d < size; d += LANES) {
+        Vec a{}, b{};
+        int p = 0;
+        for (; p + 1 < seen; p += 2) {
+          a += at(values + size_t(p) * size + d) * weights[p];
+          b += at(values + size_t(p + 1) * size + d) * weights[p + 1];
+        }
+        if (p < seen) a += at(values + size_t(p) * size + d) * weights[p];
+        at(to + d) = (a + b) / sum;
+      }
+    }
+  }
+}
+
+extern "C" {
+
+Model* native_new(const Shape* shape) { return new Model(*shape); }
+
+static float* copied(const float* from, size_t num) {
+  float* to = floats(num);
+  std::memcpy(to, from, num * 4);
+  return to;
+}
+
+// qkv [(h + 2 g) s, w], its bias or null; out [w, h s]; gate and up [f, w]; down [w, f]; the norms of heads or null.
+void native_layer(Model* m, int l, const float* norm, const float* qkv, const float* bias, const float* q_norm, const float* k_norm,
+                  const float* out, const float* mlp_norm, const float* gate, const float* up, const float* down) {
+  const Shape& s = m->s;
+  Layer& layer = m->layers[l];
+  int joined = (s.heads + 2 * s.kv_heads) * s.size, mixed = s.heads * s.size;
+  layer.norm = copied(norm, s.width), layer.mlp_norm = copied(mlp_norm, s.width);
+  if (q_norm) layer.q_norm = copied(q_norm, s.size), layer.k_norm = copied(k_norm, s.size);
+  layer.qkv.make(joined, s.width);
+  for (int o = 0; o < joined; ++o) layer.qkv.set(o, qkv + size_t(o) * s.width);
+  if (bias) std::memcpy(layer.qkv.bias, bias, joined * 4);
+  layer.out.make(s.width, mixed);
+  for (int o = 0; o < s.width; ++o) layer.out.set(o, out + size_t(o) * mixed);
+  int blocks = (s.hidden + LANES - 1) / LANES;  // a panel has the gate and the up of the same places
+  layer.gate_up.make(blocks * PANEL, s.width);
+  for (int o = 0; o < s.hidden; ++o) {
+    layer.gate_up.set(o / LANES * PANEL + o % LANES, gate + size_t(o) * s.width);
+    layer.gate_up.set(o / LANES * PANEL + LANES + o % LANES, up + size_t(o) * s.width);
+  }
+  layer.down.make(s.width, s.hidden);
+  for (int o = 0; o < s.width; ++o) layer.down.set(o, down + size_t(o) * s.hidden);
+}
+
+// `embedding` [v, w] is null where it is the output layer.
+void native_ends(Model* m, const float* embedding, const float* norm, const float* output, int rows) {
+  m->final_norm = copied(norm, m->s.width);
+  if (embedding) m->embedding = copied(embedding, size_t(rows) * m->s.width);
+  m->output.make(m->s.vocab, m->s.width);
+  for (int o = 0; o < m->s.vocab; ++o) m->output.set(o, output + size_t(o) * m->s.width);
+}
+
+void native_free(Model* m) {
+  for (Layer& layer : m->layers) {
+    for (Matrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) matrix->release();
+    for (float* p : {layer.norm, layer.mlp_norm, layer.q_norm, layer.k_norm}) std::free(p);
+  }
+  m->output.release();
+  std::free(m->final_norm), std::free(m->embedding);
+  delete m;
+}
+
+Sequence* native_sequence() { return new Sequence; }
+
+void native_sequence_free(Sequence* seq) {
+  std::free(seq->keys), std::free(seq->values);
+  delete seq;
+}
+
+int native_capacity(const Sequence* seq) { return seq->capacity; }
+
+// Room for `capacity` positions, the first `length` kept. False where there is no memory; nothing is lost then.
+bool native_grow(const Model* m, Sequence* seq, int capacity, int length) {
+  const Shape& s = m->s;
+  capacity = (capacity + LANES - 1) / LANES * LANES;
+  size_t planes = size_t(s.layers) * s.kv_heads;
+  float *keys = floats(planes * s.size * capacity), *values = floats(planes * s.size * capacity);
+  if (!keys || !values) return std::free(keys), std::free(values), false;
+  for (size_t plane = 0; plane < planes && seq->keys; ++plane) {
+    for (int d = 0; d < s.size; ++d)
+      std::memcpy(keys + (plane * s.size + d) * capacity, seq->keys + (plane * s.size + d) * seq->capacity, size_t(length) * 4);
+    std::memcpy(values + plane * s.size * capacity, seq->values + plane * s.size * seq->capacity, size_t(length) * s.size * 4);
+  }
+  std::free(seq->keys), std::free(seq->values);
+  *seq = {capacity, keys, values};
+  return true;
+}
+
+// Reads n tokens at `start`; logits [rows, v] and states [rows, w] of the last `rows`. cos and sin [n, s], the sign with the sines.
+// One call at a time for a model.
+void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, const float* cos, const float* sin,
+                   float* logits, float* states) {
+  const Shape& s = m->s;
+  int joined = (s.heads + 2 * s.kv_heads) * s.size;
+  if (m->x.size() < size_t(n) * s.width) {
+    m->x.resize(size_t(n) * s.width), m->qkv.resize(size_t(n) * joined), m->mixed.resize(size_t(n) * s.heads * s.size);
+    m->act.resize(size_t(n) * s.hidden + PANEL);
+  }
+  if (m->h.size() < size_t(threads)) m->h.resize(threads), m->scores.resize(threads);
+  for (int t = 0; t < threads; ++t) {
+    if (m->h[t].size() < size_t(n) * s.width) m->h[t].resize(size_t(n) * s.width);
+    if (m->scores[t].size() < size_t(start + n + LANES)) m->scores[t].resize(start + n + 1024);
+  }
+  float* x = m->x.data();
+  for (int r = 0; r < n; ++r) {
+    if (m->embedding) std::memcpy(x + size_t(r) * s.width, m->embedding + tokens[r] * s.width, s.width * 4);
+    else for (int i = 0; i < s.width; ++i) x[size_t(r) * s.width + i] = m->output.weight(int(tokens[r]), i);
+  }
+  auto pass = [&](int t, int threads, Barrier& barrier) {
+    float* h = m->h[t].data();
+    for (int l = 0; l < s.layers; ++l) {
+      const Layer& layer = m->layers[l];
+      norm(x, layer.norm, s.eps, n, s.width, h);  // each thread for itself: cheaper than to wait
+      product(layer.qkv, h, n, t, threads, Store{m->qkv.data(), joined, false});
+      barrier.wait();
+      for (int kv = t; kv < s.kv_heads; kv += threads) attend(*m, layer, *seq, l, kv, start, n, cos, sin, t);
+      barrier.wait();
+      product(layer.out, m->mixed.data(), n, t, threads, Store{x, s.width, true});
+      barrier.wait();
+      norm(x, layer.mlp_norm, s.eps, n, s.width, h);
+      product(layer.gate_up, h, n, t, threads, [&](int panel, int row, Vec gate, Vec up) {
+        alignas(64) float sums[LANES];
+        at(sums) = gate / (1.0f + exponential(-gate)) * up;
+        int first = panel * LANES;
+        std::memcpy(m->act.data() + size_t(row) * s.hidden + first, sums, 4 * std::min(LANES, s.hidden - first));
+      });
+      barrier.wait();
+      product(layer.down, m->act.data(), n, t, threads, Store{x, s.width, true});
+      barrier.wait();
+    }
+    const float* last = x + size_t(n - rows) * s.width;
+    norm(last, m->final_norm, s.eps, rows, s.width, h);
+    if (t == 0) std::memcpy(states, h, size_t(rows) * s.width * 4);
+    product(m->output, h, rows, t, threads, Store{logits, s.vocab, false});
+  };
+#if defined(_OPENMP)
+  if (threads > 1) {
+    Barrier barrier(threads);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp single
+      if (omp_get_num_threads() != threads) barrier.~Barrier(), new (&barrier) Barrier(omp_get_num_threads());
+      pass(omp_get_thread_num(), omp_get_num_threads(), barrier);
+    }
+    return;
+  }
+#endif
+  Barrier alone(1);
+  pass(0, 1, alone);
+}
+
+}  // extern "C"

@@ -1,0 +1,169 @@
+"""One sequence at fixed addresses: keys and values of every layer, and the work that was recorded over them.
+
+A CUDA graph repeats what was launched once, on the same addresses and with the same shapes. So nothing here grows with the
+text: a pass reads `span` positions of the cache, a power of two, and hides those past its own; where it stands is a number
+on the device. Work comes in few shapes: `WIDTHS` rows, the last of them padding. A padding row stands after the real ones,
+which cannot see it, and what it writes lies past the text, where the next pass overwrites it.
+
+Without a GPU the same work is called instead of replayed.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.errors import RunnerError
+from specdecpp.runners.lean import LeanRunner
+
+WIDTHS = (1, 2, 3, 5, 9, 17, 33)
+"""Rows of a recorded pass; wider ones are not recorded."""
+_ROOM = 256  # the shortest span
+_WARM_UPS = 2  # libraries choose kernels and take memory in the first runs, which cannot be recorded
+_MOST_PROGRAMS = 96
+
+
+def bucket(num_rows: int) -> int:
+    """The width that so many rows are padded to."""
+    return next(width for width in WIDTHS if width >= num_rows)
+
+
+def span_of(length: int) -> int:
+    """Positions that a pass reads which ends at `length`: room for padding stays free at their end."""
+    span = _ROOM
+    while span < length + WIDTHS[-1]:
+        span *= 2
+    return span
+
+
+class Program:
+    """Work on fixed tensors: recorded once and replayed on a GPU, called as it is elsewhere.
+
+    `reset` puts its inputs where a rehearsal leaves no trace. Raises `RunnerError` where the work cannot be recorded.
+    """
+
+    def __init__(self, work: Callable[[], None], *, reset: Callable[[], None], device: torch.device, pool: object = None):
+        self._work, self._graph = work, None
+        if device.type != "cuda":
+            _rehearse(work, reset)
+            return
+        with torch.cuda.device(device):
+            self._graph = _recorded(work, reset, pool)
+
+    def __call__(self) -> None:
+        if self._graph is None:
+            self._work()
+        else:
+            self._graph.replay()
+
+
+def _rehearse(work: Callable[[], None], reset: Callable[[], None]) -> None:
+    for _ in range(_WARM_UPS):
+        reset()
+        work()
+    reset()
+
+
+def _recorded(work: Callable[[], None], reset: Callable[[], None], pool: object) -> torch.cuda.CUDAGraph:
+    """Rehearsed on a stream of its own, as recording asks for, then recorded."""
+    now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(now)
+    with torch.cuda.stream(aside):
+        _rehearse(work, reset)
+    now.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # pyright: ignore[reportArgumentType]
+            work()
+    except RuntimeError as error:
+        raise RunnerError(f"a pass cannot be recorded as a CUDA graph ({error}). Use LeanRunner.") from error
+    return graph
+
+
+class StaticCache:
+    """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them.
+
+    `body` gives the weights. Host and device may both keep count: where a pass starts is an argument on the device, how long
+    the text is is the runner's business.
+    """
+
+    def __init__(self, body: LeanRunner):
+        self.body, self.device = body, body.device
+        self.desk: Any = None  # what rounds on the device write on (`desk.Desk`), made by the first of them
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
+        like = body._embedding
+        self.hidden = like.new_zeros(WIDTHS[-1], body.hidden_size)
+        self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._programs: dict[Hashable, Program] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[1] if self.keys else 0
+
+    def prepare(self, span: int) -> None:
+        """The angles of a span. They are kept: what was recorded reads them where they are."""
+        if span not in self._tables:
+            self._tables[span] = self.body._angles.at(0, span)
+
+    def read(self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int) -> Float[Tensor, "W D"]:
+        """Put tokens through all layers at start, start + 1, ... of the cache; what the output layer reads."""
+        positions = start + torch.arange(len(tokens), device=self.device)
+        cos, sin = (table.index_select(0, positions) for table in self._tables[span])
+        later = torch.arange(span, device=self.device) > positions.unsqueeze(1)
+        x = F.embedding(tokens, self.body._embedding)
+        mask = x.new_zeros(later.shape).masked_fill_(later, -torch.inf)
+
+        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            self.keys[i].index_copy_(1, positions, k)
+            self.values[i].index_copy_(1, positions, v)
+            return self.keys[i][:, :span], self.values[i][:, :span]
+
+        return self.body._norm(self.body._through(x, cos, sin, mask, put))
+
+    def score(self, hidden: Float[Tensor, "W D"]) -> Float[Tensor, "W V"]:
+        """Logits."""
+        return torch.mm(hidden, self.body._output)
+
+    def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], None]) -> Program:
+        """The program of this key, recorded now if it is new. The one used longest ago makes room for it."""
+        program = self._programs.pop(key, None)
+        if program is None:
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._settle()
+                del self._programs[next(iter(self._programs))]
+            program = Program(work, reset=reset, device=self.device, pool=self._pool)
+        self._programs[key] = program
+        return program
+
+    def forget(self) -> None:
+        """Drop what was recorded: its addresses are no longer those of the cache."""
+        self._settle()
+        self._programs.clear()
+
+    def _settle(self) -> None:
+        """A graph must not go while it runs."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def pass_over(self, width: int, span: int) -> Program:
+        """Reads `inputs`, fills `hidden` and `logits`."""
+        self.prepare(span)
+
+        def work() -> None:
+            hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span)
+            self.hidden[:width] = hidden
+            self.logits[:width] = self.score(hidden)
+
+        return self.program(("pass", width, span), work, reset=lambda: self.rest(self.inputs, span))
+
+    @staticmethod
+    def rest(start: Int[Tensor, " n"], span: int) -> None:
+        """Put the start of a pass behind every text that ends in this span."""
+        start[:1] = span - WIDTHS[-1]

@@ -1,0 +1,207 @@
+"""Rounds become choices, in the two shapes of OpenAI's API: whole, or a chunk per round.
+
+Both carry our block `speculative`: the metrics of the request under vLLM's names, its rates and where its time went.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdecpp.metrics import Metrics
+from specdecpp.serving.engine import Step, Work
+from specdecpp.serving.evidence import Scored
+from specdecpp.serving.intake import Plan, threshold
+from specdecpp.session import Round
+
+Json = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Choice:
+    """One answer as far as it is known."""
+
+    index: int
+    num_prompt_tokens: int
+    text: str = ""
+    finish_reason: str = "length"
+    rounds: list[Round] = field(default_factory=list)
+    scores: list[Scored] = field(default_factory=list)
+    stories: list[Json] = field(default_factory=list)
+    prefill_s: float = 0.0
+
+    def add(self, step: Step) -> None:
+        self.text += step.round.text
+        self.rounds.append(step.round)
+        self.prefill_s = step.prefill_s
+        self.finish_reason = finish_reason(step.round) or self.finish_reason
+        if step.evidence is not None:
+            self.scores += step.evidence.scores
+            self.stories += [story_of(step)] if step.evidence.story else []
+
+    @property
+    def metrics(self) -> Metrics:
+        return Metrics.of(self.rounds, prefill_s=self.prefill_s, num_prompt_tokens=self.num_prompt_tokens)
+
+
+def finish_reason(outcome: Round) -> str | None:
+    """OpenAI's word for why an answer ended: an end of text and a stop string are both "stop"."""
+    return "stop" if outcome.finish_reason == "eos" else outcome.finish_reason
+
+
+def story_of(step: Step) -> Json:
+    """A round with its details and the time it was decided at."""
+    assert step.evidence is not None, "details were asked for"
+    return {**(step.evidence.story or {}), "at_s": step.at_s}
+
+
+class TextStyle:
+    """/v1/completions."""
+
+    prefix, whole, part = "cmpl-", "text_completion", "text_completion"
+
+    def choice(self, choice: Choice, *, scored: bool) -> Json:
+        logprobs = _text_logprobs(choice.scores, 0) if scored else None
+        shape = {"index": choice.index, "text": choice.text, "logprobs": logprobs}
+        return shape | {"finish_reason": choice.finish_reason}
+
+    def delta(self, step: Step, *, offset: int, scored: bool, is_first: bool) -> Json:
+        logprobs = _text_logprobs(step.evidence.scores, offset) if scored and step.evidence else None
+        shape = {"index": step.index, "text": step.round.text, "logprobs": logprobs}
+        return shape | {"finish_reason": finish_reason(step.round)}
+
+
+class ChatStyle:
+    """/v1/chat/completions."""
+
+    prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, choice: Choice, *, scored: bool) -> Json:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        shape = {"index": choice.index, "message": message, "logprobs": _chat_logprobs(choice.scores) if scored else None}
+        return shape | {"finish_reason": choice.finish_reason}
+
+    def delta(self, step: Step, *, offset: int, scored: bool, is_first: bool) -> Json:
+        delta = ({"role": "assistant"} if is_first else {}) | {"content": step.round.text}
+        logprobs = _chat_logprobs(step.evidence.scores) if scored and step.evidence else None
+        return {"index": step.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason(step.round)}
+
+
+Style = TextStyle | ChatStyle
+
+
+class Answer:
+    """The reply to one request, folded step by step."""
+
+    def __init__(self, plan: Plan, style: Style, *, name: str, model: str, includes_usage: bool = False):
+        self._plan, self._style, self._includes_usage = plan, style, includes_usage
+        self._head = {"id": style.prefix + name, "created": int(time.time()), "model": model}
+        self.choices = [Choice(index=i, num_prompt_tokens=len(part.prompt)) for i, part in enumerate(plan.parts)]
+        self.first_text_s: float | None = None
+
+    @property
+    def _scored(self) -> bool:
+        return self._plan.num_top is not None
+
+    def add(self, step: Step) -> None:
+        self.choices[step.index].add(step)
+        if self.first_text_s is None and step.round.text:
+            self.first_text_s = step.at_s
+
+    @property
+    def metrics(self) -> Metrics:
+        """Those of all answers together."""
+        return sum((choice.metrics for choice in self.choices[1:]), self.choices[0].metrics)
+
+    @property
+    def usage(self) -> Json:
+        """A prompt counts once, however many answers it gets."""
+        completion = sum(choice.metrics.num_tokens for choice in self.choices)
+        prompt = self._plan.num_prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def speculative(self, work: Work) -> Json:
+        """What it took: names as in vLLM's block of a request, then rates and times."""
+        metrics = self.metrics
+        return {
+            "policy": self._plan.policy,
+            "verification": self._plan.verification,
+            **metrics.to_dict(),
+            "time_shares": metrics.time_shares,
+            "queue_s": work.queue_s,
+            "time_to_first_token_s": self.first_text_s,
+        }
+
+    def whole(self, work: Work) -> Json:
+        """The body of an answer that is not streamed."""
+        choices = [self._style.choice(choice, scored=self._scored) for choice in self.choices]
+        speculative = self.speculative(work)
+        if self._plan.details:
+            speculative |= self._setting | {"rounds": [choice.stories for choice in self.choices]}
+        body = {**self._head, "object": self._style.whole, "choices": choices, "usage": self.usage}
+        return body | {"speculative": speculative}
+
+    def opening(self) -> Json | None:
+        """A first chunk before any round, where details are asked for: the rule, its threshold, what steps cost."""
+        return self._chunk([], {"speculative": self._setting}) if self._plan.details else None
+
+    def chunk(self, step: Step, work: Work) -> Json | None:
+        """What one round adds; None where nobody would see it. Adds it too."""
+        choice = self.choices[step.index]
+        is_first, offset = not choice.rounds, sum(scored.num_shown for scored in choice.scores)
+        self.add(step)
+        is_shown = step.round.text or step.round.finish_reason or self._plan.details or is_first
+        if not (is_shown or (step.evidence and step.evidence.scores)):
+            return None
+        extra = {"speculative": {"round": story_of(step)}} if self._plan.details else {}
+        is_last = step.round.finish_reason is not None and step.index == len(self.choices) - 1
+        if is_last:
+            extra = {"speculative": extra.get("speculative", {}) | self.speculative(work)}
+        return self._chunk([self._style.delta(step, offset=offset, scored=self._scored, is_first=is_first)], extra)
+
+    def closing(self) -> Json | None:
+        """The usage, where the request asks for it."""
+        return self._chunk([], {"usage": self.usage}) if self._includes_usage else None
+
+    @property
+    def _setting(self) -> Json:
+        decoder = self._plan.decoder
+        costs = decoder.costs
+        return {
+            "policy": self._plan.policy,
+            "verification": self._plan.verification,
+            "threshold": threshold(decoder.policy),
+            "costs": costs and {"draft_s": costs.draft_s, "target_s": costs.verify_s(1)},
+        }
+
+    def _chunk(self, choices: list[Json], extra: Json) -> Json:
+        usage = {"usage": None} if self._includes_usage else {}
+        return {**self._head, "object": self._style.part, "choices": choices, **usage, **extra}
+
+
+def event(data: Json) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _text_logprobs(scores: Sequence[Scored], offset: int) -> Json:
+    offsets = []
+    for scored in scores:
+        offsets.append(offset)
+        offset += scored.num_shown
+    return {
+        "tokens": [scored.text for scored in scores],
+        "token_logprobs": [scored.logprob for scored in scores],
+        "top_logprobs": [dict(reversed(scored.top)) for scored in scores],  # of tokens that read alike the likeliest counts
+        "text_offset": offsets,
+    }
+
+
+def _chat_logprobs(scores: Sequence[Scored]) -> Json:
+    def shape(text: str, logprob: float) -> Json:
+        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+
+    content = [shape(s.text, s.logprob) | {"top_logprobs": [shape(*likely) for likely in s.top]} for s in scores]
+    return {"content": content, "refusal": None}

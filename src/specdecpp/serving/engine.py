@@ -1,0 +1,263 @@
+"""The one thread that runs the models: every request gets a round in turn, so a short one is not stuck behind a long one.
+
+A turn is one round of one request, or one piece of its prompt. `running` are the requests whose turns go round, each with one
+session and its pair of caches; `waiting` are those that came later. The answers of one request are made one after another. A
+request that was called off, or is past its deadline, loses its caches before the next turn of anybody.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import monotonic
+
+from specdecpp.decoder import Decoder, Options
+from specdecpp.serving.evidence import Evidence, Witness
+from specdecpp.serving.limits import Limits
+from specdecpp.serving.refusals import Refusal
+from specdecpp.session import Round, Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One answer that is to be made."""
+
+    prompt: Sequence[int]
+    options: Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One round of answer `index`, `at_s` seconds after the request came."""
+
+    index: int
+    round: Round
+    evidence: Evidence | None
+    prefill_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Nothing more will come: all is done, or here is why not."""
+
+    refusal: Refusal | None = None
+
+
+class Work:
+    """One request: its answers to make, the session of the current one, and where to tell of it.
+
+    `tell` is called on the engine's thread with every `Step` and one last `End`. `witness` makes one for a session whose
+    rounds somebody asks about.
+    """
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        parts: Sequence[Part],
+        tell: Callable[[Step | End], None],
+        timeout_s: float,
+        witness: Callable[[Session], Witness] | None = None,
+    ):
+        self.parts, self.tell = tuple(parts), tell
+        self.submitted = monotonic()
+        self.queue_s: float | None = None
+        self.num_tokens = 0
+        self._decoder, self._witness_of = decoder, witness
+        self._timeout_s = timeout_s
+        self._at = 0
+        self._session: Session | None = None
+        self._witness: Witness | None = None
+        self._is_read = False
+        self._stop: End | None = None
+
+    def stop(self, refusal: Refusal | None = None) -> None:
+        """Have the request end before the next turn. Safe from any thread."""
+        self._stop = self._stop or End(refusal=refusal)
+
+    @property
+    def is_done(self) -> bool:
+        return self._at >= len(self.parts)
+
+    def over(self, now: float) -> End | None:
+        """Why the request must not go on, or None."""
+        if self._stop is None and now - self.submitted > self._timeout_s:
+            self._stop = End(refusal=_too_late(self._timeout_s, self.num_tokens))
+        return self._stop
+
+    def turn(self, most: int) -> Step | None:
+        """A piece of the prompt, or a round."""
+        session = self._session or self._begin()
+        if session.finish_reason is not None:  # there was no room for a single token
+            return self._next_part()
+        if not self._is_read:
+            self._is_read = session.prefill(most)
+            return None
+        outcome = session.step()
+        self.num_tokens += outcome.num_tokens
+        step = Step(
+            index=self._at,
+            round=outcome,
+            evidence=self._witness.evidence(outcome) if self._witness else None,
+            prefill_s=session.prefill_s,
+            at_s=monotonic() - self.submitted,
+        )
+        if session.finish_reason is not None:
+            self._next_part()
+        return step
+
+    def free(self) -> None:
+        """Let go of the caches."""
+        self._session = self._witness = None
+
+    def _begin(self) -> Session:
+        if self.queue_s is None:
+            self.queue_s = monotonic() - self.submitted
+        part = self.parts[self._at]
+        self._session = session = self._decoder.start(part.prompt, **part.options)
+        self._is_read = False
+        if self._witness_of is not None:
+            session.watch = self._witness = self._witness_of(session)
+        return session
+
+    def _next_part(self) -> None:
+        self.free()
+        self._at += 1
+
+
+class Engine:
+    """Runs the work that is submitted, round by round. `start` it once; `on_step` hears of every round, on its thread."""
+
+    def __init__(self, limits: Limits, *, on_step: Callable[[Step], None] = lambda step: None):
+        self._limits, self._on_step = limits, on_step
+        self._changed = threading.Condition()
+        self._running: deque[Work] = deque()
+        self._waiting: deque[Work] = deque()
+        self._is_open = self._is_stopping = False
+        self._mean_s = 1.0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether work is taken on."""
+        return self._is_open and self._thread is not None and self._thread.is_alive()
+
+    def start(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Start the thread, which first calls `prepare`; returns once it has, and raises what it raises."""
+        prepared: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(prepare, prepared), name="specdecpp-engine", daemon=True)
+        self._thread.start()
+        prepared.result()
+
+    def submit(self, work: Work) -> None:
+        """Take a request on. Raises `Refusal`: 429 when all places are taken, 503 when the server is about to stop."""
+        with self._changed:
+            if not self.is_open:
+                raise Refusal("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
+            if len(self._running) + len(self._waiting) >= self._limits.capacity:
+                raise Refusal(
+                    f"all places are taken: {self._limits.max_running} requests are being answered and "
+                    f"{self._limits.max_waiting} wait. Try again later.",
+                    status=429,
+                    code="queue_full",
+                    retry_after_s=min(60.0, self._mean_s),
+                )
+            self._waiting.append(work)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Take on no more; what is here goes on."""
+        with self._changed:
+            self._is_open = False
+
+    def drop(self, refusal: Refusal) -> list[Work]:
+        """End everything that is here, telling why; what that was."""
+        with self._changed:
+            dropped = [*self._running, *self._waiting]
+            for work in dropped:
+                work.stop(refusal)
+        return dropped
+
+    def stop(self) -> None:
+        """End the thread once what is here has ended; `drop` it before, not to wait."""
+        with self._changed:
+            self._is_open, self._is_stopping = False, True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, prepare: Callable[[], None], prepared: "Future[None]") -> None:
+        try:
+            prepare()
+        except BaseException as error:
+            prepared.set_exception(error)
+            return
+        self._is_open = True
+        prepared.set_result(None)
+        while (work := self._next()) is not None:
+            self._turn(work)
+
+    def _next(self) -> Work | None:
+        """The request whose turn it is, waiting for one; None when the thread is to end."""
+        with self._changed:
+            while True:
+                self._sweep()
+                while self._waiting and len(self._running) < self._limits.max_running:
+                    self._running.append(self._waiting.popleft())
+                if self._running:
+                    self._running.rotate(-1)
+                    return self._running[-1]
+                if self._is_stopping:
+                    return None
+                self._changed.wait()
+
+    def _sweep(self) -> None:
+        """Part with what was called off or took too long."""
+        now = monotonic()
+        for line in (self._running, self._waiting):
+            for work, end in [(work, end) for work in line if (end := work.over(now))]:
+                line.remove(work)
+                work.free()
+                work.tell(end)
+
+    def _turn(self, work: Work) -> None:
+        try:
+            step = work.turn(self._limits.prefill_tokens)
+        except Exception:  # one request must not take the others with it
+            log.exception("a request failed in the models")
+            refusal = Refusal("the models failed on this request; the server's log says how.", status=500, code="failed")
+            return self._part_with(work, End(refusal=refusal))
+        if step is not None:
+            self._on_step(step)
+            work.tell(step)
+        if work.is_done:
+            self._part_with(work, End())
+
+    def _part_with(self, work: Work, end: End) -> None:
+        with self._changed:
+            self._running.remove(work)
+        work.free()
+        self._mean_s += 0.1 * (monotonic() - work.submitted - self._mean_s)
+        work.tell(end)
+
+
+def _too_late(timeout_s: float, num_tokens: int) -> Refusal:
+    return Refusal(
+        f"the request was not finished within {timeout_s:g} s and was ended after {num_tokens} tokens. Ask for fewer tokens, "
+        "or when less is going on.",
+        status=504,
+        code="timeout",
+    )

@@ -1,0 +1,135 @@
+"""What a round was decided on, for those who ask: the target's log-probabilities, and p, q and estimates of every candidate.
+
+A `Witness` is a session's `watch`. It keeps references while the round is decided and reads them afterwards, so a request
+that asks for nothing pays for nothing.
+
+Log-probabilities are the target's own, log softmax of its raw logits, before temperature, top-k, top-p and penalties: the
+convention of OpenAI and vLLM. p and q are what the round was decided on, under the sampling parameters of the request; at
+temperature 0, where these are one-hot, both are softmaxes at temperature 1.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.drafting import Draft
+from specdecpp.sampling import Sampling, at_least_float32
+from specdecpp.session import Round
+
+LEAST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One token with the target's log-probability, and the likeliest tokens at its place with theirs.
+
+    `num_shown` characters of it are seen in the answer: none of a special token.
+    """
+
+    text: str
+    num_shown: int
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was asked about one round: a score per token of the answer, the story of the round, or both."""
+
+    scores: tuple[Scored, ...] = ()
+    story: dict[str, Any] | None = None
+
+
+class Witness:
+    """Watches a session, and tells about its last round.
+
+    `num_top` likeliest tokens come with every score; None for no scores. `details` asks for the story.
+    """
+
+    def __init__(
+        self, tokenizer: Any, sampling: Sampling, *, ends: Collection[int], num_top: int | None = None, details: bool = False
+    ):
+        self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
+        self._num_top, self._details = num_top, details
+        self._seen: tuple[Draft, Tensor, Tensor] | None = None
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "K1 V"], p: Float[Tensor, "K1 V"]) -> None:
+        self._seen = draft, logits, p
+
+    def evidence(self, outcome: Round) -> Evidence:
+        """What was asked about the round that has just been decided; forgets it."""
+        assert self._seen is not None, "the witness watched this round"
+        (draft, logits, p), self._seen = self._seen, None
+        return Evidence(
+            scores=() if self._num_top is None else self._scores(outcome, logits),
+            story=self._story(outcome, draft, self._believed(logits, p)) if self._details else None,
+        )
+
+    def _believed(self, logits: Tensor, p: Tensor) -> Tensor:
+        return at_least_float32(logits).softmax(-1) if self._sampling.is_greedy else p
+
+    def _scores(self, outcome: Round, logits: Tensor) -> tuple[Scored, ...]:
+        """One for every token of the round but the one that ends the text."""
+        tokens = [t for t in outcome.tokens if t not in self._ends]
+        if not tokens:
+            return ()
+        logp = at_least_float32(logits[: len(tokens)]).log_softmax(-1)
+        own = logp.gather(-1, logp.new_tensor(tokens).long().unsqueeze(-1)).squeeze(-1).tolist()
+        values, ids = logp.topk(min(self._num_top or 0, logp.shape[-1]), dim=-1)
+        top = [
+            tuple((self.text(i), max(v, LEAST)) for i, v in zip(*row, strict=True))
+            for row in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
+        return tuple(
+            Scored(
+                text=self.text(token),
+                num_shown=len(self.text(token, skip_special=True)),
+                logprob=max(logprob, LEAST),
+                top=likeliest,
+            )
+            for token, logprob, likeliest in zip(tokens, own, top, strict=True)
+        )
+
+    def _story(self, outcome: Round, draft: Draft, p: Tensor) -> dict[str, Any]:
+        """A round as the playground draws it: its candidates with their fate, its tokens with their origin."""
+        estimates = [*draft.judged, *[None] * draft.num_tokens]
+        candidates = [
+            {"token": token, "text": self.text(token), "p": float(p[i, token]), "q": draft.confidence(i)}
+            | {"estimate": estimates[i], "outcome": _fate(i, outcome)}
+            for i, token in enumerate(draft.tokens)
+        ]
+        pieces = [
+            {"token": piece.token, "text": piece.text, "origin": piece.origin, "p": float(p[i, piece.token])}
+            | {"q": float(draft.distribution(i)[piece.token]) if i < draft.num_tokens else None}
+            | {"estimate": estimates[i] if piece.origin == "accepted" else None}
+            for i, piece in enumerate(outcome.pieces)
+        ]
+        believed = draft.judged or [c["q"] for c in candidates]
+        return {
+            "num_drafted": outcome.num_drafted,
+            "num_accepted": outcome.num_accepted,
+            "stop_reason": outcome.stop_reason,
+            "survival": list(accumulate(believed, mul)),
+            "survival_of": "head" if draft.judged else "q",
+            "candidates": candidates,
+            "pieces": pieces,
+            "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
+        }
+
+    def text(self, token: int, *, skip_special: bool = False) -> str:
+        """A token by itself."""
+        return self._tokenizer.decode([token], skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+
+
+def _fate(i: int, outcome: Round) -> str:
+    """What became of candidate i: those after the first rejected one, or after the end of the answer, are not looked at."""
+    if i < outcome.num_accepted:
+        return "accepted"
+    is_rejected = i == outcome.num_accepted and outcome.pieces[-1].origin == "correction"
+    return "rejected" if is_rejected else "unused"

@@ -1,0 +1,86 @@
+"""The door that every HTTP request comes through: its name, its key, the length of its body, and its line in the log."""
+
+import hmac
+import json
+import re
+import uuid
+from time import monotonic
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specdecpp.serving import logs
+from specdecpp.serving.refusals import Refusal
+
+GUARDED = "/v1/"
+_NAME = re.compile(rb"[\w.-]{1,64}")
+
+
+class Gate:
+    """ASGI middleware. A request may bring its name in X-Request-Id; paths under /v1/ need the key, where there is one."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, api_key: str | None = None):
+        self._app, self._max_body_bytes = app, max_body_bytes
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        name = given.decode() if _NAME.fullmatch(given) else uuid.uuid4().hex
+        facts: dict[str, Any] = {"id": name, "method": scope["method"], "path": scope["path"]}
+        scope.setdefault("state", {}).update(name=name, facts=facts)
+        started = monotonic()
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                facts["status"] = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", name.encode())]}
+            await send(message)
+
+        try:
+            if refusal := self._refusal(scope["path"], headers):
+                facts["error"] = refusal.message
+                await _send(refusal, named)
+            else:
+                await self._app(scope, self._bounded(receive), named)
+        finally:
+            logs.told("request", **facts, seconds=round(monotonic() - started, 6))
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Refusal | None:
+        """What stands against a request before its body is read."""
+        has_key = self._key is None or hmac.compare_digest(headers.get(b"authorization", b""), self._key)
+        if path.startswith(GUARDED) and not has_key:
+            message = "this server needs its key, as the header Authorization: Bearer KEY."
+            return Refusal(message, status=401, code="invalid_api_key")
+        length = headers.get(b"content-length", b"0")
+        return Refusal(self._too_long, status=413) if length.isdigit() and int(length) > self._max_body_bytes else None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """`receive`, which raises when more of the body comes than is allowed: its length need not have been told."""
+        num_bytes = 0
+
+        async def bounded() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                raise HTTPException(413, self._too_long)
+            return message
+
+        return bounded
+
+    @property
+    def _too_long(self) -> str:
+        return f"the body is longer than {self._max_body_bytes} bytes, the most that is read."
+
+
+async def _send(refusal: Refusal, send: Send) -> None:
+    body = json.dumps(refusal.body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,67 @@
+"""What the server counts, in Prometheus' form. Each server has a registry of its own.
+
+Speculation is counted in vLLM's words, under our prefix: `drafts` are rounds.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from specdecpp.serving.engine import Engine, Step
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64)
+
+
+class Gauges:
+    """The counters of one server; `watch` an engine, then tell of rounds and of requests that ended."""
+
+    def __init__(self) -> None:
+        self.registry = r = CollectorRegistry()
+        self._requests = Counter("specdecpp_requests", "Requests by how they ended.", ["outcome"], registry=r)
+        self._latency = Histogram("specdecpp_request_seconds", "Arrival to the last token.", buckets=SECONDS, registry=r)
+        self._first = Histogram("specdecpp_time_to_first_token_seconds", "Arrival to text.", buckets=SECONDS, registry=r)
+        self._prompt = Counter("specdecpp_prompt_tokens", "Tokens of prompts.", registry=r)
+        self._generated = Counter("specdecpp_generation_tokens", "Tokens of answers.", registry=r)
+        self._drafts = Counter("specdecpp_spec_decode_num_drafts", "Rounds.", registry=r)
+        self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "Candidates.", registry=r)
+        self._accepted = Counter("specdecpp_spec_decode_num_accepted_tokens", "Accepted candidates.", registry=r)
+        self._lengths = Histogram("specdecpp_accepted_per_round", "Candidates accepted.", buckets=LENGTHS, registry=r)
+        self._seconds = Counter("specdecpp_stage_seconds", "Where the models' time goes.", ["stage"], registry=r)
+
+    def watch(self, engine: Engine) -> None:
+        running = Gauge("specdecpp_requests_running", "Requests that take turns.", registry=self.registry)
+        waiting = Gauge("specdecpp_requests_waiting", "Requests that wait for their first.", registry=self.registry)
+        running.set_function(lambda: engine.num_running)
+        waiting.set_function(lambda: engine.num_waiting)
+
+    def step(self, step: Step) -> None:
+        """Count one round."""
+        outcome = step.round
+        self._generated.inc(outcome.num_tokens)
+        self._drafts.inc()
+        self._drafted.inc(outcome.num_drafted)
+        self._accepted.inc(outcome.num_accepted)
+        self._lengths.observe(outcome.num_accepted)
+        for stage in ("draft", "head", "verify", "other"):
+            self._seconds.labels(stage).inc(getattr(outcome, f"{stage}_s"))
+
+    def ended(
+        self,
+        outcome: str,
+        *,
+        latency_s: float,
+        num_prompt_tokens: int = 0,
+        first_s: float | None = None,
+        prefill_s: float = 0.0,
+    ) -> None:
+        """Count one request: finished, cancelled, refused or failed."""
+        self._requests.labels(outcome).inc()
+        self._prompt.inc(num_prompt_tokens)
+        self._seconds.labels("prefill").inc(prefill_s)
+        if outcome == "finished":
+            self._latency.observe(latency_s)
+        if first_s is not None:
+            self._first.observe(first_s)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,235 @@
+"""From a body to work: the model's name, the prompt's tokens, the limits, and the decoder that the request asks for.
+
+What is refused here has cost no forward pass. Tokenizing may take long and happens off the event loop, one text at a time,
+with a tokenizer of its own: the engine's is busy turning tokens into text.
+"""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from specdecpp import verification as v
+from specdecpp.decoder import Decoder, Options, default_policy, encode
+from specdecpp.pair import REFERENCE, Pair
+from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.policies.head import heads
+from specdecpp.request import parse_policy, spec_of
+from specdecpp.serving.engine import End, Part, Step, Work
+from specdecpp.serving.evidence import Witness
+from specdecpp.serving.limits import Limits
+from specdecpp.serving.refusals import Refusal
+from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
+from specdecpp.session import Session
+from specdecpp.timing import measured
+
+Kind = Literal["token", "block", "compare"]
+Tested = Literal["token", "block", "compare", "greedy"]
+_KINDS: dict[Tested, v.Verification] = {
+    "greedy": v.GreedyVerification(),
+    "token": v.TokenVerification(),
+    "block": v.BlockVerification(),
+    "compare": v.CompareVerification(),
+}
+_READS_FILES = "mlp"
+_NUM_KEPT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A request that can be answered: the answers to make, the decoder, and what the reply says about them."""
+
+    decoder: Decoder
+    policy: str
+    verification: str
+    parts: tuple[Part, ...]
+    num_prompt_tokens: int
+    num_top: int | None = None
+    details: bool = False
+
+    def work(self, tell: "Callable[[Step | End], None]", *, timeout_s: float) -> Work:
+        """The work for the engine."""
+        is_watched = self.num_top is not None or self.details
+        return Work(
+            decoder=self.decoder,
+            parts=self.parts,
+            tell=tell,
+            timeout_s=timeout_s,
+            witness=self._witness if is_watched else None,
+        )
+
+    def _witness(self, session: Session) -> Witness:
+        tokenizer, sampling = self.decoder.pair.tokenizer, session.sampling
+        return Witness(tokenizer, sampling, ends=session.ends, num_top=self.num_top, details=self.details)
+
+
+class Intake:
+    """Checks bodies for one pair and makes plans of them.
+
+    `policy` and `verification` are for requests that name none; without a policy the pair's own (`default_policy`). Raises
+    `UnsoundError` for a policy and a verification that together would change the distribution.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        limits: Limits,
+        *,
+        policy: Policy | None = None,
+        verification: Kind = "token",
+        name: str | None = None,
+    ):
+        self.pair, self.limits = pair, limits
+        self.verification: Kind = verification
+        self.policy = default_policy(pair) if policy is None else policy
+        self.name = name or model_name(pair)
+        self._costs: Costs | None = None
+        self._reader = replace(pair, tokenizer=deepcopy(pair.tokenizer))
+        self._decoders: OrderedDict[tuple[str | None, str], Decoder] = OrderedDict()
+        self._lock = threading.Lock()
+        Decoder(pair, policy=self.policy, verification=_KINDS[verification])
+
+    def prepare(self) -> None:
+        """Measure what a step costs, or read it from the file of an earlier measurement, and run the models once."""
+        self._costs = measured(self.pair)
+        self._decoder(None, self.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
+
+    async def plan(self, body: CompletionRequest | ChatRequest) -> Plan:
+        """Raises `Refusal` for what cannot be answered here."""
+        if body.model is not None and body.model != self.name:
+            message = f"there is no model {body.model!r} here; this server has {self.name!r}."
+            raise Refusal(message, status=404, code="model_not_found", param="model")
+        return await asyncio.to_thread(self._plan, body)
+
+    def _plan(self, body: CompletionRequest | ChatRequest) -> Plan:
+        if (num := len(body.prompts) * body.n) > self.limits.max_choices:
+            raise Refusal(f"{num} answers are asked for, at most {self.limits.max_choices} are given at once.", param="n")
+        with self._lock:
+            prompts = [self._tokens(prompt) for prompt in body.prompts]
+            decoder, kind = self._chosen(body.how, is_greedy=body.temperature == 0)
+        max_tokens = self._room(body, longest=max(map(len, prompts)))
+        options = self._options(body, max_tokens)
+        every = [prompt for prompt in prompts for _ in range(body.n)]
+        # A greedy answer needs no coins, but with a seed its stops do not follow the clock, and it is rounded alike every time.
+        seed = 0 if body.seed is None and body.temperature == 0 else body.seed
+        seeds = [None if seed is None else seed + i for i in range(len(every))]
+        return Plan(
+            decoder=decoder,
+            policy=spec_of(decoder.policy),
+            verification=kind,
+            parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
+            num_prompt_tokens=sum(map(len, prompts)),
+            num_top=body.num_top,
+            details=body.how.details,
+        )
+
+    def _options(self, body: CompletionRequest | ChatRequest, max_tokens: int) -> Options:
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        return {
+            "max_tokens": max_tokens,
+            "temperature": body.temperature,
+            "top_k": body.top_k,
+            "top_p": body.top_p,
+            "min_p": body.min_p,
+            "repetition_penalty": body.repetition_penalty,
+            "stop": stop,
+            "ignore_eos": body.ignore_eos,
+        }
+
+    def _tokens(self, prompt: Any) -> list[int]:
+        """The ids of one prompt, within the limit."""
+        try:
+            ids = encode(self._reader, prompt)
+        except Exception as error:  # ours, the template's own, or the tokenizer's
+            message = str(error).strip().splitlines() or [type(error).__name__]
+            raise Refusal(f"the prompt cannot be read: {message[0]}", param=_where(prompt)) from error
+        if not ids:
+            raise Refusal("the prompt has no tokens, and the tokenizer has no start token to begin with.", param=_where(prompt))
+        most = self.limits.max_prompt_tokens
+        if most is not None and len(ids) > most:
+            raise _too_long(f"the prompt has {len(ids)} tokens, this server takes {most}. Shorten the prompt.", prompt)
+        context = self.pair.target.max_length
+        if context is not None and len(ids) >= context:
+            message = f"the prompt has {len(ids)} tokens, and the context of {context} must hold an answer too."
+            raise _too_long(f"{message} Shorten the prompt.", prompt)
+        return ids
+
+    def _room(self, body: CompletionRequest | ChatRequest, *, longest: int) -> int:
+        """How long an answer may get: as asked, else what the context and the budget leave."""
+        context, budget = self.pair.target.max_length, self.limits.max_new_tokens // (len(body.prompts) * body.n)
+        left = budget if context is None else min(budget, context - longest)
+        asked = body.num_new
+        if asked is None:
+            return max(1, min(left, body.num_new_unasked or left))
+        if asked > budget:
+            raise Refusal(
+                f"{asked} tokens for each of {len(body.prompts) * body.n} answers are asked for, and a request gets "
+                f"{self.limits.max_new_tokens} in all. Lower max_tokens or n.",
+                param="max_tokens",
+            )
+        if asked > left:
+            raise _too_long(
+                f"the prompt's {longest} tokens and an answer of {asked} do not fit the context of {context}. "
+                f"Shorten the prompt, or ask for at most {left} tokens.",
+                body.prompts[0],
+            )
+        return asked
+
+    def _chosen(self, how: Speculative, *, is_greedy: bool) -> tuple[Decoder, Tested]:
+        """The decoder for `speculative`, and what its verification is called."""
+        kind: Tested = "greedy" if is_greedy else how.verification or self.verification
+        try:
+            return self._decoder(how.policy, kind), kind
+        except ValueError as error:
+            raise Refusal(str(error), param="speculative") from error
+
+    def _decoder(self, spec: str | None, kind: Tested) -> Decoder:
+        """One decoder per rule and verification, those used lately; each has running costs of its own."""
+        key = spec, kind
+        if key not in self._decoders:
+            policy = self.policy if spec is None else self._policy(spec)
+            costs = self._costs.judging() if self._costs and heads(policy) else self._costs
+            self._decoders[key] = Decoder(self.pair, policy=policy, verification=_KINDS[kind], costs=costs)
+        self._decoders.move_to_end(key)
+        while len(self._decoders) > _NUM_KEPT:
+            self._decoders.popitem(last=False)
+        return self._decoders[key]
+
+    def _policy(self, spec: str) -> Policy:
+        """The rule that a request names. Raises ValueError for one that reads files or drafts without end."""
+        if _READS_FILES in spec.replace("|", ":").split(":"):
+            raise ValueError(f"policy {spec!r} reads a file, which requests may not name. Start the server with it: --policy.")
+        policy = parse_policy(spec).build(self.pair.head)
+        if (most := _longest(policy)) > self.limits.max_drafted:
+            raise ValueError(f"policy {spec!r} drafts up to {most} candidates, at most {self.limits.max_drafted} are allowed.")
+        return policy
+
+
+def model_name(pair: Pair) -> str:
+    """What a pair is called in /v1/models: the last part of the target's name."""
+    return "reference" if pair.target_name == str(REFERENCE / "target") else Path(pair.target_name).name or "target"
+
+
+def threshold(policy: Policy) -> float | None:
+    """The survival below which a rule with one threshold stops; None for the others."""
+    if isinstance(policy, SpecDecPP):
+        return 1 - policy.threshold
+    return policy.threshold if isinstance(policy, CumulativeConfidence) else None
+
+
+def _longest(policy: Policy) -> int:
+    return max([policy.max_tokens, *map(_longest, policy.parts)])
+
+
+def _too_long(message: str, prompt: Any) -> Refusal:
+    return Refusal(message, param=_where(prompt), code="context_length_exceeded")
+
+
+def _where(prompt: Any) -> str:
+    """The field that a prompt came in."""
+    is_chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+    return "messages" if is_chat else "prompt"

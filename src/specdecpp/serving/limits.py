@@ -1,0 +1,43 @@
+"""What a server puts up with: how much may be asked at once, how long it may take, how many may ask."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one server. Raises ValueError for one that admits nothing.
+
+    >>> Limits(max_running=2, max_waiting=0).capacity
+    2
+    """
+
+    max_running: int = 8
+    """Requests that are decoded in turns; each holds one pair of caches."""
+    max_waiting: int = 64
+    """Requests that wait for their first turn; one more is sent away with 429."""
+    max_body_bytes: int = 2**20
+    max_prompt_tokens: int | None = None
+    """None: what the target's context holds."""
+    max_new_tokens: int = 8192
+    """Tokens that all the answers of one request may have together."""
+    max_choices: int = 16
+    """Answers of one request: prompts times `n`."""
+    max_drafted: int = 64
+    """The most candidates a round may have under a policy that a request names."""
+    prefill_tokens: int = 512
+    """A longer prompt is read in pieces of this many tokens, the rounds of others between them."""
+    timeout_s: float = 300.0
+    """From arrival to the last token, waiting included."""
+    grace_s: float = 30.0
+    """What is still unfinished this long after a signal to stop is dropped."""
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self)):
+            value, least = getattr(self, name), 0 if name in ("max_waiting", "grace_s", "max_drafted") else 1
+            if value is not None and value < least and not (name == "timeout_s" and value > 0):
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+
+    @property
+    def capacity(self) -> int:
+        """Requests that can be here at once."""
+        return self.max_running + self.max_waiting

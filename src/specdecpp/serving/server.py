@@ -1,0 +1,109 @@
+"""uvicorn around the application: what happens from the start to a signal, and from the signal to the end."""
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from specdecpp.pair import Pair
+from specdecpp.serving import logs
+from specdecpp.serving.app import Setup, build
+from specdecpp.serving.engine import Engine
+from specdecpp.serving.refusals import Refusal
+
+KEEP_ALIVE_S = 30
+SPARE_S = 5
+"""For the last bytes, after what was unfinished has been dropped."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that lets requests finish when it is told to stop, and says which it dropped.
+
+    The first signal closes the door; `grace_s` later what is still unfinished gets an error. A second Ctrl-C ends at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, engine: Engine, grace_s: float, on_ready: Callable[[], None]):
+        super().__init__(config)
+        self._engine, self._grace_s, self._on_ready = engine, grace_s, on_ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As uvicorn's, but a stop that was asked for is no failure: the signal is not raised again afterwards."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logs.told("stopping", running=self._engine.num_running, waiting=self._engine.num_waiting, grace_s=self._grace_s)
+        draining = asyncio.create_task(self._drain())
+        await super().shutdown(sockets)
+        logs.told("stopped", dropped=await draining)
+
+    async def _drain(self) -> int:
+        """Let what is here finish for a while, then end it; how many requests that were."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._grace_s
+        self._engine.close()
+        while self._engine.num_running + self._engine.num_waiting and loop.time() < until and not self.force_exit:
+            await asyncio.sleep(0.05)
+        message = "the server is shutting down, and this request was not finished in time. Send it again elsewhere, or later."
+        dropped = self._engine.drop(Refusal(message, status=503, code="shutting_down"))
+        for work in dropped:
+            logs.told("dropped", level=logging.WARNING, answers=len(work.parts), completion_tokens=work.num_tokens)
+        return len(dropped)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+
+def serve(pair: Pair, setup: Setup, *, listening: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Serve on a bound socket until a signal comes; `on_ready` is called once requests are answered."""
+    server = server_for(pair, setup, on_ready=on_ready, log_config=logs.config())
+    if setup.api_key is None and not is_loopback(listening):
+        logs.told("anybody who reaches this address is answered", level=logging.WARNING, address=address(listening))
+    server.run(sockets=[listening])
+
+
+def server_for(
+    pair: Pair, setup: Setup, *, on_ready: Callable[[], None] = lambda: None, log_config: dict[str, Any] | None = None
+) -> Server:
+    """A server that is yet to run, for tests and for programs of your own; logging stays as it is without `log_config`."""
+    app = build(pair, setup)
+    config = uvicorn.Config(
+        app,
+        log_config=log_config,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(setup.limits.grace_s) + SPARE_S,
+    )
+    return Server(config, engine=app.state.house.engine, grace_s=setup.limits.grace_s, on_ready=on_ready)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at an address; port 0 takes a free one. Raises ValueError where the address cannot be had."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        taken = socket.socket(family, kind)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"cannot listen on {host} port {port}: {error}. Choose another with --host and --port.") from error
+    return taken
+
+
+def address(listening: socket.socket) -> str:
+    """The URL of a bound socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(listening: socket.socket) -> bool:
+    """Whether only this machine can reach a bound socket."""
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback

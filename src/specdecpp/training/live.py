@@ -1,0 +1,117 @@
+"""Labels from decoding itself: what a head says of the candidates of real rounds, and how likely each was to be accepted.
+
+    pair, head, prompts -> rounds in which the head judges every candidate and stops none -> Heard
+
+A head is trained on states from transformers, and serves with those of whatever runs the draft: llama.cpp, int8 weights,
+another temperature. Here the runner that serves makes the states. The label is not a coin but its odds, min(1, p/q), which
+verification knows. A candidate counts as much as it is likely that all before it are accepted, as only then its own
+acceptance decides anything; so weighted, the prefix of a candidate is in law a text of the target's (policies.md 9), like
+the clean prefix of collected labels. Used by `calibrate.calibrate_live`.
+
+Shapes: T judged candidates of an answer, K of a round.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.decoder import Decoder, Prompt, run
+from specdecpp.drafting import Draft
+from specdecpp.head import AcceptanceHead
+from specdecpp.pair import Pair
+from specdecpp.policies.head import HeadPolicy
+from specdecpp.sampling import Sampling
+from specdecpp.training.scores import LENGTH, Judged
+from specdecpp.verification import token_acceptance
+
+_SUREST = 1e-15  # a raw score is taken to lie this far from 0 and 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """The judged candidates of one answer in order: depth 1 begins a round."""
+
+    score: Float[np.ndarray, " T"]
+    """The head's raw logit."""
+    label: Float[np.ndarray, " T"]
+    """min(1, p/q)."""
+    depth: Int[np.ndarray, " T"]
+    """The place in the round, from 1."""
+
+    def per_token(self) -> Judged:
+        """A point for each candidate, weighted by the probability that all before it are accepted."""
+        before = np.concatenate([[1.0], self._along(np.multiply, self.label)])[: len(self.label)]
+        weight = np.where(self.depth == 1, 1.0, before)
+        return Judged(score=self.score, label=self.label, weight=weight, depth=self.depth, source="live")
+
+    def per_round(self, log_probability: Float[np.ndarray, " T"]) -> Judged:
+        """A point for each round as far as it had come at each candidate: whether all so far are accepted."""
+        return Judged(
+            score=self._along(np.add, log_probability),
+            label=self._along(np.multiply, self.label),
+            weight=np.ones_like(self.label),
+            depth=self.depth,
+            source="live",
+        )
+
+    def _along(self, fold: np.ufunc, values: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
+        """Running sums or products, each round by itself."""
+        return np.concatenate([fold.accumulate(part) for part in np.split(values, np.flatnonzero(self.depth == 1))])
+
+
+def listen(
+    pair: Pair,
+    head: AcceptanceHead,
+    prompts: Iterable[Prompt],
+    *,
+    sampling: Sampling,
+    max_tokens: int = 128,
+    length: int = LENGTH,
+    seed: int = 0,
+) -> Iterator[Heard]:
+    """Answer each prompt in rounds of up to `length` judged candidates, and note what the head said.
+
+    Answer i has the seed `seed + i`. At temperature 0 a label is 1 where the candidate is the target's choice, else 0.
+    Raises `HeadError` for a head that does not fit the pair, `PromptError` for a prompt that it cannot read.
+
+    >>> heard = next(listen(pair, pair.head, ["Why is the sky blue?"], sampling=Sampling()))     # doctest: +SKIP
+    >>> heard.per_token().label.mean()                                                           # doctest: +SKIP
+    """
+    num_unjudged = head.card.form == "lagged"  # the last candidate of a round, which the draft has not read
+    policy = HeadPolicy(head=head, calibrated=False, max_tokens=length + num_unjudged)
+    decoder = Decoder(pair, policy=policy)
+    for i, prompt in enumerate(prompts):
+        session = decoder.start(prompt, max_tokens=max_tokens, seed=seed + i, **asdict(sampling))
+        session.watch = notes = _Notes()
+        for _ in run(session):
+            pass
+        yield notes.heard()
+
+
+class _Notes:
+    """A `session.Watch` that writes down what was said of each candidate, and what was true."""
+
+    def __init__(self) -> None:
+        self._rounds: list[tuple[list[float], list[float]]] = []
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "K1 V"], p: Float[Tensor, "K1 V"]) -> None:
+        num = len(draft.judged)
+        if num:
+            self._rounds.append((list(draft.judged), _acceptance(draft, p)[:num].tolist()))
+
+    def heard(self) -> Heard:
+        said = np.array([s for scores, _ in self._rounds for s in scores], float).clip(_SUREST, 1 - _SUREST)
+        true = np.array([a for _, labels in self._rounds for a in labels], float)
+        depth = np.array([k for scores, _ in self._rounds for k in range(1, len(scores) + 1)], int)
+        return Heard(score=np.log(said) - np.log1p(-said), label=true, depth=depth)
+
+
+def _acceptance(draft: Draft, p: Float[Tensor, "K1 V"]) -> Float[Tensor, " K"]:
+    """min(1, p/q) of each candidate; under greedy drafting there is no q, and p is one-hot."""
+    tokens = torch.tensor(draft.tokens, device=p.device)
+    q = [row.to(p.device) for row in draft.q if row is not None]
+    return token_acceptance(p[:-1], torch.stack(q), tokens) if q else p[:-1].gather(-1, tokens[:, None])[:, 0]

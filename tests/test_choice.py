@@ -1,0 +1,116 @@
+"""Which runners a pair gets: by name, by measurement, with a reason; the same again in the next process."""
+
+import json
+from pathlib import Path
+
+import pytest
+from laws import unchecked
+
+from specdecpp import EagerRunner, LeanRunner, choice, load_pair, machine
+from specdecpp.errors import RunnerError
+from specdecpp.testing import save_tiny_pair
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "specdecpp"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    root = tmp_path_factory.mktemp("pairs")
+    return {kind: save_tiny_pair(root / kind, kind=kind) for kind in ("llama", "gpt2")}
+
+
+def test_a_name_is_an_order(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
+    """Catches an order that is measured instead of followed, and one that cannot be followed but is taken for a wish."""
+    target, draft = folders["llama"]
+    pair = load_pair(target, draft=draft, runner="lean")
+    assert type(pair.target) is LeanRunner
+    assert pair.runners == "lean (as asked)"
+    assert not home.exists(), "nothing to measure"
+    with pytest.raises(RunnerError, match=r"no runner can run .*lean: it is not one of"):
+        load_pair(folders["gpt2"][0], draft=folders["gpt2"][1], runner="lean")
+    with unchecked(), pytest.raises(ValueError, match=r"there is no runner 'turbo'. Runners: graphs"):
+        load_pair(target, draft=draft, runner="turbo")  # pyright: ignore[reportArgumentType]
+
+
+def test_several_names_are_a_wish(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
+    """Catches a wish that fails where one of its runners cannot do it."""
+    pair = load_pair(folders["gpt2"][0], draft=folders["gpt2"][1], runner=("lean", "eager"))
+    assert type(pair.target) is EagerRunner
+    assert pair.runners.startswith("eager")
+
+
+def test_the_fastest_is_taken_and_remembered(
+    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a choice against its own figures, and one that changes from process to process with the noise."""
+    target, draft = folders["llama"]
+    pair = load_pair(target, draft=draft, runner=("lean", "eager"))
+    (file,) = home.glob("runners-*.json")
+    found = json.loads(file.read_text())
+    fastest = min(found["round_s"], key=found["round_s"].get)
+    assert pair.runners.startswith(f"{fastest}: ")
+    assert "ms a round of 4 candidates" in pair.runners
+
+    def again(*_: object) -> None:
+        pytest.fail("measured again")
+
+    monkeypatch.setattr(choice, "_measured", again)
+    for slow, quick, kind in (("lean", "eager", EagerRunner), ("eager", "lean", LeanRunner)):
+        file.write_text(json.dumps({**found, "round_s": {slow: 2.0, quick: 1.0}}))
+        pair = load_pair(target, draft=draft, runner=("lean", "eager"))
+        assert type(pair.target) is type(pair.draft) is kind
+        assert pair.runners == f"{quick}: 1000.0 ms a round of 4 candidates here; {slow} 2000.0"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"round_s": 3}', '{"round_s": {}}', '{"round_s": {"lean": "x", "eager": 1}}'])
+def test_a_damaged_memory_is_measured_again(content: str, folders: dict[str, tuple[Path, Path]], home: Path) -> None:
+    """Catches half a file that stops a pair from being loaded."""
+    target, draft = folders["llama"]
+    load_pair(target, draft=draft, runner=("lean", "eager"))
+    (file,) = home.glob("runners-*.json")
+    file.write_text(content)
+    assert "ms a round" in load_pair(target, draft=draft, runner=("lean", "eager")).runners
+
+
+def test_a_runner_that_fails_when_it_is_made_is_left_out(
+    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches one broken runner that keeps a pair from being loaded at all, now or from memory."""
+
+    def broken(*_: object) -> None:
+        raise RunnerError("other logits than transformers")
+
+    monkeypatch.setattr(LeanRunner, "_check_against_transformers", broken)
+    target, draft = folders["llama"]
+    for _ in range(2):
+        assert type(load_pair(target, draft=draft, runner=("lean", "eager")).target) is EagerRunner
+    with pytest.raises(RunnerError, match="other logits"):
+        load_pair(target, draft=draft, runner="lean")
+
+
+@pytest.mark.parametrize("positions", [3, 4, 6, 20])
+def test_short_contexts_are_tried_as_far_as_they_go(positions: int, home: Path, tmp_path: Path) -> None:
+    """Catches a trial that runs past the end of a small model's context."""
+    target, draft = save_tiny_pair(tmp_path / "short")
+    for folder in (target, draft):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    assert "ms a round" in load_pair(target, draft=draft, runner=("lean", "eager")).runners
+
+
+def test_what_is_remembered_is_of_this_machine(home: Path) -> None:
+    """Catches figures of other facts that are believed, and a folder that cannot be written and stops the work."""
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert (machine.recall("costs", {"a": 1}) or {})["x"] == 2
+    assert machine.recall("costs", {"a": 2}) is None
+    assert machine.recall("runners", {"a": 1}) is None
+    for file in home.iterdir():
+        file.unlink()
+    home.rmdir()
+    home.write_text("a file where a folder should be")
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert machine.recall("costs", {"a": 1}) is None

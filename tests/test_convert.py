@@ -1,0 +1,344 @@
+"""GGUF files: every weight, name and id of a checkpoint arrives, and what llama.cpp would compute differently is refused."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader, dequantize
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from typer.testing import CliRunner
+
+from specdecpp import cli, gguf
+from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.gguf import ENDS, FINGERPRINT, Precision, Vocabulary, Written, convert, write
+from specdecpp.models import fingerprint
+from specdecpp.pair import REFERENCE
+from specdecpp.runners import LeanRunner
+from specdecpp.testing import tiny_model, tiny_tokenizer
+
+TOKENIZER = AutoTokenizer.from_pretrained(REFERENCE / "target")
+SIZE = len(TOKENIZER) + 3  # a model often scores more ids than its tokenizer has
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+TEXTS = ("Ann's 3 bags\n\n  of 12 apples", "<|user|>\nWHO'LL say\u2028naïve?</s>", "e\u0301\u4e2d\U0001f600  ")
+
+
+def model_of(kind: str = "llama", **config: Any) -> Any:
+    return tiny_model(kind, vocab_size=SIZE, **config)
+
+
+def fields(path: Path) -> dict[str, Any]:
+    return {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    return {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(path).tensors}
+
+
+def altered(change: Any) -> Any:
+    """The reference tokenizer with its tokenizer.json changed."""
+    whole = json.loads(TOKENIZER.backend_tokenizer.to_str())
+    change(whole)
+    other = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    other._tokenizer = Tokenizer.from_str(json.dumps(whole))
+    return other
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return convert(REFERENCE / "draft", tmp_path_factory.mktemp("gguf") / "draft.gguf")
+
+
+# Weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {}),
+        ("qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
+    ],
+)
+def test_another_reader_computes_the_same_logits(kind: str, config: dict[str, Any], tmp_path: Path):
+    """Catches rows of q and k that are left as they are or turned twice, swapped names, lost biases, head norms or ties, and
+    wrong hyperparameters: transformers has a reader of its own, which must give back the very same model."""
+    model = model_of(kind, **config)
+    write(model, TOKENIZER, tmp_path / "m.gguf")
+    model.config.model_type = {"mistral": "llama"}.get(kind, kind)  # the reader goes by GGUF's name of the family
+    read = load_gguf_checkpoint(tmp_path / "m.gguf", return_tensors=True, model_to_load=model)
+    told = {key: value for key, value in read["config"].items() if key not in ("architectures", "model_type")}
+    if kind == "qwen3":
+        told["head_dim"] = 16  # the one thing this reader does not look for
+    again = AutoModelForCausalLM.from_config(AutoConfig.for_model(read["config"]["model_type"], **told)).eval()
+    missing, unexpected = again.load_state_dict({k: torch.as_tensor(v) for k, v in read["tensors"].items()}, strict=False)
+    again.tie_weights()
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"} if model.config.tie_word_embeddings else not missing
+    ids = torch.arange(1, 40)[None]
+    with torch.inference_mode():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_weights_in_another_layout_are_the_same(tmp_path: Path):
+    """Catches bytes taken as they lie: the lean runner lays weights out anew."""
+    model = model_of()
+    write(model, TOKENIZER, tmp_path / "before.gguf")
+    LeanRunner(model)
+    write(model, TOKENIZER, tmp_path / "after.gguf")
+    assert (tmp_path / "after.gguf").read_bytes() == (tmp_path / "before.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_no_value_is_lost(kind: str, tmp_path: Path):
+    """Catches a tensor that is left out or written twice: every parameter's values are there once, whatever their order."""
+    model = model_of(kind)
+    done = write(model, TOKENIZER, tmp_path / "m.gguf")
+    found = tensors(done.path)
+    assert len(found) == done.num_tensors == len(list(model.parameters()))
+    sums = sorted(float(np.abs(t.astype(np.float64)).sum()) for t in found.values())
+    expected = sorted(float(p.detach().double().abs().sum()) for p in model.parameters())
+    assert np.allclose(sums, expected, rtol=1e-12)
+
+
+def test_scaled_angles_become_factors(tmp_path: Path):
+    """Catches Llama 3's angles that are dropped, inverted or written for models whose angles are plain."""
+    model = model_of(rope_parameters=LLAMA3 | {"original_max_position_embeddings": 64})
+    write(model, TOKENIZER, tmp_path / "m.gguf")
+    factors = tensors(tmp_path / "m.gguf")["rope_freqs.weight"]
+    base = fields(tmp_path / "m.gguf")["llama.rope.freq_base"] ** (-np.arange(0, 8, 2) / 8)
+    assert np.allclose(base / factors, model.model.rotary_emb.inv_freq.numpy(), rtol=1e-5)
+    assert factors.max() == pytest.approx(8.0)
+    write(model_of(), TOKENIZER, tmp_path / "plain.gguf")
+    assert "rope_freqs.weight" not in tensors(tmp_path / "plain.gguf")
+
+
+@pytest.mark.parametrize(("precision", "relative"), [("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 2**-7)])
+def test_smaller_types_stay_close_and_leave_vectors_alone(precision: str, relative: float, tmp_path: Path):
+    """Catches norms that are rounded too, a type the file does not say, and bytes that are not of the type."""
+    model = model_of()
+    write(model, TOKENIZER, tmp_path / "f32.gguf")
+    done = write(model, TOKENIZER, tmp_path / "small.gguf", precision=Precision(precision))
+    whole, small = tensors(tmp_path / "f32.gguf"), tensors(done.path)
+    kinds = {t.name: t.tensor_type.name for t in GGUFReader(done.path).tensors}
+    for name, exact in whole.items():
+        assert kinds[name] == ("F32" if exact.ndim == 1 else precision.upper())
+        assert np.abs(small[name] - exact).max() <= relative * np.abs(exact).max()
+    assert done.num_bytes < (tmp_path / "f32.gguf").stat().st_size
+
+
+def test_rows_that_fill_no_block_are_f16(tmp_path: Path):
+    """Catches q8_0 of a row length that has no whole blocks, which the package refuses in the middle of a file."""
+    model = model_of(hidden_size=48)
+    write(model, TOKENIZER, tmp_path / "m.gguf", precision=Precision.q8_0)
+    kinds = {t.name: t.tensor_type.name for t in GGUFReader(tmp_path / "m.gguf").tensors}
+    assert kinds["token_embd.weight"] == "F16"
+    assert kinds["blk.0.ffn_down.weight"] == "Q8_0", "96 inputs are three blocks"
+
+
+# Words
+
+
+def test_every_id_keeps_its_token(tmp_path: Path):
+    """Catches ids that move, special tokens written as text, and rows without a token that get none."""
+    write(model_of(), TOKENIZER, tmp_path / "m.gguf")
+    found = fields(tmp_path / "m.gguf")
+    tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    assert tokens[:-3] == TOKENIZER.convert_ids_to_tokens(list(range(len(TOKENIZER))))
+    assert tokens[-1] == f"[PAD{SIZE - 1}]"
+    assert kinds == [3 if i in TOKENIZER.added_tokens_decoder else 1 for i in range(len(TOKENIZER))] + [5] * 3
+    assert found["tokenizer.ggml.pre"] == "qwen2"
+    assert len(found["tokenizer.ggml.merges"]) == len(json.loads(TOKENIZER.backend_tokenizer.to_str())["model"]["merges"])
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")] == [1, 2, 0]
+    assert found["tokenizer.ggml.add_bos_token"]
+    assert not found["tokenizer.ggml.add_eos_token"]
+    assert found["tokenizer.chat_template"] == TOKENIZER.chat_template
+
+
+def test_the_whole_tokenizer_is_in_the_file(reference: Written):
+    """Catches a tokenizer that cannot be had back exactly: GGUF's own keys know no normaliser."""
+    again = Tokenizer.from_str(fields(reference.path)["tokenizer.huggingface.json"])
+    for text in TEXTS:
+        assert again.encode(text).ids == TOKENIZER(text).input_ids
+
+
+def test_words_added_by_hand_are_not_special(tmp_path: Path):
+    """Catches an added word that llama.cpp would hide from the text."""
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    tokenizer.add_tokens(["<think>"])
+    vocabulary = Vocabulary.of(tokenizer, size=SIZE)
+    assert (vocabulary.tokens[4096], vocabulary.kinds[4096]) == ("<think>", 4)
+
+
+def test_all_ends_are_in_the_file(tmp_path: Path):
+    """Catches a second ending id that is lost, so that text goes on after it."""
+    model = model_of()
+    model.generation_config.eos_token_id = [2, 7]
+    write(model, TOKENIZER, tmp_path / "m.gguf")
+    found = fields(tmp_path / "m.gguf")
+    assert found[ENDS] == "2,7"
+    assert found["tokenizer.ggml.eot_token_id"] == 7
+
+
+# Provenance, files
+
+
+def test_the_file_says_which_checkpoint_it_is(reference: Written, tmp_path: Path):
+    """Catches a fingerprint of something else than the checkpoint, which would part it from its heads."""
+    model = AutoModelForCausalLM.from_pretrained(REFERENCE / "draft")
+    assert fields(reference.path)[FINGERPRINT] == reference.fingerprint == fingerprint(model)
+    small = convert(REFERENCE / "draft", tmp_path / "q8.gguf", precision=Precision.q8_0)
+    assert small.fingerprint == reference.fingerprint
+    assert small.num_bytes == (tmp_path / "q8.gguf").stat().st_size
+
+
+def test_hyperparameters_are_the_models(reference: Written):
+    """Catches a width, count or base that goes to the wrong key."""
+    config, found = AutoModelForCausalLM.from_pretrained(REFERENCE / "draft").config, fields(reference.path)
+    expected = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": 10000.0,
+        "vocab_size": config.vocab_size,
+    }
+    assert {key: found[f"llama.{key}"] for key in expected} == expected
+    assert found["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches half a file under the final name, and litter beside it."""
+    path = tmp_path / "m.gguf"
+    path.write_text("what was there")
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("gguf.GGUFWriter.write_ti_data_to_file", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        write(model_of(), TOKENIZER, path)
+    assert path.read_text() == "what was there"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "why"),
+    [
+        ("gpt2", {}, "not one of"),
+        ("mistral", {"sliding_window": 8}, "window of 8"),
+        ("llama", {"mlp_bias": True}, "plain SiLU"),
+        ("qwen3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, "angles are scaled"),
+    ],
+)
+def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any], why: str, tmp_path: Path):
+    """Catches a file that llama.cpp reads but computes otherwise."""
+    with pytest.raises(RunnerError, match=why):
+        write(model_of(kind, **config), TOKENIZER, tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole: whole["pre_tokenizer"]["pretokenizers"].pop(0),
+        lambda whole: whole["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=r"\p{N}{3}|\s+"),
+        lambda whole: whole["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "Digits", "individual_digits": True}),
+        lambda whole: whole["pre_tokenizer"]["pretokenizers"][1].update(add_prefix_space=True),
+        lambda whole: whole["model"].update(ignore_merges=True),
+    ],
+)
+def test_ways_to_cut_a_text_without_a_name_are_refused(change: Any):
+    """Catches a file in which llama.cpp would cut texts otherwise."""
+    with pytest.raises(RunnerError, match="no name here"):
+        Vocabulary.of(altered(change), size=SIZE)
+
+
+def test_other_tokenizers_are_refused():
+    """Catches a tokenizer of characters written as if it were byte-level BPE, and one of another model."""
+    with pytest.raises(RunnerError, match="not byte-level BPE"):
+        Vocabulary.of(tiny_tokenizer(), size=SIZE)
+    with pytest.raises(RunnerError, match="ids up to 4095, but the model scores 100"):
+        Vocabulary.of(TOKENIZER, size=100)
+
+
+def test_known_ways_to_cut_have_their_names():
+    """Catches GPT-2's and Llama 3's tokenizers refused, or taken for each other."""
+
+    def like_llama3(whole: dict[str, Any]) -> None:
+        pattern = whole["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+        pattern["Regex"] = pattern["Regex"].replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+        whole["model"]["ignore_merges"] = True
+
+    def like_gpt2(whole: dict[str, Any]) -> None:
+        whole["pre_tokenizer"] = whole["pre_tokenizer"]["pretokenizers"][1] | {"use_regex": True}
+
+    assert Vocabulary.of(altered(like_llama3), size=SIZE).splitter == "llama-bpe"
+    assert Vocabulary.of(altered(like_gpt2), size=SIZE).splitter == "gpt-2"
+
+
+def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches a bare ImportError after minutes of loading."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingExtraError, match=r"specdecpp\[gguf\]"):
+        convert("nobody/nothing", tmp_path / "m.gguf")
+
+
+def test_a_checkpoint_that_is_not_there_is_told(tmp_path: Path):
+    """Catches the hub's answer to a mistyped path."""
+    with pytest.raises(PairError, match="no folder"):
+        convert(tmp_path / "nothing", tmp_path / "m.gguf")
+
+
+# The verb
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["convert", *arguments])
+
+
+def test_the_verb_writes_the_reference_pair(tmp_path: Path):
+    """Catches roles that are swapped, and a type that does not reach the file."""
+    done = call("--out", str(tmp_path / "pair"), "--type", "q8_0", "--json")
+    assert done.exit_code == 0, done.stderr
+    files = json.loads(done.stdout)["files"]
+    assert [Path(f["path"]).name for f in files] == ["target.gguf", "draft.gguf"]
+    assert [f["precision"] for f in files] == ["q8_0", "q8_0"]
+    assert [fields(Path(f["path"]))["llama.block_count"] for f in files] == [14, 2]
+    assert [fields(Path(f["path"]))["general.name"] for f in files] == ["target", "draft"]
+
+
+def test_the_verb_tells_what_it_wrote(tmp_path: Path):
+    """Catches chatter on stdout and a line that does not name the file."""
+    done = call(str(REFERENCE / "draft"), "--out", str(tmp_path / "d.gguf"), "--type", "bf16")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'd.gguf'}: llama, bf16, 20 tensors, 4.1 MB\n"
+
+
+@pytest.mark.parametrize("arguments", [["--out", "x.gguf"], [str(REFERENCE / "draft"), "--out", "folder"]])
+def test_an_out_of_the_wrong_kind_is_bad_usage(arguments: list[str]):
+    """Catches two models written over each other in one file, and a file whose name nobody recognises."""
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert "--out" in done.stderr
+
+
+def test_the_types_of_the_verb_are_those_of_the_library():
+    """Catches a type that one of the two does not know."""
+    from specdecpp.cli.convert import Type
+
+    assert [t.value for t in Type] == [p.value for p in gguf.Precision]

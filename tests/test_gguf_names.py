@@ -1,0 +1,38 @@
+"""GGUF files by name, where llama.cpp is not installed."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from specdecpp import load_pair
+from specdecpp.errors import MissingExtraError, PairError
+from specdecpp.models import is_gguf
+from specdecpp.testing import save_tiny_pair
+
+pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama.cpp is installed")
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "models/X.GGUF", Path("x.gguf")])
+def test_a_gguf_file_is_known_by_its_name(name: str | Path):
+    assert is_gguf(name)
+    assert not is_gguf("org/model-gguf")
+
+
+@pytest.mark.parametrize("is_target", [True, False])
+def test_a_gguf_file_without_llama_cpp_says_how_to_install_it(is_target: bool, tmp_path: Path):
+    """Catches an ImportError from the depths, a file that is looked for on the hub, and a checkpoint that is loaded first."""
+    target, draft = save_tiny_pair(tmp_path)
+    names = ("x.gguf", draft) if is_target else (target, "x.gguf")
+    with pytest.raises(MissingExtraError, match=r"pip install 'specdecpp\[gguf\]'"):
+        load_pair(names[0], draft=names[1])
+    with pytest.raises(PairError, match="only the target was named"):
+        load_pair("x.gguf")
+
+
+def test_asking_for_llama_cpp_without_it_says_what_is_missing(tmp_path: Path):
+    """Catches a silent fall back on another runner, and a choice among several that fails because one is not there."""
+    target, draft = save_tiny_pair(tmp_path)
+    with pytest.raises(ValueError, match=r"llama_cpp.* is not installed \(pip install 'specdecpp\[gguf\]'\)"):
+        load_pair(target, draft=draft, runner="llama.cpp")
+    assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")

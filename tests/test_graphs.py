@@ -1,0 +1,304 @@
+"""The runner of CUDA graphs, by the same code without recording: logits of transformers, padding and rehearsals that leave no
+trace, caches that grow and are used again."""
+
+import gc
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from kinds import model_of
+from laws import unchecked
+from test_lean import TEXT, VARIANTS, built
+from test_runners import STEPS, check_steps
+from torch import Tensor
+
+from specdecpp import LeanRunner
+from specdecpp.errors import RunnerError
+from specdecpp.models import Checkpoint
+from specdecpp.runners import EagerRunner, GraphRunner
+from specdecpp.runners.lean import _FusedNorm, _Norm
+from specdecpp.runners.static_cache import WIDTHS, Program, bucket, span_of
+from specdecpp.testing import save_tiny_pair, tiny_model
+
+LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
+    """Catches a wrong angle, place or mask in any member of the family: read at once, token by token, and in parts."""
+    eager, graphs = EagerRunner(built(variant)), GraphRunner(built(variant))
+    expected, states = eager.extend(TEXT, rows=len(TEXT))
+    for cuts in ((12,), (4, *range(5, 13)), (1, 3, 6, 10, 12)):
+        runner = graphs.fresh()
+        steps = [runner.extend(TEXT[a:b], rows=b - a) for a, b in zip((0, *cuts), cuts, strict=False)]
+        torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.cat([s[1] for s in steps]), states, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) -> None:
+    """Catches a padded row that is seen, a forgotten one that is, and a rehearsal in the middle of a text that overwrites it,
+    to 1e-9. (transformers takes norms and angles in float32 and is not the measure here.)"""
+    model = model_of(kind, torch.float64)
+    graphs, lean = GraphRunner(model), LeanRunner(model)
+
+    @settings(max_examples=30)
+    @given(STEPS)
+    def run(steps: list[tuple[int, list[int]]]) -> None:
+        runner, tokens = graphs.fresh(), []
+        for num_cut, new in steps:
+            tokens = tokens[: max(0, len(tokens) - num_cut)] + new
+            runner.rollback(len(tokens) - len(new))
+            rows = 1 + num_cut % len(new)
+            for own, expected in zip(runner.extend(new, rows=rows), lean.fresh().extend(tokens, rows=rows), strict=True):
+                torch.testing.assert_close(own, expected, atol=1e-9, rtol=1e-9)
+            assert runner.length == len(tokens)
+
+    run()
+
+
+def test_rollbacks_against_transformers() -> None:
+    """Catches what both runners of ours might have wrong in common."""
+    model = built("llama")
+    steps = [(0, [5, 6, 7, 8]), (1, [9]), (0, [10]), (3, [11, 12, 13, 14, 15]), (5, [3]), (0, [4, 5, 6, 7, 8])]
+    check_steps(model, GraphRunner(model), steps, 1e-4)
+
+
+@torch.inference_mode()
+def test_what_lies_past_the_text_is_never_seen() -> None:
+    """Catches padding or forgotten tokens with any weight at all: large numbers in their place change no bit."""
+    runner = GraphRunner(built("llama"))
+    runner.extend(TEXT[:6], rows=1)
+    before = runner.extend(TEXT[6:10], rows=4)
+    runner.rollback(6)
+    for layer in (*runner.static.keys, *runner.static.values):
+        layer[:, 6:] = 1e4
+    after = runner.extend(TEXT[6:10], rows=4)
+    for a, b in zip(before, after, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_rollback_leaves_no_trace() -> None:
+    """Catches keys of forgotten tokens. The same call gives the same bits, here and in another sequence."""
+    runner = GraphRunner(built("llama"))
+    runner.extend(TEXT[:5], rows=1)
+    before, _ = runner.extend(TEXT[5:8], rows=3)
+    runner.rollback(5)
+    runner.extend([33, 34, 35, 36], rows=1)
+    runner.rollback(5)
+    after, _ = runner.extend(TEXT[5:8], rows=3)
+    assert torch.equal(before, after)
+    other = runner.fresh()
+    other.extend(TEXT[:5], rows=1)
+    assert torch.equal(other.extend(TEXT[5:8], rows=3)[0], before)
+    with pytest.raises(ValueError, match="cannot roll back to 9 tokens: the cache holds 8"):
+        runner.rollback(9)
+
+
+def test_a_cache_that_grows_keeps_what_it_held() -> None:
+    """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
+    back over a growth and on."""
+    variant = {"max_position_embeddings": 1024}
+    eager, runner = EagerRunner(built("llama", **variant)), GraphRunner(built("llama", **variant))
+    expected, _ = eager.extend(LONG, rows=len(LONG))
+    at, capacities = 0, set()
+    while at < 600:
+        n = min((7 * at) % 33 + 1, 600 - at)
+        logits, _ = runner.extend(LONG[at : at + n], rows=n)
+        torch.testing.assert_close(logits, expected[at : at + n], atol=1e-3, rtol=1e-3)
+        at += n
+        capacities.add(runner.static.capacity)
+    assert capacities == {256, 512, 1024}
+    runner.rollback(100)
+    torch.testing.assert_close(runner.extend(LONG[100:105], rows=5)[0], expected[100:105], atol=1e-3, rtol=1e-3)
+
+
+def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:
+    """Catches graphs that read and write where the cache was before it grew; what is called on a CPU would find it anyway."""
+    runner = GraphRunner(built("llama", max_position_embeddings=1024))
+    runner.extend(LONG[:3], rows=1)
+    before, keys = dict(runner.static._programs), runner.static.keys[0]
+    runner.extend(LONG[3:300], rows=1)
+    assert runner.static.keys[0] is not keys
+    runner.rollback(3)
+    runner.extend(LONG[3:6], rows=1)
+    assert not set(before.values()) & set(runner.static._programs.values())
+
+
+def test_a_rehearsal_in_the_middle_of_a_text_leaves_no_trace() -> None:
+    """Catches work that is tried out where the text stands."""
+    model = model_of("llama", torch.float64)
+    runner = GraphRunner(model)
+    for a, b in ((0, 5), (5, 9), (9, 11)):  # the last width is new, and rehearsed with the tokens of the step before
+        logits, _ = runner.extend(TEXT[a:b], rows=1)
+    torch.testing.assert_close(logits, LeanRunner(model).extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
+
+
+def test_a_prompt_longer_than_one_pass() -> None:
+    """Catches parts of a long prompt that do not see each other, and a step after it that does not see them."""
+    variant = {"max_position_embeddings": 1024}
+    eager, runner = EagerRunner(built("llama", **variant)), GraphRunner(built("llama", **variant))
+    expected, _ = eager.extend(LONG, rows=3)
+    torch.testing.assert_close(runner.extend(LONG[:698], rows=1)[0], expected[:1], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(runner.extend(LONG[698:], rows=2)[0], expected[1:], atol=1e-3, rtol=1e-3)
+
+
+def test_sequences_share_the_weights_only() -> None:
+    """Catches caches or outputs that a second sequence writes into while the first goes on."""
+    runner = GraphRunner(built("llama"))
+    one, two = runner.fresh(), runner.fresh()
+    first, _ = one.extend(TEXT[:4], rows=4)
+    kept = first.clone()
+    two.extend(TEXT[4:8], rows=4)
+    assert torch.equal(first, kept)
+    alone = runner.fresh()
+    alone.extend(TEXT[:4], rows=1)
+    assert torch.equal(one.extend([9], rows=1)[0], alone.extend([9], rows=1)[0])
+    assert len({id(r.static) for r in (one, two, alone)}) == 3
+
+
+def test_a_cache_is_used_again_and_says_the_same() -> None:
+    """Catches requests that record everything anew, a cache given to two, and bits that depend on who used it before."""
+    runner = GraphRunner(built("llama", max_position_embeddings=1024))
+
+    def ask(text: list[int]) -> tuple[Tensor, int]:
+        request = runner.fresh()
+        request.extend(text[:-3], rows=1)
+        return request.extend(text[-3:], rows=3)[0], id(request.static)
+
+    first, cache = ask(TEXT)
+    gc.collect()
+    _, grown = ask(LONG[:400])
+    gc.collect()
+    again, same = ask(TEXT)
+    assert torch.equal(first, again)
+    assert cache == grown == same
+    held = runner.fresh()
+    held.extend(TEXT, rows=1)
+    assert id(held.static) == cache
+    assert ask(TEXT)[1] != cache
+
+
+def test_recorded_work_is_found_again() -> None:
+    """Catches a program per call: recording takes longer than a pass."""
+    runner = GraphRunner(built("llama"))
+    runner.extend(TEXT[:4], rows=1)
+    programs = dict(runner.static._programs)
+    runner.extend(TEXT[4:8], rows=1)
+    assert runner.static._programs == programs
+
+
+def test_the_program_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a store that grows with every new kind of request."""
+    monkeypatch.setattr("specdecpp.runners.static_cache._MOST_PROGRAMS", 2)
+    runner = GraphRunner(built("llama"))
+    for n in (1, 2, 1, 3):
+        runner.extend(TEXT[:n], rows=1)
+    assert list(runner.static._programs) == [("pass", 1, 256), ("pass", 3, 256)]
+
+
+def test_a_rehearsal_happens_before_and_resets() -> None:
+    """Catches inputs that a rehearsal has used up when the first real run comes."""
+    log: list[str] = []
+    program = Program(lambda: log.append("work"), reset=lambda: log.append("reset"), device=torch.device("cpu"))
+    assert log[-1] == "reset"
+    program()
+    assert log[-1] == "work"
+    assert log.count("work") == log.count("reset")
+
+
+def test_widths_and_spans() -> None:
+    """Catches a width without room behind the text: padding and rehearsals write there."""
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17, 33)] == [1, 2, 3, 5, 5, 9, 9, 17, 17, 33]
+    for length in (0, 1, 222, 223, 224, 479, 480, 5000):
+        assert span_of(length) - WIDTHS[-1] >= length
+        assert span_of(length) == 256 or span_of(length) // 2 - WIDTHS[-1] < length
+
+
+def test_rows_past_the_common_vocabulary_are_cut() -> None:
+    """Catches logits of padding."""
+    assert GraphRunner(built("llama"), vocab_size=50).extend(TEXT, rows=2)[0].shape == (2, 50)
+
+
+def test_half_precision() -> None:
+    """Catches a mask or a softmax in half precision."""
+    expected, _ = EagerRunner(built("llama").bfloat16()).extend(TEXT, rows=6)
+    logits, _ = GraphRunner(built("llama").bfloat16()).extend(TEXT, rows=6)
+    assert logits.dtype == torch.bfloat16
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_a_gpu_is_the_norm(dtype: torch.dtype) -> None:
+    """Catches an epsilon or a weight in another place than the six operations of a CPU have it."""
+    norm = built("llama").to(dtype).model.norm
+    norm.weight.data.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(dtype) * 0.01
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(_FusedNorm(norm)(x), _Norm(norm)(x), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: model_of("gpt2"), "cannot be run in CUDA graphs: it is not one of LlamaForCausalLM"),
+        (lambda: tiny_model("mistral", sliding_window=6), "slides over a window of 6"),
+        (lambda: tiny_model("llama").to("meta"), "it is on meta, and graphs are for CUDA"),
+    ],
+)
+def test_what_cannot_be_run_so_is_refused(model: Any, reason: str) -> None:
+    """Catches a model that is run as something it is not."""
+    with pytest.raises(RunnerError, match=reason):
+        GraphRunner(model())
+
+
+def test_a_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a family member that computes something else under a known name."""
+    monkeypatch.setattr(LeanRunner, "_head_normed", lambda self, qk, norms: qk)
+    with pytest.raises(RunnerError, match="run in CUDA graphs gives other logits than transformers"):
+        GraphRunner(tiny_model("qwen3", seed=1))
+
+
+def test_a_cpu_never_gets_it(tmp_path: Path) -> None:
+    """Catches a slow choice."""
+    target, _ = save_tiny_pair(tmp_path)
+    refusals = Checkpoint(target, dtype="auto", device=None, device_map=None).refusals()
+    assert refusals["graphs"] == "its weights are not on a GPU"
+
+
+def benchmark() -> Any:
+    path = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+    if not path.is_file():
+        pytest.skip("the benchmarks are not shipped with the tests")
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_stage_of_the_gpu_benchmark_runs(tmp_path: Path) -> None:
+    """Catches a stage that would fail on the one day that a GPU is there, and a draft that does not agree as it should."""
+    with unchecked():
+        benchmark().main(["--device", "cpu", "--tiny", "--pairs", "1b", "--out", str(tmp_path / "gpu.json")])
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    stages = {stage: [row for row in result["rows"] if row["stage"] == stage] for stage in ("steps", "waits", "speed", "pair")}
+    assert result["is_complete"]
+    assert [len(stages[name]) for name in ("steps", "waits", "speed")] == [7, 4, 18]
+    assert len(result["runs"]) == 18
+    assert not any("left_out" in row for row in result["rows"])
+    assert abs(stages["pair"][0]["acceptance"] - 0.75) < 0.05
+
+
+def test_the_gpu_benchmark_stops_in_time(tmp_path: Path) -> None:
+    """Catches a stage that is begun when the time is up, and a file that then says nothing of it."""
+    benchmark().main(["--device", "cpu", "--tiny", "--budget", "0", "--pairs", "1b,8b", "--out", str(tmp_path / "gpu.json")])
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert [row.get("left_out") for row in result["rows"]] == [None, "no time left", "no time left"]

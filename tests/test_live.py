@@ -1,0 +1,288 @@
+"""A head calibrated on real rounds: what is noted of each candidate, how it is weighted, and that the card is right for the
+runner, the draft and the temperature that serve."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from laws import unchecked
+from records import Process, knowing_head, random_head, records
+from typer.testing import CliRunner, Result
+
+from specdecpp import AcceptanceHead, Calibration, Decoder, Fixed, HeadCard, Pair, Sampling, cli
+from specdecpp.errors import DataError, HeadError
+from specdecpp.runners import EagerRunner, LeanRunner
+from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.training.calibrate import calibrate_head, calibrate_live
+from specdecpp.training.live import Heard, listen
+
+BENT = Calibration(rejection_weight=6.0, temperature=1.6, bias=-0.5)
+
+
+class Known(TableModel):
+    """A table of the last token, whose state is that token's one-hot row, as in the records of a `Process`."""
+
+    def extend(self, tokens: list[int], *, rows: int) -> Any:
+        logits, _ = super().extend(tokens, rows=rows)
+        return logits, torch.eye(self.vocab_size)[self.tokens[-rows:]]
+
+    def fresh(self) -> "Known":
+        other = object.__new__(Known)
+        other.__dict__.update(self.__dict__)
+        other.tokens = []
+        return other
+
+
+def pair_of(process: Process, **changes: Any) -> Pair:
+    models = []
+    for law in (process.p, process.q):
+        table: Any = {(): law[0].tolist()} | {(i,): row for i, row in enumerate(law.tolist())}
+        models.append(Known(table, depth=1))
+    return Pair(target=models[0], draft=models[1], tokenizer=tiny_tokenizer(), **changes)
+
+
+PROCESS = Process.random(6, seed=1)
+PAIR = pair_of(PROCESS)
+PROMPTS = [[0]] * 8
+
+
+def heard_of(head: AcceptanceHead, *, pair: Pair = PAIR, sampling: Sampling | None = None, **options: Any) -> list[Heard]:
+    with unchecked():
+        return list(listen(pair, head, options.pop("prompts", PROMPTS), sampling=sampling or Sampling(), **options))
+
+
+def found_of(head: AcceptanceHead, *, pair: Pair = PAIR, prompts: Any = PROMPTS, **options: Any) -> AcceptanceHead:
+    with unchecked():
+        return calibrate_live(head, pair, prompts, **options)
+
+
+# What is noted
+
+
+def test_a_round_adds_up() -> None:
+    """Catches weights and products that run on into the next round, and a weight that counts the candidate itself."""
+    heard = Heard(score=np.arange(5.0), label=np.array([0.5, 0.2, 1.0, 0.25, 0.5]), depth=np.array([1, 2, 3, 1, 2]))
+    token, whole = heard.per_token(), heard.per_round(np.log([0.5, 0.5, 0.5, 0.1, 0.1]))
+    np.testing.assert_allclose(token.weight, [1, 0.5, 0.1, 1, 0.25])
+    np.testing.assert_allclose(whole.label, [0.5, 0.1, 0.1, 0.25, 0.125])
+    np.testing.assert_allclose(np.exp(whole.score), [0.5, 0.25, 0.125, 0.1, 0.01])
+    np.testing.assert_allclose(whole.weight, 1)
+    empty = Heard(score=np.zeros(0), label=np.zeros(0), depth=np.zeros(0, int))
+    assert len(empty.per_token().weight) == len(empty.per_round(empty.score).label) == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+def test_a_head_that_knows_agrees_with_every_label(temperature: float) -> None:
+    """Catches labels of the wrong row, of the raw logits instead of the law that is sampled, and candidates judged out of
+    order: this head says min(1, p/q) of each pair of tokens at T = 1, exactly."""
+    head = knowing_head(PROCESS)
+    for heard in heard_of(head, sampling=Sampling(temperature=temperature)):
+        said = 1 / (1 + np.exp(-heard.score))
+        if temperature == 1:
+            np.testing.assert_allclose(said, heard.label, atol=1e-4)
+        else:
+            assert np.abs(said - heard.label).max() > 0.1
+        if temperature == 0:
+            assert set(heard.label) <= {0.0, 1.0}
+
+
+def test_the_labels_are_how_often_candidates_are_accepted() -> None:
+    """Catches labels that are not the odds of the acceptance test: summed with their weights they are the mean number of
+    accepted candidates of a round. Over 500 rounds each the two differ by 5 standard errors less than once in 1e6 seeds."""
+    prompts = [[0]] * 12
+    heard = heard_of(random_head(PROCESS, form="look_ahead"), prompts=prompts, length=3, max_tokens=160)
+    expected = [(of.per_token().weight * of.label)[of.depth == k].sum() for of in heard for k in (1, 2, 3)]
+    num_rounds = sum((of.depth == 1).sum() for of in heard)
+    decoder = Decoder(PAIR, policy=Fixed(k=3))
+    with unchecked():
+        rounds = [r for i, p in enumerate(prompts) for r in decoder.generate(p, seed=1000 + i, max_tokens=160).rounds]
+    accepted = [r.num_accepted for r in rounds if r.num_drafted]
+    assert num_rounds > 500
+    error = np.std(accepted) * np.sqrt(1 / len(accepted) + 1 / num_rounds)
+    assert abs(np.sum(expected) / num_rounds - np.mean(accepted)) < 5 * error
+
+
+@pytest.mark.parametrize("form", ["lagged", "look_ahead"])
+def test_every_candidate_is_judged_to_the_asked_depth(form: str) -> None:
+    """Catches a lagged head whose last candidate, which the draft has not read, takes the label of another; rounds that a
+    rule cuts short; and estimates that are calibrated already."""
+    head = random_head(PROCESS, form=form, calibration=replace(BENT, num_labels=1))
+    heard = heard_of(head, length=4)
+    assert max(of.depth.max() for of in heard) == 4
+    whole = sum((of.depth == 4).sum() for of in heard)
+    assert whole > 0.9 * sum((of.depth == 1).sum() for of in heard)
+    again = heard_of(head.with_card(calibration=Calibration()), length=4)
+    for one, other in zip(heard, again, strict=True):
+        np.testing.assert_array_equal(one.score, other.score)
+
+
+def test_a_head_on_transformers_states_is_heard_as_it_is() -> None:
+    """Catches a state, a token or a scalar of another candidate: the logits are those that the head gives for the text of
+    the round, read at once."""
+    target = tiny_model("llama", seed=1)
+    pair = Pair(target=LeanRunner(target), draft=EagerRunner(tiny_draft(target)), tokenizer=tiny_tokenizer())
+    card = HeadCard(hidden_size=32, num_layers=1, form="look_ahead", vocab_size=64, scalars=("log_q", "depth"))
+    torch.manual_seed(0)
+    head = AcceptanceHead(card).eval()
+    (heard,) = listen(pair, head, [(5, 9, 20)], sampling=Sampling(temperature=0.0), max_tokens=30, length=5)
+    tokens, model = [5, 9, 20], pair.draft.model  # pyright: ignore[reportAttributeAccessIssue]
+    answer = Decoder(pair, policy=Fixed(k=5)).generate(tokens, temperature=0.0, max_tokens=30)
+    expected = []
+    for r in answer.rounds:
+        read = list(tokens)
+        for k in range(1, r.num_drafted + 1):
+            with torch.inference_mode():
+                out = model(torch.tensor([read]), output_hidden_states=True)
+                q = out.logits[0, -1].softmax(-1)
+                y = int(q.argmax())
+                scalars = torch.tensor([float(q[y].log()), float(k)])
+                expected.append(float(head(out.hidden_states[-1][0, -1], torch.tensor(y), scalars)[0]))
+            read.append(y)
+        tokens += r.tokens
+    np.testing.assert_allclose(heard.score, expected, atol=1e-3)
+    assert np.ptp(expected) > 0.1, "the comparison is vacuous"
+
+
+# The calibration
+
+
+def test_a_bent_head_is_straightened() -> None:
+    """Catches a fit to other labels or weights, and figures that do not say what was gained."""
+    head = knowing_head(PROCESS, BENT).with_card(calibration=Calibration(rejection_weight=6.0), notes={"loss": 0.5})
+    found = found_of(head)
+    assert found.card.calibration.temperature == pytest.approx(1.6, rel=1e-2)
+    assert found.card.calibration.bias == pytest.approx(-0.5, abs=1e-2)
+    assert found.card.is_calibrated
+    assert found.card.notes["loss"] == 0.5
+    stages = found.card.notes["calibration"]
+    assert list(stages) == ["raw", "debiased", "calibrated"]
+    for name in ("ece_token", "kl", "ece_product"):
+        assert stages["calibrated"][name] < 0.02 < 0.05 < stages["raw"][name]
+    assert stages["calibrated"]["evidence"] == "live"
+    assert stages["calibrated"]["num_answers"] == len(PROMPTS)
+    assert len(stages["calibrated"]["ece_product_by_depth"]) == 10
+
+
+def test_rounds_and_collected_labels_agree() -> None:
+    """Catches weights under which the two ways to calibrate a head aim at different probabilities. This head knows
+    min(1, p/q) only roughly, so that its calibration depends on which candidates count how much; unweighted, the two differ
+    by 0.1 in temperature or bias. The tolerance is 4 times the spread over seeds."""
+    head = random_head(PROCESS, seed=4, scale=0.7, form="look_ahead", scalars=("log_q",))
+    rough = calibrate_head(head, records(PROCESS, 60, num_tokens=60, seed=2)).card.calibration
+    found = found_of(head, prompts=[[0]] * 40).card.calibration
+    assert 1 / found.temperature == pytest.approx(1 / rough.temperature, abs=0.02)
+    assert found.bias == pytest.approx(rough.bias, abs=0.05)
+
+
+def test_another_draft_or_temperature_needs_another_calibration() -> None:
+    """Catches a card that says what was true of the runner before: its old calibration is measured as `before`, and the new
+    one beats it on other answers too."""
+    head = found_of(knowing_head(PROCESS).with_card(sampling={"temperature": 1.0}))
+    noise = torch.randn(6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    other = replace(PROCESS, q=(PROCESS.q.log() + 0.7 * noise).softmax(-1))
+    for pair, sampling in ((pair_of(other), Sampling()), (PAIR, Sampling(temperature=0.6, top_k=5))):
+        found = found_of(head, pair=pair, sampling=sampling)
+        before, after = (found.card.notes["calibration"][stage] for stage in ("before", "calibrated"))
+        assert after["kl"] < before["kl"]
+        assert (found.card.sampling or {})["temperature"] == sampling.temperature
+        new, old = (
+            found_of(of, pair=pair, sampling=sampling, seed=500).card.notes["calibration"]["before"] for of in (found, head)
+        )
+        assert new["kl"] < old["kl"]
+    assert head.card.sampling == vars(Sampling())
+
+
+def test_the_card_says_what_it_was_calibrated_on() -> None:
+    """Catches a note that outlives a calibration on other labels, and one that names the wrong pair."""
+    pair = replace(PAIR, runners="tables", target_name="p.gguf", draft_name="q.gguf")
+    found = calibrate_live(knowing_head(PROCESS), pair, PROMPTS, max_tokens=12, seed=3)
+    on = found.card.notes["calibrated_on"]
+    assert (on["runners"], on["target"], on["draft"]) == ("tables", "p.gguf", "q.gguf")
+    assert (on["num_prompts"], on["max_tokens"], on["seed"]) == (8, 12, 3)
+    again = calibrate_live(found, pair, PROMPTS, max_tokens=12, seed=3)
+    assert again.card.calibration == found.card.calibration
+    other = calibrate_head(found, records(PROCESS, 2, num_tokens=20, seed=2))
+    assert "calibrated_on" not in other.card.notes
+    assert list(other.card.notes["calibration"]) == ["raw", "debiased", "calibrated"]
+
+
+def test_what_cannot_be_calibrated_is_refused() -> None:
+    """Catches a calibration on nothing, which would be the prior, and a head of another pair."""
+    with pytest.raises(DataError, match="no candidate was judged in 0 answers"):
+        calibrate_live(knowing_head(PROCESS), PAIR, [])
+    with pytest.raises(DataError, match="no candidate was judged in 8 answers of at most 1 tokens"):
+        calibrate_live(knowing_head(PROCESS), PAIR, PROMPTS, max_tokens=1)
+    with pytest.raises(HeadError, match="width 5, the draft has width 6"):
+        calibrate_live(random_head(Process.random(5, seed=1)), PAIR, PROMPTS)
+
+
+# The verb
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny_pair(folder)
+    rows = [json.dumps({"question": f"what is {i} and {i}?"}) for i in range(8)]
+    (folder / "dev.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    card = HeadCard(hidden_size=32, num_layers=1, sampling=vars(Sampling(top_k=20)))
+    AcceptanceHead(card).save_pretrained(tmp_path / "head")
+    return tmp_path / "head"
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["calibrate", *map(str, arguments)])
+
+
+def options(folder: Path) -> list[object]:
+    names = ["--target", folder / "target", "--draft", folder / "draft", "--runner", "lean"]
+    return [*names, "--prompts", folder / "dev.jsonl", "--prompt", "field:question", "--max-tokens", 16]
+
+
+def test_the_verb_decodes_and_writes_the_card(folder: Path, head: Path) -> None:
+    """Catches a verb that ignores the runner, the rows or the temperature, and a table wider than a terminal."""
+    result = call(head, *options(folder), "--rows", 6, "--temperature", 0.8)
+    assert result.exit_code == 0, result.stderr
+    card = AcceptanceHead.from_pretrained(head).card
+    assert card.is_calibrated
+    assert (card.sampling or {})["temperature"] == 0.8
+    assert (card.sampling or {})["top_k"] == 20
+    assert card.notes["calibrated_on"]["runners"] == "lean (as asked)"
+    assert card.notes["calibrated_on"]["num_prompts"] == 6
+    assert all(
+        word in result.stdout for word in ("raw", "debiased", "calibrated", "temperature 0.8", "lean (as asked)", "live")
+    )
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    said = json.loads(call(head, *options(folder), "--rows", 6, "--json").stdout)
+    assert list(said["figures"]) == ["raw", "debiased", "before", "calibrated"]
+    assert said["sampling"] == card.sampling
+    assert said["calibrated_on"]["num_prompts"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "calibrated on --labels FOLDER or on --prompts FILE"),
+        (("--labels", "x", "--prompts", "y"), 2, "Name one of them"),
+        (("--prompts", "none.jsonl"), 1, "there is no file none.jsonl"),
+        (("--prompts", "none.jsonl", "--prompt", "poem"), 2, "there is no prompt builder 'poem'"),
+        (("--prompts", "none.jsonl", "--target", "x"), 2, "--target and --draft go together"),
+    ],
+)
+def test_the_verb_says_what_is_missing(arguments: tuple[str, ...], code: int, words: str, head: Path) -> None:
+    """Catches a pair that is loaded before what was typed has been looked at, and a traceback."""
+    before = (head / "head.json").read_bytes()
+    result = call(head, *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert (head / "head.json").read_bytes() == before

@@ -1,0 +1,160 @@
+"""The compiled runner computes what transformers computes, the same bits however a text is cut; and refuses the rest."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdecpp import EagerRunner, NativeRunner, Pair, load_pair
+from specdecpp.decoder import Decoder
+from specdecpp.errors import RunnerError
+from specdecpp.policies import Fixed
+from specdecpp.runners import native
+from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "as-many-kv-heads": ("llama", {"num_key_value_heads": 4}),
+    "wide-heads": ("qwen3", {"head_dim": 48}),
+    "odd-widths": ("llama", {"intermediate_size": 37, "hidden_size": 44, "vocab_size": 71}),
+    "llama3-angles": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}}),
+}
+TEXT = [1, 7, 3, 9, 12, 30, 2, 5, 41, 8, 8, 17]
+
+
+def built(variant: str, **more: Any) -> Any:
+    kind, config = VARIANTS[variant]
+    return tiny_model(kind, seed=1, **({"head_dim": 16} | config | more))
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+    model = built(request.param)
+    return EagerRunner(model), NativeRunner(model, num_threads=2)
+
+
+def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches a wrong angle, head order, norm, bias, mask or edge of a panel."""
+    eager, compiled = (r.fresh() for r in runners)
+    expected, states = eager.extend(TEXT, rows=len(TEXT))
+    logits, hidden = compiled.extend(TEXT, rows=len(TEXT))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden, states, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
+    """Catches sums whose order depends on how many rows are read at once, or on the threads: verification of several
+    candidates must see what decoding one by one would have seen."""
+    whole, states = runners[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
+    for cuts in ([1] * 12, [5, 1, 6], [9, 3], [2, 10]):
+        compiled, tokens, parts = runners[1].fresh(num_threads=threads), list(TEXT), []
+        for n in cuts:
+            parts.append(compiled.extend(tokens[:n], rows=n))
+            tokens = tokens[n:]
+        assert torch.equal(torch.cat([p[0] for p in parts]), whole)
+        assert torch.equal(torch.cat([p[1] for p in parts]), states)
+
+
+def test_a_rollback_leaves_no_trace(runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches keys of forgotten tokens that are still seen, and sequences that share a cache."""
+    compiled, other = runners[1].fresh(), runners[1].fresh()
+    compiled.extend(TEXT[:5], rows=1)
+    before, _ = compiled.extend(TEXT[5:8], rows=3)
+    other.extend([33, 34, 35], rows=1)
+    compiled.rollback(5)
+    compiled.extend([33, 34, 35, 36], rows=1)
+    compiled.rollback(5)
+    after, _ = compiled.extend(TEXT[5:8], rows=3)
+    assert (compiled.length, other.length) == (8, 3)
+    assert torch.equal(before, after)
+    with pytest.raises(ValueError, match="cannot roll back to 9"):
+        compiled.rollback(9)
+
+
+def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
+    """Catches a cache that grows without what it held, and a long prompt whose parts do not see each other."""
+    long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
+    model = built("llama", max_position_embeddings=1024)
+    eager, compiled = EagerRunner(model), NativeRunner(model, num_threads=2)
+    expected, states = eager.extend(long, rows=300)
+    compiled.extend(long[:250], rows=1)
+    compiled.extend(long[250:390], rows=1)
+    logits, hidden = compiled.extend(long[390:], rows=300)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden, states, atol=1e-4, rtol=1e-4)
+
+
+def test_a_padded_vocabulary_is_cut() -> None:
+    """Catches rows of padding that could be drawn, also where the embedding is the output layer."""
+    for variant in ("llama", "tied"):
+        model = built(variant)
+        logits, _ = NativeRunner(model, vocab_size=50).extend(TEXT, rows=2)
+        expected, _ = EagerRunner(model).extend(TEXT, rows=2)
+        assert logits.shape == (2, 50)
+        torch.testing.assert_close(logits, expected[:, :50], atol=1e-4, rtol=1e-4)
+    with pytest.raises(RunnerError, match="has 64 rows"):
+        NativeRunner(built("llama"), vocab_size=65)
+
+
+def test_greedy_text_is_that_of_generate() -> None:
+    """Catches anything in a round that the parts above do not show."""
+    model = built("llama")
+    expected = model.generate(
+        torch.tensor([TEXT]), attention_mask=torch.ones(1, len(TEXT)), max_new_tokens=40, do_sample=False, eos_token_id=None
+    )[0, len(TEXT) :].tolist()
+    pair = Pair(target=NativeRunner(model), draft=NativeRunner(tiny_draft(model)), tokenizer=tiny_tokenizer())
+    for k in (0, 1, 4, 9):
+        assert list(Decoder(pair, policy=Fixed(k=k)).generate(TEXT, max_tokens=40, temperature=0).tokens) == expected
+
+
+def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a model that would be computed wrongly, or a machine that cannot compile, found out too late."""
+    assert "multiple of 16" in (NativeRunner.refusal(tiny_model("llama")) or "")
+    assert "bfloat16" in (NativeRunner.refusal(built("llama").to(torch.bfloat16)) or "")
+    assert "not one of" in (NativeRunner.refusal(tiny_model("gpt2")) or "")
+    with pytest.raises(RunnerError, match="Use EagerRunner"):
+        NativeRunner(tiny_model("gpt2"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler" in (NativeRunner.refusal(built("llama")) or "")
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Catches a failed compilation that leaves something behind, or is told without its reason."""
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'panels are out of stock' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(RunnerError, match="panels are out of stock"):
+        native.library.__wrapped__()
+    assert os.listdir(tmp_path / "cache" / "specdecpp") == []
+
+
+def test_logits_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a model of the family with a twist that the refusals do not know."""
+    model = built("llama")
+    twist = model.lm_head.register_forward_hook(lambda module, args, out: out * 1.1)
+    with pytest.raises(RunnerError, match="other logits than transformers"):
+        NativeRunner(model)
+    twist.remove()
+
+
+def test_it_can_be_asked_for(tmp_path: Path) -> None:
+    """Catches a name that is ignored."""
+    target, draft = save_tiny_pair(tmp_path)
+    with pytest.raises(RunnerError, match="multiple of 16"):
+        load_pair(target, draft=draft, runner="native")
+    pair = load_pair(runner="native")
+    assert type(pair.target) is type(pair.draft) is NativeRunner
+    assert pair.runners.startswith("native")

@@ -1,0 +1,363 @@
+"""The server as OpenAI's own client meets it, over HTTP on loopback, with the pair that ships."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import torch
+from served import Served, served
+
+import specdecpp as sd
+from specdecpp.decoder import Decoder, encode
+from specdecpp.pair import Pair
+from specdecpp.serving.limits import Limits
+
+TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
+MESSAGES: list[Any] = [{"role": "user", "content": f"{TEXT}\nLet's think step by step."}]
+BLOCK = {  # the names of vLLM's block of a request
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance_histogram",
+    "num_spec_steps",
+    "num_accepted_draft_tokens",
+    "num_draft_tokens",
+    "num_spec_tokens",
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return sd.load_pair(runner="lean")
+
+
+@pytest.fixture(scope="module")
+def server(pair: Pair) -> Iterator[Served]:
+    with served(pair, limits=Limits(max_running=4)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> openai.OpenAI:
+    return server.client()
+
+
+def chat(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.chat.completions.create(**({"model": "reference", "messages": MESSAGES, "max_tokens": 24} | asked))
+
+
+def complete(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.completions.create(**({"model": "reference", "prompt": TEXT, "max_tokens": 24} | asked))
+
+
+def test_the_one_model_is_listed(client: openai.OpenAI) -> None:
+    """Catches a name in the list that requests do not know."""
+    (model,) = client.models.list().data
+    assert model.id == client.models.retrieve(model.id).id == complete(client, model=model.id, max_tokens=1).model
+    with pytest.raises(openai.NotFoundError, match="there is no model"):
+        client.models.retrieve("gpt-4")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 3},
+        {"temperature": 1.0, "top_p": 0.9, "seed": 4},
+        {"temperature": 1.0, "top_k": 5, "min_p": 0.05, "repetition_penalty": 1.2, "seed": 5},
+    ],
+    ids=lambda o: ",".join(o),
+)
+def test_the_text_is_the_decoders_own(client: openai.OpenAI, pair: Pair, options: dict) -> None:
+    """Catches a sampling parameter that gets lost between the request and the session, in both endpoints."""
+    extra = {name: options[name] for name in ("top_k", "min_p", "repetition_penalty") if name in options}
+    plain = {name: value for name, value in options.items() if name not in extra}
+    decoder = Decoder(pair)
+    expected = decoder.generate(TEXT, max_tokens=24, **{"seed": 0, **options})
+    told = complete(client, **plain, extra_body=extra)
+    assert (told.choices[0].text, told.usage.completion_tokens) == (expected.text, len(expected.tokens))
+    expected = decoder.generate(MESSAGES, max_tokens=24, **{"seed": 0, **options})
+    told = chat(client, **plain, extra_body=extra)
+    assert told.choices[0].message.content == expected.text
+    assert told.usage.prompt_tokens == len(encode(pair, MESSAGES))
+
+
+def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
+    """Catches a piece that is lost or sent twice, a role or an end in the wrong chunk, and usage that nobody asked for."""
+    whole = chat(client, seed=1, max_tokens=40, logprobs=True, top_logprobs=1)
+    chunks = list(
+        chat(
+            client,
+            seed=1,
+            max_tokens=40,
+            logprobs=True,
+            top_logprobs=1,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *parts, last = chunks
+    assert "".join(c.choices[0].delta.content for c in parts) == whole.choices[0].message.content
+    assert [c.choices[0].delta.role for c in parts] == ["assistant"] + [None] * (len(parts) - 1)
+    ends = [c.choices[0].finish_reason for c in parts]
+    assert ends == [None] * (len(parts) - 1) + [whole.choices[0].finish_reason]
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert [c.usage for c in parts] == [None] * len(parts)
+    scores = [entry for c in parts for entry in c.choices[0].logprobs.content]
+    assert [e.token for e in scores] == [e.token for e in whole.choices[0].logprobs.content]
+    assert len({c.id for c in chunks}) == 1
+    assert all(c.choices != [] for c in chat(client, seed=1, max_tokens=4, stream=True)), "no usage unless asked for"
+
+
+def test_a_completion_streams_too(client: openai.OpenAI) -> None:
+    """Catches offsets of log-probabilities that begin anew with every chunk."""
+    whole = complete(client, seed=2, logprobs=2)
+    parts = list(complete(client, seed=2, logprobs=2, stream=True))
+    assert "".join(c.choices[0].text for c in parts) == whole.choices[0].text
+    offsets = [offset for c in parts for offset in c.choices[0].logprobs.text_offset]
+    assert offsets == whole.choices[0].logprobs.text_offset
+    text, tokens = whole.choices[0].text, whole.choices[0].logprobs.tokens
+    special = "<|assistant|>"
+    assert special in tokens, "so that one which is not shown is among them"
+    assert all(text[at : at + len(token)] == token for at, token in zip(offsets, tokens, strict=True) if token != special)
+
+
+def test_several_answers_have_their_own_seeds(client: openai.OpenAI) -> None:
+    """Catches answers that are all the same, that depend on how many there are, or that a stream puts under another index."""
+    several = complete(client, n=3, seed=5)
+    alone = [complete(client, seed=5 + i).choices[0].text for i in range(3)]
+    assert [choice.text for choice in several.choices] == alone
+    assert len(set(alone)) == 3
+    assert several.usage.prompt_tokens == complete(client, seed=5).usage.prompt_tokens
+    texts = ["", "", ""]
+    for chunk in complete(client, n=3, seed=5, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == alone
+
+
+def test_prompts_may_be_ids_and_may_be_several(client: openai.OpenAI, pair: Pair) -> None:
+    """Catches prompts that are joined, or answered in another order."""
+    other = "def add(a, b):"
+    ids = [encode(pair, text) for text in (TEXT, other)]
+    alone = [complete(client, prompt=text, temperature=0).choices[0].text for text in (TEXT, other)]
+    assert alone[0] != alone[1]
+    for prompt in ([TEXT, other], ids):
+        told = complete(client, prompt=prompt, temperature=0)
+        assert [choice.text for choice in told.choices] == alone
+        assert told.usage.prompt_tokens == sum(map(len, ids))
+    assert complete(client, prompt=ids[1], temperature=0).choices[0].text == alone[1]
+
+
+def test_stop_strings_end_the_answer(client: openai.OpenAI) -> None:
+    """Catches a stop string that is shown, or an end that is called length."""
+    whole = complete(client, temperature=0, max_tokens=32).choices[0].text
+    stop = whole[10:13]
+    told = complete(client, temperature=0, max_tokens=32, stop=["never there", stop]).choices[0]
+    assert (told.text, told.finish_reason) == (whole[: whole.index(stop)], "stop")
+    assert complete(client, temperature=0, max_tokens=3).choices[0].finish_reason == "length"
+    streamed = list(complete(client, temperature=0, max_tokens=32, stop=stop, stream=True))
+    assert "".join(c.choices[0].text for c in streamed) == told.text
+    assert streamed[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_log_probabilities_are_the_targets_raw_ones(client: openai.OpenAI, pair: Pair, temperature: float) -> None:
+    """Catches figures of the draft, of another position, or under the request's temperature (transformers computes them)."""
+    told = chat(client, temperature=temperature, seed=6, max_tokens=20, logprobs=True, top_logprobs=3).choices[0]
+    prompt = encode(pair, MESSAGES)
+    answer = Decoder(pair).generate(MESSAGES, max_tokens=20, temperature=temperature, seed=6).tokens
+    with torch.no_grad():
+        logits = pair.target.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        logp = logits.float().log_softmax(-1)
+    assert len(told.logprobs.content) == len(answer)
+    for row, token, entry in zip(logp, answer, told.logprobs.content, strict=True):
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+        assert [t.logprob for t in entry.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+        assert entry.token == pair.tokenizer.decode([token])
+    assert "".join(entry.token for entry in told.logprobs.content) == told.message.content
+
+
+def test_speculation_can_be_chosen_and_changes_no_greedy_text(client: openai.OpenAI) -> None:
+    """Catches a policy or verification that is not used, a block without vLLM's names, and sums that do not fit."""
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
+    default = chat(client, **greedy)
+    alone = chat(client, **greedy, extra_body={"speculative": False})
+    fixed = chat(client, **greedy, extra_body={"speculative": {"policy": "fixed:3"}})
+    assert len({told.choices[0].message.content for told in (default, alone, fixed)}) == 1
+    for told in (default, alone, fixed):
+        assert set(told.speculative) >= BLOCK
+        block = told.speculative
+        assert block["num_tokens"] == told.usage.completion_tokens
+        assert sum(block["acceptance_histogram"].values()) == block["num_spec_steps"]
+        assert sum(block["time_shares"].values()) == pytest.approx(1)
+    assert (alone.speculative["policy"], alone.speculative["num_draft_tokens"]) == ("target", 0)
+    assert (fixed.speculative["policy"], fixed.speculative["num_spec_tokens"]) == ("fixed:3", 3)
+    assert fixed.speculative["mean_acceptance_length"] > 1.2
+    assert default.speculative["policy"].startswith("cost-aware")
+    block = chat(client, seed=1, extra_body={"speculative": {"policy": "fixed:3", "verification": "block"}})
+    assert block.speculative["verification"] == "block"
+
+
+def test_details_tell_every_round_as_it_comes(client: openai.OpenAI) -> None:
+    """Catches details that leave a round out, that differ between stream and whole, or that come unasked."""
+    asked = {"speculative": {"policy": "specdecpp:0.5", "details": True}}
+    whole = complete(client, seed=7, extra_body=asked)
+    first, *rest = complete(client, seed=7, stream=True, extra_body=asked)
+    assert first.choices == []
+    assert first.speculative["threshold"] == 0.5
+    assert first.speculative["costs"]["target_s"] > 0
+    rounds = [chunk.speculative["round"] for chunk in rest]
+    timed = {"at_s", "times"}
+    assert [{k: v for k, v in r.items() if k not in timed} for r in rounds] == [
+        {k: v for k, v in r.items() if k not in timed} for r in whole.speculative["rounds"][0]
+    ]
+    assert "".join(piece["text"] for r in rounds for piece in r["pieces"]) == whole.choices[0].text
+    assert {r["survival_of"] for r in rounds if r["survival"]} == {"head"}
+    assert sum(r["num_drafted"] for r in rounds) == rest[-1].speculative["num_draft_tokens"]
+    at = [r["at_s"] for r in rounds]
+    assert at == sorted(at)
+    plain = complete(client, seed=7)
+    assert "rounds" not in plain.speculative
+    assert plain.choices[0].text != ""
+
+
+REFUSED: list[tuple[dict, str, str]] = [
+    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+    ({"best_of": 3}, "best_of", "unsupported_parameter"),
+    ({"echo": True}, "echo", "unsupported_parameter"),
+    ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+    ({"frobnicate": None}, "frobnicate", "unknown_parameter"),
+    ({"temperature": 2.5}, "temperature", ""),
+    ({"temperature": 1e-9}, "temperature", ""),
+    ({"top_p": 0}, "top_p", ""),
+    ({"top_k": 0}, "top_k", ""),
+    ({"max_tokens": 0}, "max_tokens", ""),
+    ({"max_tokens": "many"}, "max_tokens", ""),
+    ({"n": 17}, "n", ""),
+    ({"seed": -1}, "seed", ""),
+    ({"stop": ""}, "stop", ""),
+    ({"stream_options": {"include_usage": True}}, "stream_options", ""),
+    ({"max_tokens": 2000}, "", "context_length_exceeded"),
+    ({"prompt": "apples " * 1200}, "prompt", "context_length_exceeded"),
+    ({"prompt": [4096]}, "prompt", ""),
+    ({"prompt": []}, "prompt", ""),
+    ({"prompt": None}, "prompt", "missing"),
+    ({"prompt": "\ud800"}, "prompt", ""),
+    ({"\ud800": 1}, "", ""),
+    ({"speculative": {"policy": "warp"}}, "speculative", ""),
+    ({"speculative": {"policy": "mlp:/etc/passwd"}}, "speculative", ""),
+    ({"speculative": {"policy": "auto-off:mlp:/etc/passwd"}}, "speculative", ""),
+    ({"speculative": {"policy": "bandit:fixed:2|mlp:/etc/passwd"}}, "speculative", ""),
+    ({"speculative": {"policy": "fixed:1000000000"}}, "speculative", ""),
+    ({"speculative": {"policy": "argmax:max_tokens=1000000000"}}, "speculative", ""),
+    ({"speculative": {"policy": "max-confidence:drop=true"}}, "speculative", ""),
+    ({"speculative": {"verification": "none"}}, "speculative", ""),
+]
+
+
+@pytest.mark.parametrize(("asked", "field", "code"), REFUSED, ids=[str(asked)[:40] for asked, *_ in REFUSED])
+def test_what_is_not_supported_is_refused_by_name(server: Served, asked: dict, field: str, code: str) -> None:
+    """Catches a field that is ignored, an error in another shape than OpenAI's, and one that costs a forward pass."""
+    body = json.dumps({"prompt": TEXT, "max_tokens": 4} | asked)
+    reply = server.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    error = reply.json()["error"]
+    assert reply.status_code == 400, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert field in error["message"] or field in (error["param"] or "")
+    assert (error["code"] or "") == code or not code
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "tool_calls"),
+        ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
+    ],
+)
+def test_a_conversation_is_refused_by_name_too(server: Served, asked: dict, field: str) -> None:
+    """Catches tools, formats and pictures that a client believes to have been understood."""
+    reply = server.post("/v1/chat/completions", {"messages": MESSAGES} | asked)
+    assert reply.status_code == 400
+    assert field in str(reply.json()["error"])
+
+
+def test_values_that_ask_for_nothing_are_let_through(server: Served) -> None:
+    """Catches a refusal of what common clients send unasked."""
+    nothing = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none"}
+    nothing |= {"response_format": {"type": "text"}, "temperature": None, "seed": None, "n": None, "stop": None, "audio": None}
+    message = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}
+    body = {"messages": [*MESSAGES, message, *MESSAGES], "max_completion_tokens": 2, "user": "ann"} | nothing
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    parts = [{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]
+    split = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 9}
+    whole = {"messages": [{"role": "user", "content": TEXT}], "temperature": 0, "max_tokens": 9}
+    texts = [server.post("/v1/chat/completions", b).json()["choices"][0]["message"]["content"] for b in (split, whole)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"content": "{", "headers": {"content-type": "application/json"}}, 400),
+        ({"content": "[" * 100_000, "headers": {"content-type": "application/json"}}, 400),
+        ({"content": "1" * 9000, "headers": {"content-type": "application/json"}}, 400),
+        ({"content": '{"prompt": "x", "temperature": NaN}', "headers": {"content-type": "application/json"}}, 400),
+        ({"content": '{"prompt": "x"}', "headers": {"content-type": "text/plain"}}, 400),
+        ({"content": b"", "headers": {"content-type": "application/json"}}, 400),
+        ({"content": '"' + "x" * 2**20 + '"', "headers": {"content-type": "application/json"}}, 413),
+        ({"content": (b" " * 2**16 for _ in range(20)), "headers": {"content-type": "application/json"}}, 413),
+    ],
+    ids=["half", "deep", "long number", "NaN", "plain text", "empty", "too long", "too long in pieces"],
+)
+def test_a_bad_body_is_an_error_of_the_client(server: Served, request_: dict, status: int) -> None:
+    """Catches a parser's exception that becomes a 500, and a body that is read without a bound."""
+    reply = server.post("/v1/completions", **request_)
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
+    """Catches errors of the framework in a shape that clients cannot read."""
+    for reply, status in ((server.get("/v1/embeddings"), 404), (server.get("/v1/completions"), 405)):
+        assert (reply.status_code, set(reply.json()["error"])) == (status, {"message", "type", "param", "code"})
+
+
+def test_greedy_answers_are_the_same_in_any_company(server: Served) -> None:
+    """Catches requests that leak into each other: caches, memories or costs that one changes for the others."""
+    client = server.client()
+    prompts = [f"{TEXT} {i}" for i in range(3)]
+
+    def greedy(prompt: str) -> tuple[str, Any]:
+        told = complete(client, prompt=prompt, temperature=0, max_tokens=24, logprobs=0)
+        return told.choices[0].text, told.choices[0].logprobs.token_logprobs
+
+    def sampled(seed: int) -> str:
+        return complete(client, seed=seed, max_tokens=24).choices[0].text
+
+    alone, drawn = [greedy(prompt) for prompt in prompts], [sampled(seed) for seed in range(3)]
+    with ThreadPoolExecutor(12) as pool:
+        noise = [pool.submit(chat, client, max_tokens=32) for _ in range(3)]
+        together, again = list(pool.map(greedy, prompts)), list(pool.map(sampled, range(3)))
+        assert all(future.result() for future in noise)
+    assert together == alone, "to the last digit"
+    assert again == drawn
+
+
+def test_the_document_and_the_page_need_nothing_from_elsewhere(server: Served) -> None:
+    """Catches a page that loads scripts from the network, and a document without the endpoints."""
+    assert server.get("/").headers["content-type"].startswith("text/html")
+    assert "http" not in server.get("/").text
+    assert server.get("/docs").status_code == 404
+    document = server.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
+    assert "422" not in str(document["paths"]), "what is wrong with a body is told with 400"

