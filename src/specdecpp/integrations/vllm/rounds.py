@@ -163,7 +163,7 @@ class Rounds:
             num_drafted=outcome.num_drafted,
             num_accepted=outcome.num_accepted,
             num_judged_accepted=min(outcome.num_accepted, len(judged)),
-            expected=sum(accumulate(judged, mul)),
+            expected=sum(accumulate(judged, mul), 0.0),
         )
 
     def open(self, max_tokens: int) -> list[bool]:
