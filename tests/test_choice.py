@@ -1,6 +1,8 @@
 """Which runners a pair gets: by name, by measurement, with a reason; the same again in the next process."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,20 @@ def test_short_contexts_are_tried_as_far_as_they_go(positions: int, home: Path, 
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
     assert "ms a round" in load_pair(target, draft=draft, runner=("lean", "eager")).runners
+
+
+def test_figures_of_a_busy_machine_are_believed_for_an_hour(home: Path) -> None:
+    """Catches a machine that was busy once and is taken for slow ever after, and one that is measured at every start."""
+    assert machine.is_steady([[1.0, 1.1, 1.2], [2.0, 2.1, 9.0]])
+    assert not machine.is_steady([[1.0, 1.1, 1.2], [2.0, 5.0, 9.0]])
+    assert machine.is_steady([[1.0, 9.0]]), "two say nothing"
+    for is_steady in (True, False):
+        machine.remember("costs", {"a": 1}, {"x": 2}, is_steady=is_steady)
+        (file,) = home.iterdir()
+        assert machine.recall("costs", {"a": 1}) is not None
+        then = time.time() - machine.BELIEVED_S - 60
+        os.utime(file, (then, then))
+        assert (machine.recall("costs", {"a": 1}) is not None) == is_steady
 
 
 def test_what_is_remembered_is_of_this_machine(home: Path) -> None:

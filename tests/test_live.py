@@ -13,10 +13,11 @@ from laws import unchecked
 from records import Process, knowing_head, random_head, records
 from typer.testing import CliRunner, Result
 
-from specdecpp import AcceptanceHead, Calibration, Decoder, Fixed, HeadCard, Pair, Sampling, cli
+from specdecpp import AcceptanceHead, Calibration, Decoder, Fixed, HeadCard, Pair, Sampling, SpecDecPP, cli
 from specdecpp.errors import DataError, HeadError
 from specdecpp.runners import EagerRunner, LeanRunner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head, calibrate_live
 from specdecpp.training.live import Heard, listen
 
@@ -210,6 +211,29 @@ def test_the_card_says_what_it_was_calibrated_on() -> None:
     assert list(other.card.notes["calibration"]) == ["raw", "debiased", "calibrated"]
 
 
+def test_temperature_0_has_a_calibration_of_its_own() -> None:
+    """Catches greedy rounds that bend the calibration for sampling, and a decoder that reads one at the other's temperature."""
+    sampled = calibrate_head(knowing_head(PROCESS, calibration=BENT), records(PROCESS, 60, num_tokens=60, seed=2))
+    both = found_of(sampled, sampling=Sampling(temperature=0.0), max_tokens=100)
+    greedy = both.card.greedy
+    assert greedy is not None
+    assert greedy != both.card.calibration
+    assert (both.card.calibration, both.card.sampling) == (sampled.card.calibration, sampled.card.sampling)
+    assert both.card.notes["calibration"] == sampled.card.notes["calibration"]
+    stages = both.card.notes["calibration_greedy"]
+    assert stages["calibrated"]["kl"] < stages["before"]["kl"]
+    assert HeadCard.from_json(both.card.to_json()) == both.card
+
+    def judged(head: AcceptanceHead, temperature: float) -> list[float]:
+        decoder = Decoder(PAIR, policy=SpecDecPP(head=head, calibrated=True, threshold=1.0))
+        with unchecked():
+            rounds = decoder.generate([0], temperature=temperature, seed=0, max_tokens=40).rounds
+        return [said for r in rounds for said in r.judged]
+
+    assert judged(both, 1.0) == judged(sampled, 1.0)
+    assert judged(both, 0.0) == judged(sampled.with_card(calibration=greedy), 0.0) != judged(sampled, 0.0)
+
+
 def test_what_cannot_be_calibrated_is_refused() -> None:
     """Catches a calibration on nothing, which would be the prior, and a head of another pair."""
     with pytest.raises(DataError, match="no candidate was judged in 0 answers"):
@@ -267,6 +291,31 @@ def test_the_verb_decodes_and_writes_the_card(folder: Path, head: Path) -> None:
     assert list(said["figures"]) == ["raw", "debiased", "before", "calibrated"]
     assert said["sampling"] == card.sampling
     assert said["calibrated_on"]["num_prompts"] == 6
+
+
+def test_the_verb_decodes_the_prompts_of_labels(folder: Path, head: Path, tmp_path: Path) -> None:
+    """Catches a temperature that is ignored beside labels, and answers to prompts of another split."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"pair: {{target: {folder / 'target'}, draft: {folder / 'draft'}}}\nsampling: {{top_k: 20}}\n"
+        f"collect: {{sources: [{{path: {folder / 'dev.jsonl'}, prompt: 'field:question'}}], max_tokens: 8}}\n"
+        f"out: {tmp_path / 'out'}\n",
+        encoding="utf-8",
+    )
+    collected = CliRunner().invoke(cli.app, ["collect", str(recipe)])
+    assert collected.exit_code == 0, collected.stderr
+    labels = tmp_path / "out" / "labels"
+    pair = options(folder)[:6]
+    result = call(head, "--labels", labels, "--split", "train", "--temperature", 0, *pair, "--max-tokens", 12, "--json")
+    assert result.exit_code == 0, result.stderr
+    said, card = json.loads(result.stdout), AcceptanceHead.from_pretrained(head).card
+    assert said["calibrated_on"]["num_prompts"] == sum(1 for _ in shards.read(labels, split="train")) > 0
+    assert said["sampling"] == {**vars(Sampling(top_k=20)), "temperature": 0.0}
+    assert card.greedy is not None
+    assert said["calibration"] == vars(card.greedy)
+    assert not card.is_calibrated
+    shown = call(head, "--labels", labels, "--split", "train", "--temperature", 0, *pair, "--max-tokens", 12)
+    assert "rounds at temperature 0, lean" in shown.stdout
 
 
 @pytest.mark.parametrize(

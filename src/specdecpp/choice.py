@@ -22,7 +22,7 @@ BUDGET_S = 1.8
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 1
+METHOD = 2
 _THREADED = {"native", "llama.cpp"}  # with threads of their own; the others have torch's
 
 
@@ -71,10 +71,12 @@ def choose(target: Model, draft: Model, *, vocab_size: int, kinds: Collection[st
         "options": [option.name for option in options],
         **machine.about(),
     }
-    found = machine.recall("runners", of)
-    seconds = _seconds(found, options) or _measured(target, draft, options, vocab_size)
-    if found is None:
-        machine.remember("runners", of, {"round_s": {option.name: s for option, s in seconds.items()}})
+    seconds = _seconds(machine.recall("runners", of), options)
+    if seconds is None:
+        times = _measured(target, draft, options, vocab_size)
+        seconds = {option: _typical(found) for option, found in times.items()}
+        named = {option.name: s for option, s in seconds.items()}
+        machine.remember("runners", of, {"round_s": named}, is_steady=machine.is_steady(times.values()))
     best, *others = sorted(seconds, key=lambda option: seconds[option])
     told = ", ".join(f"{option.name} {1e3 * seconds[option]:.1f}" for option in others)
     reason = f"{best.name}: {1e3 * seconds[best]:.1f} ms a round of {CANDIDATES} candidates here; {told or 'others fail'}"
@@ -132,8 +134,13 @@ def _seconds(found: dict[str, Any] | None, options: list[Option]) -> dict[Option
         return None
 
 
-def _measured(target: Model, draft: Model, options: list[Option], vocab_size: int) -> dict[Option, float]:
-    """Seconds of a round of each option: a lower quartile, since a busy machine adds to some rounds and takes from none.
+def _typical(seconds: list[float]) -> float:
+    """A lower quartile, since a busy machine adds to some rounds and takes from none."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def _measured(target: Model, draft: Model, options: list[Option], vocab_size: int) -> dict[Option, list[float]]:
+    """Seconds of rounds of each option.
 
     The options take turns of several rounds, of which the first finds the caches as another option left them. One whose runner
     cannot be made is left out.
@@ -154,7 +161,7 @@ def _measured(target: Model, draft: Model, options: list[Option], vocab_size: in
             times[option] += turn[1:]
         if cycle and perf_counter() - started > BUDGET_S:
             break
-    return {option: sorted(found)[len(found) // 4] for option, found in times.items()}
+    return times
 
 
 class _Trial:

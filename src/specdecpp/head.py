@@ -95,6 +95,8 @@ class HeadCard:
     draft: str | None = None
     sampling: dict[str, Any] | None = None
     calibration: Calibration = field(default_factory=Calibration)
+    greedy: Calibration | None = None
+    """That of temperature 0, where a candidate is accepted for sure or not at all; None: as when sampling."""
     stopping: dict[str, Any] = field(default_factory=dict)
     """How `SpecDecPP` stops best with this head, tuned on a development split; empty when nobody tuned it."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -121,6 +123,10 @@ class HeadCard:
         """Whether the calibrated score is a probability that held-out labels have checked."""
         return self.calibration.num_labels > 0
 
+    def calibration_at(self, *, is_greedy: bool) -> Calibration:
+        """The calibration of sampled or of greedy decoding."""
+        return self.greedy if is_greedy and self.greedy else self.calibration
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
@@ -128,7 +134,8 @@ class HeadCard:
     def from_json(cls, text: str) -> "HeadCard":
         values = json.loads(text)
         values |= {name: tuple(values[name]) for name in ("scalars", "outputs") if name in values}
-        return cls(**{**values, "calibration": Calibration(**values.get("calibration", {}))})
+        values |= {name: Calibration(**values[name]) for name in ("calibration", "greedy") if values.get(name) is not None}
+        return cls(**values)
 
 
 class _Block(nn.Module):
@@ -189,12 +196,12 @@ class AcceptanceHead(nn.Module):
         """What the head says of one candidate; P(accepted) raw (biased by the training weight) or calibrated."""
         return self.estimator(calibrated=calibrated)(hidden, token, scalars)
 
-    def estimator(self, *, calibrated: bool = True) -> Estimator:
-        """`estimate` for many candidates, one at a time, with the weights as they are now.
+    def estimator(self, *, calibrated: bool = True, is_greedy: bool = False) -> Estimator:
+        """`estimate` for many candidates, one at a time, with the weights as they are now; `is_greedy` at temperature 0.
 
         On a CPU it is written in numpy: for a single row of a small network most of torch's time is dispatch.
         """
-        calibration = self.card.calibration if calibrated else Calibration()
+        calibration = self.card.calibration_at(is_greedy=is_greedy) if calibrated else Calibration()
         if self.output.weight.device.type == "cpu":
             return _numpy_estimator(self, calibration)
 
@@ -293,7 +300,9 @@ def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimato
     def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
         x = hidden.detach().float().numpy()
         if weight is not None and table is not None:
-            x = weight @ (np.append(x, np.array(scalars, np.float32)) if scalars else x)
+            if scalars:
+                x = np.concatenate((x, np.array(scalars, np.float32)))
+            x = weight @ x
             x += table[token if len(table) > 1 else 0]
         for w, b in blocks:
             h = w @ x

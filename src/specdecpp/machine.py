@@ -8,12 +8,19 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+import statistics
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+
+STEADY = 1.7
+"""How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
+BELIEVED_S = 3600.0
+"""How long the figures of a busy machine are believed."""
 
 
 def folder() -> Path:
@@ -25,28 +32,54 @@ def about() -> dict[str, Any]:
     """What a measurement depends on beside the models."""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "machine": [platform.node(), platform.machine(), os.cpu_count()],
+        "machine": [platform.node(), processor(), os.cpu_count()],
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
     }
 
 
-def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `remember` was given for the same facts; None where nothing readable lies."""
+def processor() -> str:
+    """What the processor is and can do: code and figures of one may not hold on another that shares the folder."""
     try:
-        found = json.loads(_path(kind, of).read_text(encoding="utf-8"))
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    facts = (line for line in lines if line.startswith(("model name", "flags", "Features")))
+    told = dict(line.split(":", 1) for line in facts)
+    return " ".join(told.values()).strip() or platform.machine()
+
+
+def is_steady(times: Iterable[list[float]]) -> bool:
+    """Whether measurements are worth keeping: each list holds seconds of one and the same work.
+
+    Where another process takes the machine away, many of them are far above the fastest.
+    """
+    return all(statistics.median(found) < STEADY * min(found) for found in times if len(found) > 2)
+
+
+def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `remember` was given for the same facts; None where nothing readable lies, or what a busy machine gave long ago."""
+    path = _path(kind, of)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        age_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None  # nothing, half a file, or one of another person
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict) or (found.get("is_steady") is False and age_s > BELIEVED_S):
+        return None
+    return found
 
 
-def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Keep figures, whole or not at all; a folder that cannot be written is no error, the next process measures again."""
+def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
+    """Keep figures, whole or not at all; those of a busy machine for an hour, so that a seed gives the same answer meanwhile.
+
+    A folder that cannot be written is no error, the next process measures again.
+    """
     path = _path(kind, of)
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({**found, "of": dict(of)}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError:
         with suppress(OSError):

@@ -130,15 +130,16 @@ class Dice:
 def _inverted(p: np.ndarray, u: float) -> int:
     """The index in whose share of p the point u in [0, 1) lies: its block first, by the sums of blocks, then its place there.
 
-    A running sum over a whole vocabulary takes longer than drawing may.
+    A running sum over a whole vocabulary takes longer than drawing may. A block's sum is in the precision of p.
     """
     num = len(p) // _BLOCK
-    sums = np.empty(num + 1)
-    p[: num * _BLOCK].reshape(num, _BLOCK).sum(1, dtype=np.float64, out=sums[:num])
-    sums[num] = p[num * _BLOCK :].sum(dtype=np.float64)
-    before = sums.cumsum()
+    whole = num * _BLOCK
+    sums = p[:whole].reshape(num, _BLOCK) @ np.ones(_BLOCK, p.dtype)
+    if whole < len(p):
+        sums = np.append(sums, p[whole:].sum())
+    before = sums.cumsum(dtype=np.float64)
     point = u * before[-1]
-    block = min(int(before.searchsorted(point, side="right")), num)
+    block = min(int(before.searchsorted(point, side="right")), len(sums) - 1)
     within = p[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
     place = int(within.searchsorted(point - (before[block - 1] if block else 0.0), side="right"))
     if place == len(within):  # rounding carried the point past the block: to its last index with a share

@@ -6,7 +6,7 @@ A session owns its two caches; several of them can share one pair, step by step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
@@ -17,9 +17,10 @@ from torch import Tensor
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy
+from specdecpp.policies.protocol import Floors
 from specdecpp.runners import Runner
 from specdecpp.runners.device_round import DeviceDraft, device_round
-from specdecpp.sampling import Sampling, probabilities, seen_rows
+from specdecpp.sampling import Sampling, penalised, probabilities, seen_rows
 from specdecpp.text import Detokenizer
 from specdecpp.verification import Coins, Verdict, Verification
 
@@ -158,6 +159,17 @@ class Session:
         left = self.max_tokens - (len(self.tokens) - self.num_prompt_tokens)
         return left if self.target.max_length is None else min(left, self.target.max_length - len(self.tokens))
 
+    def floors(self, limit: int) -> Floors | None:
+        """What the policy asks of its evidence in a round of at most `limit` candidates, where it can be said beforehand.
+
+        Nothing, 0, below its least number of candidates.
+        """
+        floors = self.policy.floors(self._memory, self.costs, limit)
+        if floors is None:
+            return None
+        least = (floor if k >= self.policy.min_tokens else 0.0 for k, floor in enumerate(floors.least))
+        return replace(floors, least=tuple(least))
+
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
 
@@ -235,7 +247,10 @@ class Session:
         logits, _ = self.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
         tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
         seen = None if self._seen is None else seen_rows(self._seen, tokens)
-        p = probabilities(logits, self.sampling, seen)
+        if self.verification.greedy_only and self.watch is None:
+            p = penalised(logits, self.sampling, seen)  # whose argmax is all that counts
+        else:
+            p = probabilities(logits, self.sampling, seen)
         if self.watch is not None:
             self.watch(draft, logits, p)
         q = [row.to(p.device) for row in draft.q if row is not None]

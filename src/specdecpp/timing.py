@@ -5,7 +5,7 @@ the figures: forwards, draws, the acceptance test. The time of a candidate and o
 a machine that is busy elsewhere adds to some rounds and takes from none.
 
 The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
-seed gives the same answer there.
+seed gives the same answer there; those of a machine that was busy meanwhile only for an hour.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from specdecpp.verification import TokenVerification
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXT, TURN, CYCLES, BUDGET_S = 96, 4, 5, 1.8
-METHOD = 4
+METHOD = 5
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -38,9 +38,11 @@ def measured(pair: Pair) -> Costs:
             return Costs(draft_s=found["draft_s"], passes=passes, head_s=found["head_s"])
         except (ValueError, KeyError, AttributeError, TypeError):
             pass  # of another version: measured again
-    costs = measure(pair)
-    passes = {str(n): s for n, s in costs.passes.items()}
-    machine.remember("costs", of, {"draft_s": costs.draft_s, "head_s": costs.head_s, "passes": passes})
+    rounds = _rounds(pair, BUDGET_S)
+    costs = _costs(rounds)
+    figures = {"draft_s": costs.draft_s, "head_s": costs.head_s, "passes": {str(n): s for n, s in costs.passes.items()}}
+    is_steady = machine.is_steady([r.verify_s for r in rs] for rs in rounds.values())
+    machine.remember("costs", of, figures, is_steady=is_steady)
     return costs
 
 
@@ -50,6 +52,11 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
 
     Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out.
     """
+    return _costs(_rounds(pair, budget_s))
+
+
+def _rounds(pair: Pair, budget_s: float) -> dict[int, list[Round]]:
+    """Rounds by their number of candidates."""
     sessions = {k: session for k in CANDIDATES if (session := _session(pair, k)) is not None}
     rounds: dict[int, list[Round]] = {k: [] for k in sessions}
     started = perf_counter()
@@ -59,7 +66,10 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
             rounds[k] += turn[TURN // 2 :] or turn[-1:]  # those after rounds of another length find other things in the caches
         if cycle and perf_counter() - started > budget_s:
             break
-    rounds = {k: rs[TURN // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
+    return {k: rs[TURN // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
+
+
+def _costs(rounds: dict[int, list[Round]]) -> Costs:
     drafted = [r for rs in rounds.values() for r in rs if r.num_drafted]
     draft_s = _typical(r.draft_s / r.num_drafted for r in drafted) if drafted else 0.0
     judged = [r for r in drafted if r.judged]

@@ -11,7 +11,7 @@ block    accept the longest prefix whose coin comes up (Sun et al. 2024, arXiv 2
          w_0 = 1, w_i = min(1, w_{i-1} p(Y_i)/q(Y_i)) the prefix Y_1..Y_i survives with probability w_i in all, which
          makes the joint law of the prefix prod q * w <= prod p; the missing mass R_i is what the residual restores.
          It never accepts fewer than `token`.
-greedy   accept while the candidate is the target's most likely token.
+greedy   accept while the candidate is the target's most likely token. Logits do for p.
 compare  draw y_i ~ p for every row and accept while Y_i = y_i: lossless for *any* candidates, also for candidates that
          were dropped after looking at them, but accepts less than `token`.
 
@@ -85,8 +85,8 @@ class TokenVerification:
 
     def __call__(self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], coins: Coins) -> Verdict:
         num = len(tokens)
-        accepted = coins.bernoulli(token_acceptance(p[:num], q, tokens)) if num else tokens
-        count = int(accepted.long().cumprod(0).sum())
+        accepted = coins.bernoulli(token_acceptance(p[:num], q, tokens)).tolist() if num else []
+        count = accepted.index(False) if False in accepted else num
         law = p[num] if count == num else residual(p[count], q[count])
         return Verdict(num_accepted=count, next_token=coins.categorical(law))
 
@@ -119,9 +119,9 @@ class GreedyVerification:
     def __call__(
         self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], coins: Coins
     ) -> Verdict:
-        best = p.argmax(-1)
-        count = int((best[: len(tokens)] == tokens).long().cumprod(0).sum())
-        return Verdict(num_accepted=count, next_token=int(best[count]))
+        best, given = p.argmax(-1).tolist(), tokens.tolist()
+        count = next((i for i, token in enumerate(given) if best[i] != token), len(given))
+        return Verdict(num_accepted=count, next_token=best[count])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,14 +22,17 @@ from specdecpp.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
-    from specdecpp.head import AcceptanceHead, HeadCard
+    from specdecpp.head import AcceptanceHead, Calibration, HeadCard
     from specdecpp.pair import Pair
+    from specdecpp.sampling import Sampling
 
 EXAMPLES = (
     "specdecpp calibrate out/heads/look_ahead --labels out/labels",
-    "specdecpp calibrate HEAD --target p.gguf --draft q.gguf --prompts dev.jsonl",
+    "specdecpp calibrate HEAD --target p.gguf --draft q.gguf --prompts dev.jsonl --temperature 0",
 )
 
 
@@ -57,8 +60,9 @@ def calibrate(
     The weight of rejections is undone in closed form; then a temperature and a bias are fitted on labels that the head was
     not trained on. The figures before and after go into the head's card.
 
-    With --prompts the pair decodes, on the runner and at the temperature that will serve, while the head judges every
-    candidate: for quantised models, another runner, or another temperature than the labels were made with.
+    With --prompts, or a --temperature for the prompts of the labels, the pair decodes, on the runner and at the temperature
+    that will serve, while the head judges every candidate: for quantised models, another runner, or another temperature than
+    the labels were made with. Temperature 0 gets a calibration of its own beside that for sampling.
     """
     with told():
         if (labels is None) == (prompts is None):
@@ -66,27 +70,40 @@ def calibrate(
         from specdecpp import render
         from specdecpp.head import AcceptanceHead
 
-        if labels is not None:
-            trained = AcceptanceHead.from_pretrained(_folder(head))
+        trained = AcceptanceHead.from_pretrained(_folder(head))
+        sampling = _sampling(trained, temperature)
+        is_decoded = prompts is not None or temperature is not None
+        if is_decoded:
+            check_names(target, draft, str(head))
+            asked = _of_labels(labels, split, rows) if labels else _of_file(str(prompts), prompt, rows)
+            pair = load(target, draft, None, dtype=dtype, device=device, runner=runner, quiet=as_json)
+            with render.waiting(f"decoding {len(asked)} prompts", quiet=as_json):
+                found = _on_rounds(trained, pair, asked, sampling, max_tokens=max_tokens, seed=seed)
+            about = {"calibrated_on": found.card.notes["calibrated_on"], "sampling": vars(sampling)}
+        else:
+            assert labels is not None
             with render.waiting("calibrating", quiet=as_json):
                 found = _on_labels(trained, labels, split)
-            about = {"labels": str(labels), "split": split.value}
-        else:
-            check_names(target, draft, str(head))
-            texts = _texts(str(prompts), prompt, rows)
-            trained = AcceptanceHead.from_pretrained(_folder(head))
-            pair = load(target, draft, None, dtype=dtype, device=device, runner=runner, quiet=as_json)
-            with render.waiting(f"decoding {len(texts)} prompts", quiet=as_json):
-                found = _on_rounds(trained, pair, texts, temperature, max_tokens=max_tokens, seed=seed)
-            about = {"prompts": prompts, "calibrated_on": found.card.notes["calibrated_on"], "sampling": found.card.sampling}
+            about = {"split": split.value}
         found.save_pretrained(head)
+        card, is_greedy = found.card, is_decoded and sampling.is_greedy
+        figures = card.notes["calibration_greedy" if is_greedy else "calibration"]
+        calibration = card.greedy if is_greedy and card.greedy else card.calibration
         if as_json:
-            card = found.card
-            figures = {"calibration": vars(card.calibration), "figures": card.notes["calibration"]}
-            print_json({"head": str(head), **about, **figures})
+            print_json(
+                {
+                    "head": str(head),
+                    "labels": labels and str(labels),
+                    "prompts": prompts,
+                    **about,
+                    "calibration": vars(calibration),
+                    "figures": figures,
+                }
+            )
         else:
+            rounds = _rounds(card, sampling) if is_decoded else ""
             out = render.console()
-            out.print(_view(found.card, head.resolve().name, ascii_only=out.options.ascii_only))
+            out.print(_view(figures, calibration, head.resolve().name, rounds, ascii_only=out.options.ascii_only))
 
 
 def _on_labels(head: "AcceptanceHead", labels: Path, split: Split) -> "AcceptanceHead":
@@ -96,21 +113,39 @@ def _on_labels(head: "AcceptanceHead", labels: Path, split: Split) -> "Acceptanc
     return calibrate_head(head, labels_for([head], labels, split=split.value, same_sampling=True))
 
 
+def _sampling(head: "AcceptanceHead", temperature: float | None) -> "Sampling":
+    """What the card says the head serves, at another temperature where one is named."""
+    from specdecpp.sampling import Sampling
+
+    of_card = Sampling(**head.card.sampling or {})
+    return of_card if temperature is None else replace(of_card, temperature=temperature)
+
+
 def _on_rounds(
-    head: "AcceptanceHead", pair: "Pair", texts: list[str], temperature: float | None, *, max_tokens: int, seed: int
+    head: "AcceptanceHead",
+    pair: "Pair",
+    prompts: "Sequence[str | list[int]]",
+    sampling: "Sampling",
+    *,
+    max_tokens: int,
+    seed: int,
 ) -> "AcceptanceHead":
     from specdecpp.request import as_prompt
-    from specdecpp.sampling import Sampling
     from specdecpp.training.calibrate import calibrate_live
 
-    wanted = Sampling(**head.card.sampling or {})
-    if temperature is not None:
-        wanted = replace(wanted, temperature=temperature)
-    prompts = [as_prompt(pair, text) for text in texts]
-    return calibrate_live(head, pair, prompts, sampling=wanted, max_tokens=max_tokens, seed=seed)
+    asked = [as_prompt(pair, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return calibrate_live(head, pair, asked, sampling=sampling, max_tokens=max_tokens, seed=seed)
 
 
-def _texts(file: str, kind: str, rows: int) -> list[str]:
+def _of_labels(labels: Path, split: Split, rows: int) -> list[list[int]]:
+    """The prompts of a split of labels, spread over it."""
+    from specdecpp.training import shards
+
+    found = [record.prompt.tolist() for record in shards.read(labels, split=split.value)]
+    return found[:: max(1, len(found) // rows)][:rows]
+
+
+def _of_file(file: str, kind: str, rows: int) -> list[str]:
     """The prompts of a file. Raises ValueError for a kind that does not exist, `DataError` for a file without prompts."""
     from specdecpp.errors import DataError
     from specdecpp.training.prompts import Source
@@ -130,7 +165,12 @@ def _folder(head: Path) -> Path:
     return head
 
 
-def _view(card: "HeadCard", name: str, *, ascii_only: bool) -> "RenderableType":
+def _rounds(card: "HeadCard", sampling: "Sampling") -> str:
+    on = card.notes["calibrated_on"]
+    return f"{on['num_rounds']:,} rounds at temperature {sampling.temperature:g}, {on['runners']}"
+
+
+def _view(stages: dict[str, Any], found: "Calibration", name: str, rounds: str, *, ascii_only: bool) -> "RenderableType":
     """The figures by stage, the calibration, and the diagram of what comes out."""
     from rich.console import Group
     from rich.padding import Padding
@@ -139,24 +179,20 @@ def _view(card: "HeadCard", name: str, *, ascii_only: bool) -> "RenderableType":
     from specdecpp import render
     from specdecpp.training import diagrams
 
-    notes, found = card.notes["calibration"], card.calibration
     columns = {f"{label}\n/token": f"{key}_token" for label, key in (("ECE", "ece"), ("Brier", "brier"), ("AUROC", "auroc"))}
     columns |= {"KL\n/token": "kl"}
     columns |= {f"{label}\n/round": f"{key}_product" for label, key in (("ECE", "ece"), ("Brier", "brier"), ("AUROC", "auroc"))}
     table = render.plain_table("stage", *columns, gap=2)
-    for stage, figures in notes.items():
+    for stage, figures in stages.items():
         cells = ("-" if figures[key] is None else f"{figures[key]:.3f}" for key in columns.values())
         table.add_row(stage, *cells, style=render.ACCENT if stage == "calibrated" else "")
-    after = notes["calibrated"]
+    after = stages["calibrated"]
     fitted = f"rejection weight {found.rejection_weight:g}, temperature {found.temperature:.3f}, bias {found.bias:+.3f}"
     depths = ((of, after.get(f"ece_{of}_by_depth")) for of in ("token", "product"))
     by_depth = [f"ECE by depth, {diagrams.PANELS[of]}:  {_figures(values)}" for of, values in depths if values]
     lines = [fitted, *by_depth, "", diagrams.text(after, ascii_only=ascii_only)]
     counts = f"{after['num_labels']:,} labels of {after['num_answers']:,} answers ({after['evidence']})"
-    if on := card.notes.get("calibrated_on"):
-        lines[:0] = [
-            f"{on['num_rounds']:,} rounds at temperature {(card.sampling or {}).get('temperature', 1.0):g}, {on['runners']}"
-        ]
+    lines[:0] = [rounds] if rounds else []
     body = Padding(Group(table, "", *(Text(line) for line in lines)), (0, 1))
     return Group(render.heading(name, counts), body)
 

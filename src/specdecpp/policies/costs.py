@@ -53,9 +53,11 @@ class Costs:
             most = rising[width] = max(most, float(self.passes[width]))
         object.__setattr__(self, "passes", rising)
         object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
+        object.__setattr__(self, "_hash", hash((self.draft_s, self.head_s, tuple(rising.items()))))
+        object.__setattr__(self, "_verify_s", {})
 
     def __hash__(self) -> int:
-        return hash((self.draft_s, self.head_s, tuple(self.passes.items())))
+        return self._hash  # pyright: ignore[reportAttributeAccessIssue]
 
     @classmethod
     def relative(cls, c: float) -> "Costs":
@@ -68,6 +70,12 @@ class Costs:
 
     def verify_s(self, num_positions: int) -> float:
         """Seconds of one target pass over so many positions: the unread token and the candidates."""
+        known = self._verify_s  # pyright: ignore[reportAttributeAccessIssue]
+        if num_positions not in known:  # a policy asks for each candidate again
+            known[num_positions] = self._on_curve(num_positions)
+        return known[num_positions]
+
+    def _on_curve(self, num_positions: int) -> float:
         widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
         if len(widths) == 1 or num_positions <= widths[0]:
             return seconds[0]

@@ -26,6 +26,7 @@ class HeadPolicy(Policy):
     head: "AcceptanceHead"
     calibrated: bool = True
     _estimate: "Estimator" = field(init=False, repr=False, compare=False)
+    _estimate_greedy: "Estimator" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,6 +39,7 @@ class HeadPolicy(Policy):
                 stacklevel=4,
             )
         object.__setattr__(self, "_estimate", self.head.estimator(calibrated=self.calibrated))
+        object.__setattr__(self, "_estimate_greedy", self.head.estimator(calibrated=self.calibrated, is_greedy=True))
 
     @property
     def looks_ahead(self) -> bool:
@@ -45,7 +47,8 @@ class HeadPolicy(Policy):
 
     def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate":
         scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
-        return self._estimate(hidden, draft.tokens[-1], scalars)
+        estimate = self._estimate_greedy if draft.q[-1] is None else self._estimate
+        return estimate(hidden, draft.tokens[-1], scalars)
 
 
 @dataclass(frozen=True, kw_only=True)

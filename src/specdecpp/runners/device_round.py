@@ -98,7 +98,9 @@ class DeviceRound:
         self._ends, self._ends_there = ends, torch.tensor(ends, dtype=torch.long, device=draft.device)
         self._generators = [c.generator for c in coins]
         judge = policy if isinstance(policy, HeadPolicy) else None
-        calibration = judge.head.card.calibration if judge and judge.calibrated else Calibration()
+        calibration = (
+            judge.head.card.calibration_at(is_greedy=sampling.is_greedy) if judge and judge.calibrated else Calibration()
+        )
         self._manner = Manner(sampling, judge and judge.head, calibration)
         self._has_clock = draft.device.type == "cuda"
         self._flags = [torch.cuda.Event() for _ in range(MOST)] if self._has_clock else []

@@ -236,12 +236,17 @@ class _Angles:
         self._cos = self._sin = torch.empty(0)
 
     def at(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self.to(end)
+        return cos[start:end], sin[start:end]
+
+    def to(self, end: int) -> tuple[Tensor, Tensor]:
+        """The whole table, which goes to `end` or further."""
         if end > len(self._cos):
             like = torch.empty(0, dtype=self._dtype, device=self._rotary.inv_freq.device)
             positions = torch.arange(max(end, 2 * len(self._cos), _ROOM), device=like.device)
             self._cos, self._sin = (t[0].unsqueeze(1) for t in self._rotary(like, positions.unsqueeze(0)))
             self._sin[..., : self._sin.shape[-1] // 2] *= -1
-        return self._cos[start:end], self._sin[start:end]
+        return self._cos, self._sin
 
 
 def _causal(n: int, end: int, like: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class NativeRunner:
         return None if compiler() else "there is no C++ compiler (set CXX, or install g++ or clang++)"
 
     def _reset(self) -> None:
-        self._length = 0
+        self._length = self._capacity = 0
         self._sequence: int | None = None
 
     def fresh(self, *, num_threads: int | None = None) -> "NativeRunner":
@@ -108,7 +108,8 @@ class NativeRunner:
     def _extend(self, tokens: list[int], *, rows: int) -> tuple[Tensor, Tensor]:
         num, end = len(tokens), self._length + len(tokens)
         logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        cos, sin = self._angles.at(self._length, end)
+        cos, sin = self._angles.to(end)
+        past = self._length * cos.stride(0) * cos.element_size()
         with _LOCK:
             self._weights.lib.native_extend(
                 self._weights.handle,
@@ -118,8 +119,8 @@ class NativeRunner:
                 num,
                 self._length,
                 rows,
-                cos.data_ptr(),
-                sin.data_ptr(),
+                cos.data_ptr() + past,
+                sin.data_ptr() + past,
                 logits.data_ptr(),
                 states.data_ptr(),
             )
@@ -138,9 +139,11 @@ class NativeRunner:
         if sequence is None:
             sequence = self._sequence = int(lib.native_sequence())
             weakref.finalize(self, lib.native_sequence_free, sequence)
-        held = lib.native_capacity(sequence)
-        if length > held and not lib.native_grow(self._weights.handle, sequence, max(length, 2 * held, _ROOM), self._length):
-            raise MemoryError(f"there is no memory for a cache of {length} positions")
+        if length > self._capacity:
+            room = max(length, 2 * self._capacity, _ROOM)
+            if not lib.native_grow(self._weights.handle, sequence, room, self._length):
+                raise MemoryError(f"there is no memory for a cache of {length} positions")
+            self._capacity = lib.native_capacity(sequence)
         return sequence
 
     def _check_against_transformers(self, model: Any) -> None:
@@ -261,17 +264,8 @@ def library() -> Any:
 
 def _binary() -> Path:
     """Where the compiled code lies: its name changes with the source, the compiler and the processor."""
-    facts = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *_openmp(), str(compiler()), platform.machine(), _processor()]
+    facts = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *_openmp(), str(compiler()), platform.machine(), machine.processor()]
     return machine.folder() / f"native-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
-
-
-def _processor() -> str:
-    """What the processor can do: code for one may not run on another that shares the folder."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 @cache

@@ -29,6 +29,8 @@ __all__ = ["auroc", "brier", "calibrate_head", "calibrate_live", "calibrated", "
 IN_USE: tuple[Source, ...] = ("leaf", "rounds", "mixed")
 """What a lagged head is calibrated on: its own evidence in use, where the labels have it."""
 STAGES = ("raw", "debiased", "calibrated")
+GREEDY = "calibration_greedy"
+"""The card's note of the figures at temperature 0."""
 BEFORE = "before"
 """The stage of a calibration that the card had, where another runner is to serve."""
 RUNNER = "calibrated_on"
@@ -77,7 +79,9 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
         played.append(None if record.branches is None else rounds(record))
     if not judged:
         raise DataError("there are no records to calibrate on. Name a split that the labels have.")
-    return _with(head, judged, lambda calibration: _figures(judged, played, calibration))
+    after, stages = _fitted(head, judged, lambda calibration: _figures(judged, played, calibration))
+    notes = {name: value for name, value in head.card.notes.items() if name != RUNNER}
+    return head.with_card(calibration=after, notes=notes | {"calibration": stages})
 
 
 def calibrate_live(
@@ -91,7 +95,9 @@ def calibrate_live(
 ) -> AcceptanceHead:
     """The head with its calibration fitted on real rounds of the pair, which run as they will in service.
 
-    `sampling` is that of the head's card unless given, and is written there. Beside the stages of `calibrate_head` the notes
+    `sampling` is that of the head's card unless given, and is written there. Temperature 0 is the exception: greedy candidates
+    have odds of their own, so what is fitted then becomes the card's `greedy`, its figures the notes `calibration_greedy`, and
+    the calibration for sampling stays. Beside the stages of `calibrate_head` the notes
     `calibration` have `before`, where the card had a calibration: how well it serves here. The note `calibrated_on` names
     models, runners and prompts. The prompts must be none that the head was trained on.
 
@@ -107,8 +113,9 @@ def calibrate_live(
             f"no candidate was judged in {len(heard)} answers of at most {max_tokens} tokens. Give more prompts, or longer "
             "answers."
         )
-    stages = {BEFORE: head.card.calibration} if head.card.is_calibrated else {}
-    found = _with(head, judged, lambda calibration: _heard_figures(heard, judged, calibration), stages)
+    is_greedy = sampling.is_greedy
+    stages = {BEFORE: head.card.calibration_at(is_greedy=is_greedy)} if head.card.is_calibrated else {}
+    after, stages = _fitted(head, judged, lambda calibration: _heard_figures(heard, judged, calibration), stages)
     about = {
         "runners": pair.runners,
         "target": pair.target_name,
@@ -118,24 +125,26 @@ def calibrate_live(
         "max_tokens": max_tokens,
         "seed": seed,
     }
-    return found.with_card(sampling=asdict(sampling), notes=found.card.notes | {RUNNER: about})
+    if is_greedy:
+        return head.with_card(greedy=after, notes=head.card.notes | {GREEDY: stages, RUNNER: about})
+    return head.with_card(
+        calibration=after, sampling=asdict(sampling), notes=head.card.notes | {"calibration": stages, RUNNER: about}
+    )
 
 
-def _with(
+def _fitted(
     head: AcceptanceHead,
     judged: Sequence[Judged],
     figures_of: Callable[[Calibration], Figures],
     stages: dict[str, Calibration] | None = None,
-) -> AcceptanceHead:
-    """The head under a calibration fitted on these points, with figures of each stage."""
+) -> tuple[Calibration, dict[str, Any]]:
+    """The calibration fitted on these points, and the figures of each stage."""
     score, label, weight = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label", "weight"))
     debiased = Calibration(rejection_weight=head.card.calibration.rejection_weight)
     after = calibrated(score, label, rejection_weight=debiased.rejection_weight, weight=weight)
     raw, undone, last = STAGES
     stages = {raw: Calibration(), undone: debiased, **(stages or {}), last: after}
-    notes: dict[str, Any] = {name: value for name, value in head.card.notes.items() if name != RUNNER}
-    notes["calibration"] = {name: figures_of(calibration).values for name, calibration in stages.items()}
-    return head.with_card(calibration=after, notes=notes)
+    return after, {name: figures_of(calibration).values for name, calibration in stages.items()}
 
 
 def _figures(judged: list[Judged], played: list[Rounds | None], calibration: Calibration) -> Figures:
