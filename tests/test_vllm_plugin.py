@@ -163,6 +163,17 @@ def test_the_route_follows_from_the_configuration(route: str, settings: dict[str
             {},
             {"speculative_config__method": "custom_class", "speculative_config__model": routes.CUSTOM},
         ),
+        *(
+            (
+                said,
+                {"draft": "d"},
+                {"speculative_config__method": "custom_class", "speculative_config__model": routes.CUSTOM, name: 2},
+            )
+            for said, name in (
+                ("cannot draft in pipeline stages", "parallel_config__pipeline_parallel_size"),
+                ("data parallel ranks", "parallel_config__data_parallel_size"),
+            )
+        ),
     ],
 )
 def test_what_no_route_can_follow_is_refused(said: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -278,6 +289,7 @@ def test_a_batch_is_judged_as_its_rows_are(form: str, calibrated: bool, scalars:
     card = HeadCard(
         hidden_size=6, form=form, vocab_size=9, scalars=scalars, outputs=("accept", "next"), width=5, num_layers=2,
         calibration=Calibration(rejection_weight=3.0, temperature=1.4, bias=-0.2, num_labels=1),
+        greedy=Calibration(temperature=0.6, bias=0.3, num_labels=1),
     )  # fmt: skip
     head = AcceptanceHead(card)
     for parameter in head.parameters():
@@ -288,12 +300,12 @@ def test_a_batch_is_judged_as_its_rows_are(form: str, calibrated: bool, scalars:
     for step in range(4):
         hidden, q = torch.randn(2, 6), torch.randn(2, 9).softmax(-1)
         tokens = torch.tensor([step, 8 - step])
-        said = judging(hidden, tokens, q)
+        said = judging(hidden, tokens, q, is_greedy=torch.tensor([False, True]))
         expected = []
         for row, token, one, state in zip(rows, tokens.tolist(), q, hidden, strict=True):
             if form == "lagged" and row.num_tokens:
                 expected.append(policy.judge(row, state))
-            row.append(token, q=one)
+            row.append(token, **({"logits": one.log()} if row is rows[1] else {"q": one}))
             if form == "look_ahead":
                 expected.append(policy.judge(row, state))
         if said is None:
@@ -352,7 +364,9 @@ def test_every_row_drafts_as_it_would_alone(name: str, pair: Pair) -> None:
     rounds = rounds_of(policy)
     states = [State() for _ in contexts]
     ends = tuple(pair.ends)
-    rounds.settle([seen(s, context=0, sampled=len(c), ends=ends) for s, c in zip(states, contexts, strict=True)])
+    rounds.settle(
+        [seen(s, context=0, sampled=len(c), ends=ends, is_greedy=True) for s, c in zip(states, contexts, strict=True)]
+    )
     alone = [
         propose(
             pair.draft.fresh(),

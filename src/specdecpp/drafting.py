@@ -50,6 +50,11 @@ class Draft:
         return len(self.tokens)
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether the last candidate is an argmax rather than a draw."""
+        return self.num_tokens > 0 and self.q[-1] is None
+
+    @property
     def survival(self) -> float:
         """Estimated probability that every judged candidate is accepted: the product of `judged`."""
         return math.prod(self.judged, start=1.0)

@@ -47,7 +47,7 @@ class HeadPolicy(Policy):
 
     def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate":
         scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
-        estimate = self._estimate_greedy if draft.q[-1] is None else self._estimate
+        estimate = self._estimate_greedy if draft.is_greedy else self._estimate
         return estimate(hidden, draft.tokens[-1], scalars)
 
 

@@ -54,6 +54,11 @@ class Candidates(Protocol):
         ...
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether candidates are the draft's argmax rather than draws."""
+        ...
+
+    @property
     def costs(self) -> "Costs | None":
         """What a step costs; None where no policy needs to know."""
         ...

@@ -73,6 +73,11 @@ class View:
         return self._judged
 
     @property
+    def is_greedy(self) -> bool:
+        """Recorded candidates are draws."""
+        return False
+
+    @property
     def survival(self) -> float:
         self._judge()
         return self._survival

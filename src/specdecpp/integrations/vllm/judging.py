@@ -7,7 +7,7 @@ import copy
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdecpp.head import AcceptanceHead, Calibration
@@ -29,7 +29,9 @@ class Judging:
 
     def __init__(self, head: AcceptanceHead, *, calibrated: bool = True, device: torch.device | str = "cpu"):
         self._head = copy.deepcopy(head).to(device)
-        self._calibration = head.card.calibration if calibrated else Calibration()
+        self._calibrations = [
+            head.card.calibration_at(is_greedy=is_greedy) if calibrated else Calibration() for is_greedy in (False, True)
+        ]
         self.looks_ahead = head.card.form == "look_ahead"
         self.start()
 
@@ -38,8 +40,18 @@ class Judging:
         self._before: tuple[Tensor, Tensor | None] | None = None
 
     @torch.inference_mode()
-    def __call__(self, hidden: Float[Tensor, "B D"], tokens: Int[Tensor, " B"], q: Float[Tensor, "B V"]) -> Said | None:
-        """After a step: `hidden` is the draft's state, q the distribution that it gave and `tokens` what was drawn from it."""
+    def __call__(
+        self,
+        hidden: Float[Tensor, "B D"],
+        tokens: Int[Tensor, " B"],
+        q: Float[Tensor, "B V"],
+        *,
+        is_greedy: Bool[Tensor, " B"] | None = None,
+    ) -> Said | None:
+        """After a step: `hidden` is the draft's state, q the distribution that it gave and `tokens` what was drawn from it.
+
+        `is_greedy` marks the rows at temperature 0; None: there are none.
+        """
         self._depth += 1
         drawn = tokens.long(), self._scalars(tokens.long(), q)
         judged, self._before = (drawn if self.looks_ahead else self._before), drawn
@@ -47,7 +59,8 @@ class Judging:
             return None
         out = self._head(hidden, *judged)
         names = self._head.card.outputs
-        accept = torch.sigmoid(self._calibration.apply(out[:, 0]))
+        drawn, chosen = (calibration.apply(out[:, 0]) for calibration in self._calibrations)
+        accept = torch.sigmoid(drawn if is_greedy is None else torch.where(is_greedy, chosen, drawn))
         return Said(accept, torch.sigmoid(out[:, names.index("next")]) if "next" in names else None)
 
     def _scalars(self, tokens: Int[Tensor, " B"], q: Float[Tensor, "B V"]) -> Float[Tensor, "B S"] | None:

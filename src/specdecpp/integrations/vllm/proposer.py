@@ -144,9 +144,21 @@ class AdaptiveProposer(DraftModelProposer):
 
     def _seen(self) -> list[Seen]:
         return [
-            Seen(state=state, num_context=n, num_drafted=drafted, num_sampled=sampled, ends=ends)
+            Seen(
+                state=state,
+                num_context=n,
+                num_drafted=drafted,
+                num_sampled=sampled,
+                ends=ends,
+                is_greedy=_is_greedy(state),
+            )
             for (state, n, ends), drafted, sampled in zip(self._batch, self._num_drafted, self._num_sampled, strict=True)
         ]
+
+
+def _is_greedy(state: Any) -> bool:
+    """Whether a request takes argmaxes: vLLM does below a temperature of 1e-5."""
+    return getattr(state.sampling_params, "temperature", 1.0) < 1e-5
 
 
 def _ends(state: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from operator import mul
 from time import perf_counter
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -46,6 +47,7 @@ class Seen:
     num_drafted: int
     num_sampled: int
     ends: Collection[int] = ()
+    is_greedy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,7 @@ class Rounds:
         self._requests: dict[int, Request] = {}
         self._batch: Sequence[Seen] = ()
         self._rows: list[Row | None] = []
+        self._is_greedy = torch.zeros(0, dtype=torch.bool)
         self._is_steady = False
         self._num_steps = 0
         self._entered_s = self._left_s = self._draft_s = self._head_s = 0.0
@@ -173,6 +176,7 @@ class Rounds:
             self._judging.start()
         costs, is_timed = (self._costs, True) if self._costs else self._clock.costs(len(self._batch))
         most = min(max_tokens, self.max_tokens)
+        self._is_greedy = torch.tensor([seen.is_greedy for seen in self._batch], dtype=torch.bool)
         self._rows = [self._row(seen, most, costs, is_timed) if seen.num_sampled else None for seen in self._batch]
         return self._going_on()
 
@@ -206,7 +210,7 @@ class Rounds:
         confidences = q.gather(1, tokens.long()[:, None])[:, 0].tolist()
         drawn = tokens.tolist()
         started = perf_counter()
-        said = None if self._judging is None else self._judging(hidden, tokens, q)
+        said = None if self._judging is None else self._judging(hidden, tokens, q, is_greedy=self._is_greedy.to(q.device))
         accept = None if said is None else said.accept.tolist()
         ahead = None if said is None or said.next is None else said.next.tolist()
         self._head_s += perf_counter() - started
