@@ -162,6 +162,30 @@ def test_every_part_of_a_round_is_measured(pair: Pair, home: Path):
     assert not home.exists(), "measuring alone writes nothing"
 
 
+def test_noise_makes_no_pass_cheaper_than_one_position():
+    """Catches a line through noisy widths that goes below zero, which no costs can hold, at the narrowest of them."""
+    costs = timing._smooth({1: 1.4, 2: 0.1, 3: 0.2, 5: 14.0})
+    assert min(costs.values()) == costs[1] == 1.4
+    assert timing._smooth({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0}) == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0})
+
+
+def test_the_first_candidate_may_take_longer_than_the_others():
+    """Catches a round's start that is spread over its candidates, or taken twice."""
+    assert timing._line({k: 0.5 + 0.2 * k for k in (1, 2, 4, 8)}) == pytest.approx((0.5, 0.2))
+    assert timing._line({1: 0.1, 2: 0.3, 4: 0.7}) == (0.0, pytest.approx((0.1 + 0.15 + 0.175) / 3))
+    assert timing._line({3: 0.6}) == (0.0, pytest.approx(0.2))
+    assert timing._line({}) == (0.0, 0.0)
+    costs = Costs(draft_s=0.2, passes={1: 1.0, 3: 1.4}, start_s=0.5)
+    assert [costs.round_s(k) for k in range(3)] == pytest.approx([1.0, 1.2 + 0.5 + 0.2, 1.4 + 0.5 + 0.4])
+    assert costs.step_s(0) == pytest.approx(0.2 + 0.5 + 0.2)
+    assert costs.step_s(1) == pytest.approx(0.2 + 0.2)
+    settled = costs
+    for _ in range(2000):
+        settled = settled.updated(outcome(2, 1, costs, draft_s=0.9, verify_s=2.8))
+    assert settled.start_s == 0.5
+    assert (settled.draft_s, settled.passes[3]) == pytest.approx((0.2, 2.8), rel=1e-3)
+
+
 def test_a_second_process_weighs_the_same_costs(pair: Pair, home: Path):
     """Catches figures that are measured anew, so that a seed gives another answer: no two measurements are alike."""
     first = timing.measured(pair)

@@ -70,7 +70,9 @@ class Draft:
     def confidence(self, i: int) -> float:
         """q(Y_i) of candidate i (from 0; -1 is the last), under `distribution(i)`."""
         for k in range(len(self._confidences), self.num_tokens):
-            self._confidences.append(float(self.distribution(k)[self.tokens[k]]))
+            q = self.distribution(k)
+            token = self.tokens[k]
+            self._confidences.append(q.numpy().item(token) if q.device.type == "cpu" else float(q[token]))
         return self._confidences[i]
 
     @property

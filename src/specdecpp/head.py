@@ -298,7 +298,7 @@ def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimato
     shift, slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
 
     def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
-        x = hidden.detach().float().numpy()
+        x = hidden.numpy() if hidden.dtype == torch.float32 and not hidden.requires_grad else hidden.detach().float().numpy()
         if weight is not None and table is not None:
             if scalars:
                 x = np.concatenate((x, np.array(scalars, np.float32)))

@@ -23,7 +23,7 @@ from specdecpp.verification import TokenVerification
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXT, TURN, CYCLES, BUDGET_S = 96, 4, 5, 1.8
-METHOD = 5
+METHOD = 6
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -35,20 +35,21 @@ def measured(pair: Pair) -> Costs:
     if found := machine.recall("costs", of):
         try:
             passes = {int(n): s for n, s in found["passes"].items()}
-            return Costs(draft_s=found["draft_s"], passes=passes, head_s=found["head_s"])
+            return Costs(draft_s=found["draft_s"], passes=passes, head_s=found["head_s"], start_s=found["start_s"])
         except (ValueError, KeyError, AttributeError, TypeError):
             pass  # of another version: measured again
     rounds = _rounds(pair, BUDGET_S)
     costs = _costs(rounds)
-    figures = {"draft_s": costs.draft_s, "head_s": costs.head_s, "passes": {str(n): s for n, s in costs.passes.items()}}
+    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s")}
+    figures["passes"] = {str(n): s for n, s in costs.passes.items()}
     is_steady = machine.is_steady([r.verify_s for r in rs] for rs in rounds.values())
     machine.remember("costs", of, figures, is_steady=is_steady)
     return costs
 
 
 def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
-    """Seconds of a candidate, of a target pass by width and, with a head, of its judgement; batch 1, at a context of about a
-    hundred tokens. The head's time stands apart (`Costs.judging`).
+    """Seconds of a candidate, of a round's start, of a target pass by width and, with a head, of its judgement; batch 1, at a
+    context of about a hundred tokens. The head's time stands apart (`Costs.judging`).
 
     Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out.
     """
@@ -70,17 +71,28 @@ def _rounds(pair: Pair, budget_s: float) -> dict[int, list[Round]]:
 
 
 def _costs(rounds: dict[int, list[Round]]) -> Costs:
-    drafted = [r for rs in rounds.values() for r in rs if r.num_drafted]
-    draft_s = _typical(r.draft_s / r.num_drafted for r in drafted) if drafted else 0.0
-    judged = [r for r in drafted if r.judged]
+    drafts = {k: _typical(r.draft_s for r in rs) for k, rs in rounds.items() if k}
+    start_s, draft_s = _line(drafts)
+    judged = [r for rs in rounds.values() for r in rs if r.judged]
     head_s = _typical(r.head_s / len(r.judged) for r in judged) if judged else 0.0
     passes = {k + 1: _typical(r.verify_s + r.other_s for r in rs) for k, rs in rounds.items()}
-    return Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s)
+    return Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s, start_s=start_s)
 
 
 def _typical(seconds: Iterable[float]) -> float:
     ordered = sorted(seconds)
     return ordered[len(ordered) // 4]
+
+
+def _line(drafts: dict[int, float]) -> tuple[float, float]:
+    """(start, slope) of the seconds of so many candidates: least squares with errors in proportion to the number."""
+    if len(drafts) < 2:
+        return 0.0, next((s / k for k, s in drafts.items()), 0.0)
+    numbers, seconds = np.array(list(drafts)), np.array(list(drafts.values()))
+    slope, start = np.polyfit(numbers, seconds, 1, w=1 / numbers)
+    if start <= 0 or slope <= 0:
+        return 0.0, float((seconds / numbers).mean())
+    return float(start), float(slope)
 
 
 def _smooth(passes: dict[int, float]) -> dict[int, float]:
@@ -95,7 +107,7 @@ def _smooth(passes: dict[int, float]) -> dict[int, float]:
     seconds = [passes[n] for n in widths]
     slope = max(0.0, float(np.polyfit(widths, seconds, 1)[0]))
     level = float(np.mean(seconds) - slope * np.mean(widths))  # the line goes through the means
-    return {1: passes[1]} | {n: level + slope * n for n in widths}
+    return {1: passes[1]} | {n: max(passes[1], level + slope * n) for n in widths}
 
 
 def _session(pair: Pair, k: int) -> Session | None:

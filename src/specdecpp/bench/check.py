@@ -196,7 +196,7 @@ def others(machine: Machine) -> dict[str, Machine]:
     costs, single = machine.costs, machine.costs.verify_s(1)
     found = {"verification": replace(machine, costs=replace(costs, passes={1: single}))}
     if costs.draft_s > CHEAP * single:
-        found["draft"] = replace(machine, costs=replace(costs, draft_s=CHEAP * single))
+        found["draft"] = replace(machine, costs=replace(costs, draft_s=CHEAP * single, start_s=0.0))
     if machine.head_s:
         found["head"] = replace(machine, costs=replace(costs, head_s=0.0))
     return found

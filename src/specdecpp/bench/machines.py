@@ -38,7 +38,8 @@ class Machine:
             found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
             found = found.get("costs", found)
             passes = {int(n): float(s) for n, s in found["passes"].items()}
-            costs = Costs(draft_s=float(found["draft_s"]), passes=passes, head_s=float(found.get("head_s", 0)))
+            others = {name: float(found.get(name, 0)) for name in ("head_s", "start_s")}
+            costs = Costs(draft_s=float(found["draft_s"]), passes=passes, **others)
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataError(
                 f"{path} does not hold costs ({type(error).__name__}: {error}). It is JSON with the seconds of a candidate and "
@@ -62,9 +63,10 @@ class Machine:
 
     def to_dict(self) -> dict[str, Any]:
         """As a results file has it; `c` is a candidate over a target pass of one position."""
-        passes = {str(n): s for n, s in self.costs.passes.items()}
-        draft_s, c = self.costs.draft_s, self.costs.draft_s / self.costs.verify_s(1)
-        return {"name": self.name, "draft_s": draft_s, "passes": passes, "c": c, "head_s": self.head_s}
+        costs = self.costs
+        seconds = {"draft_s": costs.draft_s, "start_s": costs.start_s, "head_s": costs.head_s}
+        passes = {str(n): s for n, s in costs.passes.items()}
+        return {"name": self.name, **seconds, "passes": passes, "c": costs.draft_s / costs.verify_s(1)}
 
 
 def head_of(policy: Policy) -> AcceptanceHead | None:

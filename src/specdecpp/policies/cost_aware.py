@@ -16,6 +16,7 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from specdecpp.policies.costs import Costs, chain_tokens
@@ -120,8 +121,8 @@ class CostAware(HeadPolicy):
 
     def rate(self, memory: Ledger, costs: Costs) -> float:
         """rho: tokens per second so far, the prior's rounds included."""
-        n, k = self.prior_rounds, costs.best_length(self.prior, range(self.max_tokens + 1))
-        return (memory.num_tokens + n * chain_tokens(self.prior, k)) / (memory.seconds + n * costs.round_s(k))
+        tokens, seconds = _prior(costs, self.prior, self.prior_rounds, self.max_tokens)
+        return (memory.num_tokens + tokens) / (memory.seconds + seconds)
 
     def mean_acceptance(self, memory: Ledger) -> float:
         """a: of the candidates tested so far, the prior's rounds included."""
@@ -131,3 +132,10 @@ class CostAware(HeadPolicy):
         """S m: that all so far and the next candidate are accepted. A lagged head has not judged the last one yet."""
         ahead = draft.next_acceptance if self.foresees else None
         return draft.survival * (mean if ahead is None else ahead) * mean ** (draft.num_tokens - len(draft.judged))
+
+
+@lru_cache(maxsize=256)  # asked before every candidate, with what changes at most once a round
+def _prior(costs: Costs, acceptance: float, num_rounds: int, max_tokens: int) -> tuple[float, float]:
+    """(tokens, seconds) of the prior's rounds: of the length that is best for a chain."""
+    k = costs.best_length(acceptance, range(max_tokens + 1))
+    return num_rounds * chain_tokens(acceptance, k), num_rounds * costs.round_s(k)

@@ -22,8 +22,9 @@ PAUSE = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """`draft_s` seconds a candidate; `passes` maps positions of a target pass (candidates + 1) to seconds; `head_s` is what a
-    head that judges it would add to a candidate (`judging`).
+    """`draft_s` seconds a candidate; `passes` maps positions of a target pass (candidates + 1) to seconds; `start_s` is what
+    the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
+    it would add to a candidate (`judging`).
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -37,13 +38,13 @@ class Costs:
     draft_s: float
     passes: Mapping[int, float]
     head_s: float = 0.0
+    start_s: float = 0.0
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
-        is_finite = all(map(math.isfinite, (self.draft_s, self.head_s, *self.passes.values())))
-        if not (
-            is_finite and min(self.draft_s, self.head_s) >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0
-        ):
+        is_finite = all(map(math.isfinite, (self.draft_s, self.head_s, self.start_s, *self.passes.values())))
+        least = min(self.draft_s, self.head_s, self.start_s)
+        if not (is_finite and least >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
             raise ValueError(
                 "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
                 f"draft_s={self.draft_s} and passes={dict(self.passes)}"
@@ -53,7 +54,7 @@ class Costs:
             most = rising[width] = max(most, float(self.passes[width]))
         object.__setattr__(self, "passes", rising)
         object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
-        object.__setattr__(self, "_hash", hash((self.draft_s, self.head_s, tuple(rising.items()))))
+        object.__setattr__(self, "_hash", hash((self.draft_s, self.head_s, self.start_s, tuple(rising.items()))))
         object.__setattr__(self, "_verify_s", {})
 
     def __hash__(self) -> int:
@@ -69,10 +70,11 @@ class Costs:
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
     def verify_s(self, num_positions: int) -> float:
-        """Seconds of one target pass over so many positions: the unread token and the candidates."""
+        """Seconds of one target pass over so many positions, the unread token and the candidates; with candidates, of the
+        round's start too."""
         known = self._verify_s  # pyright: ignore[reportAttributeAccessIssue]
         if num_positions not in known:  # a policy asks for each candidate again
-            known[num_positions] = self._on_curve(num_positions)
+            known[num_positions] = self._on_curve(num_positions) + self.start_s * (num_positions > 1)
         return known[num_positions]
 
     def _on_curve(self, num_positions: int) -> float:
@@ -103,9 +105,10 @@ class Costs:
 
     def updated(self, outcome: "Outcome") -> "Costs":
         """The running means after a round was timed: the time of a candidate, and the level of the whole curve."""
-        draft_s, expected_s = self.draft_s, self.verify_s(outcome.num_drafted + 1)
-        if outcome.num_drafted:
-            took_s = (outcome.draft_s + outcome.head_s) / outcome.num_drafted
+        num, draft_s = outcome.num_drafted, self.draft_s
+        expected_s = self._on_curve(num + 1)
+        if num:
+            took_s = max(0.0, outcome.draft_s + outcome.head_s - self.start_s) / num
             draft_s += MEMORY * (min(took_s, PAUSE * max(draft_s, expected_s)) - draft_s)
         level = (outcome.verify_s + outcome.other_s) / expected_s
         scale = 1 + MEMORY * (min(level, PAUSE) - 1)
