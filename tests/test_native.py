@@ -12,6 +12,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.errors import RunnerError
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
+from specdecpp.sampling import inverted
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -158,3 +159,34 @@ def test_it_can_be_asked_for(tmp_path: Path) -> None:
     pair = load_pair(runner="native")
     assert type(pair.target) is type(pair.draft) is NativeRunner
     assert pair.runners.startswith("native")
+
+
+@pytest.fixture(scope="module")
+def runner() -> NativeRunner:
+    return NativeRunner(built("llama"), num_threads=1)
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 200, 4096])
+def test_drawing_is_that_of_the_library(size: int, runner: NativeRunner) -> None:
+    """Catches a block that is skipped or counted twice, a token without a share, and an index past the end."""
+    generator = torch.Generator().manual_seed(size)
+    for _ in range(50):
+        p = torch.rand(size, generator=generator) ** 8
+        p[torch.rand(size, generator=generator) < 0.3] = 0.0
+        p[int(torch.randint(size, (1,), generator=generator))] += 0.1
+        u = float(torch.rand(1, generator=generator, dtype=torch.float64))
+        token = runner.draw(p, u)
+        assert token == inverted(p, u)
+        assert p[token] > 0
+    p = torch.zeros(size)
+    p[size // 2] = 1e-30
+    assert runner.draw(p, 0.0) == runner.draw(p, 1 - 1e-16) == size // 2
+    p = torch.rand(2, size, generator=generator, dtype=torch.float64).T[:, 0]
+    assert runner.draw(p, 0.5) == inverted(p, 0.5), "of another precision or not in one piece"
+
+
+def test_draws_are_shared_out_as_the_law_says(runner: NativeRunner) -> None:
+    """Catches a bias between blocks: on a grid of points every token gets its share of them, to one point."""
+    p = torch.tensor([0.1, 0.0, 0.4] + [0.5 / 97] * 97)
+    drawn = torch.bincount(torch.tensor([runner.draw(p, (i + 0.5) / 10_000) for i in range(10_000)]), minlength=len(p))
+    assert (drawn - 10_000 * p).abs().max() <= 1.01

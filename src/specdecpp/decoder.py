@@ -131,7 +131,7 @@ class Decoder:
             sampling=sampling,
             prompt=encode(self.pair, prompt),
             max_tokens=options.get("max_tokens", 256),
-            coins=streams(seed, draft.device, target.device),
+            coins=streams(seed, draft.device, target.device, draw=getattr(draft, "draw", None)),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
             costs=self.costs if seed is not None else self._running_costs(),

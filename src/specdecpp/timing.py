@@ -128,7 +128,7 @@ def _session(pair: Pair, k: int) -> Session | None:
         sampling=Sampling(),
         prompt=[i % pair.target.vocab_size for i in range(context)],
         max_tokens=TURN * (1 + CYCLES) * (k + 2),
-        coins=streams(k, pair.draft.device, pair.target.device),
+        coins=streams(k, pair.draft.device, pair.target.device, draw=getattr(pair.draft, "draw", None)),
     )
     session.prefill()
     return session

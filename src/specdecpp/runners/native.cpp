@@ -356,6 +356,31 @@ bool native_grow(const Model* m, Sequence* seq, int capacity, int length) {
 
 // Reads n tokens at `start`; logits [rows, v] and states [rows, w] of the last `rows`. cos and sin [n, s], the sign with the sines.
 // One call at a time for a model.
+// The index in whose share of p [n], of any positive scale, the point u in [0, 1) lies: `sampling.inverted`, in one call.
+int64_t native_draw(const float* p, int64_t n, double u) {
+  constexpr int64_t BLOCK = 64;
+  static thread_local std::vector<double> before;  // the running sum in front of each block, and the whole at last
+  before.assign(1, 0.0);
+  for (int64_t start = 0; start < n; start += BLOCK) {
+    double parts[8] = {};
+    int64_t end = std::min(start + BLOCK, n), even = start + (end - start) / 8 * 8;
+    for (int64_t i = start; i < even; i += 8)
+      for (int j = 0; j < 8; ++j) parts[j] += p[i + j];
+    for (int64_t i = even; i < end; ++i) parts[0] += p[i];
+    double sum = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    before.push_back(before.back() + sum);
+  }
+  double point = u * before.back();
+  int64_t num = int64_t(before.size()) - 1;
+  int64_t block = std::min(int64_t(std::upper_bound(before.begin() + 1, before.end(), point) - before.begin()) - 1, num - 1);
+  double sum = before[block];
+  for (int64_t i = block * BLOCK; i < std::min((block + 1) * BLOCK, n); ++i)
+    if ((sum += p[i]) > point) return i;
+  for (int64_t i = std::min((block + 1) * BLOCK, n) - 1; i > 0; --i)  // rounding carried the point past the block
+    if (p[i] > 0) return i;
+  return 0;
+}
+
 void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, const float* cos, const float* sin,
                    float* logits, float* states) {
   const Shape& s = m->s;

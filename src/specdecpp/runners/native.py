@@ -26,6 +26,7 @@ from torch import Tensor
 from specdecpp import machine
 from specdecpp.errors import RunnerError
 from specdecpp.runners.lean import LeanRunner, _Angles
+from specdecpp.sampling import inverted
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
@@ -132,6 +133,12 @@ class NativeRunner:
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
         self._length = length
+
+    def draw(self, p: Float[Tensor, " V"], u: float) -> int:
+        """`sampling.inverted` in one call of compiled code."""
+        if p.dtype != torch.float32 or not p.is_contiguous():
+            return inverted(p, u)
+        return self._weights.lib.native_draw(p.data_ptr(), len(p), u)
 
     def _room_for(self, length: int) -> int:
         """The cache, with room for so many positions."""
@@ -254,6 +261,7 @@ def library() -> Any:
         "native_sequence_free": (None, [pointer]),
         "native_capacity": (number, [pointer]),
         "native_grow": (ctypes.c_bool, [pointer, pointer, number, number]),
+        "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
         "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 4]),
     }
     for name, (result, arguments) in signatures.items():
