@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-location
 STAMP := $(VENV)/.stamp
 OWN := $(VENV)/.made-by-make
-CODE := src tests recipes benchmarks examples
+CODE := src tests recipes benchmarks examples docs/site docs/figures
 ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 
 ifeq ($(filter cpu cu,$(TORCH)),)
@@ -20,7 +20,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines bench-peers lint wheel clean
+.PHONY: help demo test engines bench-peers lint docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +33,8 @@ help:  ## this list
 demo: $(STAMP)  ## watch the reference pair decode
 	@$(VENV)/bin/specdecpp demo
 
-test: lint  ## lint, then all tests
-	$(PY) -m pytest
+test: lint  ## lint, then all tests, on all cores
+	$(PY) -m pytest -n auto --dist loadfile
 
 engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment of its own
 
@@ -44,10 +44,14 @@ engine-%: .engines/%/.stamp
 bench-peers: $(STAMP)  ## ours beside other engines, 20 minutes (the first time an hour); ARGS=--quick tries it out
 	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers $(ARGS)
 
-lint: $(STAMP)  ## ruff and pyright
+lint: $(STAMP)  ## ruff, pyright, and the documentation built strictly into build/docs
 	$(PY) -m ruff check $(wildcard $(CODE))
 	$(PY) -m ruff format --check $(wildcard $(CODE))
 	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m properdocs build
+
+docs: $(STAMP)  ## the documentation on http://127.0.0.1:8001, built again as you write
+	$(PY) -m properdocs serve --dev-addr 127.0.0.1:8001 --watch README.md --watch src
 
 wheel: $(STAMP)  ## dist/: the source archive, and the wheel built from it
 	$(PY) -m build

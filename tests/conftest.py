@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: a worker for each core, a thread for each worker
 
 import pytest
 from hypothesis import settings

@@ -389,6 +389,9 @@ def test_the_rows_of_a_real_run_agree_with_each_other(made: tuple[Bench, list[ru
             if row is not target:
                 assert row.speedup_interval is not None
                 assert row.speedup_interval[0] <= row.speedup <= row.speedup_interval[1]
+                assert row.rate_interval is not None
+                assert row.rate_interval[0] <= row.tokens_per_second <= row.rate_interval[1]
+                assert row.rate_interval[0] < row.rate_interval[1]
     greedy = [row for row in found if row.temperature == 0]
     assert len({row.num_tokens for row in greedy}) == 1
     assert all((row.time_shares or {})["head"] > 0 for row in found if row.role in ("specdecpp", "cost_aware"))

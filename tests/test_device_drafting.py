@@ -537,7 +537,7 @@ class Stubborn(CumulativeConfidence):
         {"coins": (Enumerator([]), Enumerator([]))},
         {"target": None},
     ],
-    ids=str,
+    ids=["penalty", "compare", "entropy", "long", "stubborn", "coins", "no target"],
 )
 def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: dict[str, Any], two: Two) -> None:
     """Catches a request that is decoded there as something it is not."""

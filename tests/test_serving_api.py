@@ -1,6 +1,7 @@
 """The server as OpenAI's own client meets it, over HTTP on loopback, with the pair that ships."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
 from specdecpp.pair import Pair
+from specdecpp.serving import playground
 from specdecpp.serving.limits import Limits
 
 TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
@@ -82,6 +84,20 @@ def test_the_text_is_the_decoders_own(client: openai.OpenAI, pair: Pair, options
     told = chat(client, **plain, extra_body=extra)
     assert told.choices[0].message.content == expected.text
     assert told.usage.prompt_tokens == len(encode(pair, MESSAGES))
+
+
+def test_the_playground_is_one_page_that_asks_nobody_else(server: Served) -> None:
+    """Catches a script or style that is left out of the package, and anything that is loaded from elsewhere."""
+    reply = server.get("/")
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    text = reply.text
+    for script in playground.SCRIPTS:
+        assert (playground.FOLDER / f"{script}.js").read_text() in text
+    assert sorted(playground.SCRIPTS) == sorted(path.stem for path in playground.FOLDER.glob("*.js"))
+    assert not re.search(r"/\* (style|script) \*/", text)
+    elsewhere = set(re.findall(r"https?://[\w./]+", text)) - {"http://www.w3.org/2000/svg"}
+    assert elsewhere == set()
+    assert not re.search(r"<script[^>]+src|<link[^>]+stylesheet|@import|@font-face|url\(", text)
 
 
 def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
@@ -353,10 +369,8 @@ def test_greedy_answers_are_the_same_in_any_company(server: Served) -> None:
     assert again == drawn
 
 
-def test_the_document_and_the_page_need_nothing_from_elsewhere(server: Served) -> None:
-    """Catches a page that loads scripts from the network, and a document without the endpoints."""
-    assert server.get("/").headers["content-type"].startswith("text/html")
-    assert "http" not in server.get("/").text
+def test_the_document_tells_of_every_endpoint(server: Served) -> None:
+    """Catches a page of documentation that loads scripts from the network, and a document without the endpoints."""
     assert server.get("/docs").status_code == 404
     document = server.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])

@@ -254,7 +254,7 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
         coins=streams(seed, "cpu"),
         ends=(5,),
     )
-    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
+    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, floors=session.floors, **asked)
     found = []
     while session.finish_reason is None:
         context = list(session.tokens)
@@ -307,6 +307,25 @@ def test_the_story_of_a_round_is_what_happened(sampling: Sampling) -> None:
             assert story["survival"] == pytest.approx(torch.tensor(survival).cumprod(0).tolist())
             assert story["survival_of"] == "q"
     assert fates == {"accepted", "rejected", "unused"}
+
+
+def test_floors_say_when_a_rule_goes_on() -> None:
+    """Catches floors of another candidate or of the next round, of other evidence, and one that holds below min_tokens."""
+    asked = sd.CumulativeConfidence(threshold=0.3, min_tokens=2, max_tokens=4)
+    num_stopped = 0
+    for seed in range(20):
+        for _, evidence, _ in watched(Sampling(), seed=seed, policy=asked, details=True):
+            story = evidence.story
+            assert story is not None
+            assert story["floors"] == [0.0, 0.3, 0.3, 0.3][: len(story["survival"])]
+            is_over = [survival >= floor for survival, floor in zip(story["survival"], story["floors"], strict=True)]
+            assert all(is_over[:-1])
+            assert not story["stop_reason"].startswith("product") or not is_over[-1]
+            num_stopped += story["stop_reason"].startswith("product")
+    assert num_stopped > 10
+    for rule in (sd.Fixed(k=3), sd.MaxConfidence(threshold=0.3)):
+        stories = [evidence.story for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
+        assert [story["floors"] for story in stories if story] == [None] * len(stories)
 
 
 def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:

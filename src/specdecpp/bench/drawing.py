@@ -17,31 +17,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from specdecpp.bench.geometry import SIZE, Box, Places, Point, Scale, Units, boxed, cross, meet, number, run_through, text_width
+from specdecpp.look import DARK, FONT, LIGHT
 
 WIDTH = 400
 LARGE = 10
 """Marks at least this wide are what a picture is about: no leader runs over them."""
-LIGHT = {
-    "surface": "#ffffff",
-    "grid": "#e4e7ea",
-    "faint": "#c4cad0",
-    "soft": "#8a949e",
-    "muted": "#5a646d",
-    "ink": "#1d2429",
-    "accent": "#0b7a8c",
-    "tint": "#4f9fac",
-}
-DARK = {
-    "surface": "#161b1f",
-    "grid": "#2a3137",
-    "faint": "#3d464e",
-    "soft": "#6b7680",
-    "muted": "#a2adb6",
-    "ink": "#e8ecef",
-    "accent": "#48bfd2",
-    "tint": "#2b7f8d",
-}
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
 def style() -> str:

@@ -11,8 +11,9 @@ from itertools import groupby
 from specdecpp import __version__
 from specdecpp.bench import drawing, pictures, report
 from specdecpp.bench.boards import Board
-from specdecpp.bench.drawing import DARK, LIGHT, Picture
+from specdecpp.bench.drawing import Picture
 from specdecpp.bench.results import Row
+from specdecpp.look import DARK, FONT, LIGHT, PAGE, variables
 
 STYLE = """
 :root{color-scheme:light dark;LIGHT}
@@ -36,7 +37,6 @@ tr.ours *{color:var(--accent);font-weight:600}tr.best *{font-weight:600}
 summary{cursor:pointer;color:var(--accent);padding:.35rem 0}
 .file{border-top:1px solid var(--grid);margin-top:1.5rem}.file>summary{font-size:1.2rem;font-weight:600}
 """
-PAGE = ("#f6f7f8", "#0f1316")
 
 
 def page(boards: Sequence[Board]) -> str:
@@ -60,9 +60,8 @@ def page(boards: Sequence[Board]) -> str:
 
 
 def _style() -> str:
-    themes = ({**theme, "page": page} for theme, page in zip((LIGHT, DARK), PAGE, strict=True))
-    light, dark = (";".join(f"--{name}:{colour}" for name, colour in theme.items()) for theme in themes)
-    return STYLE.replace("LIGHT", light).replace("DARK", dark).replace("FONT", drawing.FONT) + drawing.style()
+    light, dark = (variables(theme, page=page) for theme, page in zip((LIGHT, DARK), PAGE, strict=True))
+    return STYLE.replace("LIGHT", light).replace("DARK", dark).replace("FONT", FONT) + drawing.style()
 
 
 def _file(pairs: Sequence[tuple[Board, list[Picture]]]) -> str:

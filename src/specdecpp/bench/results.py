@@ -55,6 +55,8 @@ class Row:
     drafted_histogram: Mapping[str, int]
     num_prompts: int
     num_tokens: int
+    rate_interval: Interval | None = None
+    """Of `tokens_per_second`: 95 % over prompts."""
 
     @property
     def arena(self) -> tuple[str, float, str]:
@@ -208,5 +210,6 @@ def _checked(kind: type[Any], content: Any, name: str) -> dict[str, Any]:
 
 def _row(content: dict[str, Any]) -> dict[str, Any]:
     """Intervals as pairs again."""
-    pairs = {n: content[n] and tuple(content[n]) for n in ("speedup_interval", "gain_interval")}
+    names = ("speedup_interval", "gain_interval", "rate_interval")
+    pairs = {n: content[n] and tuple(content[n]) for n in names if n in content}
     return content | pairs

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from specdecpp.bench.results import Interval, Role, Row
 from specdecpp.metrics import Metrics
-from specdecpp.theory.intervals import ratio_of_ratios
+from specdecpp.theory.intervals import ratio, ratio_of_ratios
 
 MIN_PROMPTS = 4  # fewer say nothing about their own spread
 
@@ -121,7 +121,16 @@ def _row(entry: Entry, against: _Yardstick, *, seed: int) -> Row:
         drafted_histogram={str(k): round(n) for k, n in sorted(own.drafted_histogram.items())},
         num_prompts=len(own.tokens),
         num_tokens=round(num_tokens),
+        rate_interval=rate_interval(own, seed=seed),
     )
+
+
+def rate_interval(own: Tally, *, seed: int) -> Interval | None:
+    """95 % interval of tokens per second; None with fewer than four prompts."""
+    if len(own.tokens) < MIN_PROMPTS:
+        return None
+    found = ratio(own.tokens, own.seconds, seed=seed)
+    return found.low, found.high
 
 
 def ratio_interval(own: Tally, other: Tally, *, seed: int) -> Interval | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "specdecpp calibrate out/heads/look_ahead --labels out/labels",
-    "specdecpp calibrate HEAD --target p.gguf --draft q.gguf --prompts dev.jsonl --temperature 0",
+    "specdecpp calibrate HEAD --target p.gguf --draft q.gguf --prompts dev.jsonl",
 )
 
 

@@ -8,7 +8,7 @@ convention of OpenAI and vLLM. p and q are what the round was decided on, under 
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.drafting import Draft
+from specdecpp.policies import protocol
 from specdecpp.sampling import Sampling, at_least_float32
 from specdecpp.session import Round
 
@@ -49,18 +50,29 @@ class Evidence:
 class Witness:
     """Watches a session, and tells about its last round.
 
-    `num_top` likeliest tokens come with every score; None for no scores. `details` asks for the story.
+    `num_top` likeliest tokens come with every score; None for no scores. `details` asks for the story, and `floors` are those
+    of the session that is watched.
     """
 
     def __init__(
-        self, tokenizer: Any, sampling: Sampling, *, ends: Collection[int], num_top: int | None = None, details: bool = False
+        self,
+        tokenizer: Any,
+        sampling: Sampling,
+        *,
+        ends: Collection[int],
+        num_top: int | None = None,
+        details: bool = False,
+        floors: Callable[[int], protocol.Floors | None] = lambda limit: None,
     ):
         self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
         self._num_top, self._details = num_top, details
+        self._floors_of, self._floors = floors, None
         self._seen: tuple[Draft, Tensor, Tensor] | None = None
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "K1 V"], p: Float[Tensor, "K1 V"]) -> None:
         self._seen = draft, logits, p
+        if self._details:  # now, before the policy learns from the round
+            self._floors = self._floors_of(draft.num_tokens)
 
     def evidence(self, outcome: Round) -> Evidence:
         """What was asked about the round that has just been decided; forgets it."""
@@ -111,12 +123,15 @@ class Witness:
             for i, piece in enumerate(outcome.pieces)
         ]
         believed = draft.judged or [c["q"] for c in candidates]
+        watched = protocol.Evidence.SURVIVAL if draft.judged else protocol.Evidence.PRODUCT_OF_Q
+        is_asked = self._floors is not None and self._floors.evidence is watched
         return {
             "num_drafted": outcome.num_drafted,
             "num_accepted": outcome.num_accepted,
             "stop_reason": outcome.stop_reason,
             "survival": list(accumulate(believed, mul)),
             "survival_of": "head" if draft.judged else "q",
+            "floors": _beside(believed, self._floors.least) if self._floors and is_asked else None,
             "candidates": candidates,
             "pieces": pieces,
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
@@ -125,6 +140,14 @@ class Witness:
     def text(self, token: int, *, skip_special: bool = False) -> str:
         """A token by itself."""
         return self._tokenizer.decode([token], skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+
+
+def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
+    """For every survival the least with which drafting goes on. A lagged head's come one candidate later, hence from the end.
+
+    One above 1, which nothing reaches, is 1: JSON knows no infinity.
+    """
+    return [min(floor, 1.0) for floor in least[len(least) - len(survival) :]]
 
 
 def _fate(i: int, outcome: Round) -> str:

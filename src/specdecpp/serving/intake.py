@@ -64,7 +64,8 @@ class Plan:
 
     def _witness(self, session: Session) -> Witness:
         tokenizer, sampling = self.decoder.pair.tokenizer, session.sampling
-        return Witness(tokenizer, sampling, ends=session.ends, num_top=self.num_top, details=self.details)
+        asked = {"num_top": self.num_top, "details": self.details, "floors": session.floors}
+        return Witness(tokenizer, sampling, ends=session.ends, **asked)
 
 
 class Intake:

@@ -4,22 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from specdecpp.serving import gauges, replies
+from specdecpp.serving import gauges, playground, replies
 from specdecpp.serving.answers import DONE, Answer, ChatStyle, Style, TextStyle, event
 from specdecpp.serving.engine import End, Engine, Step, Work
 from specdecpp.serving.intake import Intake, Plan
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest
 
-PAGE = Path(__file__).with_name("playground.html")
 CLIENT_GONE = 499
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -60,8 +58,8 @@ class Channel:
 
 
 @router.get("/", include_in_schema=False)
-async def page() -> FileResponse:
-    return FileResponse(PAGE)
+async def page() -> HTMLResponse:
+    return HTMLResponse(playground.page())
 
 
 @router.get("/health", responses={200: {"model": replies.Health}, 503: {"model": replies.Health}})

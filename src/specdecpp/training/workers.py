@@ -22,6 +22,10 @@ LOCAL = "local"
 RETRIES = 3
 """How often a shard is tried again after its worker was killed."""
 _CONNECT_S = 10.0
+_TOKEN = (
+    "A cluster whose first machine has a token (~/.ray/auth_token) asks everybody for it: bring that file here and set "
+    "RAY_AUTH_MODE=token, which is not the default where one joins. Python and Ray must have the versions of the cluster."
+)
 Made = tuple[int, tuple[bytes, bytes], int]
 
 
@@ -74,12 +78,21 @@ def _connect(ray: Any, address: str) -> None:
     try:
         if port.isdigit():  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise DataError(
+            f"nothing answers at {address!r} ({error}). Start a Ray cluster with `ray start --head`, or say --ray {LOCAL}."
+        ) from error
+    try:
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray has many ways to fail to connect
-        raise DataError(
-            f"there is no Ray cluster at {address!r} ({str(error).strip().splitlines()[0]}). Start one with "
-            f"`ray start --head`, or say --ray {LOCAL}."
-        ) from error
+        if address == LOCAL:
+            raise DataError(f"Ray could not be started ({_sentence(error)}).") from error
+        raise DataError(f"the Ray cluster at {address!r} could not be joined ({_sentence(error)}). {_TOKEN}") from error
+
+
+def _sentence(error: Exception) -> str:
+    """The first one of a message of Ray's, which are long."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
 
 
 def _fetched(ray: Any, reference: Any) -> Made:
@@ -90,7 +103,7 @@ def _fetched(ray: Any, reference: Any) -> Made:
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise DataError(
-            f"a shard was given up after {RETRIES} more tries: {str(error).strip().splitlines()[0]} Workers that are killed "
+            f"a shard was given up after {RETRIES} more tries: {_sentence(error)}. Workers that are killed "
             "often lack memory. Finished shards are kept; run the same command again."
         ) from error
 

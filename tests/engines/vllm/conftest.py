@@ -1,5 +1,6 @@
 """What vLLM needs on a CPU: its environment, engines that are made once, and the sources of its newest release."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -115,14 +116,20 @@ def newest() -> Path:
 
 @pytest.fixture(scope="session")
 def python() -> Callable[..., str]:
-    """Run a program of these tests in a new interpreter; the JSON it prints, among vLLM's log. One that hangs is ended."""
+    """Run a program of these tests in a new interpreter, or in two; what it prints. One that hangs is ended."""
 
-    def run(program: str, *arguments: str, timeout_s: float = 900, **environment: str) -> str:
-        command = [sys.executable, str(Path(__file__).parent / program), *arguments]
+    def run(program: str, *arguments: str, ranks: int = 1, timeout_s: float = 600, **environment: str) -> str:
+        launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [sys.executable, *launcher, str(Path(__file__).parent / program), *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=timeout_s, env=os.environ | environment
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        return [line for line in done.stdout.splitlines() if line.startswith(("{", "["))][-1]
+        return done.stdout
 
     return run
+
+
+def json_in(printed: str) -> Any:
+    """The last JSON among vLLM's log."""
+    return json.loads([line for line in printed.splitlines() if line.startswith(("{", "["))][-1])

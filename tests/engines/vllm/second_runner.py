@@ -1,6 +1,6 @@
-"""A program: one round of vLLM's second model runner with our speculator, on a CPU. Prints what came out, as JSON.
+"""A program: one round of vLLM's second model runner with our speculator, on a CPU. Each rank writes what came out, as JSON.
 
-    python second_runner.py HEAD
+    torchrun --nproc-per-node 2 second_runner.py HEAD FOLDER        # FOLDER/0.json, FOLDER/1.json
 
 The speculator is vLLM's own class with ours on top, made through the name that the runner looks up. The draft is a small
 random network, and a dummy run leaves attention out, whose kernels need a GPU; everything else between the draft's hidden
@@ -8,8 +8,11 @@ states and the confidences is real.
 """
 
 import json
+import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from torch import nn
 
 ROWS, STEPS, WIDTH, VOCABULARY = 3, 4, 8, 16
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class TableDraft(nn.Module):
@@ -30,7 +34,7 @@ class TableDraft(nn.Module):
         self.seen: list[torch.Tensor] = []
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        hidden = self.table(input_ids.long())
+        hidden = self.table(input_ids.long()) + 1e-3 * RANK
         self.seen.append(hidden)
         return hidden
 
@@ -86,7 +90,22 @@ def batch() -> Any:
     )
 
 
-def main(head: str) -> None:
+@contextmanager
+def joined() -> Iterator[None]:
+    """The ranks as vLLM has them."""
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    os.environ["VLLM_DIST_IDENT"] = os.environ["MASTER_PORT"]  # names the memory that ranks share on a CPU
+    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="cpu"))):
+        parallel_state.init_distributed_environment(RANKS, RANK, "env://", RANK, "gloo")
+        parallel_state.initialize_model_parallel(RANKS, backend="gloo")
+        yield
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+
+
+def main(head: str, folder: Path) -> None:
     from vllm.v1.worker.gpu.spec_decode import speculator as base
     from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator as standalone
 
@@ -116,9 +135,9 @@ def main(head: str) -> None:
         "q": speculator.model.compute_logits(states).softmax(-1).tolist(),
         "confidences": speculator.draft_token_confidence_probs[:ROWS].tolist(),
     }
-    print(json.dumps(found))
+    (folder / f"{RANK}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main(sys.argv[1])
+    with torch.inference_mode(), joined():
+        main(sys.argv[1], Path(sys.argv[2]))

@@ -127,7 +127,7 @@ def choose(vllm_config: Any, settings: Settings) -> Route:
             '--speculative-config \'{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}\'.'
         )
     if spec.method == "custom_class":
-        return _custom(spec, settings)
+        return _custom(vllm_config, settings)
     if spec.method != "draft_model":
         raise ValueError(
             f'additional_config["{KEY}"] is set, but the method is {spec.method!r}, which drafts without a draft model. Use '
@@ -136,11 +136,13 @@ def choose(vllm_config: Any, settings: Settings) -> Route:
     return _second_runner(spec, settings) if vllm_config.use_v2_model_runner else _first_runner(vllm_config, settings)
 
 
-def _custom(spec: Any, settings: Settings) -> Route:
+def _custom(vllm_config: Any, settings: Settings) -> Route:
+    spec = vllm_config.speculative_config
     if spec.model != CUSTOM:
         raise ValueError(f'"method": "custom_class" needs "model": "{CUSTOM}" to draft with specdecpp, got {spec.model!r}.')
     if settings.draft is None:
         raise ValueError(f'on this route the draft is named in additional_config["{KEY}"]["draft"], which is missing.')
+    _refuse(_unfit_ranks(vllm_config))
     _check_dropping(settings, is_greedy=True)
     return Route(name="A", reason="the method is custom_class, vLLM's public interface; candidates are verified as certain")
 
@@ -153,20 +155,30 @@ def _first_runner(vllm_config: Any, settings: Settings) -> Route:
         ),
         "parallel drafting has no steps to stop between": spec.parallel_drafting,
         "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
-        "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": (
-            vllm_config.parallel_config.data_parallel_size > 1
-        ),
-        "vLLM's first model runner cannot draft in pipeline stages (it fails on all but the last); use tensor parallelism": (
-            vllm_config.parallel_config.pipeline_parallel_size > 1
-        ),
         f"rejection_sample_method {spec.rejection_sample_method!r} is not the ratio test; use 'standard'": (
             spec.rejection_sample_method != "standard"
         ),
     }
-    if reasons := [reason for reason, holds in refusals.items() if holds]:
-        raise ValueError(f'additional_config["{KEY}"] cannot be followed: {"; ".join(reasons)}.')
+    _refuse(refusals | _unfit_ranks(vllm_config))
     _check_dropping(settings, is_greedy=spec.draft_sample_method == "greedy")
     return Route(name="B", reason="vLLM's first model runner is in use, where our policy can end the drafting of each request")
+
+
+def _unfit_ranks(vllm_config: Any) -> dict[str, bool]:
+    """Ways of using several processes that the first model runner cannot draft in."""
+    ranks = vllm_config.parallel_config
+    return {
+        "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": ranks.data_parallel_size
+        > 1,
+        "vLLM's first model runner cannot draft in pipeline stages (it fails on all but the last); use tensor parallelism": (
+            ranks.pipeline_parallel_size > 1
+        ),
+    }
+
+
+def _refuse(reasons: Mapping[str, bool]) -> None:
+    if hold := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f'additional_config["{KEY}"] cannot be followed: {"; ".join(hold)}.')
 
 
 def _second_runner(spec: Any, settings: Settings) -> Route:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group  # pyright: ignore[reportMissingImports]
 from vllm.v1.worker.gpu.spec_decode import init_speculator as vllm_init_speculator  # pyright: ignore[reportMissingImports]
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import (  # pyright: ignore[reportMissingImports]
     StandaloneARSpeculator,
@@ -60,10 +61,13 @@ class JudgedSpeculator(StandaloneARSpeculator):
         logger.info("adaptive verification follows a %s head", head.card.form)
 
     def propose(self, *args: Any, **kwargs: Any) -> Tensor:
-        """A round of vLLM's, from its first step."""
+        """A round of vLLM's. All ranks trim by what the first one's head said, so that rounding cannot part them."""
         self._step = 0
         self._judging.start()
-        return super().propose(*args, **kwargs)
+        tokens = super().propose(*args, **kwargs)
+        if get_tp_group().world_size > 1:
+            get_tp_group().broadcast(self.draft_token_confidence_probs, src=0)
+        return tokens
 
     def compute_draft_logits(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As vLLM's; they are kept until the step's candidates are drawn."""

@@ -1,0 +1,39 @@
+"""A stopping rule of your own: what it does on the reference pair, and the proof that it changes no text.
+
+Run it with: python examples/own_policy.py
+"""
+
+from dataclasses import dataclass
+
+import specdecpp as sd
+from specdecpp.decoder import run as rounds_of
+from specdecpp.session import Session
+from specdecpp.testing import Enumerator, TableModel, enumerate_law
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBudget(sd.Policy):
+    """Stop once the draft has been undecided, over the whole round, for more than so many nats."""
+
+    nats: float = 2.0
+
+    def stop(self, draft, memory):
+        spent = sum(map(draft.entropy, range(draft.num_tokens)))
+        return f"{spent:.1f} nats" if spent > self.nats else None
+
+
+def law(policy: sd.Policy) -> dict[tuple, float]:
+    """The law of three tokens under a rule: every outcome of every coin of the real decoder, on models that are tables."""
+    p, q = (TableModel.random(vocab_size=3, depth=1, seed=seed) for seed in (1, 2))
+
+    def run(coins: Enumerator) -> tuple:
+        how = {"policy": policy, "verification": sd.TokenVerification(), "sampling": sd.Sampling(), "coins": (coins, coins)}
+        session = Session(target=p.fresh(), draft=q.fresh(), prompt=[0], max_tokens=3, **how)
+        return tuple(token for r in rounds_of(session) for token in r.tokens)
+
+    return enumerate_law(run)
+
+
+own, alone = law(EntropyBudget(nats=1.0)), law(sd.Fixed(k=0))  # K = 0: the target alone
+print(f"largest difference from the target's law: {max(abs(own.get(t, 0) - alone[t]) for t in alone):.0e}")
+print(sd.Decoder(sd.load_pair(), policy=EntropyBudget()).generate("What is a guitar?", max_tokens=48, seed=0).metrics)

@@ -1,0 +1,38 @@
+"""What pages and pictures look like: one palette in two themes, one typeface. The report and the playground share it.
+
+One accent colour, for what is ours. `SIGNAL` is for what went wrong: a candidate that was rejected, a request that failed.
+"""
+
+LIGHT = {
+    "surface": "#ffffff",
+    "grid": "#e4e7ea",
+    "faint": "#c4cad0",
+    "soft": "#8a949e",
+    "muted": "#5a646d",
+    "ink": "#1d2429",
+    "accent": "#0b7a8c",
+    "tint": "#4f9fac",
+}
+DARK = {
+    "surface": "#161b1f",
+    "grid": "#2a3137",
+    "faint": "#3d464e",
+    "soft": "#6b7680",
+    "muted": "#a2adb6",
+    "ink": "#e8ecef",
+    "accent": "#48bfd2",
+    "tint": "#2b7f8d",
+}
+PAGE = ("#f6f7f8", "#0f1316")
+"""Behind the surfaces, in the light and in the dark."""
+SIGNAL = ("#a8460c", "#f2a065")
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+
+
+def variables(theme: dict[str, str], **others: str) -> str:
+    """Colours as CSS variables.
+
+    >>> variables({"ink": "#000"}, page="#fff")
+    '--ink:#000;--page:#fff'
+    """
+    return ";".join(f"--{name}:{colour}" for name, colour in (theme | others).items())

