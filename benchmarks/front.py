@@ -34,12 +34,13 @@ def table(bench: Results, peers: dict[str, Any]) -> str:
     about = bench.provenance
     target = about["pair"]["target"]
     tokens = about["plan"]["max_tokens"]
-    where = f"{about['machine']} ({peers['machine']['cpu']}), {target['dtype']}, {target['runner']}"
+    cpu = peers["machine"]["cpu"].partition(" with ")[0]
+    where = f"{about['machine']} ({cpu}), {target['dtype']}, {target['runner']}"
     lines += [
         "",
-        f"{where}; the reference pair, temperature 1, {bench.rows[0].num_prompts} prompts a set, up to {tokens} tokens, 95 %",
-        "intervals over prompts. Settings were chosen on other prompts. The weights of this pair fit into the processor's cache, so",
-        "the floor of its memory can be passed.",
+        f"{where}; the reference pair, temperature 1,",
+        f"{bench.rows[0].num_prompts} prompts a set, up to {tokens} tokens, 95 % intervals over prompts; settings were chosen",
+        "on other prompts. The weights of this pair fit into the processor's cache, so the floor of its memory can be passed.",
     ]
     return "\n".join(lines)
 
@@ -61,8 +62,8 @@ def _line(row: Row, least_s: float) -> str:
     name = row.label + (", block verification" if row.verification == "block" and "block" not in row.label else "")
     speed = f"{row.tokens_per_second:.0f}" + (" [{:.0f}, {:.0f}]".format(*row.rate_interval) if row.rate_interval else "")
     times = f"{row.speedup:.2f}" + (" [{:.2f}, {:.2f}]".format(*row.speedup_interval) if row.speedup_interval else "")
-    share = f"{row.tokens_per_second * least_s:.2f}"
-    return f"| {NAMES.get(row.dataset, row.dataset)} | {name} | {speed} | {times} | {row.mean_acceptance_length:.2f} | {share} |"
+    cells = (NAMES.get(row.dataset, row.dataset), name, speed, times, f"{row.mean_acceptance_length:.2f}")
+    return f"| {' | '.join(cells)} | {row.tokens_per_second * least_s:.2f} |"
 
 
 def written(text: str, table: str) -> str:

@@ -48,7 +48,8 @@ def pareto(board: Board, verification: str) -> Picture | None:
     lines = equal_speeds(x, y, linear_c(board))
     for ends in lines.values():
         canvas.line([(x(a), y(b)) for a, b in ends], "faint")
-    curve = [(x(row.discard_rate), y(row.verification_rate)) for row in shown if row.role == "fixed"]
+    fixed = sorted((row for row in shown if row.role == "fixed"), key=lambda row: -row.verification_rate)
+    curve = [(x(row.discard_rate), y(row.verification_rate)) for row in fixed]
     canvas.line(curve, "muted")
     canvas.keep_clear(curve)
     _marks(canvas, shown, headline, x, y)

@@ -1,4 +1,4 @@
-"""The commands of docs/ray.md: a cluster of two Ray nodes that asks for a token, and a collection spread over it.
+"""The commands of docs/training.md: a cluster of two Ray nodes that asks for a token, and a collection spread over it.
 
 Both nodes are processes of this machine. Two network namespaces, which need root, are told of on that page.
 """
