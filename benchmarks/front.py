@@ -70,7 +70,7 @@ def written(text: str, table: str) -> str:
     """The README with this table between the marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
 def main() -> None:

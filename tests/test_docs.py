@@ -337,3 +337,11 @@ def test_the_sliders_say_what_the_theory_says(acceptance: float, c: float, slope
     assert found["best"] == round(best.tally.num_drafted)
     assert found["speed"] == pytest.approx([rounds.tally(fixed(rounds, k)).speed_up(costs) for k in range(21)])
     assert found["price"] == pytest.approx(best.rate * costs.step_s(0))
+
+
+def test_the_table_of_the_readme_is_what_the_results_give() -> None:
+    """Catches results that were measured anew under a README that still shows the old ones."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/front.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
