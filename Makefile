@@ -20,10 +20,10 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines bench-peers lint docs wheel clean
+.PHONY: help demo test engines engines-table bench-peers lint docs wheel clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter a new environment is made with (default: python3)"
 	@echo "  VENV=path           the environment; in one that exists already, torch is left as it is (default: .venv)"
@@ -40,6 +40,9 @@ engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment
 
 engine-%: .engines/%/.stamp
 	.engines/$*/bin/python -m pytest tests/engines/$*
+
+engines-table: $(STAMP)  ## docs/engines.md: runs the tests that it names, and writes what works where
+	$(PY) tests/engines/table.py
 
 bench-peers: $(STAMP)  ## ours beside other engines, 20 minutes (the first time an hour); ARGS=--quick tries it out
 	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers $(ARGS)

