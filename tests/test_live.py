@@ -199,10 +199,10 @@ def test_another_draft_or_temperature_needs_another_calibration() -> None:
 
 def test_the_card_says_what_it_was_calibrated_on() -> None:
     """Catches a note that outlives a calibration on other labels, and one that names the wrong pair."""
-    pair = replace(PAIR, runners="tables", target_name="p.gguf", draft_name="q.gguf")
+    pair = replace(PAIR, runners="tables", target_name="/home/somebody/p.gguf", draft_name="q.gguf")
     found = calibrate_live(knowing_head(PROCESS), pair, PROMPTS, max_tokens=12, seed=3)
     on = found.card.notes["calibrated_on"]
-    assert (on["runners"], on["target"], on["draft"]) == ("tables", "p.gguf", "q.gguf")
+    assert (on["runners"], on["target"], on["draft"]) == ("tables", "somebody/p.gguf", "q.gguf"), "a card travels"
     assert (on["num_prompts"], on["max_tokens"], on["seed"]) == (8, 12, 3)
     again = calibrate_live(found, pair, PROMPTS, max_tokens=12, seed=3)
     assert again.card.calibration == found.card.calibration

@@ -48,6 +48,11 @@ class Pair:
         if self.head is not None:
             self.check_head(self.head)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the models are called where a file travels: no folders of this machine."""
+        return {"target": short_name(self.target_name), "draft": short_name(self.draft_name)}
+
     def check_head(self, head: AcceptanceHead) -> None:
         """Raise `HeadError` unless the head fits this pair."""
         head.check(
@@ -126,3 +131,8 @@ def common_vocabulary(target: Model, draft: Model, *, num_tokens: int) -> int:
                 "do not belong together; load the tokenizer the model was trained with."
             )
     return min(rows)
+
+
+def short_name(name: str) -> str:
+    """The end of a folder's path, which tells a model from others; a hub name as it is."""
+    return "/".join(Path(name).parts[-2:])

@@ -14,12 +14,12 @@ import numpy as np
 
 from specdecpp.bench.contestants import TARGET, Rule, label_of
 from specdecpp.bench.machines import Machine, head_of
-from specdecpp.bench.results import Results, Role, Row, head_about, provenance_of, short_name
+from specdecpp.bench.results import Results, Role, Row, head_about, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
 from specdecpp.bench.run import head_notes
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
-from specdecpp.pair import REFERENCE, Pair
+from specdecpp.pair import REFERENCE, Pair, short_name
 from specdecpp.policies import Fixed, Policy
 from specdecpp.request import spec_of
 from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling

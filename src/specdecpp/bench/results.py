@@ -173,19 +173,13 @@ def head_about(head: "AcceptanceHead") -> dict[str, Any]:
     return {"form": card.form, "is_calibrated": card.is_calibrated, "sampling": card.sampling, "stopping": dict(card.stopping)}
 
 
-def short_name(name: str) -> str:
-    """The end of a folder's path, which tells a model from others; a hub name as it is."""
-    return "/".join(Path(name).parts[-2:])
-
-
 def _about(pair: "Pair") -> dict[str, Any]:
     """The two models: names without folders, fingerprints, and how they were run."""
     runners = {"target": pair.target, "draft": pair.draft}
     prints = {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint}
-    names = {"target": pair.target_name, "draft": pair.draft_name}
     return {"runners": pair.runners} | {
         role: {
-            "name": short_name(names[role]),
+            "name": pair.names[role],
             "fingerprint": prints[role],
             "runner": type(runner).__name__,
             "device": str(runner.device),

@@ -118,8 +118,7 @@ def calibrate_live(
     after, stages = _fitted(head, judged, lambda calibration: _heard_figures(heard, judged, calibration), stages)
     about = {
         "runners": pair.runners,
-        "target": pair.target_name,
-        "draft": pair.draft_name,
+        **pair.names,
         "num_prompts": len(heard),
         "num_rounds": int(sum((of.depth == 1).sum() for of in heard)),
         "max_tokens": max_tokens,

@@ -59,8 +59,8 @@ class Judging:
             return None
         out = self._head(hidden, *judged)
         names = self._head.card.outputs
-        drawn, chosen = (calibration.apply(out[:, 0]) for calibration in self._calibrations)
-        accept = torch.sigmoid(drawn if is_greedy is None else torch.where(is_greedy, chosen, drawn))
+        sampled, greedy = (calibration.apply(out[:, 0]) for calibration in self._calibrations)
+        accept = torch.sigmoid(sampled if is_greedy is None else torch.where(is_greedy, greedy, sampled))
         return Said(accept, torch.sigmoid(out[:, names.index("next")]) if "next" in names else None)
 
     def _scalars(self, tokens: Int[Tensor, " B"], q: Float[Tensor, "B V"]) -> Float[Tensor, "B S"] | None:
