@@ -96,6 +96,19 @@ def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
     torch.testing.assert_close(hidden, states, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("width", [13, 14, 15, 17, 29])
+def test_the_same_bits_at_any_width(width: int, runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches rows and queries whose sums depend on the block they are in, and blocks of positions that begin within a pass."""
+    text = [int(t) for t in torch.randint(0, 64, (57 + width,), generator=torch.Generator().manual_seed(width))]
+    at_once, single = runners[1].fresh(num_threads=2), runners[1].fresh(num_threads=1)
+    at_once.extend(text[:57], rows=1)
+    single.extend(text[:57], rows=1)
+    logits, states = at_once.extend(text[57:], rows=width)
+    rows = [single.extend([token], rows=1) for token in text[57:]]
+    assert torch.equal(logits, torch.cat([row[0] for row in rows]))
+    assert torch.equal(states, torch.cat([row[1] for row in rows]))
+
+
 def test_a_padded_vocabulary_is_cut() -> None:
     """Catches rows of padding that could be drawn, also where the embedding is the output layer."""
     for variant in ("llama", "tied"):

@@ -20,15 +20,19 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 8;  // floats of a register; rows whose sums two registers each still fit
+constexpr int LANES = 16, ROWS = 14;  // floats of a register; rows whose sums of two registers each still fit
 #elif defined(__AVX__)
 constexpr int LANES = 8, ROWS = 6;
 #else
 constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int PANEL = 2 * LANES;
+constexpr int AHEAD = 1024;  // floats: the processor's own reading ahead ends with every page, and is late with several rows
 
 typedef float Vec __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
@@ -67,9 +71,18 @@ static inline Vec exponential(Vec x) {
   return tiny ? Vec{} : p * scale;
 }
 
+static inline size_t up(size_t num, size_t to) { return (num + to - 1) / to * to; }
+
+// Zeros, or null. What is large lies in large pages where the system has them: small ones end every stretch of reading ahead
+// after 4 kB, and the processor knows the places of a few thousand of them only.
 static float* floats(size_t num) {
-  size_t bytes = (num * 4 + 63) / 64 * 64 + 64;
-  void* p = std::aligned_alloc(64, bytes);
+  constexpr size_t LARGE = 1 << 21;
+  size_t bytes = num * 4, page = bytes < LARGE / 2 ? 64 : LARGE;
+  bytes = up(bytes, page);
+  void* p = std::aligned_alloc(page, bytes);
+#if defined(MADV_HUGEPAGE)
+  if (p && page == LARGE) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
   if (p) std::memset(p, 0, bytes);
   return static_cast<float*>(p);
 }
@@ -96,37 +109,32 @@ class Barrier {
   std::atomic<int> arrived_{0};
 };
 
-// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input.
+// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input. Its memory is the model's.
 struct Matrix {
   int in = 0, out = 0;
   float* panels = nullptr;
   float* bias = nullptr;
 
+  static size_t size(int outputs, int inputs) { return up(outputs, PANEL) * (inputs + 1); }
   int num_panels() const { return (out + PANEL - 1) / PANEL; }
   float& weight(int o, int i) { return panels[(size_t(o / PANEL) * in + i) * PANEL + o % PANEL]; }
   float weight(int o, int i) const { return const_cast<Matrix*>(this)->weight(o, i); }
-  void make(int outputs, int inputs) {
-    in = inputs, out = outputs;
-    panels = floats(size_t(num_panels()) * PANEL * in);
-    bias = floats(num_panels() * PANEL);
-  }
   void set(int o, const float* row) {
     for (int i = 0; i < in; ++i) weight(o, i) = row[i];
   }
-  void release() { std::free(panels), std::free(bias); }
 };
 
-// The sums of one panel for N rows of x; `put` gets (row, first sums, second sums).
+// The sums of PANEL outputs for N rows of x, which lie `stride` apart; the weights of an input lie `step` after those of the one
+// before. `put` gets (row, first sums, second sums).
 template <int N, class Put>
-static inline void panel_sums(const Matrix& m, int panel, const float* x, int row, Put put) {
-  const float* w = m.panels + size_t(panel) * m.in * PANEL;
-  const float* b = m.bias + panel * PANEL;
+static inline void panel_sums(const float* w, int step, const float* b, int in, const float* x, size_t stride, int row, Put put) {
   Vec first[N], second[N];
   for (int r = 0; r < N; ++r) first[r] = at(b), second[r] = at(b + LANES);
-  for (int i = 0; i < m.in; ++i, w += PANEL) {
+  for (int i = 0; i < in; ++i, w += step) {
+    __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + LANES, 0, 2);
     Vec w0 = at(w), w1 = at(w + LANES);
     for (int r = 0; r < N; ++r) {
-      float value = x[size_t(row + r) * m.in + i];
+      float value = x[r * stride + i];
       first[r] += w0 * value;
       second[r] += w1 * value;
     }
@@ -134,26 +142,35 @@ static inline void panel_sums(const Matrix& m, int panel, const float* x, int ro
   for (int r = 0; r < N; ++r) put(row + r, first[r], second[r]);
 }
 
-// The thread's panels of x W for n rows of x [n, in].
+// The same for any number of rows, in blocks of one size as far as that goes.
+template <class Put>
+static inline void sums(const float* w, int step, const float* b, int in, const float* x, size_t stride, int n, Put put) {
+  for (int row = 0, sweeps = (n + ROWS - 1) / ROWS; sweeps; --sweeps) {
+    int block = (n - row + sweeps - 1) / sweeps;
+    const float* of = x + row * stride;
+    switch (block) {
+#define CASE(N) \
+  case N: panel_sums<N>(w, step, b, in, of, stride, row, put); break;
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if defined(__AVX512F__)
+      CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
+#endif
+#undef CASE
+    }
+    row += block;
+  }
+}
+
+// How far apart rows of so many values lie that products read: never a power of two, where rows would share a few places of the cache.
+static inline size_t apart(int width) { return (up(width, LANES) / LANES | 1) * LANES; }
+
+// The thread's panels of x W for n rows of x.
 template <class Put>
 static void product(const Matrix& m, const float* x, int n, int thread, int threads, Put put) {
   int begin = int(int64_t(m.num_panels()) * thread / threads), end = int(int64_t(m.num_panels()) * (thread + 1) / threads);
   for (int panel = begin; panel < end; ++panel) {
     auto here = [&](int row, Vec a, Vec b) { put(panel, row, a, b); };
-    for (int row = 0; row < n; row += ROWS) {
-      switch (std::min(n - row, ROWS)) {
-        case 1: panel_sums<1>(m, panel, x, row, here); break;
-        case 2: panel_sums<2>(m, panel, x, row, here); break;
-        case 3: panel_sums<3>(m, panel, x, row, here); break;
-        case 4: panel_sums<4>(m, panel, x, row, here); break;
-        case 5: panel_sums<5>(m, panel, x, row, here); break;
-        case 6: panel_sums<6>(m, panel, x, row, here); break;
-#if defined(__AVX512F__)
-        case 7: panel_sums<7>(m, panel, x, row, here); break;
-        case 8: panel_sums<8>(m, panel, x, row, here); break;
-#endif
-      }
-    }
+    sums(m.panels + size_t(panel) * m.in * PANEL, PANEL, m.bias + panel * PANEL, m.in, x, apart(m.in), n, here);
   }
 }
 
@@ -176,15 +193,21 @@ struct Store {
   }
 };
 
-static void norm(const float* x, const float* weight, float eps, int n, int width, float* y) {
-  for (int r = 0; r < n; ++r, x += width, y += width) {
-    double sum = 0;
-    for (int i = 0; i < width; i += 64) {
-      float part = 0;
-      for (int j = i; j < std::min(i + 64, width); ++j) part += x[j] * x[j];
-      sum += part;
-    }
-    float scale = 1.0f / std::sqrt(float(sum / width) + eps);
+static inline float total(Vec v) {
+  float sum = 0;
+  for (int i = 0; i < LANES; ++i) sum += v[i];
+  return sum;
+}
+
+// y [n, width], whose rows lie `stride` apart, of x [n, width].
+static void norm(const float* x, const float* weight, float eps, int n, int width, float* y, size_t stride) {
+  int even = width / LANES * LANES;
+  for (int r = 0; r < n; ++r, x += width, y += stride) {
+    Vec squares{};
+    for (int i = 0; i < even; i += LANES) squares += at(x + i) * at(x + i);
+    float sum = total(squares);
+    for (int i = even; i < width; ++i) sum += x[i] * x[i];
+    float scale = 1.0f / std::sqrt(sum / width + eps);
     for (int i = 0; i < width; ++i) y[i] = x[i] * scale * weight[i];
   }
 }
@@ -206,11 +229,37 @@ struct Model {
   float* final_norm = nullptr;
   float* embedding = nullptr;  // null where it is the output layer
   std::vector<float> x, qkv, mixed, act;
-  std::vector<std::vector<float>> h, scores;  // of each thread
-  explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {}
+  std::vector<std::vector<float>> h, q, scores;  // of each thread
+  explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {
+    size_t layer = Matrix::size(joined(), s.width) + Matrix::size(s.width, mix()) + Matrix::size(pairs(), s.width) +
+                   Matrix::size(s.width, s.hidden) + 2 * up(s.width, LANES) + 2 * up(s.size, LANES);
+    free_ = memory_ = floats(s.layers * layer + Matrix::size(s.vocab, s.width) + up(s.width, LANES));
+  }
+  ~Model() { std::free(memory_), std::free(embedding); }
+
+  int joined() const { return (s.heads + 2 * s.kv_heads) * s.size; }
+  int mix() const { return s.heads * s.size; }
+  int pairs() const { return (s.hidden + LANES - 1) / LANES * PANEL; }  // a panel has the gate and the up of the same places
+  bool has_memory() const { return memory_; }
+
+  float* copied(const float* from, size_t num) {
+    float* to = free_;
+    free_ += up(num, LANES);
+    std::memcpy(to, from, num * 4);
+    return to;
+  }
+  void make(Matrix& matrix, int outputs, int inputs) {
+    matrix.in = inputs, matrix.out = outputs;
+    matrix.panels = free_, matrix.bias = free_ + up(outputs, PANEL) * inputs;
+    free_ += Matrix::size(outputs, inputs);
+  }
+
+ private:
+  float *memory_, *free_;
 };
 
-// Keys [layer, kv head, value, position] and values [layer, kv head, position, value] of one sequence.
+// One sequence: for each layer and key-value head keys [block of PANEL positions, value, position of the block] and values
+// [position, value].
 struct Sequence {
   int capacity = 0;
   float *keys = nullptr, *values = nullptr;
@@ -225,66 +274,73 @@ static void turn(float* v, const float* cos, const float* sin, int size) {
   }
 }
 
-// Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see.
+// Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see. Queries go
+// through the cache in blocks, as rows of a product do through a matrix.
 static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, int start, int n, const float* cos, const float* sin, int thread) {
   const Shape& s = m.s;
-  int size = s.size, group = s.heads / s.kv_heads, joined = (s.heads + 2 * s.kv_heads) * size, cap = seq.capacity;
-  float* keys = seq.keys + (size_t(l) * s.kv_heads + kv) * size * cap;
-  float* values = seq.values + (size_t(l) * s.kv_heads + kv) * size * cap;
+  int size = s.size, group = s.heads / s.kv_heads, joined = m.joined();
+  float* keys = seq.keys + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
+  float* values = seq.values + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
   for (int r = 0; r < n; ++r) {
     float* row = m.qkv.data() + size_t(r) * joined;
     float* k = row + (s.heads + kv) * size;
-    if (layer.k_norm) norm(k, layer.k_norm, s.eps, 1, size, k);
+    int place = start + r;
+    if (layer.k_norm) norm(k, layer.k_norm, s.eps, 1, size, k, size);
     turn(k, cos + r * size, sin + r * size, size);
-    for (int d = 0; d < size; ++d) keys[size_t(d) * cap + start + r] = k[d];
-    std::memcpy(values + size_t(start + r) * size, row + (s.heads + s.kv_heads + kv) * size, size * 4);
+    float* to = keys + size_t(place / PANEL) * size * PANEL + place % PANEL;
+    for (int d = 0; d < size; ++d) to[d * PANEL] = k[d];
+    std::memcpy(values + size_t(place) * size, row + (s.heads + s.kv_heads + kv) * size, size * 4);
   }
-  float* weights = m.scores[thread].data();
+  alignas(64) static const float none[PANEL] = {};
+  float *queries = m.q[thread].data(), *scores = m.scores[thread].data();
   float factor = 1.0f / std::sqrt(float(size));
-  for (int r = 0; r < n; ++r) {
-    int seen = start + r + 1, padded = (seen + LANES - 1) / LANES * LANES;
-    for (int j = 0; j < group; ++j) {
-      float* q = m.qkv.data() + size_t(r) * joined + (kv * group + j) * size;
-      if (layer.q_norm) norm(q, layer.q_norm, s.eps, 1, size, q);
+  int num = n * group;  // query i is head kv * group + i % group of row i / group
+  for (int first = 0; first < num; first += ROWS) {
+    int block = std::min(num - first, ROWS), end = start + (first + block - 1) / group + 1;
+    size_t stride = apart(up(end, PANEL));
+    for (int i = 0; i < block; ++i) {
+      int r = (first + i) / group;
+      const float* of = m.qkv.data() + size_t(r) * joined + (kv * group + (first + i) % group) * size;
+      float* q = queries + size_t(i) * size;
+      std::memcpy(q, of, size * 4);
+      if (layer.q_norm) norm(q, layer.q_norm, s.eps, 1, size, q, size);
       turn(q, cos + r * size, sin + r * size, size);
-      for (int p = 0; p < padded; p += LANES) {
-        Vec a{}, b{};
-        for (int d = 0; d < size; d += 2) {
-          a += at(keys + size_t(d) * cap + p) * q[d];
-          b += at(keys + size_t(d + 1) * cap + p) * q[d + 1];
-        }
-        at(weights + p) = (a + b) * factor;
-      }
-      float most = weights[0];
-      for (int p = 1; p < seen; ++p) most = std::max(most, weights[p]);
-      Vec total{};
-      for (int p = seen; p < padded; ++p) weights[p] = -INFINITY;
-      for (int p = 0; p < padded; p += LANES) total += at(weights + p) = exponential(at(weights + p) - most);
-      float sum = 0;
-      for (int i = 0; i < LANES; ++i) sum += total[i];
-      float* to = m.mixed.data() + (size_t(r) * s.heads + kv * group + j) * size;
-      for (int d = 0; d < size; d += LANES) {
-        Vec a{}, b{};
-        int p = 0;
-        for (; p + 1 < seen; p += 2) {
-          a += at(values + size_t(p) * size + d) * weights[p];
-          b += at(values + size_t(p + 1) * size + d) * weights[p + 1];
-        }
-        if (p < seen) a += at(values + size_t(p) * size + d) * weights[p];
-        at(to + d) = (a + b) / sum;
-      }
+      for (int d = 0; d < size; ++d) q[d] *= factor;
     }
+    for (int p = 0; p < end; p += PANEL)
+      sums(keys + size_t(p) * size, PANEL, none, size, queries, size, block, [&](int i, Vec a, Vec b) {
+        at(scores + i * stride + p) = a, at(scores + i * stride + p + LANES) = b;
+      });
+    for (int i = 0; i < block; ++i) {
+      float* of = scores + i * stride;
+      int seen = start + (first + i) / group + 1, padded = int(up(end, LANES));
+      for (int p = seen; p < padded; ++p) of[p] = -INFINITY;
+      Vec most = at(of);
+      for (int p = LANES; p < padded; p += LANES) most = at(of + p) > most ? at(of + p) : most;
+      float top = most[0];
+      for (int j = 1; j < LANES; ++j) top = std::max(top, most[j]);
+      Vec shares{};
+      for (int p = 0; p < padded; p += LANES) shares += at(of + p) = exponential(at(of + p) - top);
+      Vec scale = all(1.0f / total(shares));
+      for (int p = 0; p < padded; p += LANES) at(of + p) *= scale;
+    }
+    for (int d = 0; d < size; d += PANEL)
+      sums(values + d, size, none, end, scores, stride, block, [&](int i, Vec a, Vec b) {
+        float* to = m.mixed.data() + (first + i) / group * apart(m.mix()) + (kv * group + (first + i) % group) * size + d;
+        at(to) = a;
+        if (d + LANES < size) at(to + LANES) = b;
+      });
   }
 }
 
 extern "C" {
 
-Model* native_new(const Shape* shape) { return new Model(*shape); }
-
-static float* copied(const float* from, size_t num) {
-  float* to = floats(num);
-  std::memcpy(to, from, num * 4);
-  return to;
+// Null where there is no memory.
+Model* native_new(const Shape* shape) {
+  Model* m = new Model(*shape);
+  if (m->has_memory()) return m;
+  delete m;
+  return nullptr;
 }
 
 // qkv [(h + 2 g) s, w], its bias or null; out [w, h s]; gate and up [f, w]; down [w, f]; the norms of heads or null.
@@ -292,41 +348,35 @@ void native_layer(Model* m, int l, const float* norm, const float* qkv, const fl
                   const float* out, const float* mlp_norm, const float* gate, const float* up, const float* down) {
   const Shape& s = m->s;
   Layer& layer = m->layers[l];
-  int joined = (s.heads + 2 * s.kv_heads) * s.size, mixed = s.heads * s.size;
-  layer.norm = copied(norm, s.width), layer.mlp_norm = copied(mlp_norm, s.width);
-  if (q_norm) layer.q_norm = copied(q_norm, s.size), layer.k_norm = copied(k_norm, s.size);
-  layer.qkv.make(joined, s.width);
-  for (int o = 0; o < joined; ++o) layer.qkv.set(o, qkv + size_t(o) * s.width);
-  if (bias) std::memcpy(layer.qkv.bias, bias, joined * 4);
-  layer.out.make(s.width, mixed);
-  for (int o = 0; o < s.width; ++o) layer.out.set(o, out + size_t(o) * mixed);
-  int blocks = (s.hidden + LANES - 1) / LANES;  // a panel has the gate and the up of the same places
-  layer.gate_up.make(blocks * PANEL, s.width);
+  layer.norm = m->copied(norm, s.width), layer.mlp_norm = m->copied(mlp_norm, s.width);
+  if (q_norm) layer.q_norm = m->copied(q_norm, s.size), layer.k_norm = m->copied(k_norm, s.size);
+  m->make(layer.qkv, m->joined(), s.width);
+  for (int o = 0; o < m->joined(); ++o) layer.qkv.set(o, qkv + size_t(o) * s.width);
+  if (bias) std::memcpy(layer.qkv.bias, bias, m->joined() * 4);
+  m->make(layer.out, s.width, m->mix());
+  for (int o = 0; o < s.width; ++o) layer.out.set(o, out + size_t(o) * m->mix());
+  m->make(layer.gate_up, m->pairs(), s.width);
   for (int o = 0; o < s.hidden; ++o) {
     layer.gate_up.set(o / LANES * PANEL + o % LANES, gate + size_t(o) * s.width);
     layer.gate_up.set(o / LANES * PANEL + LANES + o % LANES, up + size_t(o) * s.width);
   }
-  layer.down.make(s.width, s.hidden);
+  m->make(layer.down, s.width, s.hidden);
   for (int o = 0; o < s.width; ++o) layer.down.set(o, down + size_t(o) * s.hidden);
 }
 
-// `embedding` [v, w] is null where it is the output layer.
-void native_ends(Model* m, const float* embedding, const float* norm, const float* output, int rows) {
-  m->final_norm = copied(norm, m->s.width);
-  if (embedding) m->embedding = copied(embedding, size_t(rows) * m->s.width);
-  m->output.make(m->s.vocab, m->s.width);
-  for (int o = 0; o < m->s.vocab; ++o) m->output.set(o, output + size_t(o) * m->s.width);
+// `embedding` [v, w] is null where it is the output layer. False where there is no memory.
+bool native_ends(Model* m, const float* embedding, const float* norm, const float* output, int rows) {
+  const Shape& s = m->s;
+  m->final_norm = m->copied(norm, s.width);
+  m->make(m->output, s.vocab, s.width);
+  for (int o = 0; o < s.vocab; ++o) m->output.set(o, output + size_t(o) * s.width);
+  if (!embedding) return true;
+  m->embedding = floats(size_t(rows) * s.width);
+  if (m->embedding) std::memcpy(m->embedding, embedding, size_t(rows) * s.width * 4);
+  return m->embedding;
 }
 
-void native_free(Model* m) {
-  for (Layer& layer : m->layers) {
-    for (Matrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) matrix->release();
-    for (float* p : {layer.norm, layer.mlp_norm, layer.q_norm, layer.k_norm}) std::free(p);
-  }
-  m->output.release();
-  std::free(m->final_norm), std::free(m->embedding);
-  delete m;
-}
+void native_free(Model* m) { delete m; }
 
 Sequence* native_sequence() { return new Sequence; }
 
@@ -340,22 +390,20 @@ int native_capacity(const Sequence* seq) { return seq->capacity; }
 // Room for `capacity` positions, the first `length` kept. False where there is no memory; nothing is lost then.
 bool native_grow(const Model* m, Sequence* seq, int capacity, int length) {
   const Shape& s = m->s;
-  capacity = (capacity + LANES - 1) / LANES * LANES;
-  size_t planes = size_t(s.layers) * s.kv_heads;
-  float *keys = floats(planes * s.size * capacity), *values = floats(planes * s.size * capacity);
+  capacity = int(up(capacity, PANEL));
+  size_t planes = size_t(s.layers) * s.kv_heads, size = planes * s.size * capacity + PANEL;  // a panel may reach past the last value
+  float *keys = floats(size), *values = floats(size);
   if (!keys || !values) return std::free(keys), std::free(values), false;
   for (size_t plane = 0; plane < planes && seq->keys; ++plane) {
-    for (int d = 0; d < s.size; ++d)
-      std::memcpy(keys + (plane * s.size + d) * capacity, seq->keys + (plane * s.size + d) * seq->capacity, size_t(length) * 4);
-    std::memcpy(values + plane * s.size * capacity, seq->values + plane * s.size * seq->capacity, size_t(length) * s.size * 4);
+    size_t to = plane * s.size * capacity, from = plane * s.size * seq->capacity;
+    std::memcpy(keys + to, seq->keys + from, up(length, PANEL) * s.size * 4);
+    std::memcpy(values + to, seq->values + from, size_t(length) * s.size * 4);
   }
   std::free(seq->keys), std::free(seq->values);
   *seq = {capacity, keys, values};
   return true;
 }
 
-// Reads n tokens at `start`; logits [rows, v] and states [rows, w] of the last `rows`. cos and sin [n, s], the sign with the sines.
-// One call at a time for a model.
 // The index in whose share of p [n], of any positive scale, the point u in [0, 1) lies: `sampling.inverted`, in one call.
 int64_t native_draw(const float* p, int64_t n, double u) {
   constexpr int64_t BLOCK = 64;
@@ -381,18 +429,21 @@ int64_t native_draw(const float* p, int64_t n, double u) {
   return 0;
 }
 
+// Reads n tokens at `start`; logits [rows, v] and states [rows, w] of the last `rows`. cos and sin [n, s], the sign with the sines.
+// One call at a time for a model.
 void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, const float* cos, const float* sin,
                    float* logits, float* states) {
   const Shape& s = m->s;
-  int joined = (s.heads + 2 * s.kv_heads) * s.size;
+  int joined = m->joined();
   if (m->x.size() < size_t(n) * s.width) {
-    m->x.resize(size_t(n) * s.width), m->qkv.resize(size_t(n) * joined), m->mixed.resize(size_t(n) * s.heads * s.size);
-    m->act.resize(size_t(n) * s.hidden + PANEL);
+    m->x.resize(size_t(n) * s.width), m->qkv.resize(size_t(n) * joined);
+    m->mixed.resize(n * apart(m->mix())), m->act.resize(n * apart(s.hidden));
   }
-  if (m->h.size() < size_t(threads)) m->h.resize(threads), m->scores.resize(threads);
+  if (m->h.size() < size_t(threads)) m->h.resize(threads), m->q.resize(threads), m->scores.resize(threads);
   for (int t = 0; t < threads; ++t) {
-    if (m->h[t].size() < size_t(n) * s.width) m->h[t].resize(size_t(n) * s.width);
-    if (m->scores[t].size() < size_t(start + n + LANES)) m->scores[t].resize(start + n + 1024);
+    if (m->h[t].size() < n * apart(s.width)) m->h[t].resize(n * apart(s.width));
+    if (size_t room = ROWS * apart(up(start + n, PANEL)); m->scores[t].size() < room) m->scores[t].resize(2 * room);
+    m->q[t].resize(size_t(ROWS) * s.size);
   }
   float* x = m->x.data();
   for (int r = 0; r < n; ++r) {
@@ -403,27 +454,27 @@ void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, 
     float* h = m->h[t].data();
     for (int l = 0; l < s.layers; ++l) {
       const Layer& layer = m->layers[l];
-      norm(x, layer.norm, s.eps, n, s.width, h);  // each thread for itself: cheaper than to wait
+      norm(x, layer.norm, s.eps, n, s.width, h, apart(s.width));  // each thread for itself: cheaper than to wait
       product(layer.qkv, h, n, t, threads, Store{m->qkv.data(), joined, false});
       barrier.wait();
       for (int kv = t; kv < s.kv_heads; kv += threads) attend(*m, layer, *seq, l, kv, start, n, cos, sin, t);
       barrier.wait();
       product(layer.out, m->mixed.data(), n, t, threads, Store{x, s.width, true});
       barrier.wait();
-      norm(x, layer.mlp_norm, s.eps, n, s.width, h);
+      norm(x, layer.mlp_norm, s.eps, n, s.width, h, apart(s.width));
       product(layer.gate_up, h, n, t, threads, [&](int panel, int row, Vec gate, Vec up) {
         alignas(64) float sums[LANES];
         at(sums) = gate / (1.0f + exponential(-gate)) * up;
         int first = panel * LANES;
-        std::memcpy(m->act.data() + size_t(row) * s.hidden + first, sums, 4 * std::min(LANES, s.hidden - first));
+        std::memcpy(m->act.data() + row * apart(s.hidden) + first, sums, 4 * std::min(LANES, s.hidden - first));
       });
       barrier.wait();
       product(layer.down, m->act.data(), n, t, threads, Store{x, s.width, true});
       barrier.wait();
     }
     const float* last = x + size_t(n - rows) * s.width;
-    norm(last, m->final_norm, s.eps, rows, s.width, h);
-    if (t == 0) std::memcpy(states, h, size_t(rows) * s.width * 4);
+    norm(last, m->final_norm, s.eps, rows, s.width, h, apart(s.width));
+    for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
     product(m->output, h, rows, t, threads, Store{logits, s.vocab, false});
   };
 #if defined(_OPENMP)

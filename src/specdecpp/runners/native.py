@@ -187,19 +187,17 @@ class _Weights:
             eps=body.norm.variance_epsilon,
         )
         self.handle = self.lib.native_new(ctypes.byref(shape))
+        if not self.handle:
+            raise MemoryError(f"there is no memory for the weights of {type(model).__name__}")
         weakref.finalize(self, self.lib.native_free, self.handle)
         for i, layer in enumerate(body.layers):
             self._add_layer(i, layer)
         embedding = body.embed_tokens.weight
         is_tied = embedding.data_ptr() == output.data_ptr() and vocab_size == len(output)
         given = _Pointers()
-        self.lib.native_ends(
-            self.handle,
-            None if is_tied else given(embedding),
-            given(body.norm.weight),
-            given(output),
-            len(embedding),
-        )
+        own = None if is_tied else given(embedding)
+        if not self.lib.native_ends(self.handle, own, given(body.norm.weight), given(output), len(embedding)):
+            raise MemoryError(f"there is no memory for the embeddings of {type(model).__name__}")
 
     def _add_layer(self, i: int, layer: Any) -> None:
         attention, mlp, given = layer.self_attn, layer.mlp, _Pointers()
@@ -255,7 +253,7 @@ def library() -> Any:
     signatures = {
         "native_new": (pointer, [pointer]),
         "native_layer": (None, [pointer, number, *[pointer] * 10]),
-        "native_ends": (None, [*[pointer] * 4, number]),
+        "native_ends": (ctypes.c_bool, [*[pointer] * 4, number]),
         "native_free": (None, [pointer]),
         "native_sequence": (pointer, []),
         "native_sequence_free": (None, [pointer]),
