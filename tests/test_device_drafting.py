@@ -349,7 +349,7 @@ def test_candidates_stops_and_records_are_those_of_the_hosts_loop(policy: str, s
     texts that end inside a draft and a draft that lags behind."""
     rule, how, ends = POLICIES[policy](), SAMPLINGS[sampling], (7, 11, 30)
     session = two.session(rule, TokenVerification(), how, ends=ends)
-    assert session._on_device is not None
+    assert session._whole is not None
     session.prefill()
     reasons = set()
     with unchecked():
@@ -357,7 +357,7 @@ def test_candidates_stops_and_records_are_those_of_the_hosts_loop(policy: str, s
             tokens, memory = list(session.tokens), session._memory
             left = session.num_tokens_left
             seen = []
-            session._on_device.verify = spy(session._on_device, seen)
+            session._whole.verify = spy(session._whole, seen)
             outcome = session.step()
             (own,) = seen
             host = two.lean_draft.fresh()
@@ -368,7 +368,7 @@ def test_candidates_stops_and_records_are_those_of_the_hosts_loop(policy: str, s
                 policy=rule,
                 memory=memory,
                 sampling=how,
-                coins=Replayed(session._on_device.desk.uniforms),
+                coins=Replayed(session._whole.desk.uniforms),
                 room=Room(num_tokens=left - 1, ends=ends),
                 costs=COSTS,
             )

@@ -158,7 +158,7 @@ def dice(seed=0):
 @pytest.mark.parametrize("p", [[0.0, 0.3, 0.2, 0.0, 0.5, 0.0], [0.0, 0.7, 0.0], [3.0, 0.0], [0.0, 0.1, 0.1, 0.1, 0.0]])
 def test_dice_never_give_an_impossible_token(monkeypatch, u, p):
     """Catches the edges of inversion: u = 0 with leading zeros, u next to 1 with trailing zeros, u on a boundary."""
-    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(shape, u, dtype=dtype))
+    monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: torch.full(shape, u, dtype=dtype))
     for dtype in (torch.float32, torch.float64):
         assert p[dice().categorical(torch.tensor(p, dtype=dtype))] > 0
 
@@ -172,10 +172,10 @@ def test_dice_invert_the_running_sum(monkeypatch, size):
     for at in range(size):
         if p[at] > 0:
             middle = float(cdf[at] - p[at] / p.sum() / 2)
-            monkeypatch.setattr(torch, "rand", lambda *shape, dtype, u=middle, **_: torch.full(shape, u, dtype=dtype))
+            monkeypatch.setattr(torch, "rand", lambda shape, dtype, u=middle, **_: torch.full(shape, u, dtype=dtype))
             assert dice().categorical(p) == at
     last = int(p.nonzero()[-1])
-    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(shape, 1.0, dtype=dtype))
+    monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: torch.full(shape, 1.0, dtype=dtype))
     assert dice().categorical(p) == last, "a point that rounding carried to the end"
 
 

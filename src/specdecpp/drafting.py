@@ -40,6 +40,8 @@ class Draft:
     stop_reason: str = ""
     forward_s: float = 0.0
     head_s: float = 0.0
+    pass_s: float = 0.0
+    """Of the target's forward pass over the candidates."""
     late_s: float = 0.0
     """Of drafting that a device went on with after `propose` had returned."""
     _logits: list[Float[Tensor, " V"] | None] = field(default_factory=list)

@@ -15,7 +15,7 @@ On disk a head is a folder: `head.safetensors` and `head.json`, its card.
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -41,6 +41,22 @@ class Estimate(NamedTuple):
 
     accept: float
     next: float | None = None
+
+
+class Arrays(NamedTuple):
+    """A head's weights as float32 arrays: what reads one row at a time without torch."""
+
+    weight: np.ndarray | None
+    """[W, D + S] of the layer in front of the blocks, None where there is none."""
+    table: np.ndarray
+    """[V or 1, W]: what a token adds to it, its bias included."""
+    blocks: np.ndarray
+    """[L, W, W]"""
+    biases: np.ndarray
+    """[L, W]"""
+    output: np.ndarray
+    """[O, W]: accept and, where the head has it, next."""
+    output_bias: np.ndarray
 
 
 Estimator = Callable[[Tensor, int, tuple[float, ...]], Estimate]
@@ -203,7 +219,7 @@ class AcceptanceHead(nn.Module):
         """
         calibration = self.card.calibration_at(is_greedy=is_greedy) if calibrated else Calibration()
         if self.output.weight.device.type == "cpu":
-            return _numpy_estimator(self, calibration)
+            return RowEstimator(self, calibration)
 
         ahead = self.card.outputs.index("next") if "next" in self.card.outputs else None
 
@@ -216,6 +232,25 @@ class AcceptanceHead(nn.Module):
             return Estimate(said[0], None if ahead is None else said[ahead])
 
         return estimate
+
+    def arrays(self) -> Arrays:
+        """The weights as they are now, copied."""
+
+        def array(of: Tensor) -> np.ndarray:
+            return of.detach().float().cpu().numpy().copy()
+
+        width = self.output.in_features
+        rows = [self.card.outputs.index(name) for name in ("accept", "next") if name in self.card.outputs]
+        blocks = cast(list[_Block], list(self.blocks))
+        bias = np.zeros(width, np.float32) if self.input is None else array(self.input.bias)
+        return Arrays(
+            weight=None if self.input is None else array(self.input.weight),
+            table=bias[None] if self.token is None else array(self.token.weight) + bias,
+            blocks=np.array([array(b.linear.weight) for b in blocks], np.float32).reshape(-1, width, width),
+            biases=np.array([array(b.linear.bias) for b in blocks], np.float32).reshape(-1, width),
+            output=array(self.output.weight)[rows],
+            output_bias=array(self.output.bias)[rows],
+        )
 
     def with_card(self, **changes: Any) -> "AcceptanceHead":
         """The same weights under a changed card."""
@@ -280,42 +315,33 @@ class AcceptanceHead(nn.Module):
         return head.eval()
 
 
-def _numpy_estimator(head: AcceptanceHead, calibration: Calibration) -> Estimator:
-    """A head for one row: P(accepted), and the output `next` where it has one."""
+class RowEstimator:
+    """A head for one row, in numpy: P(accepted), and the output `next` where it has one. The weights are those of now."""
 
-    def array(of: Tensor) -> np.ndarray:
-        return of.detach().float().numpy().copy()
+    def __init__(self, head: AcceptanceHead, calibration: Calibration):
+        self.card, self.arrays, self.calibration = head.card, head.arrays(), calibration
+        half = np.float32(0.5)  # x sigmoid(x) is h + h tanh(h) with h = x/2
+        self._blocks = [(half * w, half * b) for w, b in zip(self.arrays.blocks, self.arrays.biases, strict=True)]
+        self._shift, self._slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
 
-    first = head.input
-    weight, table = None, None
-    if first is not None:
-        weight, bias = array(first.weight), array(first.bias)
-        table = bias[None] if head.token is None else array(head.token.weight) + bias
-    half = np.float32(0.5)  # x sigmoid(x) is h + h tanh(h) with h = x/2
-    blocks = [(half * array(b.linear.weight), half * array(b.linear.bias)) for b in cast(Iterable[_Block], head.blocks)]
-    rows = [head.card.outputs.index(name) for name in ("accept", "next") if name in head.card.outputs]
-    output, of_output = array(head.output.weight)[rows], array(head.output.bias)[rows]
-    shift, slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
-
-    def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
+    def __call__(self, hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
+        weight, table, _, _, output, output_bias = self.arrays
         x = hidden.numpy() if hidden.dtype == torch.float32 and not hidden.requires_grad else hidden.detach().float().numpy()
-        if weight is not None and table is not None:
+        if weight is not None:
             if scalars:
                 x = np.concatenate((x, np.array(scalars, np.float32)))
             x = weight @ x
             x += table[token if len(table) > 1 else 0]
-        for w, b in blocks:
+        for w, b in self._blocks:
             h = w @ x
             h += b
             gate = np.tanh(h)
             gate += 1
             gate *= h
             x = x + gate
-        logit, *ahead = (output @ x + of_output).tolist()
-        accept = _sigmoid((logit + shift) * slope + calibration.bias)
+        logit, *ahead = (output @ x + output_bias).tolist()
+        accept = _sigmoid((logit + self._shift) * self._slope + self.calibration.bias)
         return Estimate(accept, _sigmoid(ahead[0]) if ahead else None)
-
-    return estimate
 
 
 def _sigmoid(logit: float) -> float:

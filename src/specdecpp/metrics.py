@@ -31,6 +31,8 @@ class Metrics:
     verify_s: float = 0.0
     head_s: float = 0.0
     other_s: float = 0.0
+    forward_s: float = 0.0
+    """Within forward passes, those that read the prompt left out; 0 where a device runs rounds on its own."""
 
     @classmethod
     def of(cls, rounds: Iterable["Round"], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0) -> "Metrics":
@@ -49,6 +51,7 @@ class Metrics:
             verify_s=sum((r.verify_s for r in rounds), 0.0),
             head_s=sum((r.head_s for r in rounds), 0.0),
             other_s=sum((r.other_s for r in rounds), 0.0),
+            forward_s=sum((r.forward_s for r in rounds), 0.0),
         )
 
     def __add__(self, other: "Metrics") -> "Metrics":
@@ -75,6 +78,12 @@ class Metrics:
         whole = self.elapsed_s or 1.0
         shares = {"draft": self.draft_s / whole, "verify": self.verify_s / whole, "head": self.head_s / whole}
         return shares | {"other": max(0.0, 1.0 - sum(shares.values()))}
+
+    @property
+    def overhead(self) -> float | None:
+        """The part of the rounds' time outside forward passes: draws, head, acceptance test, text; None where it is unknown."""
+        rounds_s = self.elapsed_s - self.prefill_s
+        return 1 - self.forward_s / rounds_s if self.forward_s else None
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -116,11 +116,12 @@ class Dice:
     def __init__(self, generator: torch.Generator, *, draw: "Draw | None" = None):
         self.generator = generator
         self._draw = draw or inverted
+        self._points: list[float] = []
 
     def categorical(self, p: Float[Tensor, " V"]) -> int:
         """One index drawn from p (any positive scale), by inverting its running sum in float64."""
         if p.device.type == "cpu":
-            return self._draw(p, torch.rand(1, generator=self.generator, dtype=torch.float64).item())
+            return self._draw(p, self.take(1)[0])
         wide = torch.float32 if p.device.type == "mps" else torch.float64  # MPS has no float64
         cdf = p.cumsum(-1, dtype=wide)
         u = torch.rand(1, generator=self.generator, device=p.device, dtype=wide) * cdf[-1]
@@ -128,7 +129,21 @@ class Dice:
 
     def bernoulli(self, h: Float[Tensor, " K"]) -> Bool[Tensor, " K"]:
         """Independent coins with heads probabilities h: true while u < h, u uniform on [0, 1)."""
+        if h.device.type == "cpu":
+            return torch.tensor(self.take(len(h)), dtype=torch.float64) < h
         return torch.rand(h.shape, generator=self.generator, device=h.device, dtype=h.dtype) < h
+
+    def peek(self, num: int) -> list[float]:
+        """The next uniforms on [0, 1) of a stream on a CPU. They stay the next ones."""
+        while len(self._points) < num:  # many at a time: a call of the generator takes longer than a draw may
+            self._points += torch.rand((_BLOCK,), generator=self.generator, dtype=torch.float64).tolist()
+        return self._points[:num]
+
+    def take(self, num: int) -> list[float]:
+        """The next uniforms on [0, 1) of a stream on a CPU, which are used up then."""
+        points = self.peek(num)
+        del self._points[:num]
+        return points
 
 
 Draw = Callable[[Tensor, float], int]

@@ -7,6 +7,7 @@ A session owns its two caches; several of them can share one pair, step by step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Literal
 
@@ -19,7 +20,8 @@ from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.protocol import Floors
 from specdecpp.runners import Runner
-from specdecpp.runners.device_round import DeviceDraft, device_round
+from specdecpp.runners.compiled_round import compiled_round
+from specdecpp.runners.device_round import device_round
 from specdecpp.sampling import Sampling, penalised, probabilities, seen_rows
 from specdecpp.text import Detokenizer
 from specdecpp.verification import Coins, Verdict, Verification
@@ -46,8 +48,9 @@ class Round:
     """One step: what came out, what it took, in seconds, and why drafting stopped.
 
     `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
-    head, verify_s the target's forward and the acceptance test, other_s everything else; expected_s is what the cost model
-    expects of such a round, 0 where no policy needs one.
+    head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
+    forward passes; 0 where a device runs them on its own. expected_s is what the cost model expects of such a round, 0 where
+    no policy needs one.
     """
 
     pieces: tuple[Piece, ...]
@@ -60,6 +63,7 @@ class Round:
     head_s: float
     verify_s: float
     other_s: float
+    forward_s: float = 0.0
     expected_s: float = 0.0
 
     @property
@@ -130,15 +134,8 @@ class Session:
         self.watch: Watch | None = None
         self._costs = costs
         self._draft_coins, self._verify_coins = coins
-        self._on_device = device_round(
-            target=target,
-            draft=draft,
-            policy=policy,
-            verification=verification,
-            sampling=sampling,
-            coins=coins,
-            ends=ends,
-        )
+        parts = {"target": target, "draft": draft, "policy": policy, "verification": verification, "sampling": sampling}
+        self._whole = compiled_round(**parts, coins=coins, ends=ends) or device_round(**parts, coins=coins, ends=ends)
         self._detokenizer = detokenizer
         self._memory = policy.start()
         self._seen = None
@@ -188,9 +185,9 @@ class Session:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
         started = perf_counter()
         room = Room(num_tokens=max(0, min(self.num_tokens_left - 1, self._draft_room())), ends=self.ends)
-        draft = self._propose(room)
+        draft, verify = self._propose(room)
         drafted = perf_counter()
-        verdict = self._verify(draft)
+        verdict = verify(draft)
         verified = perf_counter()
         drafted += draft.late_s
         pieces = self._commit(draft, verdict)
@@ -201,6 +198,7 @@ class Session:
             "head_s": draft.head_s,
             "verify_s": verified - drafted,
             "other_s": perf_counter() - verified,
+            "forward_s": draft.forward_s + draft.pass_s,
         }
         outcome = Round(
             pieces=tuple(pieces),
@@ -221,13 +219,13 @@ class Session:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
-    def _propose(self, room: Room) -> Draft:
-        """Candidates: drafted without the host where the runners and the rule can, and nobody watches."""
-        if self._on_device is not None and self.watch is None:
-            draft = self._on_device.propose(self.tokens, memory=self._memory, room=room, costs=self.costs)
+    def _propose(self, room: Room) -> tuple[Draft, Callable[[Draft], Verdict]]:
+        """Candidates, and what verifies them: both without the host where runners and rule can, and nobody watches."""
+        if self._whole is not None and self.watch is None:
+            draft = self._whole.propose(self.tokens, memory=self._memory, room=room, costs=self.costs)
             if draft is not None:
-                return draft
-        return propose(
+                return draft, partial(self._whole.verify, self.tokens)
+        draft = propose(
             self.draft,
             self.tokens[self.draft.length :],
             policy=self.policy,
@@ -238,13 +236,14 @@ class Session:
             seen=self._seen,
             costs=self.costs,
         )
+        return draft, self._verify
 
     def _verify(self, draft: Draft) -> Verdict:
         """One target pass over what it has not read and the candidates, and the acceptance test."""
-        if self._on_device is not None and isinstance(draft, DeviceDraft):
-            return self._on_device.verify(self.tokens, draft)
         unread = self.tokens[self.target.length :]
+        started = perf_counter()
         logits, _ = self.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
+        draft.pass_s = perf_counter() - started
         tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
         seen = None if self._seen is None else seen_rows(self._seen, tokens)
         if self.verification.greedy_only and self.watch is None:

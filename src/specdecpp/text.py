@@ -4,7 +4,8 @@ A token's text is released once it can no longer change: an incomplete UTF-8 seq
 that could be the beginning of a stop string waits until it is decided.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 _BROKEN = "\ufffd"
@@ -21,7 +22,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
         if any(not s for s in stop):
             raise ValueError("a stop string is empty; remove it, or give the text to stop at")
-        self._tokenizer = tokenizer
+        self._read = _reader(tokenizer)
         self._stop = tuple(stop)
         self._tokens: list[int] = []
         self._start = 0  # tokens before this one no longer influence how the next ones read
@@ -32,13 +33,13 @@ class Detokenizer:
 
     def push(self, token: int) -> tuple[str, bool]:
         self._tokens.append(token)
-        longer = self._decode(self._tokens[self._start :])
+        longer = self._read(self._tokens[self._start :])
         if len(longer) > len(self._known) and not longer.endswith(_BROKEN):
             self._text += longer[len(self._known) :]
             self._known = longer
             before, self._end = self._end, len(self._tokens)
             if self._end - self._start > _WINDOW:
-                self._start, self._known = before, self._decode(self._tokens[before:])
+                self._start, self._known = before, self._read(self._tokens[before:])
         from_here = max(0, self._released - max(map(len, self._stop), default=0))
         hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, from_here)) >= 0]
         if hits:
@@ -48,11 +49,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The rest: an incomplete character, or what looked like the beginning of a stop string."""
-        self._text += self._decode(self._tokens[self._start :])[len(self._known) :]
+        self._text += self._read(self._tokens[self._start :])[len(self._known) :]
         return self._release(len(self._text))
-
-    def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _release(self, end: int) -> str:
         text, self._released = self._text[self._released : end], max(end, self._released)
@@ -66,3 +64,13 @@ class Detokenizer:
             if any(s.startswith(tail[-n:]) for s in self._stop):
                 return n
         return 0
+
+
+def _reader(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Ids to text without special tokens. What transformers wraps around a fast tokenizer takes longer than that does."""
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    kind = type(tokenizer)
+    if issubclass(kind, Fast) and kind.decode is Fast.decode and kind._decode is Fast._decode:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -17,6 +17,8 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
+from operator import truediv
 from typing import TYPE_CHECKING
 
 from specdecpp.policies.costs import Costs, chain_tokens
@@ -107,17 +109,14 @@ class CostAware(HeadPolicy):
             return None
         assert costs is not None, "the session gives costs to a policy that needs them"
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
-        passes_s = [costs.verify_s(num + 1) for num in range(limit + HORIZON + 1)]
-        least = []
-        for num in range(limit + 1):
-            lag = int(num > 0 and not self.looks_ahead)
-            worth, floor = 0.0, math.inf
-            for j in range(1, min(HORIZON, self.max_tokens - num) + 1):
-                worth += mean ** (j + lag)
-                if worth:
-                    floor = min(floor, rho * (j * costs.draft_s + passes_s[num + j] - passes_s[num]) / worth)
-            least.append(math.nextafter(floor, math.inf))  # `stop` asks for more than the floor, not for as much
-        return Floors(evidence=Evidence.SURVIVAL, least=tuple(least))
+        worth = list(accumulate(mean**j for j in range(1, HORIZON + 1)))
+        if not worth[0] > 0:
+            return Floors(evidence=Evidence.SURVIVAL, least=(math.inf,) * (limit + 1))
+        # The last candidate has not been judged by a head that lags, and `stop` asks for more than the floor, not for as much.
+        scale = rho if self.looks_ahead else rho / mean
+        floors = [scale * min(map(truediv, seconds, worth)) for seconds in _plans(costs, limit, self.max_tokens)]
+        floors[0] *= rho / scale
+        return Floors(evidence=Evidence.SURVIVAL, least=tuple(math.nextafter(floor, math.inf) for floor in floors))
 
     def rate(self, memory: Ledger, costs: Costs) -> float:
         """rho: tokens per second so far, the prior's rounds included."""
@@ -132,6 +131,17 @@ class CostAware(HeadPolicy):
         """S m: that all so far and the next candidate are accepted. A lagged head has not judged the last one yet."""
         ahead = draft.next_acceptance if self.foresees else None
         return draft.survival * (mean if ahead is None else ahead) * mean ** (draft.num_tokens - len(draft.judged))
+
+
+@lru_cache(maxsize=64)
+def _plans(costs: Costs, limit: int, max_tokens: int) -> tuple[tuple[float, ...], ...]:
+    """Seconds that 1, 2, ... more candidates add after 0, 1, ...; infinite where there would be too many."""
+    passes_s = [costs.verify_s(num + 1) for num in range(limit + HORIZON + 1)]
+
+    def added(num: int, j: int) -> float:
+        return j * costs.draft_s + passes_s[num + j] - passes_s[num] if num + j <= max_tokens else math.inf
+
+    return tuple(tuple(added(num, j) for j in range(1, HORIZON + 1)) for num in range(limit + 1))
 
 
 @lru_cache(maxsize=256)  # asked before every candidate, with what changes at most once a round

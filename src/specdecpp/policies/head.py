@@ -45,10 +45,13 @@ class HeadPolicy(Policy):
     def looks_ahead(self) -> bool:
         return self.head.card.form == "look_ahead"
 
+    def estimator(self, *, is_greedy: bool) -> "Estimator":
+        """What the head says, of sampled or of greedy candidates."""
+        return self._estimate_greedy if is_greedy else self._estimate
+
     def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate":
         scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
-        estimate = self._estimate_greedy if draft.is_greedy else self._estimate
-        return estimate(hidden, draft.tokens[-1], scalars)
+        return self.estimator(is_greedy=draft.is_greedy)(hidden, draft.tokens[-1], scalars)
 
 
 @dataclass(frozen=True, kw_only=True)

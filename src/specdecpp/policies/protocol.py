@@ -198,6 +198,14 @@ class Policy:
         return memory
 
 
+def says_its_floors(policy: Policy) -> bool:
+    """Whether `floors` is written for this rule: not where a subclass has overridden what they stand for."""
+    kinds = type(policy).__mro__
+    defined = {n: next(i for i, c in enumerate(kinds) if n in vars(c)) for n in ("floors", "stop", "judge", "drops_last")}
+    says = defined.pop("floors")
+    return says < kinds.index(Policy) and says <= min(defined.values())
+
+
 def check_probability(name: str, value: float) -> None:
     """Raise ValueError unless `value` lies in [0, 1]."""
     if not 0 <= value <= 1:

@@ -26,7 +26,7 @@ from specdecpp.drafting import Draft, Room
 from specdecpp.head import Calibration
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import HeadPolicy, heads
-from specdecpp.policies.protocol import Floors
+from specdecpp.policies.protocol import Floors, says_its_floors
 from specdecpp.runners.desk import END, MOST, Desk, DraftStep, Manner, VerifyPass
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.protocol import Runner
@@ -65,19 +65,11 @@ def device_round(
     if not all(isinstance(c, Dice) and c.generator.device.type == draft.device.type for c in coins):
         return None
     is_known = isinstance(verification, GreedyVerification if sampling.is_greedy else TokenVerification | BlockVerification)
-    if sampling.needs_seen or not is_known or policy.max_tokens > MOST or not _says_its_floors(policy):
+    if sampling.needs_seen or not is_known or policy.max_tokens > MOST or not says_its_floors(policy):
         return None
     if any(head.output.weight.device != draft.device for head in heads(policy)):
         return None
     return DeviceRound(target, draft, policy, verification, sampling, coins, tuple(sorted(ends)))
-
-
-def _says_its_floors(policy: Policy) -> bool:
-    """Whether `floors` is written for this rule: not where a subclass has overridden what they stand for."""
-    kinds = type(policy).__mro__
-    defined = {n: next(i for i, c in enumerate(kinds) if n in vars(c)) for n in ("floors", "stop", "judge", "drops_last")}
-    says = defined.pop("floors")
-    return says < kinds.index(Policy) and says <= min(defined.values())
 
 
 class DeviceRound:
@@ -166,11 +158,12 @@ class DeviceRound:
         return limit
 
     @torch.inference_mode()
-    def verify(self, tokens: list[int], draft: DeviceDraft) -> Verdict:
+    def verify(self, tokens: list[int], draft: Draft) -> Verdict:
         """One target pass over what it has not read and the candidates, and the acceptance test; fills in the draft.
 
         Waits for the device: the one time in a round that its queue runs empty.
         """
+        assert isinstance(draft, DeviceDraft), "a draft that `propose` has made"
         num, desk = draft.num_drafted, self.desk
         if unread := tokens[self.target.length : -1]:
             self.target.extend(unread, rows=1)

@@ -6,10 +6,14 @@
 //
 //   embed -> each layer: [norm, q k v | turn, store, attend | out + residual | norm, gate up, SiLU | down + residual] -> norm, logits
 //
+// Around it the halves of a round, for the same reason: `native_propose` draws candidates until a floor is undercut, `native_verify`
+// tests them.
+//
 // A bar is a barrier. n rows, w width, h heads of s values, g of them share keys and values, f width of the feed-forward.
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -491,6 +495,193 @@ void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, 
 #endif
   Barrier alone(1);
   pass(0, 1, alone);
+}
+
+}  // extern "C"
+
+// The acceptance head of the form that looks ahead (`head.AcceptanceHead`), for a row: x = W [state, scalars] + table[token], blocks
+// x + SiLU(B x + b), P(accepted) = sigmoid(slope (output x + shift) + bias).
+struct Head {
+  int32_t in, scalars, width, blocks;
+  int32_t kinds[2];  // of the scalars: LOG_Q or DEPTH
+  const float *weight, *table, *block, *block_bias, *output;
+  double shift, slope, bias;
+};
+enum { LOG_Q, DEPTH };
+enum { NOTHING, LAST_Q, PRODUCT_OF_Q, SURVIVAL };  // the evidence that floors ask of
+enum { ON, STOPPED, ENDED };
+
+// What a half round is told and says. `cos` and `sin` are of all positions, from the first.
+struct Drafting {
+  const int64_t *unread, *ends;
+  const double *uniforms, *least;
+  const Head* head;
+  const float *cos, *sin;
+  int64_t* tokens;            // said: the candidates,
+  float* rows;                // [limit, v] q or, greedily, logits,
+  double *confidence, *accept;  // q of each and what the head expects of it,
+  double forward_s, head_s;   // seconds,
+  int32_t why;                // and why drafting stopped
+  int32_t num_unread, num_ends, start, limit, evidence;
+  float temperature;
+};
+struct Verifying {
+  const int64_t* tokens;  // those the target has not read and the candidates
+  const double* coins;    // a uniform for each candidate, and one for the token that follows
+  const float *q, *cos, *sin;
+  float *logits, *states;  // [num + 1, v], [num + 1, w]
+  int64_t next;            // said
+  double forward_s;
+  int32_t num_accepted;
+  int32_t num_tokens, num, start;
+  float temperature;
+};
+
+static double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+static float largest(const float* x, int n) {
+  float most = x[0];
+  int i = 0;
+  if (n >= LANES) {
+    Vec top = at(x);
+    for (i = LANES; i + LANES <= n; i += LANES) top = at(x + i) > top ? at(x + i) : top;
+    for (int j = 0; j < LANES; ++j) most = std::max(most, top[j]);
+  }
+  for (; i < n; ++i) most = std::max(most, x[i]);
+  return most;
+}
+
+static int64_t argmax(const float* x, int n) {
+  float most = largest(x, n);
+  for (int i = 0; i < n; ++i)
+    if (x[i] == most) return i;
+  return 0;
+}
+
+// exp((x - max x) / temperature) into y, or nowhere; their sum.
+static double powers(const float* x, int n, float temperature, float* y) {
+  float top = largest(x, n), factor = 1.0f / temperature;
+  double sum = 0;
+  int i = 0;
+  for (Vec part{}; i + LANES <= n; i += LANES) {
+    Vec power = exponential((at(x + i) - top) * factor);
+    if (y) at(y + i) = power;
+    part += power;
+    if (i + 2 * LANES > n || i % (64 * LANES) == 63 * LANES) sum += total(part), part = Vec{};
+  }
+  for (; i < n; ++i) {
+    float power = std::exp((x[i] - top) * factor);
+    if (y) y[i] = power;
+    sum += power;
+  }
+  return sum;
+}
+
+// softmax(x / temperature).
+static void law(const float* x, int n, float temperature, float* p) {
+  float scale = float(1.0 / powers(x, n, temperature, p));
+  for (int i = 0; i < n; ++i) p[i] *= scale;
+}
+
+static float dot(const float* a, const float* b, int n) {
+  Vec sum{};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) sum += at(a + i) * at(b + i);
+  float rest = total(sum);
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return rest;
+}
+
+static double judged(const Head& head, const float* state, int64_t token, double q, int depth) {
+  static thread_local std::vector<float> read, x, z;
+  read.assign(state, state + head.in), x.resize(head.width), z.resize(head.width);
+  for (int i = 0; i < head.scalars; ++i)
+    read.push_back(head.kinds[i] == LOG_Q ? float(std::log(std::max(q, 1e-30))) : float(depth));
+  int in = int(read.size()), width = head.width;
+  for (int o = 0; o < width; ++o) x[o] = dot(head.weight + size_t(o) * in, read.data(), in) + head.table[token * width + o];
+  for (int b = 0; b < head.blocks; ++b) {
+    const float* w = head.block + size_t(b) * width * width;
+    for (int o = 0; o < width; ++o) z[o] = dot(w + size_t(o) * width, x.data(), width) + head.block_bias[b * width + o];
+    for (int o = 0; o < width; ++o) x[o] += z[o] / (1.0f + std::exp(-z[o]));
+  }
+  double logit = (dot(head.output, x.data(), width) + head.shift) * head.slope + head.bias;
+  return 1.0 / (1.0 + std::exp(-std::min(std::max(logit, -700.0), 700.0)));
+}
+
+extern "C" {
+
+// Candidates of one round, as `drafting.propose` draws them; how many.
+int native_propose(Model* m, int threads, Sequence* seq, Drafting* d) {
+  const Shape& s = m->s;
+  const int64_t* pending = d->unread;
+  int num = 0, n = d->num_unread, start = d->start;
+  static thread_local std::vector<float> logits, state;
+  logits.resize(s.vocab), state.resize(s.width);
+  bool reads_q = d->head || d->evidence == LAST_Q || d->evidence == PRODUCT_OF_Q;
+  double evidence = 1.0;
+  d->why = ON, d->forward_s = d->head_s = 0;
+  while (num < d->limit) {
+    if (!(evidence >= d->least[num])) return d->why = STOPPED, num;
+    float* row = d->rows + size_t(num) * s.vocab;
+    double started = now();
+    float* said = d->temperature > 0 ? logits.data() : row;
+    native_extend(m, threads, seq, pending, n, start, 1, d->cos + size_t(start) * s.size, d->sin + size_t(start) * s.size, said, state.data());
+    d->forward_s += now() - started;
+    int64_t& token = d->tokens[num];
+    double q = 1.0;
+    if (d->temperature > 0) {
+      law(said, s.vocab, d->temperature, row);
+      token = native_draw(row, s.vocab, d->uniforms[num]);
+      q = row[token];
+    } else {
+      token = argmax(row, s.vocab);
+      if (reads_q) q = float(1.0 / powers(row, s.vocab, 1.0f, nullptr));
+    }
+    d->confidence[num] = q;
+    if (d->head) {
+      started = now();
+      d->accept[num] = judged(*d->head, state.data(), token, q, num + 1);
+      d->head_s += now() - started;
+    }
+    if (d->evidence == LAST_Q) evidence = q;
+    if (d->evidence == PRODUCT_OF_Q) evidence *= q;
+    if (d->evidence == SURVIVAL) evidence *= d->accept[num];
+    pending = &token, start += n, n = 1, ++num;
+    if (std::find(d->ends, d->ends + d->num_ends, token) != d->ends + d->num_ends) return d->why = ENDED, num;
+  }
+  return num;
+}
+
+// The target's pass over the candidates, and the test of `verification`: at a temperature TokenVerification, else GreedyVerification.
+void native_verify(Model* m, int threads, Sequence* seq, Verifying* v) {
+  const Shape& s = m->s;
+  int num = v->num, vocab = s.vocab, i = 0;
+  const int64_t* candidates = v->tokens + v->num_tokens - num;
+  double started = now();
+  native_extend(m, threads, seq, v->tokens, v->num_tokens, v->start, num + 1, v->cos + size_t(v->start) * s.size, v->sin + size_t(v->start) * s.size,
+                v->logits, v->states);
+  v->forward_s = now() - started;
+  if (v->temperature <= 0) {
+    while (v->next = argmax(v->logits + size_t(i) * vocab, vocab), i < num && v->next == candidates[i]) ++i;
+    v->num_accepted = i;
+    return;
+  }
+  float* p = v->logits;
+  for (;; ++i, p += vocab) {
+    law(p, vocab, v->temperature, p);
+    const float* q = v->q + size_t(i) * vocab;
+    if (i < num && v->coins[i] < double(p[candidates[i]] / q[candidates[i]])) continue;
+    v->num_accepted = i;
+    if (i < num) {
+      static thread_local std::vector<float> rest;
+      rest.resize(vocab);
+      float most = 0;
+      for (int x = 0; x < vocab; ++x) rest[x] = std::max(p[x] - q[x], 0.0f), most = std::max(most, rest[x]);
+      if (most > 0) return void(v->next = native_draw(rest.data(), vocab, v->coins[num]));
+    }
+    v->next = native_draw(p, vocab, v->coins[num]);
+    return;
+  }
 }
 
 }  // extern "C"

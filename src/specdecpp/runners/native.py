@@ -41,6 +41,34 @@ class _Shape(ctypes.Structure):
     _fields_ += [("eps", ctypes.c_float)]
 
 
+class Head(ctypes.Structure):
+    """The acceptance head, as `native.cpp` reads it."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("input", "scalars", "width", "blocks")]
+    _fields_ += [("kinds", ctypes.c_int32 * 2)]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("weight", "table", "block", "block_bias", "output")]
+    _fields_ += [(name, ctypes.c_double) for name in ("shift", "slope", "bias")]
+
+
+class Drafting(ctypes.Structure):
+    """What `native_propose` is told and says: see there."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head", "cos", "sin")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
+    _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s")]
+    _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
+    _fields_ += [("temperature", ctypes.c_float)]
+
+
+class Verifying(ctypes.Structure):
+    """What `native_verify` is told and says: see there."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "cos", "sin", "logits", "states")]
+    _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start")]
+    _fields_ += [("temperature", ctypes.c_float)]
+
+
 class NativeRunner:
     """A model of the Llama family and one sequence in its cache. See `runners.Runner` for the contract.
 
@@ -127,6 +155,25 @@ class NativeRunner:
             )
         self._length = end
         return logits, states
+
+    def propose(self, task: Drafting) -> int:
+        """Candidates of a round (`compiled_round`): the cache holds all but the last of them then. How many there are."""
+        start = task.start = self._length
+        num = self._told(task, start + task.num_unread + task.limit, self._weights.lib.native_propose)
+        self._length = start + task.num_unread + max(0, num - 1) if num else start
+        return num
+
+    def verify(self, task: Verifying) -> None:
+        """A pass over tokens and candidates, and their test (`compiled_round`): the cache holds all of them then."""
+        task.start = self._length
+        self._told(task, self._length + task.num_tokens, self._weights.lib.native_verify)
+        self._length += task.num_tokens
+
+    def _told(self, task: Drafting | Verifying, end: int, do: Any) -> Any:
+        cos, sin = self._angles.to(end)
+        task.cos, task.sin = cos.data_ptr(), sin.data_ptr()
+        with _LOCK:
+            return do(self._weights.handle, self.num_threads, self._room_for(end), ctypes.byref(task))
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
@@ -259,6 +306,8 @@ def library() -> Any:
         "native_sequence_free": (None, [pointer]),
         "native_capacity": (number, [pointer]),
         "native_grow": (ctypes.c_bool, [pointer, pointer, number, number]),
+        "native_propose": (number, [pointer, number, pointer, pointer]),
+        "native_verify": (None, [pointer, number, pointer, pointer]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
         "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 4]),
     }

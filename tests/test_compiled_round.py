@@ -1,0 +1,221 @@
+"""Rounds in compiled code decide what the host's loop decides, with the same uniforms; what they cannot is left to it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from laws import random_head
+
+from specdecpp import NativeRunner, Round, Sampling
+from specdecpp.drafting import Room
+from specdecpp.policies import (
+    CostAware,
+    Costs,
+    CumulativeConfidence,
+    Entropy,
+    Fixed,
+    Heuristic,
+    MaxConfidence,
+    Policy,
+    SpecDecPP,
+)
+from specdecpp.runners import native
+from specdecpp.runners.acceptance import greedy_verdict, token_verdict
+from specdecpp.runners.compiled_round import CompiledRound, compiled_round
+from specdecpp.runners.native import Verifying
+from specdecpp.sampling import streams
+from specdecpp.session import Session
+from specdecpp.testing import Enumerator, tiny_draft, tiny_model
+from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
+VOCAB = 71  # not a multiple of a register
+
+
+class Pair:
+    def __init__(self, noise: float):
+        target = tiny_model("llama", seed=1, head_dim=16, vocab_size=VOCAB)
+        self.target, self.draft = (NativeRunner(m, num_threads=1) for m in (target, tiny_draft(target, noise=noise)))
+
+    def session(self, policy: Policy, sampling: Sampling, *, seed: int, **more: Any) -> Session:
+        options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
+        return Session(
+            target=self.target.fresh(),
+            draft=self.draft.fresh(),
+            policy=policy,
+            verification=GreedyVerification() if sampling.is_greedy else TokenVerification(),
+            sampling=sampling,
+            coins=streams(seed, "cpu", draw=self.draft.draw),
+            **options,
+        )
+
+
+@pytest.fixture(scope="module", params=[0.05, 0.4])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return Pair(request.param)
+
+
+def head(**more: Any) -> Any:
+    return random_head(32, seed=4, scale=0.4, form="look_ahead", vocab_size=VOCAB, **more)
+
+
+def cost_aware(of: Any) -> CostAware:
+    return CostAware(head=of.with_card(calibration=replace(of.card.calibration, num_labels=9, bias=0.7, temperature=1.3)))
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "none": lambda: Fixed(k=0),
+    "fixed": lambda: Fixed(k=5),
+    "heuristic": lambda: Heuristic(),
+    "max confidence": lambda: MaxConfidence(min_tokens=2, max_tokens=6),
+    "cumulative q": lambda: CumulativeConfidence(),
+    "specdecpp": lambda: SpecDecPP(head=head(scalars=("depth", "log_q")), threshold=0.6, min_tokens=1),
+    "costs": lambda: cost_aware(head(scalars=("log_q",), width=9)),
+    "costs, two outputs": lambda: cost_aware(head(outputs=("accept", "log_ratio", "next"))),
+    "costs, from none": lambda: replace(cost_aware(head()), min_tokens=0, prior=0.4),
+}
+SAMPLINGS = {"greedy": Sampling(temperature=0.0), "plain": Sampling(), "warm": Sampling(temperature=1.7)}
+
+
+def rounds_of(session: Session) -> list[Round]:
+    session.prefill()
+    rounds = []
+    while session.finish_reason is None:
+        rounds.append(session.step())
+    return rounds
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rounds_are_those_of_the_host(policy: str, sampling: Sampling, pair: Pair) -> None:
+    """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
+    cache that holds one token more or less: answer by answer, for many seeds. The host's loop decodes where somebody watches.
+    """
+    rule = POLICIES[policy]()
+    drafted, ended = set(), set()
+    for seed in range(8):
+        own, hosts = (pair.session(rule, sampling, seed=seed) for _ in range(2))
+        assert isinstance(own._whole, CompiledRound)
+        hosts.watch = lambda draft, logits, p: None
+        ours, theirs = rounds_of(own), rounds_of(hosts)
+        assert own.tokens == hosts.tokens
+        assert own.finish_reason == hosts.finish_reason
+        assert (own.target.length, own.draft.length) == (hosts.target.length, hosts.draft.length)
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a.pieces, a.num_drafted, a.num_accepted, a.finish_reason) == (
+                b.pieces,
+                b.num_drafted,
+                b.num_accepted,
+                b.finish_reason,
+            )
+            assert a.stop_reason == b.stop_reason
+            assert a.judged == pytest.approx(b.judged, abs=1e-5)
+            assert 0 < a.forward_s <= a.draft_s + a.verify_s
+        drafted |= {r.num_drafted for r in ours}
+        ended.add(own.finish_reason)
+    assert policy in ("none", "fixed") or len(drafted) > 1
+    assert sampling.is_greedy or "eos" in ended
+
+
+def test_a_round_that_the_host_decodes_may_stand_between(pair: Pair) -> None:
+    """Catches tokens that one of the two has not read when the other goes on, and streams that part."""
+    rule, sampling = CumulativeConfidence(), Sampling()
+    own, mixed = (pair.session(rule, sampling, seed=3, ends=()) for _ in range(2))
+    own.prefill()
+    mixed.prefill()
+    for i in range(8):
+        mixed.watch = None if i % 3 else lambda draft, logits, p: None
+        assert own.step().pieces == mixed.step().pieces
+
+
+def test_a_draft_that_has_read_nothing_catches_up(pair: Pair) -> None:
+    """Catches a long text that the draft reads in front of its first candidate with the wrong position."""
+    prompt = [3 + i % 60 for i in range(200)]
+    own, hosts = (pair.session(Fixed(k=3), SAMPLINGS["plain"], seed=1, prompt=prompt, ends=()) for _ in range(2))
+    hosts.watch = lambda draft, logits, p: None
+    for session in (own, hosts):
+        session.prefill()
+        session.draft.rollback(0)
+        session.target.rollback(10)
+    assert [own.step().tokens for _ in range(4)] == [hosts.step().tokens for _ in range(4)]
+
+
+def verdict(runner: NativeRunner, tokens: list[int], q: torch.Tensor, coins: torch.Tensor, temperature: float) -> Verifying:
+    """Of the last token of a context and candidates."""
+    task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, temperature=temperature)
+    line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
+    task.tokens, task.coins, task.q = line.data_ptr(), coins.data_ptr(), q.data_ptr()
+    task.logits, task.states = logits.data_ptr(), states.data_ptr()
+    runner.verify(task)
+    return task
+
+
+@pytest.mark.parametrize("num", [0, 1, 3])
+def test_the_verdict_as_a_function_of_uniforms(num: int, pair: Pair) -> None:
+    """Catches a wrong row, coin, residual or bonus, candidate by candidate: the functions it is compared with have their law
+    integrated in test_device_drafting.py. Rows of q that are far from p, so that every outcome occurs."""
+    generator = torch.Generator().manual_seed(num)
+    context = [3, 5, 2, 9, 4]
+    seen = set()
+    for _ in range(150):
+        q = torch.rand(num + 1, VOCAB, generator=generator) ** 4
+        q /= q.sum(-1, keepdim=True)
+        tokens = q[:num].multinomial(1, generator=generator).flatten() if num else torch.zeros(0, dtype=torch.long)
+        coins = torch.rand(num + 1, generator=generator, dtype=torch.float64)
+        logits, _ = pair.target.fresh().extend([*context, *tokens.tolist()], rows=num + 1)
+        for temperature in (0.0, 1.3):
+            runner = pair.target.fresh()
+            runner.extend(context[:-1], rows=1)
+            made = verdict(runner, [context[-1], *tokens.tolist()], q, coins, temperature)
+            if temperature:
+                p = (logits / temperature).softmax(-1)
+                places = torch.cat((coins[num:], coins[:num]))  # there the token's uniform comes first
+                expected = token_verdict(p, q, tokens, torch.tensor([num]), places)
+            else:
+                expected = greedy_verdict(logits, tokens, torch.tensor([num]))
+            assert [made.num_accepted, made.next] == expected.tolist()
+            assert runner.length == len(context) + num
+            seen.add((temperature, made.num_accepted))
+    assert {count for t, count in seen if t} == set(range(num + 1))
+
+
+def test_what_is_left_to_the_host(pair: Pair) -> None:
+    """Catches a request that would lose its penalty, its nucleus, its verification or its stop rule."""
+
+    class Other(CumulativeConfidence):
+        def stop(self, draft: Any, memory: Any) -> str | None:
+            return "mine"
+
+    request: dict[str, Any] = {
+        "target": pair.target.fresh(),
+        "draft": pair.draft.fresh(),
+        "policy": CumulativeConfidence(),
+        "verification": TokenVerification(),
+        "sampling": Sampling(temperature=0.7),
+        "coins": streams(0, "cpu"),
+    }
+    assert compiled_round(**request) is not None
+    lagged = SpecDecPP(head=random_head(32, seed=1))
+    reads_entropy = SpecDecPP(head=head(scalars=("entropy",)))
+    changes: dict[str, Any]
+    for changes in (
+        {"sampling": Sampling(top_p=0.9)},
+        {"sampling": Sampling(top_k=5)},
+        {"sampling": Sampling(min_p=0.1)},
+        {"sampling": Sampling(repetition_penalty=1.2)},
+        {"verification": BlockVerification()},
+        {"verification": CompareVerification()},
+        {"policy": Entropy()},
+        {"policy": Other()},
+        {"policy": MaxConfidence(drop=True)},
+        {"policy": lagged},
+        {"policy": reads_entropy},
+        {"coins": (Enumerator([]), Enumerator([]))},
+    ):
+        made = compiled_round(**(request | changes))
+        left = made is None or made.propose([1, 2], memory=None, room=Room(num_tokens=4)) is None
+        assert left, changes
