@@ -239,7 +239,7 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
     """A draft step and target passes, replayed as they are recorded, against the bytes of their weights."""
     session = start(models, pair, sd.CumulativeConfidence(threshold=0.0, max_tokens=K), temperature=1.0, max_tokens=64)
     session.prefill()
-    rounds = session._on_device
+    rounds = session._whole
     assert rounds is not None, "two graph runners on one device"
     for _ in range(3):
         session.step()
@@ -276,7 +276,7 @@ def waits(result: Result, models: Models, pair: sd.Pair) -> None:
         for where in ("device", "host"):
             session = start(models, pair, policy, temperature=1.0, max_tokens=400)
             if where == "host":
-                session._on_device = None
+                session._whole = None
             session.prefill()
             for _ in range(12):
                 session.step()
@@ -332,7 +332,7 @@ def ours(models: Models, pair: sd.Pair, policy: sd.Policy, *, by_host: bool = Fa
     def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
         session = start(models, pair, policy, temperature=temperature, max_tokens=num_tokens, costs=costs)
         if by_host:
-            session._on_device = None
+            session._whole = None
         settle(pair.target.device)
         started = time.perf_counter()
         metrics = finished(session, list(run(session))).metrics

@@ -520,7 +520,9 @@ def test_real_decoding_is_found_lossless(made: tuple[Bench, list[run.Heat], Resu
     found = lossless.verify(*made[:2])
     assert found.is_kept, found.sentences
     assert len(found.findings) == len(made[2].rows)
-    assert any("Greedy: 7 of 7" in said for said in found.sentences), found.sentences
+    num = sum(row.temperature == 0 for row in made[2].rows)  # two settings may be the best on the development prompts
+    assert num >= 6
+    assert any(f"Greedy: {num} of {num}" in said for said in found.sentences), found.sentences
     assert any("one run of 1,000" in said for said in found.sentences)
 
 

@@ -5,7 +5,6 @@ Settings: {"policy": "fixed:4"}, in the words of the command line.
 
 import sys
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
@@ -13,34 +12,11 @@ from peers.protocol import Answer, Load, Request, serve
 FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0"}
 
 
-class Passes:
-    """Seconds within forward passes, of runners of every kind that `time` was told of."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._kinds: set[type] = set()
-
-    def time(self, kind: Any) -> None:
-        """Have a class of runners tell; once is enough."""
-        if kind in self._kinds:
-            return
-        self._kinds.add(kind)
-        extend = kind.extend
-
-        def timed(runner: Any, tokens: list[int], *, rows: int) -> Any:
-            started = perf_counter()
-            found = extend(runner, tokens, rows=rows)
-            self.seconds += perf_counter() - started
-            return found
-
-        kind.extend = timed
-
-
 class Ours:
     """A pair under one runner, and a decoder per setting."""
 
     def __init__(self, runner: str):
-        self.runner, self.passes = runner, Passes()
+        self.runner = runner
 
     def load(self, load: Load) -> dict[str, str]:
         import torch
@@ -65,15 +41,12 @@ class Ours:
             runner: Any = self.runner
             self.pair = sd.load_pair(names[0], draft=names[1], head=head, dtype=dtype, runner=runner)
         self.decoders: dict[str, Any] = {}
-        for runner_of in (self.pair.target, self.pair.draft):
-            self.passes.time(type(runner_of))
         return versions
 
     def pids(self) -> list[int]:
         return []
 
     def run(self, request: Request) -> Answer:
-        self.passes.seconds = 0.0
         out = self._decoder(request.options["policy"]).generate(
             request.prompt,
             max_tokens=request.max_tokens,
@@ -87,7 +60,7 @@ class Ours:
             rounds=found.num_spec_steps,
             drafted=found.num_draft_tokens,
             accepted=found.num_accepted_draft_tokens,
-            overhead=1 - (self.passes.seconds - found.prefill_s) / (found.elapsed_s - found.prefill_s),
+            overhead=found.overhead,
         )
 
     def _decoder(self, policy: str) -> Any:
