@@ -10,6 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-loca
 STAMP := $(VENV)/.stamp
 OWN := $(VENV)/.made-by-make
 CODE := src tests recipes benchmarks examples docs/site docs/figures
+EXACT := verification law session sampling runners lean graphs native device_drafting real_models reference_pair
 ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 
 ifeq ($(filter cpu cu,$(TORCH)),)
@@ -20,7 +21,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines engines-table bench-peers lint docs wheel clean
+.PHONY: help demo test coverage engines engines-table bench-peers lint docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +36,10 @@ demo: $(STAMP)  ## watch the reference pair decode
 
 test: lint  ## lint, then all tests, on all cores
 	$(PY) -m pytest -n auto --dist loadfile
+
+coverage: $(STAMP)  ## what the tests of exactness run of the online core, file by file
+	$(PY) -m coverage erase && $(PY) -m coverage run -m pytest -q -n auto --dist loadfile $(EXACT:%=tests/test_%.py)
+	$(PY) -m coverage combine -q && $(PY) -m coverage report
 
 engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment of its own
 
