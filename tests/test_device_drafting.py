@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws import chi_square_tail, largest_difference, random_head, unchecked
+from laws import chi_square_tail, finish, largest_difference, random_head, unchecked
 from torch import Tensor
 
 from specdecpp import Decoder, LeanRunner, Pair
@@ -569,6 +569,17 @@ def test_a_rule_of_ones_own_decides(two: Two) -> None:
     session.watch = None
     session.step()
     assert seen == [(4, 64)]
+
+
+def test_a_rule_without_floors_for_a_round_is_asked_by_the_host(two: Two) -> None:
+    """Catches a round that stops the session because it is not drafted on the device, or is drafted by other coins."""
+    head = random_head(32, seed=4, scale=0.4, form="look_ahead", vocab_size=64, outputs=("accept", "next"))
+    session = two.session(replace(cost_aware(head), foresees=True), TokenVerification(), Sampling())
+    assert session._on_device is not None
+    host = two.session(session.policy, TokenVerification(), Sampling())
+    host._on_device = None
+    assert [r.num_drafted for r in finish(session)] == [r.num_drafted for r in finish(host)]
+    assert session.tokens == host.tokens
 
 
 def test_a_rule_that_drops_is_left_to_the_host() -> None:

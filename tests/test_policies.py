@@ -158,6 +158,13 @@ def test_sampled_candidates_are_judged_by_the_law_they_came_from():
         assert draft.confidence(i) == pytest.approx(float(law[draft.tokens[i]] / law.sum()))
 
 
+def test_the_gap_is_between_the_two_largest_if_there_are_two():
+    """Catches the gap of another candidate, and an index error in a vocabulary of one."""
+    draft = drafted(FIFTH, HALF)
+    assert [draft.gap(0), draft.gap(-1)] == pytest.approx([0.6, 0.25])
+    assert drafted((0, [1.0])).gap(-1) == 0.0
+
+
 def test_specdecpp_stops_once_a_rejection_is_likely():
     """Catches the last estimate instead of the product, or the wrong side of the threshold."""
     policy = SpecDecPP(head=random_head(4, seed=0), threshold=0.7)

@@ -113,6 +113,19 @@ def test_greedy_rows_are_one_hot():
     assert probabilities(logits[0], punished, marked([1], 3)).tolist() == [0, 0, 1]
 
 
+def test_a_nucleus_is_no_larger_than_it_must_be():
+    """Catches a token that is kept though those before it have the whole mass already; of equals the first are kept."""
+    for top_p, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3)):
+        p = probabilities(torch.zeros(4), Sampling(top_p=top_p))
+        assert p.tolist() == pytest.approx([1 / kept] * kept + [0] * (4 - kept))
+
+
+def test_min_p_keeps_what_is_as_likely_as_it_asks():
+    """Catches a bound on the wrong side: min_p = 1 keeps the most likely tokens, not none."""
+    logits = torch.tensor([0.0, -1.0, 0.0])
+    assert probabilities(logits, Sampling(min_p=1.0)).tolist() == [0.5, 0.0, 0.5]
+
+
 def test_top_k_above_the_vocabulary_keeps_everything():
     """Catches an index error for a top_k that no vocabulary bounds."""
     logits = torch.tensor([0.0, 1.0])
@@ -155,9 +168,16 @@ def dice(seed=0):
 
 
 @pytest.mark.parametrize("u", [0.0, 0.3, 0.5, 1 - 2.0**-53])
-@pytest.mark.parametrize("p", [[0.0, 0.3, 0.2, 0.0, 0.5, 0.0], [0.0, 0.7, 0.0], [3.0, 0.0], [0.0, 0.1, 0.1, 0.1, 0.0]])
+@pytest.mark.parametrize(
+    "p",
+    [
+        *([0.0, 0.3, 0.2, 0.0, 0.5, 0.0], [0.0, 0.7, 0.0], [3.0, 0.0], [0.0, 0.1, 0.1, 0.1, 0.0]),
+        [0.0] * 64 + [0.5, 0.0, 0.5] + [0.0] * 64,
+    ],
+)
 def test_dice_never_give_an_impossible_token(monkeypatch, u, p):
-    """Catches the edges of inversion: u = 0 with leading zeros, u next to 1 with trailing zeros, u on a boundary."""
+    """Catches the edges of inversion: u = 0 with leading zeros (a block of them), u next to 1 with trailing zeros, u on a
+    boundary."""
     monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: torch.full(shape, u, dtype=dtype))
     for dtype in (torch.float32, torch.float64):
         assert p[dice().categorical(torch.tensor(p, dtype=dtype))] > 0
@@ -215,8 +235,8 @@ def test_streams_are_reproducible_and_apart():
     """
     first, again, other = (streams(seed, "cpu") for seed in (7, 7, 8))
     sequences = [draws(one) for one in (*first, *other)]
+    assert torch.equal(sequences[1], draws(again[1])), "the first has not been drawn from yet"
     assert torch.equal(sequences[0], draws(again[0]))
-    assert torch.equal(sequences[1], draws(again[1]))
     for i, j in [(0, 1), (0, 2), (1, 3), (2, 3)]:
         agreement = float((sequences[i] == sequences[j]).sum())
         assert abs(agreement - 1000) < 5.2 * (2000 / 4) ** 0.5

@@ -1,5 +1,6 @@
 """The bookkeeping of a round: caches, origins, counts, and why an answer ends."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -177,15 +178,25 @@ def test_bad_requests_are_refused():
         count(max_tokens=-1)
 
 
-@pytest.mark.parametrize("prompt", [(0,), (5, 6, 7)])
-def test_prefill_reads_all_but_the_last_token(prompt):
-    """Catches a token that is read twice or never, also when prefill is left out."""
-    request = Request(target=counting(), draft=counting(), prompt=prompt, max_tokens=9)
-    sessions = [request.session(Fixed(k=2), TokenVerification(), streams(0, "cpu")) for _ in range(2)]
-    sessions[0].prefill()
+@pytest.mark.parametrize("most", [None, 1, 2])
+@pytest.mark.parametrize("prompt", [(0,), (4, 5, 6, 7)])
+def test_prefill_reads_all_but_the_last_token(prompt, most):
+    """Catches a token that is read twice or never, at once and in parts, also when prefill is left out; and a draft with room
+    for one candidate that is not read to."""
+    request = Request(target=counting(), draft=counting(max_length=len(prompt)), prompt=prompt, max_tokens=9)
+    sessions = [request.session(Fixed(k=1), TokenVerification(), streams(0, "cpu")) for _ in range(2)]
+    num = max(1, math.ceil((len(prompt) - 1) / (most or 9)))
+    assert [sessions[0].prefill(most) for _ in range(num)] == [False] * (num - 1) + [True]
     assert sessions[0].target.tokens == sessions[0].draft.tokens == list(prompt[:-1])
     assert sessions[0].step().tokens == sessions[1].step().tokens
     assert sessions[0].target.tokens == sessions[1].target.tokens
+
+
+def test_a_draft_reads_no_prompt_longer_than_its_context():
+    """Catches an overrun context before the first round (the tables assert)."""
+    session, rounds = count(prompt=(4, 5, 6, 7), draft_length=2, max_tokens=3)
+    assert session.draft.length == 0
+    assert told(rounds) == ["0b", "1b", "2b"]
 
 
 def test_sessions_of_one_pair_do_not_disturb_each_other():
@@ -219,6 +230,18 @@ def test_temperature_0_is_refused_where_q_is_needed(verification):
     finish(session)
     finish(greedy)
     assert session.tokens == greedy.tokens
+
+
+def test_floors_hold_from_the_least_number_of_candidates_on():
+    """Catches a floor that is shown where the rule is not asked yet, and one candidate too late."""
+
+    def floors(policy):
+        made = TABLES.session(policy, TokenVerification(), streams(0, "cpu")).floors(3)
+        return made and made.least
+
+    assert floors(CumulativeConfidence(threshold=0.3)) == (0.0, 0.3, 0.3, 0.3)
+    assert floors(CumulativeConfidence(threshold=0.3, min_tokens=2)) == (0.0, 0.0, 0.3, 0.3)
+    assert (floors(Fixed(k=3)), floors(Bandit(arms=(Fixed(k=0), Fixed(k=2))))) == ((), None)
 
 
 def test_the_penalty_sees_prompt_answer_and_candidates():
@@ -284,3 +307,25 @@ def test_text_held_back_comes_with_the_end(ends, max_tokens, reason):
     rounds = finish(session)
     assert session.finish_reason == reason
     assert "".join(r.text for r in rounds) == "ab"
+
+
+def test_the_parts_of_a_round_are_its_whole_time(monkeypatch):
+    """Catches a part that is counted twice or nowhere, and one reading of the prompt that is forgotten for another. The clock
+    moves by one whenever it is looked at: twice for a forward pass or a judgement, once where a part of a round ends."""
+    clock = iter(map(float, range(100))).__next__
+    for module in ("drafting", "session"):
+        monkeypatch.setattr(f"specdecpp.{module}.perf_counter", clock)
+    policy = SpecDecPP(head=random_head(4, seed=1), threshold=1.0, max_tokens=3)
+    session = replace(TABLES, prompt=(0, 1, 2), ends=()).session(policy, TokenVerification(), streams(0, "cpu"))
+    assert [session.prefill(1), session.prefill()] == [False, True]
+    assert session.prefill_s == 2
+    forward = []
+
+    def watch(draft, logits, p):
+        forward.append(draft.forward_s)
+        draft.late_s = 0.25  # as where a device has gone on with it
+
+    session.watch = watch
+    outcome = session.step()
+    assert (outcome.num_drafted, len(outcome.judged), forward) == (3, 2, [3])
+    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1.25, 2, 0.75, 1)

@@ -163,10 +163,10 @@ def inverted(p: Float[Tensor, " V"], u: float) -> int:
         sums = np.append(sums, law[whole:].sum())
     before = sums.cumsum(dtype=np.float64)
     point = u * before[-1]
-    block = min(int(before.searchsorted(point, side="right")), len(sums) - 1)
+    block = int(before.searchsorted(point, side="right"))
     within = law[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
     place = int(within.searchsorted(point - (before[block - 1] if block else 0.0), side="right"))
-    if place == len(within):  # rounding carried the point past the block: to its last index with a share
+    if place == len(within):  # rounding carried the point past the block, or past all: to the last index with a share
         return int(np.flatnonzero(law[: (block + 1) * _BLOCK])[-1])
     return block * _BLOCK + place
 
