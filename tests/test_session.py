@@ -9,7 +9,7 @@ from laws import Request, finish, random_head, total_variation
 
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import AutoOff, Bandit, CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
-from specdecpp.sampling import Sampling, streams
+from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.text import Detokenizer
 from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
@@ -219,6 +219,42 @@ def test_sessions_of_one_pair_do_not_disturb_each_other():
     assert alone[0] != alone[1]
 
 
+def test_candidates_and_verdicts_have_a_stream_each():
+    """Catches one stream for both, or the two exchanged: candidates come from the first, all else from the second."""
+
+    def told(k, draft_seed, verify_seed):
+        coins = streams(draft_seed, "cpu")[0], streams(verify_seed, "cpu")[1]
+        session, candidates = replace(TABLES, ends=()).session(Fixed(k=k), TokenVerification(), coins), []
+        session.watch = lambda draft, logits, p: candidates.append(draft.tokens)
+        finish(session)
+        return candidates[0] if k else session.tokens
+
+    assert told(9, 0, 0) == told(9, 0, 1) != told(9, 1, 0)
+    assert told(0, 0, 0) == told(0, 1, 0) != told(0, 0, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_who_watches_sees_raw_logits_and_the_law_made_of_them(temperature):
+    """Catches logits that are already penalised or p under both names, and a greedy p that is only good for its argmax."""
+    sampling = Sampling(temperature=temperature, repetition_penalty=1.7)
+    session = replace(TABLES, sampling=sampling, ends=()).session(
+        Fixed(k=2), GreedyVerification() if sampling.is_greedy else TokenVerification(), streams(0, "cpu")
+    )
+    rows = []
+
+    def watch(draft, logits, p):
+        for i in range(draft.num_tokens + 1):
+            context = [*session.tokens, *draft.tokens[:i]]
+            seen = torch.tensor([t in context for t in range(4)])
+            assert torch.equal(logits[i], TABLES.target.law(context).log())
+            assert torch.equal(p[i], probabilities(logits[i], sampling, seen))
+            rows.append(p[i])
+
+    session.watch = watch
+    finish(session)
+    assert len(rows) > 15
+
+
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
 def test_temperature_0_is_refused_where_q_is_needed(verification):
     """Catches a failure in the middle of a round: greedy candidates carry no distribution."""
@@ -244,7 +280,8 @@ def test_floors_hold_from_the_least_number_of_candidates_on():
     assert (floors(Fixed(k=3)), floors(Bandit(arms=(Fixed(k=0), Fixed(k=2))))) == ((), None)
 
 
-def test_the_penalty_sees_prompt_answer_and_candidates():
+@pytest.mark.parametrize(("k", "expected"), [(0, ["1b", "2b", "3b"]), (1, ["1a 2b", "3b"]), (2, ["1a 2a 3b"])])
+def test_the_penalty_sees_prompt_answer_and_candidates(k, expected):
     """Catches a penalty that forgets the prompt, the answer, or the candidates before the one at hand."""
     model = always([4, 3, 2, 1])
     request = Request(
@@ -254,10 +291,10 @@ def test_the_penalty_sees_prompt_answer_and_candidates():
         max_tokens=3,
         sampling=Sampling(temperature=0.0, repetition_penalty=5.0),
     )
-    session = request.session(Fixed(k=2), GreedyVerification(), streams(0, "cpu"))
+    session = request.session(Fixed(k=k), GreedyVerification(), streams(0, "cpu"))
     rounds = finish(session)
     assert session.tokens == [0, 1, 2, 3]
-    assert told(rounds) == ["1a 2a 3b"]
+    assert told(rounds) == expected
 
 
 # Tokens: 4 is a, 5 is b, 6 is c.
@@ -298,7 +335,7 @@ def test_a_stop_string_ends_the_answer_inside_a_round():
     assert outcome.num_accepted == 3
 
 
-@pytest.mark.parametrize(("ends", "max_tokens", "reason"), [((6,), 9, "eos"), ((), 2, "length")])
+@pytest.mark.parametrize(("ends", "max_tokens", "reason"), [((6,), 9, "eos"), ((6,), 3, "eos"), ((), 2, "length")])
 def test_text_held_back_comes_with_the_end(ends, max_tokens, reason):
     """Catches a tail that looked like a stop string and is lost when the answer ends otherwise."""
     spell = sure(lambda t: min(t + 1, 6), 7)  # abccc...
