@@ -52,6 +52,8 @@ def test_sums_and_rates_of_known_rounds():
     assert (metrics.num_tokens, metrics.num_spec_steps, metrics.num_prompt_tokens) == (5 + 2 + 1 + 2, 4, 7)
     assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens) == (14, 7)
     assert metrics.acceptance_histogram == Counter({4: 1, 1: 1, 0: 1, 2: 1})
+    assert metrics.drafted_histogram == Counter({4: 3, 2: 1})
+    assert Metrics.of([a_round(2, 1), a_round(3, 0)]).num_spec_tokens == 3
     assert metrics.mean_acceptance_length == pytest.approx(1 + 7 / 4)
     assert metrics.draft_acceptance_rate == pytest.approx(7 / 14)
     assert metrics.discard_rate == pytest.approx(7 / 10)
@@ -65,6 +67,8 @@ def test_seconds_add_up():
     assert (metrics.draft_s, metrics.head_s, metrics.verify_s, metrics.other_s) == (17, 2, 4, 8)
     assert metrics.elapsed_s == 63
     assert metrics.tokens_per_second == pytest.approx(3 / 63)
+    shares = {"draft": 17 / 63, "verify": 4 / 63, "head": 2 / 63, "other": 40 / 63}
+    assert metrics.time_shares == pytest.approx(shares), "the prompt is read in the other time"
 
 
 def test_every_token_is_accepted_or_the_targets_own():
@@ -109,13 +113,14 @@ def test_no_rounds_mean_zero_rates():
     empty = Metrics.of([])
     assert [getattr(empty, rate) for rate in RATES] == [0.0] * len(RATES)
     assert empty == Metrics()
+    assert (empty.num_spec_tokens, empty.time_shares["draft"]) == (0, 0)
     undrafted = Metrics.of([a_round(0, 0)])
     assert (undrafted.draft_acceptance_rate, undrafted.mean_acceptance_length, undrafted.verification_rate) == (0, 1, 1)
 
 
 def test_to_dict_is_json_with_every_sum_and_rate():
     """Catches a field that JSON cannot hold or that a report would miss."""
-    values = json.loads(json.dumps(Metrics.of([a_round(4, 1), a_round(4, 4)], prefill_s=1.0).to_dict()))
+    values = json.loads(json.dumps(Metrics.of([a_round(4, 4), a_round(4, 1)], prefill_s=1.0).to_dict()))
     assert values.keys() >= {*Metrics.__dataclass_fields__, *RATES, "elapsed_s"}
-    assert values["acceptance_histogram"] == {"1": 1, "4": 1}
+    assert list(values["acceptance_histogram"].items()) == [("1", 1), ("4", 1)], "in order"
     assert values["mean_acceptance_length"] == 3.5

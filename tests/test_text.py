@@ -109,6 +109,13 @@ def test_text_is_released_as_soon_as_it_is_whole():
     assert pieces[-2:] == ["!", ""]
 
 
+def test_spaces_are_left_as_the_model_wrote_them():
+    """Catches decoding that tidies up: "a ." for the model would be "a." for the reader."""
+    tokenizer = pieces_of("a .", longest=2)
+    ids = tokenizer.convert_tokens_to_ids(["a", " .", " ", "a"])
+    assert "".join(read(tokenizer, ids)[0]) == "a . a"
+
+
 def test_flush_gives_up_on_an_incomplete_character():
     """Catches an answer that ends inside a character and loses what came before it."""
     tokenizer = byte_bpe()
@@ -122,6 +129,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
 @given(pieces=st.lists(st.text("abc", min_size=1, max_size=3), max_size=8), stop=STOPS)
 @example(pieces=["ab", "ca", "abc"], stop=["bcaa"])
 @example(pieces=["ab", "c"], stop=["ab", "bc"])
+@example(pieces=["c", "a", "b"], stop=["aa", "cab"])
 def test_stop_strings_cut_the_text_wherever_tokens_fall(pieces, stop):
     """Catches a stop string that is missed across tokens, released in part, or held back for ever."""
     if is_nested(stop):

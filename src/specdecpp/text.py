@@ -40,11 +40,11 @@ class Detokenizer:
             before, self._end = self._end, len(self._tokens)
             if self._end - self._start > _WINDOW:
                 self._start, self._known = before, self._read(self._tokens[before:])
-        from_here = max(0, self._released - max(map(len, self._stop), default=0))
-        hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, from_here)) >= 0]
+        # What could begin a stop string has been held back, so none begins in what was released.
+        hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, self._released)) >= 0]
         if hits:
             _, start = min(hits)  # the one that is complete first, as if the text came character by character
-            return self._release(max(start, self._released)), True
+            return self._release(start), True
         return self._release(len(self._text) - self._undecided()), False
 
     def flush(self) -> str:
@@ -53,13 +53,13 @@ class Detokenizer:
         return self._release(len(self._text))
 
     def _release(self, end: int) -> str:
-        text, self._released = self._text[self._released : end], max(end, self._released)
+        text, self._released = self._text[self._released : end], end
         return text
 
     def _undecided(self) -> int:
         """Length of the longest tail that begins a stop string."""
         longest = max((len(s) - 1 for s in self._stop), default=0)
-        tail = self._text[self._released :][-longest:] if longest else ""
+        tail = self._text[-longest:] if longest else ""
         for n in range(len(tail), 0, -1):
             if any(s.startswith(tail[-n:]) for s in self._stop):
                 return n
