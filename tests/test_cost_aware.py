@@ -12,7 +12,7 @@ from specdecpp import Costs, Decoder, Pair
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.cost_aware import Ledger
+from specdecpp.policies.cost_aware import HORIZON, Ledger
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.verification import BlockVerification, TokenVerification
@@ -150,6 +150,21 @@ def test_a_step_of_the_curve_is_worth_its_flat_part():
     assert rule(max_tokens=3).stop(draft, memory) is not None
 
 
+def test_a_plan_is_worth_what_its_candidates_are_each_after_the_other():
+    """Catches later candidates of a plan that count as if those before them were certain, or as much as the first."""
+    stepped = Costs(draft_s=0.001, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
+    memory = Ledger(num_tokens=10**9, seconds=1e9, num_tested=10**9, num_accepted=6 * 10**8)
+    plans = range(1, HORIZON + 1)
+    least = min((0.001 * j + 0.9) / sum(0.6**i for i in range(1, j + 1)) for j in plans)
+    for survival, is_going in ((1.001 * least, True), (0.999 * least, False)):
+        assert (rule().stop(seen(stepped, judged=(1.0, survival)), memory) is None) == is_going
+
+
+def test_a_candidate_that_is_worth_no_more_than_it_costs_is_not_drafted():
+    """Catches drafting for nothing: free drafts of which none is ever accepted."""
+    assert rule(prior=0.0).stop(seen(Costs.relative(0.0), judged=(0.5,)), Ledger()) is not None
+
+
 # What it goes by
 
 
@@ -194,6 +209,7 @@ def test_the_prior_gives_way_to_what_is_seen():
     tokens, seconds = sum(0.8**k for k in range(5)), 1 + 4 * C
     assert policy.rate(Ledger(), FLAT) == pytest.approx(tokens / seconds)
     assert policy.mean_acceptance(Ledger()) == pytest.approx(0.8)
+    assert rule(prior=0.8, max_tokens=1).rate(Ledger(), FLAT) == pytest.approx((1 + 0.8) / (1 + C)), "its best is one"
     memory = policy.learn(policy.learn(Ledger(), outcome(4, 1, FLAT)), outcome(2, 2, FLAT))
     assert memory == Ledger(num_tokens=5, seconds=(1 + 4 * C) + (1 + 2 * C), num_tested=4, num_accepted=3)
     assert policy.rate(memory, FLAT) == pytest.approx((4 * tokens + 5) / (4 * seconds + 2 + 6 * C))

@@ -71,6 +71,12 @@ def test_equal_costs_are_one_key():
     assert Costs(draft_s=0.5, passes={1: 1.0}) not in {CURVE: 1}
 
 
+def test_a_head_that_judges_is_part_of_drafting_once():
+    """Catches a head that nobody pays for, or that is paid for again where the costs are asked twice."""
+    costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
+    assert costs.judging() == costs.judging().judging() == Costs(draft_s=0.375, passes={1: 1.0})
+
+
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.5), st.integers(0, 3), st.integers(3, 20))
 def test_the_best_length_is_the_best_of_all(acceptance: float, c: float, least: int, most: int):
     """Catches a search that stops at a first hill, or an off-by-one between candidates and positions of the pass."""
@@ -120,6 +126,13 @@ def test_a_pause_of_the_machine_is_no_measurement():
     after = CURVE.updated(outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert after.draft_s <= CURVE.draft_s + MEMORY * PAUSE * 2.0
     assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (PAUSE - 1)))
+
+
+def test_drafting_that_was_taken_for_free_is_found_out_and_is_never_less_than_free():
+    """Catches a pause that is measured by a draft of 0 s alone, and a round that took less than its start."""
+    assert Costs.relative(0.0).updated(outcome(1, 1, draft_s=0.5, verify_s=1.0)).draft_s == pytest.approx(MEMORY * 0.5)
+    quick = Costs(draft_s=0.2, passes={1: 1.0}, start_s=0.5).updated(outcome(2, 1, draft_s=0.1, verify_s=1.0))
+    assert quick.draft_s == pytest.approx((1 - MEMORY) * 0.2)
 
 
 # The measurement
