@@ -133,6 +133,8 @@ def test_the_threshold_drifts_as_in_draft_and_verify():
         assert (memory.threshold, memory.mean) == pytest.approx((expected, mean))
         seen.append(round(memory.threshold, 2))
     assert seen == [0.51, 0.52, 0.53, 0.52, 0.51, 0.51, 0.5, 0.51], "up, down, and still where the round was full"
+    met = DraftVerify(threshold=0.5, aim=0.5, step=0.1)
+    assert met.learn(met.start(), outcome(4, 4)).threshold == pytest.approx(0.49), "the aim is met"
 
 
 @pytest.mark.parametrize(("start", "accepted", "end"), [(0.5, 0, 1.0), (0.5, 4, 0.0)])
@@ -160,6 +162,7 @@ def test_what_the_drifting_rules_look_at():
     half = -(0.5 * math.log(0.5)) * 2
     bound = 1 - math.sqrt(0.3 * half)
     assert DraftVerify().stop(drafted(0.4, 0.6), Drift(threshold=0.5)) is None
+    assert DraftVerify().stop(drafted(0.5), Drift(threshold=0.5)) is None  # equal is not below
     assert DraftVerify().stop(drafted(0.6, 0.4), Drift(threshold=0.5)) == "q = 0.40 < 0.50"
     policy = AdaptiveEntropy(gamma=0.3)
     assert policy.stop(drafted(0.5, 1.0), Drift(threshold=0.9)) is None

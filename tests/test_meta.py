@@ -101,6 +101,15 @@ def test_the_bandit_ends_up_with_the_better_arm(request_: Request, better: int, 
     assert rounds == lengths(request_, Bandit(arms=arms)), "nothing is drawn"
 
 
+def test_the_first_of_equal_arms_is_followed():
+    """Catches a tie that is settled by chance or by the last."""
+    policy = Bandit(arms=(Fixed(k=2), Fixed(k=2)))
+    memory = policy.start()
+    for _ in range(2):
+        memory = policy.learn(memory, outcome(2, 1, COSTS))
+    assert memory.chosen == 0
+
+
 def test_each_arm_learns_from_its_own_rounds():
     """Catches memories that are mixed up, or rounds that all arms learn from."""
     policy = Bandit(arms=(Diary(), Diary(max_tokens=2), Heuristic(start_tokens=2)))
@@ -216,6 +225,7 @@ def test_the_gain_is_tokens_over_seconds_against_the_target_alone():
         assert policy.is_off(memory, target_s) == is_off
         reason = policy.stop(Draft(costs=Costs(draft_s=0.1, passes={1: target_s})), memory)
         assert reason == ("gain 1.00 < 1" if is_off else None)
+    assert not policy.is_off(Gain(memory=None, num_tokens=2.0, seconds=2.0, num_rounds=1), 1.0), "a gain of 1 is not below 1"
 
 
 def test_a_better_text_switches_drafting_on_again():
@@ -246,6 +256,8 @@ def test_an_inner_rule_that_drafts_nothing_by_itself_learns_so():
     """Catches empty rounds that are all taken for idle ones."""
     policy = AutoOff(policy=Diary())
     assert policy.learn(policy.start(), outcome(0, 0, COSTS)).memory == ((0, 0),)
+    gaining = Gain(memory=(), num_tokens=20.0, seconds=10.0, num_rounds=20)
+    assert policy.learn(gaining, outcome(0, 0, COSTS)).memory == ((0, 0),), "it was on, and drafted nothing"
 
 
 def test_wrappers_take_drops_and_parts_from_what_they_are_made_of():

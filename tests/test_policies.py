@@ -84,7 +84,7 @@ def test_max_confidence_looks_at_the_last_candidate_only():
 def test_cumulative_confidence_multiplies_over_the_round():
     """Catches a product that misses candidates drawn since the last question."""
     draft = drafted(HALF, HALF)
-    assert CumulativeConfidence(threshold=0.2).stop(draft, None) is None
+    assert CumulativeConfidence(threshold=0.25).stop(draft, None) is None  # equal is not below
     draft.append(HALF[0], q=torch.tensor(HALF[1]))
     assert draft.cumulative_confidence == pytest.approx(0.125)
     assert CumulativeConfidence(threshold=0.2).stop(draft, None).startswith("product of q = 0.1")
@@ -122,6 +122,8 @@ def test_the_classifier_survives_a_round_that_is_all_but_impossible():
     steep = Net(weights=((1000.0, 0.0, 0.0),), biases=(0.0,), output=(1e6,), bias=0.0)
     assert steep(math.log(1e-30), 0.0, 1.0) == pytest.approx(0.0)
     assert Classifier(net=steep).stop(draft, None) == "P(all accepted) = 0.00 < 0.4"
+    even = Net(weights=((0.0, 0.0, 0.0),), biases=(0.0,), output=(0.0,), bias=0.0)
+    assert Classifier(net=even, threshold=0.5).stop(draft, None) is None  # equal is not below
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,8 @@ def test_specdecpp_stops_once_a_rejection_is_likely():
     draft.judged = [0.6, 0.49]
     assert policy.stop(draft, None) == "P(rejection) = 0.71 > 0.7"
     assert policy.stop(Draft(), None) is None
+    draft.judged = [0.5]
+    assert SpecDecPP(head=policy.head, threshold=0.5).stop(draft, None) is None  # equal is not above
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,21 @@ def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
     head = Constant(0.0, calibration=Calibration(rejection_weight=3.0, num_labels=1))
     judged = [proposed(SpecDecPP(head=head, calibrated=c), num_tokens=2).judged for c in (False, True)]
     assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
+
+
+def test_greedy_candidates_are_judged_as_was_calibrated_for_them():
+    """Catches one calibration for both, though an argmax is accepted more often than a draw."""
+    made = {"calibration": Calibration(bias=1.0, num_labels=1), "greedy": Calibration(bias=-2.0, num_labels=1)}
+    policy = SpecDecPP(head=Constant(0.0, **made), calibrated=True, threshold=1.0)
+    for temperature, calibration in ((1.0, made["calibration"]), (0.0, made["greedy"])):
+        (judged,) = proposed(policy, temperature=temperature, num_tokens=2).judged
+        assert judged == pytest.approx(float(calibration.apply(torch.zeros(())).sigmoid()))
+
+
+def test_a_head_is_told_of_an_all_but_impossible_candidate():
+    """Catches the logarithm of 0."""
+    policy = SpecDecPP(head=random_head(4, seed=1, scalars=("log_q",)))
+    assert 0 <= policy.judge(drafted((0, [0.0, 1.0, 0.0, 0.0])), torch.ones(4)).accept <= 1
 
 
 def test_probabilities_that_nobody_checked_are_used_with_a_warning():
@@ -284,6 +303,7 @@ def test_heuristic_forgets_growth_past_its_upper_bound():
     for _ in range(10):
         memory = policy.learn(memory, outcome(6, 6))
     assert policy.limit(policy.learn(memory, outcome(6, 0))) == 5
+    assert policy.limit(policy.learn(Heuristic(start_tokens=9, max_tokens=6).start(), outcome(6, 0))) == 5
 
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 3])

@@ -127,6 +127,14 @@ def test_two_runners_built_on_one_model_do_not_disturb_each_other() -> None:
     torch.testing.assert_close(hidden, full_pass(model, [3, 4, 5])[1][-1:], atol=1e-9, rtol=0)
 
 
+def test_somebody_elses_pass_is_not_kept() -> None:
+    """Catches a training step on the same model whose graph the runner would hold in memory."""
+    model = model_of("llama")
+    runner = EagerRunner(model)
+    model(input_ids=torch.tensor([[3, 4]]))
+    assert runner._tap.hidden is None
+
+
 def test_rollback_to_the_present_and_to_nothing() -> None:
     """Catches an off-by-one at both ends of the range (crop(0) and an emptied cache)."""
     model = model_of("llama", torch.float64)
