@@ -488,6 +488,22 @@ def test_one_seed_gives_one_output(two: Two) -> None:
     assert tuple(sessions[0].tokens[2:]) == first.tokens
 
 
+def test_another_request_over_the_same_caches_is_decoded_as_it_asks(two: Two) -> None:
+    """Catches recorded work that is found again for other sampling, another verification or other ends."""
+
+    def rounds(pair: Two, **asked: Any) -> Any:
+        request = {"policy": Fixed(k=4), "verification": TokenVerification(), "sampling": Sampling(temperature=1.5)}
+        session = pair.session(**(request | asked))
+        return [(r.tokens, r.num_drafted) for r in finish(session)], session.finish_reason
+
+    others = [{"sampling": Sampling(temperature=0.4)}, {"verification": BlockVerification()}, {"ends": tuple(range(32))}]
+    alone = [rounds(Two(64), **asked) for asked in others]
+    rounds(two)
+    for asked, expected in zip(others, alone, strict=True):
+        gc.collect()
+        assert rounds(two, **asked) == expected
+
+
 def test_a_request_gives_its_caches_back_with_what_was_recorded() -> None:
     """Catches recorded work that holds on to the session it was first recorded for."""
     two = Two(64)
@@ -535,9 +551,12 @@ class Stubborn(CumulativeConfidence):
         {"policy": CumulativeConfidence(max_tokens=33)},
         {"policy": Stubborn()},
         {"coins": (Enumerator([]), Enumerator([]))},
-        {"target": None},
+        {"coins": (streams(0, "cpu")[0], Enumerator([]))},
+        {"target": "lean"},
+        {"target": "elsewhere"},
+        {"policy": "its head elsewhere"},
     ],
-    ids=["penalty", "compare", "entropy", "long", "stubborn", "coins", "no target"],
+    ids=["penalty", "compare", "entropy", "long", "stubborn", "coins", "one stream", "lean", "elsewhere", "head"],
 )
 def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: dict[str, Any], two: Two) -> None:
     """Catches a request that is decoded there as something it is not."""
@@ -549,9 +568,16 @@ def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: di
         "sampling": Sampling(),
         "coins": streams(0, "cpu"),
     }
-    assert device_round(**request) is not None
-    if "target" in changes:
+    for policy in (CumulativeConfidence(), CumulativeConfidence(max_tokens=32)):
+        assert device_round(**(request | {"policy": policy})) is not None
+    if changes.get("target") == "lean":
         changes = {"target": two.lean_target.fresh()}
+    elif changes.get("target") == "elsewhere":
+        changes = {"target": two.target.fresh()}
+        changes["target"].device = torch.device("meta")
+    elif changes.get("policy") == "its head elsewhere":
+        changes = {"policy": specdecpp(random_head(32, seed=1))}
+        changes["policy"].head.to("meta")
     assert device_round(**(request | changes)) is None
 
 
