@@ -414,17 +414,21 @@ def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(policy: str
     assert (1 in in_vain) == (policy != "fixed")
 
 
-@pytest.mark.parametrize("num_behind", [0, 1, 5])
+@pytest.mark.parametrize("num_behind", [1, 2, 5])
 def test_both_caches_hold_what_was_read(num_behind: int, two: Two) -> None:
-    """Catches padding that is counted as text, and a draft that has caught up and does not know it."""
-    context = [3, 5, 2, 40, 7, 9, 21, 8]
-    made = two.round(Fixed(k=3), TokenVerification(), Sampling())
-    made.draft.extend(context[: -1 - num_behind], rows=1)
-    draft = made.propose(context, memory=None, room=Room(num_tokens=9))
-    assert draft is not None
-    made.verify(context, draft)
-    assert made.target.length == len(context) + 3
-    assert made.draft.length == len(context) + 2
+    """Catches padding that is counted as text, and a draft that has caught up without reading all of it: it draws what one that
+    was never behind does."""
+    context, drawn = [3, 5, 2, 40, 7, 9, 21, 8], []
+    for behind in (0, num_behind):
+        made = two.round(Fixed(k=3), TokenVerification(), Sampling())
+        made.draft.extend(context[: -1 - behind], rows=1)
+        draft = made.propose(context, memory=None, room=Room(num_tokens=9))
+        assert draft is not None
+        made.verify(context, draft)
+        assert made.target.length == len(context) + 3
+        assert made.draft.length == len(context) + 2
+        drawn.append([draft.confidence(i) for i in range(3)])
+    assert drawn[0] == pytest.approx(drawn[1])
 
 
 @pytest.mark.parametrize("policy", ["fixed", "none", "cumulative q", "specdecpp, lagged", "costs, look-ahead"])
@@ -547,6 +551,7 @@ class Stubborn(CumulativeConfidence):
     [
         {"sampling": Sampling(repetition_penalty=1.2)},
         {"verification": CompareVerification()},
+        {"verification": GreedyVerification()},
         {"policy": Entropy(max_tokens=20)},
         {"policy": CumulativeConfidence(max_tokens=33)},
         {"policy": Stubborn()},
@@ -556,7 +561,7 @@ class Stubborn(CumulativeConfidence):
         {"target": "elsewhere"},
         {"policy": "its head elsewhere"},
     ],
-    ids=["penalty", "compare", "entropy", "long", "stubborn", "coins", "one stream", "lean", "elsewhere", "head"],
+    ids=["penalty", "compare", "greedy", "entropy", "long", "stubborn", "coins", "one stream", "lean", "elsewhere", "head"],
 )
 def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: dict[str, Any], two: Two) -> None:
     """Catches a request that is decoded there as something it is not."""
