@@ -365,4 +365,5 @@ def test_the_parts_of_a_round_are_its_whole_time(monkeypatch):
     session.watch = watch
     outcome = session.step()
     assert (outcome.num_drafted, len(outcome.judged), forward) == (3, 2, [3])
-    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1.25, 2, 0.75, 1)
+    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1.25, 2, 2.75, 1)
+    assert outcome.forward_s == 3 + 1
