@@ -606,9 +606,9 @@ def test_a_rule_without_floors_for_a_round_is_asked_by_the_host(two: Two) -> Non
     """Catches a round that stops the session because it is not drafted on the device, or is drafted by other coins."""
     head = random_head(32, seed=4, scale=0.4, form="look_ahead", vocab_size=64, outputs=("accept", "next"))
     session = two.session(replace(cost_aware(head), foresees=True), TokenVerification(), Sampling())
-    assert session._on_device is not None
+    assert session._whole is not None
     host = two.session(session.policy, TokenVerification(), Sampling())
-    host._on_device = None
+    host._whole = None
     assert [r.num_drafted for r in finish(session)] == [r.num_drafted for r in finish(host)]
     assert session.tokens == host.tokens
 

@@ -114,7 +114,8 @@ class CostAware(HeadPolicy):
             return Floors(evidence=Evidence.SURVIVAL, least=(math.inf,) * (limit + 1))
         # The last candidate has not been judged by a head that lags, and `stop` asks for more than the floor, not for as much.
         scale = rho if self.looks_ahead else rho / mean
-        floors = [scale * min(map(truediv, seconds, worth)) for seconds in _plans(costs, limit, self.max_tokens)]
+        plans = _plans(costs, limit, self.max_tokens)
+        floors = [scale * min(map(truediv, seconds, worth), default=math.inf) for seconds in plans]
         floors[0] *= rho / scale
         return Floors(evidence=Evidence.SURVIVAL, least=tuple(math.nextafter(floor, math.inf) for floor in floors))
 
@@ -135,13 +136,9 @@ class CostAware(HeadPolicy):
 
 @lru_cache(maxsize=64)
 def _plans(costs: Costs, limit: int, max_tokens: int) -> tuple[tuple[float, ...], ...]:
-    """Seconds that 1, 2, ... more candidates add after 0, 1, ...; infinite where there would be too many."""
-    passes_s = [costs.verify_s(num + 1) for num in range(limit + HORIZON + 1)]
-
-    def added(num: int, j: int) -> float:
-        return j * costs.draft_s + passes_s[num + j] - passes_s[num] if num + j <= max_tokens else math.inf
-
-    return tuple(tuple(added(num, j) for j in range(1, HORIZON + 1)) for num in range(limit + 1))
+    """Seconds that 1, 2, ... more candidates add after 0, 1, ...; as many as there may be."""
+    seconds = [costs.round_s(num) for num in range(min(limit + HORIZON, max_tokens) + 1)]
+    return tuple(tuple(s - seconds[num] for s in seconds[num + 1 : num + 1 + HORIZON]) for num in range(limit + 1))
 
 
 @lru_cache(maxsize=256)  # asked before every candidate, with what changes at most once a round
