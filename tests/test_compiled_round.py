@@ -22,13 +22,19 @@ from specdecpp.policies import (
     SpecDecPP,
 )
 from specdecpp.runners import native
-from specdecpp.runners.acceptance import greedy_verdict, token_verdict
+from specdecpp.runners.acceptance import block_verdict, greedy_verdict, token_verdict
 from specdecpp.runners.compiled_round import CompiledRound, compiled_round
 from specdecpp.runners.native import Verifying
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, tiny_draft, tiny_model
-from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.verification import (
+    BlockVerification,
+    CompareVerification,
+    GreedyVerification,
+    TokenVerification,
+    Verification,
+)
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 
@@ -41,13 +47,21 @@ class Pair:
         target = tiny_model("llama", seed=1, head_dim=16, vocab_size=VOCAB)
         self.target, self.draft = (NativeRunner(m, num_threads=1) for m in (target, tiny_draft(target, noise=noise)))
 
-    def session(self, policy: Policy, sampling: Sampling, *, seed: int, **more: Any) -> Session:
+    def session(
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        *,
+        seed: int,
+        verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
+        **more: Any,
+    ) -> Session:
         options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
         return Session(
             target=self.target.fresh(),
             draft=self.draft.fresh(),
             policy=policy,
-            verification=GreedyVerification() if sampling.is_greedy else TokenVerification(),
+            verification=GreedyVerification() if sampling.is_greedy else verification,
             sampling=sampling,
             coins=streams(seed, "cpu", draw=self.draft.draw),
             **options,
@@ -78,7 +92,12 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "costs, two outputs": lambda: cost_aware(head(outputs=("accept", "log_ratio", "next"))),
     "costs, from none": lambda: replace(cost_aware(head()), min_tokens=0, prior=0.4),
 }
-SAMPLINGS = {"greedy": Sampling(temperature=0.0), "plain": Sampling(), "warm": Sampling(temperature=1.7)}
+MANNERS: dict[str, tuple[Sampling, Verification]] = {
+    "greedy": (Sampling(temperature=0.0), TokenVerification()),
+    "plain": (Sampling(), TokenVerification()),
+    "warm": (Sampling(temperature=1.7), TokenVerification()),
+    "block": (Sampling(temperature=1.3), BlockVerification()),
+}
 
 
 def rounds_of(session: Session) -> list[Round]:
@@ -89,16 +108,16 @@ def rounds_of(session: Session) -> list[Round]:
     return rounds
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("manner", MANNERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rounds_are_those_of_the_host(policy: str, sampling: Sampling, pair: Pair) -> None:
+def test_rounds_are_those_of_the_host(policy: str, manner: str, pair: Pair) -> None:
     """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
     cache that holds one token more or less: answer by answer, for many seeds. The host's loop decodes where somebody watches.
     """
-    rule = POLICIES[policy]()
+    rule, (sampling, verification) = POLICIES[policy](), MANNERS[manner]
     drafted, ended = set(), set()
     for seed in range(8):
-        own, hosts = (pair.session(rule, sampling, seed=seed) for _ in range(2))
+        own, hosts = (pair.session(rule, sampling, seed=seed, verification=verification) for _ in range(2))
         assert isinstance(own._whole, CompiledRound)
         hosts.watch = lambda draft, logits, p: None
         ours, theirs = rounds_of(own), rounds_of(hosts)
@@ -135,7 +154,7 @@ def test_a_round_that_the_host_decodes_may_stand_between(pair: Pair) -> None:
 def test_a_draft_that_has_read_nothing_catches_up(pair: Pair) -> None:
     """Catches a long text that the draft reads in front of its first candidate with the wrong position."""
     prompt = [3 + i % 60 for i in range(200)]
-    own, hosts = (pair.session(Fixed(k=3), SAMPLINGS["plain"], seed=1, prompt=prompt, ends=()) for _ in range(2))
+    own, hosts = (pair.session(Fixed(k=3), Sampling(), seed=1, prompt=prompt, ends=()) for _ in range(2))
     hosts.watch = lambda draft, logits, p: None
     for session in (own, hosts):
         session.prefill()
@@ -144,9 +163,9 @@ def test_a_draft_that_has_read_nothing_catches_up(pair: Pair) -> None:
     assert [own.step().tokens for _ in range(4)] == [hosts.step().tokens for _ in range(4)]
 
 
-def verdict(runner: NativeRunner, tokens: list[int], q: torch.Tensor, coins: torch.Tensor, temperature: float) -> Verifying:
+def verdict(runner: NativeRunner, tokens: list[int], q: torch.Tensor, coins: torch.Tensor, **how: Any) -> Verifying:
     """Of the last token of a context and candidates."""
-    task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, temperature=temperature)
+    task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, **how)
     line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
     task.tokens, task.coins, task.q = line.data_ptr(), coins.data_ptr(), q.data_ptr()
     task.logits, task.states = logits.data_ptr(), states.data_ptr()
@@ -167,20 +186,21 @@ def test_the_verdict_as_a_function_of_uniforms(num: int, pair: Pair) -> None:
         tokens = q[:num].multinomial(1, generator=generator).flatten() if num else torch.zeros(0, dtype=torch.long)
         coins = torch.rand(num + 1, generator=generator, dtype=torch.float64)
         logits, _ = pair.target.fresh().extend([*context, *tokens.tolist()], rows=num + 1)
-        for temperature in (0.0, 1.3):
+        for temperature, is_block in ((0.0, 0), (1.3, 0), (1.3, 1)):
             runner = pair.target.fresh()
             runner.extend(context[:-1], rows=1)
-            made = verdict(runner, [context[-1], *tokens.tolist()], q, coins, temperature)
+            made = verdict(runner, [context[-1], *tokens.tolist()], q, coins, temperature=temperature, is_block=is_block)
             if temperature:
                 p = (logits / temperature).softmax(-1)
                 places = torch.cat((coins[num:], coins[:num]))  # there the token's uniform comes first
-                expected = token_verdict(p, q, tokens, torch.tensor([num]), places)
+                judge = block_verdict if is_block else token_verdict
+                expected = judge(p, q, tokens, torch.tensor([num]), places)
             else:
                 expected = greedy_verdict(logits, tokens, torch.tensor([num]))
             assert [made.num_accepted, made.next] == expected.tolist()
             assert runner.length == len(context) + num
-            seen.add((temperature, made.num_accepted))
-    assert {count for t, count in seen if t} == set(range(num + 1))
+            seen.add((is_block, made.num_accepted))
+    assert seen >= {(is_block, count) for is_block in (0, 1) for count in range(num + 1)}
 
 
 def test_what_is_left_to_the_host(pair: Pair) -> None:
@@ -207,7 +227,6 @@ def test_what_is_left_to_the_host(pair: Pair) -> None:
         {"sampling": Sampling(top_k=5)},
         {"sampling": Sampling(min_p=0.1)},
         {"sampling": Sampling(repetition_penalty=1.2)},
-        {"verification": BlockVerification()},
         {"verification": CompareVerification()},
         {"policy": Entropy()},
         {"policy": Other()},

@@ -25,7 +25,7 @@ from specdecpp.policies.protocol import Evidence, says_its_floors
 from specdecpp.runners.native import Drafting, Head, NativeRunner, Verifying
 from specdecpp.runners.protocol import Runner
 from specdecpp.sampling import Dice, Sampling
-from specdecpp.verification import Coins, GreedyVerification, TokenVerification, Verdict, Verification
+from specdecpp.verification import BlockVerification, Coins, GreedyVerification, TokenVerification, Verdict, Verification
 
 _KINDS = {"log_q": 0, "depth": 1}
 """The scalars that the compiled head reads."""
@@ -46,20 +46,21 @@ def compiled_round(
 ) -> "CompiledRound | None":
     """Rounds in compiled code; None where the host has to run them:
 
-    other runners; a repetition penalty, top-k, top-p or min-p; a verification other than by tokens; a rule that does not say
-    its `floors`; a head that is lagged, or reads more than log q and the depth; coins that are not `Dice`.
+    other runners; a repetition penalty, top-k, top-p or min-p; a verification by comparison; a rule that does not say its
+    `floors`; a head that is lagged, or reads more than log q and the depth; coins that are not `Dice`.
     """
     if not (type(target) is NativeRunner and type(draft) is NativeRunner and all(type(c) is Dice for c in coins)):
         return None
     is_plain = sampling == Sampling(temperature=sampling.temperature)
-    is_known = type(verification) is (GreedyVerification if sampling.is_greedy else TokenVerification)
+    is_known = type(verification) in ((GreedyVerification,) if sampling.is_greedy else (TokenVerification, BlockVerification))
     if not is_plain or not is_known or not says_its_floors(policy):
         return None
     judge = policy.estimator(is_greedy=sampling.is_greedy) if isinstance(policy, HeadPolicy) else None
     if judge is not None and not _is_readable(judge):
         return None
     head = judge and _compiled(judge)  # pyright: ignore[reportArgumentType]
-    return CompiledRound(target, draft, policy, head, sampling, coins, tuple(ends))  # pyright: ignore[reportArgumentType]
+    is_block = isinstance(verification, BlockVerification)
+    return CompiledRound(target, draft, policy, head, sampling, coins, tuple(ends), is_block=is_block)  # pyright: ignore[reportArgumentType]
 
 
 def _is_readable(judge: Any) -> bool:
@@ -111,12 +112,14 @@ class CompiledRound:
         sampling: Sampling,
         coins: tuple[Dice, Dice],
         ends: tuple[int, ...],
+        *,
+        is_block: bool,
     ):
         self.target, self.draft, self.policy = target, draft, policy
         self._head, self._sampling, self._coins = head, sampling, coins
         self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), temperature=sampling.temperature)
-        self._verifying = Verifying(temperature=sampling.temperature)
+        self._verifying = Verifying(temperature=sampling.temperature, is_block=is_block)
         if head is not None:
             self._drafting.head = ctypes.addressof(head.told)
 

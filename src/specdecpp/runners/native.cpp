@@ -533,7 +533,7 @@ struct Verifying {
   int64_t next;            // said
   double forward_s;
   int32_t num_accepted;
-  int32_t num_tokens, num, start;
+  int32_t num_tokens, num, start, is_block;
   float temperature;
 };
 
@@ -652,7 +652,48 @@ int native_propose(Model* m, int threads, Sequence* seq, Drafting* d) {
   return num;
 }
 
-// The target's pass over the candidates, and the test of `verification`: at a temperature TokenVerification, else GreedyVerification.
+// (w p - q)+ into `rest`; its mass.
+static double residual(const float* p, const float* q, float w, int n, float* rest) {
+  Vec sum{};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    Vec more = at(p + i) * w - at(q + i);
+    sum += at(rest + i) = more > 0.0f ? more : Vec{};
+  }
+  double mass = total(sum);
+  for (; i < n; ++i) mass += rest[i] = std::max(p[i] * w - q[i], 0.0f);
+  return mass;
+}
+
+// How many of the candidates are accepted, and the carry of the prefix that they are; p of every row they need is made of its logits.
+static int accepted(const Verifying& v, const int64_t* candidates, int vocab, float* carry) {
+  float* p = v.logits;
+  const float* q = v.q;
+  int count = 0;
+  float w = 1.0f;
+  static thread_local std::vector<float> rest;
+  rest.resize(vocab);
+  law(p, vocab, v.temperature, p);
+  *carry = 1.0f;
+  for (int i = 0; i < v.num; ++i, p += vocab, q += vocab) {
+    float ratio = p[candidates[i]] / q[candidates[i]], heads;
+    if (!v.is_block && !(v.coins[i] < ratio)) return count;
+    law(p + vocab, vocab, v.temperature, p + vocab);
+    if (!v.is_block) {
+      ++count;
+      continue;
+    }
+    heads = w = std::min(1.0f, w * ratio);
+    if (i + 1 < v.num) {
+      float missing = float(residual(p + vocab, q + vocab, w, vocab, rest.data()));
+      heads = missing + (1 - w) > 0 ? missing / (missing + (1 - w)) : 0.0f;
+    }
+    if (v.coins[i] < heads) count = i + 1, *carry = w;
+  }
+  return count;
+}
+
+// The target's pass over the candidates, and the test of `verification`: at a temperature by tokens or by block, else greedily.
 void native_verify(Model* m, int threads, Sequence* seq, Verifying* v) {
   const Shape& s = m->s;
   int num = v->num, vocab = s.vocab, i = 0;
@@ -666,22 +707,13 @@ void native_verify(Model* m, int threads, Sequence* seq, Verifying* v) {
     v->num_accepted = i;
     return;
   }
-  float* p = v->logits;
-  for (;; ++i, p += vocab) {
-    law(p, vocab, v->temperature, p);
-    const float* q = v->q + size_t(i) * vocab;
-    if (i < num && v->coins[i] < double(p[candidates[i]] / q[candidates[i]])) continue;
-    v->num_accepted = i;
-    if (i < num) {
-      static thread_local std::vector<float> rest;
-      rest.resize(vocab);
-      float most = 0;
-      for (int x = 0; x < vocab; ++x) rest[x] = std::max(p[x] - q[x], 0.0f), most = std::max(most, rest[x]);
-      if (most > 0) return void(v->next = native_draw(rest.data(), vocab, v->coins[num]));
-    }
-    v->next = native_draw(p, vocab, v->coins[num]);
-    return;
-  }
+  float carry;
+  v->num_accepted = i = accepted(*v, candidates, vocab, &carry);
+  const float* p = v->logits + size_t(i) * vocab;
+  static thread_local std::vector<float> rest;
+  rest.resize(vocab);
+  bool is_drawn_anew = i < num && residual(p, v->q + size_t(i) * vocab, carry, vocab, rest.data()) > 0;
+  v->next = native_draw(is_drawn_anew ? rest.data() : p, vocab, v->coins[num]);
 }
 
 }  // extern "C"

@@ -65,7 +65,7 @@ class Verifying(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "cos", "sin", "logits", "states")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start")]
+    _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "is_block")]
     _fields_ += [("temperature", ctypes.c_float)]
 
 
