@@ -11,6 +11,7 @@ from laws import random_head
 from specdecpp import NativeRunner, Round, Sampling
 from specdecpp.drafting import Room
 from specdecpp.policies import (
+    AutoOff,
     CostAware,
     Costs,
     CumulativeConfidence,
@@ -90,6 +91,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "specdecpp": lambda: SpecDecPP(head=head(scalars=("depth", "log_q")), threshold=0.6, min_tokens=1),
     "costs": lambda: cost_aware(head(scalars=("log_q",), width=9)),
     "costs, two outputs": lambda: cost_aware(head(outputs=("accept", "log_ratio", "next"))),
+    "auto-off": lambda: AutoOff(policy=CumulativeConfidence(threshold=0.1, min_tokens=2), patience=1, probe_every=2),
+    "auto-off costs": lambda: AutoOff(policy=cost_aware(head(scalars=("log_q",))), patience=2, probe_every=3),
     "costs, from none": lambda: replace(cost_aware(head()), min_tokens=0, prior=0.4),
 }
 MANNERS: dict[str, tuple[Sampling, Verification]] = {
@@ -230,11 +233,12 @@ def test_what_is_left_to_the_host(pair: Pair) -> None:
         {"verification": CompareVerification()},
         {"policy": Entropy()},
         {"policy": Other()},
+        {"policy": AutoOff(policy=Other())},
         {"policy": MaxConfidence(drop=True)},
         {"policy": lagged},
         {"policy": reads_entropy},
         {"coins": (Enumerator([]), Enumerator([]))},
     ):
         made = compiled_round(**(request | changes))
-        left = made is None or made.propose([1, 2], memory=None, room=Room(num_tokens=4)) is None
+        left = made is None or made.propose([1, 2], memory=made.policy.start(), room=Room(num_tokens=4)) is None
         assert left, changes

@@ -17,6 +17,7 @@ from torch import Tensor
 from specdecpp import Decoder, LeanRunner, Pair
 from specdecpp.drafting import Room, propose
 from specdecpp.policies import (
+    AutoOff,
     CostAware,
     Costs,
     CumulativeConfidence,
@@ -309,6 +310,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     },
     "never stops": lambda: SpecDecPP(head=HEADS["look-ahead"](), threshold=1.0, max_tokens=7),
     **{f"costs, {name}": lambda make=make: cost_aware(make()) for name, make in HEADS.items()},
+    "auto-off costs": lambda: AutoOff(policy=cost_aware(HEADS["look-ahead"]()), patience=2, probe_every=3),
     "costs, from none": lambda: replace(cost_aware(HEADS["look-ahead"]()), min_tokens=0, prior=0.2),
 }
 SAMPLINGS = {
@@ -349,7 +351,7 @@ def test_candidates_stops_and_records_are_those_of_the_hosts_loop(policy: str, s
     texts that end inside a draft and a draft that lags behind."""
     rule, how, ends = POLICIES[policy](), SAMPLINGS[sampling], (7, 11, 30)
     session = two.session(rule, TokenVerification(), how, ends=ends)
-    assert session._whole is not None
+    assert isinstance(session._whole, DeviceRound)
     session.prefill()
     reasons = set()
     with unchecked():
@@ -565,7 +567,7 @@ class Stubborn(CumulativeConfidence):
 )
 def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: dict[str, Any], two: Two) -> None:
     """Catches a request that is decoded there as something it is not."""
-    request = {
+    request: dict[str, Any] = {
         "target": two.target.fresh(),
         "draft": two.draft.fresh(),
         "policy": CumulativeConfidence(),
@@ -574,7 +576,8 @@ def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: di
         "coins": streams(0, "cpu"),
     }
     for policy in (CumulativeConfidence(), CumulativeConfidence(max_tokens=32)):
-        assert device_round(**(request | {"policy": policy})) is not None
+        admitted: dict[str, Any] = request | {"policy": policy}
+        assert device_round(**admitted) is not None
     if changes.get("target") == "lean":
         changes = {"target": two.lean_target.fresh()}
     elif changes.get("target") == "elsewhere":

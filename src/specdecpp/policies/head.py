@@ -90,6 +90,13 @@ class SpecDecPP(HeadPolicy):
         return Floors(evidence=Evidence.SURVIVAL, least=(1 - self.threshold,) * (limit + 1))
 
 
+def judge_of(policy: Policy) -> HeadPolicy | None:
+    """The rule whose head judges candidates: this one, or one it is made of."""
+    if isinstance(policy, HeadPolicy):
+        return policy
+    return next((judge for part in policy.parts if (judge := judge_of(part))), None)
+
+
 def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
     own = [policy.head] if isinstance(policy, HeadPolicy) else []

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import Policy, check_probability
+from specdecpp.policies.protocol import Floors, Policy, check_probability, says_its_floors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdecpp.head import Estimate
+    from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Candidates, Outcome
 
 
@@ -203,6 +204,17 @@ class AutoOff(Policy):
         if not draft.num_tokens and self.is_off(memory, draft.costs.verify_s(1)):
             return f"gain {memory.num_tokens / memory.seconds * draft.costs.verify_s(1):.2f} < 1"
         return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
+
+    def floors(self, memory: Gain, costs: "Costs | None", limit: int) -> Floors | None:
+        """Those of the rule, in front of which stands one that nothing passes while it is off."""
+        floors = self.policy.floors(memory.memory, costs, limit) if says_its_floors(self.policy) else None
+        if floors is None:
+            return None
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        least = [floor if k >= self.policy.min_tokens else -math.inf for k, floor in enumerate(floors.least)]
+        if self.is_off(memory, costs.verify_s(1)):
+            least[:1] = [math.inf]
+        return replace(floors, least=tuple(least))
 
     def learn(self, memory: Gain, outcome: "Outcome") -> Gain:
         if not outcome.num_drafted and self.is_off(memory, outcome.expected_s):  # the rule was not asked

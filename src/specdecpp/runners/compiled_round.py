@@ -20,7 +20,7 @@ import torch
 from specdecpp.drafting import Draft, Room
 from specdecpp.head import RowEstimator
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import HeadPolicy
+from specdecpp.policies.head import judge_of
 from specdecpp.policies.protocol import Evidence, says_its_floors
 from specdecpp.runners.native import Drafting, Head, NativeRunner, Verifying
 from specdecpp.runners.protocol import Runner
@@ -55,7 +55,8 @@ def compiled_round(
     is_known = type(verification) in ((GreedyVerification,) if sampling.is_greedy else (TokenVerification, BlockVerification))
     if not is_plain or not is_known or not says_its_floors(policy):
         return None
-    judge = policy.estimator(is_greedy=sampling.is_greedy) if isinstance(policy, HeadPolicy) else None
+    rule = judge_of(policy)
+    judge = rule and rule.estimator(is_greedy=sampling.is_greedy)
     if judge is not None and not _is_readable(judge):
         return None
     head = judge and _compiled(judge)  # pyright: ignore[reportArgumentType]

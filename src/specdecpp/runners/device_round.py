@@ -25,7 +25,7 @@ from torch import Tensor
 from specdecpp.drafting import Draft, Room
 from specdecpp.head import Calibration
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import HeadPolicy, heads
+from specdecpp.policies.head import heads, judge_of
 from specdecpp.policies.protocol import Floors, says_its_floors
 from specdecpp.runners.desk import END, MOST, Desk, DraftStep, Manner, VerifyPass
 from specdecpp.runners.graphs import GraphRunner
@@ -89,7 +89,7 @@ class DeviceRound:
         self._verification, self._sampling = verification, sampling
         self._ends, self._ends_there = ends, torch.tensor(ends, dtype=torch.long, device=draft.device)
         self._generators = [c.generator for c in coins]
-        judge = policy if isinstance(policy, HeadPolicy) else None
+        judge = judge_of(policy)
         calibration = (
             judge.head.card.calibration_at(is_greedy=sampling.is_greedy) if judge and judge.calibrated else Calibration()
         )
