@@ -139,8 +139,9 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, width: int, num: int) ->
 def test_a_residual_without_mass_falls_back_to_p() -> None:
     """Catches a division by zero where rounding has left p = q and a coin came up tails nevertheless."""
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).double()
-    coins = torch.tensor([0.9, 1.0]).double()
-    assert token_verdict(p, p.clone(), torch.tensor([0]), torch.tensor([1]), coins).tolist() == [0, 1]
+    for u, token in ((0.1, 0), (0.9, 1)):
+        coins = torch.tensor([u, 1.0]).double()
+        assert token_verdict(p, p.clone(), torch.tensor([0]), torch.tensor([1]), coins).tolist() == [0, token]
 
 
 def test_greedy_verdicts() -> None:
@@ -322,7 +323,8 @@ SAMPLINGS = {
 
 
 def cost_aware(head: Any) -> CostAware:
-    return CostAware(head=head.with_card(calibration=replace(head.card.calibration, num_labels=9, bias=0.7, temperature=1.3)))
+    sampled = replace(head.card.calibration, num_labels=9, bias=0.7, temperature=1.3)
+    return CostAware(head=head.with_card(calibration=sampled, greedy=replace(sampled, bias=0.3)))
 
 
 class Replayed:
@@ -522,6 +524,31 @@ def test_a_request_gives_its_caches_back_with_what_was_recorded() -> None:
     assert len(two.target._idle) == len(two.draft._idle) == 1
 
 
+def test_caches_that_come_back_may_serve_with_others() -> None:
+    """Catches a verification that was recorded for the draft of one request and is replayed for that of another."""
+    two = Two(64)
+    request: Any = {"policy": Fixed(k=3), "verification": TokenVerification(), "sampling": Sampling()}
+    one, other = (two.session(**request) for _ in range(2))
+    expected = [[r.tokens for r in finish(session)] for session in (one, other)]
+    target, draft = other.target.static, one.draft.static  # pyright: ignore[reportAttributeAccessIssue]
+    late = one.draft
+    del one, other
+    gc.collect()
+    del late
+    gc.collect()
+    again = two.session(**request)
+    assert [[r.tokens for r in finish(again)]] * 2 == expected
+    assert (again.target.static, again.draft.static) == (target, draft)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_longest_round_leaves_room_for_a_rehearsal() -> None:
+    """Catches work that is tried out behind the last of 32 candidates: after a round that accepts all of them the next one
+    reads two tokens at once, for the first time."""
+    two = Two(64, noise=0.0)
+    session = two.session(Fixed(k=32), TokenVerification(), Sampling(temperature=0.0), max_tokens=80)
+    assert [r.num_accepted for r in finish(session)] == [32, 32, 13]
+
+
 def test_contexts_that_end(two: Two) -> None:
     """Catches a draft or target that reads past its context, in rounds that are cut short by it."""
     short = tiny_model("llama", seed=1, max_position_embeddings=24).double()
@@ -546,6 +573,14 @@ class Stubborn(CumulativeConfidence):
 
     def stop(self, draft: Any, memory: Any) -> str | None:
         return "four" if draft.num_tokens == 4 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Longer(Fixed):
+    """A rule of one's own that wants more than it says."""
+
+    def limit(self, memory: Any) -> int:
+        return 40
 
 
 @pytest.mark.parametrize(
@@ -590,10 +625,12 @@ def test_what_cannot_be_drafted_on_the_device_is_decoded_by_the_host(changes: di
 
 
 def test_a_rule_of_ones_own_decides(two: Two) -> None:
-    """Catches floors of a base class that are followed although a subclass stops otherwise; and one round that is watched."""
+    """Catches floors of a base class that are followed although a subclass stops otherwise; a round that is longer than there
+    are places on the device; and one round that is watched."""
     session = two.session(Stubborn(), TokenVerification(), Sampling())
     session.prefill()
     assert session.step().num_drafted == 4
+    assert two.session(Longer(), TokenVerification(), Sampling(), max_tokens=50).step().num_drafted == 40
     session = two.session(Fixed(k=3), TokenVerification(), Sampling())
     session.prefill()
     session.step()
@@ -603,6 +640,12 @@ def test_a_rule_of_ones_own_decides(two: Two) -> None:
     session.watch = None
     session.step()
     assert seen == [(4, 64)]
+
+
+def test_evidence_that_equals_its_floor_goes_on(two: Two) -> None:
+    """Catches a stop at the threshold itself: with top-k 1 every q is 1."""
+    session = two.session(MaxConfidence(threshold=1.0, max_tokens=4), TokenVerification(), Sampling(top_k=1))
+    assert session.step().num_drafted == 4
 
 
 def test_a_rule_without_floors_for_a_round_is_asked_by_the_host(two: Two) -> None:
@@ -641,6 +684,24 @@ def test_floors_say_what_the_rule_says(policy: str) -> None:
                 assert (rule.stop(draft, memory) is None) == (survival >= floor)
                 told.add(survival >= floor)
     assert told == {True, False}
+
+
+@pytest.mark.parametrize("head", ["lagged", "look-ahead"])
+def test_the_floor_of_an_empty_round_says_whether_to_draft_at_all(head: str) -> None:
+    """Catches a lagged head that is taken to have missed a candidate before there is one, a candidate that is worth no more
+    than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
+    rule, going = replace(cost_aware(HEADS[head]()), min_tokens=0, prior=0.5), []
+    for tenths in range(1, 10):
+        costs = Costs(draft_s=tenths / 10, passes={1: 1.0})
+        empty: Any = Seen(costs=costs, num_tokens=0, judged=[])
+        floors = rule.floors(Ledger(), costs, 4)
+        assert floors is not None
+        going.append(rule.stop(empty, Ledger()) is None)
+        assert going[-1] == (floors.least[0] <= 1)
+    assert going == [True] * 4 + [False] * 5
+    hopeless = replace(rule, prior=0.0).floors(Ledger(), COSTS, 4)
+    assert hopeless is not None
+    assert hopeless.least == (math.inf,) * 5
 
 
 @dataclass

@@ -205,7 +205,6 @@ class DeviceRound:
 
         def reset() -> None:
             desk.count.zero_()
-            desk.evidence.fill_(1.0)
             cache.rest(desk.start, span)
 
         step = DraftStep(cache, desk, self._manner, floors.evidence, self._ends_there, width, span)
