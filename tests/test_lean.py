@@ -155,6 +155,21 @@ def with_output_bias(model: Any) -> Any:
     return model
 
 
+class Packed(nn.Linear):
+    """Stands for the linear layer of a quantisation."""
+
+
+def packed(model: Any) -> Any:
+    model.model.layers[0].mlp.up_proj.__class__ = Packed
+    return model
+
+
+def hooked(model: Any) -> Any:
+    """As accelerate marks what it has spread over devices."""
+    model.model.layers[1]._hf_hook = object()
+    return model
+
+
 def half_and_half(model: Any) -> Any:
     model.model.norm.bfloat16()
     return model
@@ -173,6 +188,8 @@ def half_and_half(model: Any) -> Any:
         (lambda: tiny_model("llama", hidden_act="gelu"), "not plain SiLU gates"),
         (lambda: with_output_bias(tiny_model("llama")), "output bias"),
         (lambda: half_and_half(tiny_model("llama")), "of several types"),
+        (lambda: packed(tiny_model("llama")), "quantised"),
+        (lambda: hooked(tiny_model("llama")), "spread over devices"),
     ],
 )
 def test_what_cannot_be_run_lean_is_refused_and_run_by_transformers(model: Any, reason: str) -> None:
@@ -191,8 +208,10 @@ def test_a_runner_can_be_asked_for(tmp_path: Path) -> None:
         load_pair(other[0], draft=other[1], runner="lean")
 
 
-def test_a_lean_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a family member that computes something else under a known name."""
-    monkeypatch.setattr(LeanRunner, "_head_normed", lambda self, qk, norms: qk)
+@pytest.mark.parametrize("scale", [None, 1.02])
+def test_a_lean_pass_that_disagrees_is_not_used(scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a family member that computes something else under a known name, or nearly the same."""
+    own = LeanRunner._head_normed
+    monkeypatch.setattr(LeanRunner, "_head_normed", lambda self, qk, norms: scale * own(self, qk, norms) if scale else qk)
     with pytest.raises(RunnerError, match="other logits than transformers"):
         LeanRunner(tiny_model("qwen3", seed=1))
