@@ -2,8 +2,10 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ MODULES = {
 }
 # design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
 OFFLINE = ("training", "theory", "bench", "serving", "integrations", "cli")
+# Those of pyproject.toml's dependencies, by the names they are imported by; extras are everything else.
+BASE = {"torch", "transformers", "safetensors", "numpy", "pyarrow", "typer", "rich", "yaml", "jaxtyping"}
 # Nor is the package's own face, which names a door into another engine and opens it when it is asked for.
 ONLINE = [m for m in MODULES if m != "specdecpp" and m.split(".")[1] not in (*OFFLINE, "testing", "__main__")]
 
@@ -44,6 +48,17 @@ def imports_of(module: str) -> Iterator[str]:
         else:
             continue
         yield from (name for name in names if name.split(".")[0] == "specdecpp")
+
+
+def imported_at_once(body: list[ast.stmt]) -> Iterator[str]:
+    """Packages of others that a module imports as soon as it is imported itself: outside functions and type checking."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).split(".")[0]
+        elif isinstance(node, ast.Try) or (isinstance(node, ast.If) and ast.unparse(node.test) != "TYPE_CHECKING"):
+            yield from imported_at_once(node.body)
 
 
 def is_within(module: str, room: str) -> bool:
@@ -109,6 +124,33 @@ def test_reading_the_version_and_the_errors_stays_cheap() -> None:
 def test_online_modules_import_no_offline_room(module: str) -> None:
     """Catches decoding that needs training, the bench, a server, an integration or the command line to import."""
     assert not [name for name in imports_of(module) if any(is_within(name, room) for room in OFFLINE)]
+
+
+def test_theory_needs_the_policies_and_numpy() -> None:
+    """Catches a replay or an exact solution that needs torch, a model, or another room, to be imported."""
+    theory = [module for module in MODULES if is_within(module, "theory")]
+    needed = {name for module in theory for name in imports_of(module) if not is_within(name, "theory")}
+    assert needed
+    assert all(is_within(name, "policies") for name in needed), needed
+    assert python(f"import sys, {', '.join(theory)}; print(*({{'torch', 'transformers'}} & {{*sys.modules}}))").split() == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_extras_are_imported_where_they_are_used(module: str) -> None:
+    """Catches an optional dependency at the top of a file: all that imports it fails without it, with no kind error."""
+    found = imported_at_once(ast.parse(MODULES[module].read_text(encoding="utf-8")).body)
+    extras = {name for name in found if name not in BASE and name not in sys.stdlib_module_names and name != "specdecpp"}
+    # The inside of a server, and of a plugin that vLLM loads, are made of them; their doors check first.
+    is_inside = any(is_within(module, room) and module != f"specdecpp.{room}" for room in ("serving", "integrations.vllm"))
+    assert not extras or is_inside, extras
+
+
+def test_the_scan_for_extras_sees_them() -> None:
+    """Catches a vacuous rule: the server's files do import fastapi, and the base dependencies are those of the package."""
+    app = ast.parse(MODULES["specdecpp.serving.app"].read_text(encoding="utf-8"))
+    assert "fastapi" in set(imported_at_once(app.body))
+    named = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert {re.split(r"[>=<]", name)[0] for name in named} == BASE - {"yaml"} | {"pyyaml"}
 
 
 def test_the_package_imports_nothing_of_its_own_until_it_is_asked_for() -> None:
