@@ -1,4 +1,4 @@
-"""GGUF files by name, where llama.cpp is not installed."""
+"""GGUF files by name, where llama.cpp is not installed, or is and cannot be loaded."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from specdecpp import load_pair
-from specdecpp.errors import MissingExtraError, PairError
+from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.models import is_gguf
+from specdecpp.runners import GGUFRunner
 from specdecpp.testing import save_tiny_pair
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama.cpp is installed")
@@ -35,4 +36,18 @@ def test_asking_for_llama_cpp_without_it_says_what_is_missing(tmp_path: Path):
     target, draft = save_tiny_pair(tmp_path)
     with pytest.raises(ValueError, match=r"llama_cpp.* is not installed \(pip install 'specdecpp\[gguf\]'\)"):
         load_pair(target, draft=draft, runner="llama.cpp")
+    assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")
+
+
+@pytest.mark.parametrize(
+    "fault", ['RuntimeError("no shared library")', 'OSError("no shared library")', 'ImportError("no shared library")']
+)
+def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches a traceback of ctypes, the advice to install what is installed, and a choice among several that fails with it."""
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text(f"raise {fault}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunnerError, match=r"cannot be loaded \(no shared library\).*--force-reinstall"):
+        GGUFRunner("x.gguf")
+    target, draft = save_tiny_pair(tmp_path)
     assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")

@@ -40,8 +40,8 @@ class GGUFRunner:
     room for 1,024 positions and doubles as the text grows. One thread at a time may use a runner; several may use runners
     over one file.
 
-    Raises `MissingExtraError` without llama-cpp-python, `RunnerError` for a file that cannot be read, for models whose cache
-    cannot be cut (recurrent state) and for those that are no decoders.
+    Raises `MissingExtraError` without llama-cpp-python, `RunnerError` for one that cannot be loaded, for a file that cannot be
+    read, for models whose cache cannot be cut (recurrent state) and for those that are no decoders.
 
     >>> runner = GGUFRunner("target-f32.gguf", num_threads=2)        # doctest: +SKIP
     """
@@ -298,10 +298,15 @@ def _library() -> Any:
     """llama.cpp as llama-cpp-python wraps it, its messages kept to itself."""
     try:
         import llama_cpp.llama_cpp as lib  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtraError(
             "models in GGUF files are run by llama.cpp, and llama-cpp-python is not installed. Install it with: pip install "
             "'specdecpp[gguf]' (it is compiled for your machine, which takes some minutes)"
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:  # its shared library is missing, or made for another machine
+        raise RunnerError(
+            f"llama-cpp-python is installed and cannot be loaded ({error}). Compile it anew for this machine: pip install "
+            "--force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
         ) from error
     if not _callbacks:
         listener = lib.llama_log_callback(_listen)
