@@ -442,6 +442,30 @@ def test_a_file_that_is_no_result_is_refused(made: tuple[Bench, list[run.Heat], 
             Results.from_dict(content | {"rows": [row]}, name="x")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"costs": {}}, "passes"),
+        ({"costs": None}, "an object with draft_s and passes"),
+        ({"costs": {"draft_s": 0.1, "passes": {"one": 1.0}}}, "one"),
+        ({"costs": {"draft_s": 0.1, "passes": {"1": 1.0}}}, "lack their name, or c"),
+        ({"rows": None}, "NoneType"),
+        ({"role": "referee"}, "no role 'referee', only target, fixed"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    change: dict[str, Any], words: str, made: tuple[Bench, list[run.Heat], Results], tmp_path: Path
+):
+    """Catches a traceback, in a report that was begun, for a file with all its keys and something else under one of them."""
+    content = made[2].to_dict()
+    if "role" in change:
+        change = {"rows": [content["rows"][0] | change]}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(content | change))
+    with pytest.raises(DataError, match=f"x.json is damaged .*{words}"):
+        Results.read(path)
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, made: tuple[Bench, list[run.Heat], Results]):
     """Catches half an hour of timing that ends in a traceback."""
     with pytest.raises(DataError, match="is a folder"):

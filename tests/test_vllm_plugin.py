@@ -102,6 +102,7 @@ def test_without_its_key_the_plugin_does_nothing(given: Any) -> None:
         ({"head": 3}, '"head"] must be text, got 3'),
         ({"costs": {"draft": 1}}, '"costs"] must be {"draft_s"'),
         ({"costs": {"c": "much"}}, '"costs"] must be'),
+        ({"costs": {"draft_s": 1, "passes": {"1": 1}, "head_s": 1}}, "there is no 'head_s'"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(given: Any, said: str) -> None:
@@ -112,11 +113,11 @@ def test_settings_that_cannot_be_meant_are_refused(given: Any, said: str) -> Non
 
 def test_settings_are_read() -> None:
     """Catches values that are checked and then dropped."""
-    costs = {"draft_s": 0.1, "passes": {"1": 1, "5": 2}}
+    costs = {"draft_s": 0.1, "passes": {"1": 1, "5": 2}, "start_s": 0.25}
     found = Settings.parse({"head": "h", "policy": "fixed:3", "costs": costs, "draft": "d"})
     assert (found.head, found.draft, found.policy) == ("h", "d", parse_policy("fixed:3"))
     assert found.costs is not None
-    assert found.costs.verify_s(3) == 1.5
+    assert found.costs.verify_s(3) == 1.75
     assert Settings.parse({"costs": {"c": 0.2}}).costs == Costs.relative(0.2)
     assert Settings.parse({}) == Settings()
 

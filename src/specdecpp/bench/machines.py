@@ -37,10 +37,8 @@ class Machine:
         try:
             found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
             found = found.get("costs", found)
-            passes = {int(n): float(s) for n, s in found["passes"].items()}
-            others = {name: float(found.get(name, 0)) for name in ("head_s", "start_s")}
-            costs = Costs(draft_s=float(found["draft_s"]), passes=passes, **others)
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            costs = Costs.parse(found)
+        except (OSError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{path} does not hold costs ({type(error).__name__}: {error}). It is JSON with the seconds of a candidate and "
                 'of passes by positions: {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}.'

@@ -68,9 +68,7 @@ def linear_c(board: Board) -> Units:
 
     Exact where passes are flat (it is c then) or linear in their width.
     """
-    costs, best = board.results.costs, board.best_fixed
-    passes = {int(n): s for n, s in costs["passes"].items()}
-    known = Costs(draft_s=costs["draft_s"], passes=passes, start_s=costs.get("start_s", 0.0))
+    known, best = Costs.parse(board.results.costs), board.best_fixed
     drafted = 1.0 if best is None else (1 + best.discard_rate - best.verification_rate) / best.verification_rate
     width = max(1, round(drafted))
     slope = (known.verify_s(width + 1) - known.verify_s(1)) / width

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from specdecpp.errors import DataError
+from specdecpp.policies.costs import Costs
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -85,10 +86,17 @@ class Results:
 
     @classmethod
     def from_dict(cls, content: Any, *, name: str = "the results") -> "Results":
-        """The inverse of `to_dict`. Raises `DataError` where a key is missing or has no place here."""
+        """The inverse of `to_dict`. Raises `DataError` where a key is missing or has no place here, and for costs, rows or a
+        role that are none."""
         top = _checked(cls, content, name)
-        rows = tuple(Row(**_row(_checked(Row, row, f"row {i} of {name}"))) for i, row in enumerate(top["rows"], 1))
-        return cls(**top | {"rows": rows, "notes": tuple(top.get("notes", ()))})
+        try:
+            _check_costs(top["costs"])
+            rows = tuple(Row(**_row(_checked(Row, row, f"row {i} of {name}"))) for i, row in enumerate(top["rows"], 1))
+            return cls(**top | {"rows": rows, "notes": tuple(top.get("notes", ()))})
+        except DataError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{name} is damaged ({error}). Make it again with bench or replay.") from error
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
@@ -202,8 +210,17 @@ def _checked(kind: type[Any], content: Any, name: str) -> dict[str, Any]:
     return content
 
 
+def _check_costs(costs: Any) -> None:
+    """Raise ValueError unless these are costs as `machines.Machine` writes them."""
+    Costs.parse(costs)
+    if not (isinstance(costs.get("c"), int | float) and isinstance(costs.get("name"), str)):
+        raise ValueError("its costs lack their name, or c")
+
+
 def _row(content: dict[str, Any]) -> dict[str, Any]:
-    """Intervals as pairs again."""
+    """Intervals as pairs again. Raises ValueError for a role that there is not."""
+    if content["role"] not in get_args(Role):
+        raise ValueError(f"there is no role {content['role']!r}, only {', '.join(get_args(Role))}")
     names = ("speedup_interval", "gain_interval", "rate_interval")
     pairs = {n: content[n] and tuple(content[n]) for n in names if n in content}
     return content | pairs

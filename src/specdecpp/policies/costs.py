@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
@@ -64,6 +64,22 @@ class Costs:
     def relative(cls, c: float) -> "Costs":
         """The paper's machine in units of a target pass: a candidate costs c, a pass 1, however wide (method.md 1)."""
         return cls(draft_s=c, passes={1: 1.0})
+
+    @classmethod
+    def parse(cls, values: Any) -> "Costs":
+        """From what JSON has of them; other keys are left aside. Raises ValueError for what are no costs.
+
+        >>> Costs.parse({"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}).verify_s(5)
+        0.11
+        """
+        try:
+            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s")}
+            passes = {int(n): float(s) for n, s in values["passes"].items()}
+            return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
+        except KeyError as error:
+            raise ValueError(f"{error} is missing") from error
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"costs are an object with draft_s and passes, got {values!r}") from error
 
     def judging(self) -> "Costs":
         """Where a head judges every candidate: its time is part of drafting."""

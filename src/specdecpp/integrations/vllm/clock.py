@@ -5,16 +5,14 @@ step. Were they shared out evenly, every cost and every rate would be divided by
 otherwise (policies weigh seconds only against each other).
 
 The pass of the target is a line in the mean number of positions per request, fitted by least squares in which a round weighs
-(1 - FADING) times the next. Batch sizes are kept apart by powers of two.
+(1 - MEMORY) times the next. Batch sizes are kept apart by powers of two. MEMORY and PAUSE are those of `policies.costs`.
 """
 
 from dataclasses import dataclass, field
 
 from specdecpp.policies import Costs
+from specdecpp.policies.costs import MEMORY, PAUSE
 
-FADING = 0.02
-PAUSE = 4.0
-"""How many times what is expected a step may take and still be a measurement, as in `policies.costs`."""
 RIDGE = 0.5
 """Pulls the slope towards 0, in positions squared. Where rounds were nearly equally long the slope would be noise, and a rule
 that believed in a steep one would keep them so; with a flat one it drafts more, and the slope is found out."""
@@ -34,7 +32,7 @@ class Line:
         if self.weight:
             seconds = min(seconds, PAUSE * self.at(n))
         for name, value in {"weight": 1.0, "n": n, "s": seconds, "nn": n * n, "ns": n * seconds}.items():
-            setattr(self, name, (1 - FADING) * getattr(self, name) + value)
+            setattr(self, name, (1 - MEMORY) * getattr(self, name) + value)
 
     def at(self, n: float) -> float:
         """Seconds at n positions. Never falling in n, and positive."""
@@ -77,7 +75,7 @@ class StepClock:
         took_s = seconds / num_steps
         if pace.num_rounds:
             took_s = min(took_s, PAUSE * pace.draft_s)
-        weight = max(1 / (pace.num_rounds + 1), FADING)
+        weight = max(1 / (pace.num_rounds + 1), MEMORY)
         pace.draft_s += weight * (took_s - pace.draft_s)
         pace.num_rounds += 1
 

@@ -3,8 +3,9 @@
 head     folder or hub name of an acceptance head; without it the one beside the draft (`heads.BESIDE`)
 policy   a rule as text, such as "cost-aware" or "cumulative:0.3" (`request.parse_policy`); without it the best one the
          head allows
-costs    what a step takes, for rules that weigh it: {"draft_s": ..., "passes": {"1": ..., "5": ...}} in seconds, or
-         {"c": ...} relative to a target pass; without it they are measured while requests are served
+costs    what a step takes, for rules that weigh it: {"draft_s": ..., "passes": {"1": ..., "5": ...}} in seconds, if wanted
+         with "start_s" (`policies.Costs`), or {"c": ...} relative to a target pass; without it they are measured while requests
+         are served
 draft    the draft model, on the route that has no other place for it (`custom.Proposer`)
 """
 
@@ -63,10 +64,11 @@ def _costs(values: Any) -> Costs:
     try:
         if set(values) == {"c"}:
             return Costs.relative(float(values["c"]))
-        passes = {int(n): float(s) for n, s in values["passes"].items()}
-        return Costs(draft_s=float(values["draft_s"]), passes=passes)
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        if unknown := sorted(set(values) - {"draft_s", "passes", "start_s"}):
+            raise ValueError(f"there is no {unknown[0]!r}")
+        return Costs.parse(values)
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f'additional_config["{KEY}"]["costs"] must be {{"draft_s": seconds, "passes": {{"1": seconds, ...}}}} or '
-            f'{{"c": draft step over target pass}}, got {values!r} ({error}).'
+            f'additional_config["{KEY}"]["costs"] must be {{"draft_s": seconds, "passes": {{"1": seconds, ...}}}}, with '
+            f'"start_s" if wanted, or {{"c": draft step over target pass}}, got {values!r} ({error}).'
         ) from error
