@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -121,13 +121,19 @@ def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr, where that is a terminal; it moves when the yielded function is told what was just done.
+    """A bar on stderr with what is done and the time left, where that is a terminal; it moves when the yielded function is told
+    what was just done.
 
     It is drawn in those calls only: a thread of its own would take time from what is being timed.
     """
     err = console(stderr=True)
-    last = TextColumn("{task.fields[last]}", style="dim")
-    columns = (TextColumn("  {task.description}"), BarColumn(24, complete_style=ACCENT, finished_style=ACCENT), last)
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(24, complete_style=ACCENT, finished_style=ACCENT),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[last]}", style="dim"),
+    )
     bars = Progress(*columns, console=err, transient=True, auto_refresh=False, disable=quiet or not err.is_terminal)
     with bars:
         task = bars.add_task(text, total=total, last="")

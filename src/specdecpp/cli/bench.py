@@ -1,15 +1,13 @@
 """`specdecpp bench`: every rule on the clock, on the same prompts, in one process."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.collect import clock
 from specdecpp.cli.common import (
     Device,
     Draft,
@@ -18,8 +16,10 @@ from specdecpp.cli.common import (
     Head,
     Json,
     RunnerOption,
+    Seed,
     Target,
     check_names,
+    clock,
     load,
     print_json,
     told,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specdecpp.bench.contestants import Rule
     from specdecpp.bench.questions import Questions
     from specdecpp.bench.results import Results
-    from specdecpp.bench.run import Plan, Tick
+    from specdecpp.bench.run import Plan
     from specdecpp.pair import Pair
 
 EXAMPLES = (
@@ -53,7 +53,6 @@ Builder = Annotated[
 ]
 Policies = Annotated[list[str] | None, typer.Option("--policy", metavar="SPEC", help="These instead of all; repeatable.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
 
 
 def bench(
@@ -139,6 +138,7 @@ def _race(
     is_whole: bool,
 ) -> bool:
     """Run it and tell what came out; whether it is fine to go on from."""
+    from specdecpp import render
     from specdecpp.bench import lossless
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.run import Bench, results_of
@@ -147,7 +147,7 @@ def _race(
     race = Bench(pair=pair, rules=rules, sets=sets, plan=plan, machine=Machine.here(pair, measure(pair)))
     most = f"at most {race.num_answers:,} answers, {clock(race.most_s)} if all are long and drafting gains nothing"
     print(most, file=sys.stderr)
-    with progress("timing", race.num_answers) as tick:
+    with render.progress("timing", race.num_answers) as tick:
         heats = race.run(tick)
     found = lossless.verify(race, heats) if verify else None
     done = results_of(race, heats, notes=found.sentences if found else ())
@@ -189,24 +189,3 @@ def tell(found: "Sequence[Results]", *, out: Path | None, as_json: bool, is_whol
         from specdecpp.bench.boards import boards
 
         show(boards(found), is_whole=is_whole)
-
-
-@contextmanager
-def progress(text: str, total: int) -> "Iterator[Tick]":
-    """A bar on stderr with what is done and the time left, where that is a terminal; drawn only when told, as a thread of its
-    own would take time from what is being timed."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from specdecpp import render
-
-    err = render.console(stderr=True)
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(24, complete_style=render.ACCENT, finished_style=render.ACCENT),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[last]}", style="dim"),
-    )
-    with Progress(*columns, console=err, transient=True, auto_refresh=False, disable=not err.is_terminal) as bars:
-        task = bars.add_task(text, total=total, last="")
-        yield lambda last: bars.update(task, advance=1, last=last, refresh=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.bench import Builder, Data, Seed, progress
+from specdecpp.cli.bench import Builder, Data
 from specdecpp.cli.common import (
     BATCHED,
     Device,
@@ -14,6 +14,7 @@ from specdecpp.cli.common import (
     Head,
     Json,
     RunnerOption,
+    Seed,
     check_names,
     load,
     print_json,
@@ -51,6 +52,7 @@ def check(
     therefore bring, and what stands in the way.
     """
     with told():
+        from specdecpp import render
         from specdecpp.bench import advice, questions
         from specdecpp.bench.check import STEPS, Trial
         from specdecpp.bench.check import check as run
@@ -64,7 +66,7 @@ def check(
         is_batched = isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
         recorder = None if is_batched else load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
         recorder = recorder and replace(recorder, head=pair.head)
-        with progress("checking", len(STEPS)) as tick:
+        with render.progress("checking", len(STEPS)) as tick:
             found = run(pair, sets, trial, recorder=recorder, tick=tick)
         if as_json:
             print_json(advice.to_dict(found))

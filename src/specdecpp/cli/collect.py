@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import BATCHED, DType, Json, load, print_json, told, write
+from specdecpp.cli.common import BATCHED, DType, Json, Ray, RecipeOut, Yes, clock, load, print_json, told, write
 
 if TYPE_CHECKING:
     from specdecpp.training.collect import Estimate, Progress
@@ -23,11 +23,9 @@ EXAMPLES = (
 
 def collect(
     path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The YAML file that says what is collected.")],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Instead of the recipe's out.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")] = False,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Spread the shards with Ray: local, or a cluster's address.")
-    ] = None,
+    out: RecipeOut = None,
+    yes: Yes = False,
+    ray: Ray = None,
     branches: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Discarded branches of N tokens on every answer.  [default: by recipe]"),
@@ -110,11 +108,3 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
 def _bound(estimate: "Estimate") -> str:
     size = f"{estimate.num_bytes / 1e6:,.0f} MB" if estimate.num_bytes < 1e9 else f"{estimate.num_bytes / 1e9:,.1f} GB"
     return f"{estimate.num_prompts:,} answers, {estimate.num_tokens:,} tokens, {size}, {clock(estimate.seconds)}"
-
-
-def clock(seconds: float) -> str:
-    """5 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

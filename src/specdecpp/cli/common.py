@@ -50,6 +50,12 @@ RunnerOption = Annotated[
     typer.Option("--runner", metavar="NAME", help="native, llama.cpp, graphs, lean or eager.  [default: the fastest here]"),
 ]
 Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
+RecipeOut = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Instead of the recipe's out.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
+Ray = Annotated[
+    str | None, typer.Option("--ray", metavar="ADDRESS", help="Spread the shards with Ray: local, or a cluster's address.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
 
 
@@ -92,6 +98,14 @@ def load(
         logging.disable_progress_bar()  # it stays for what must be fetched
     with render.waiting("loading the pair", quiet=quiet):
         return load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
+
+
+def clock(seconds: float) -> str:
+    """5 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def write(text: str) -> None:

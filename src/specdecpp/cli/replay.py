@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.bench import Out, Policies, Seed, check_out, tell
-from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Json, Split, Target, check_names, load, told
+from specdecpp.cli.bench import Out, Policies, check_out, tell
+from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Json, Seed, Split, Target, check_names, load, told
 
 if TYPE_CHECKING:
     from specdecpp.bench.machines import Machine

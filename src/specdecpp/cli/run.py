@@ -9,7 +9,7 @@ import typer
 from specdecpp.cli import collect as collecting
 from specdecpp.cli import evaluate as evaluating
 from specdecpp.cli import train as training
-from specdecpp.cli.common import Json, print_json, told, write
+from specdecpp.cli.common import Json, Ray, RecipeOut, Yes, print_json, told, write
 
 EXAMPLES = (
     "specdecpp run recipe.yaml",
@@ -19,11 +19,9 @@ EXAMPLES = (
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The YAML file that says it all.")],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Instead of the recipe's out.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")] = False,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Spread the collection with Ray: local, or a cluster's address.")
-    ] = None,
+    out: RecipeOut = None,
+    yes: Yes = False,
+    ray: Ray = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdecpp.cli.common import Json, print_json, told, write
+from specdecpp.cli.common import Json, RecipeOut, print_json, told, write
 
 if TYPE_CHECKING:
     from specdecpp.training.plan import HeadPlan
@@ -31,7 +31,7 @@ def train(
     is_grid: Annotated[
         bool, typer.Option("--grid", help="The paper's grid of 20 around each: w_rej 1, 3, 6, 12 x 0 to 4 blocks.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Instead of the recipe's out.")] = None,
+    out: RecipeOut = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
