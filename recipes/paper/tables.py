@@ -120,9 +120,9 @@ class Paper:
             best = self.stage.chosen(fixed, machine)
             assert best is not None, "there are fixed lengths to choose from"
             entries = [
-                self.stage._entry(dataset, "target", Fixed(k=0), True, machine),
-                self.stage._entry(dataset, "fixed", best, True, machine),
-                *self.stage._oracles(dataset, machine),
+                self.stage.entry(dataset, "target", Fixed(k=0), True, machine),
+                self.stage.entry(dataset, "fixed", best, True, machine),
+                *self.stage.oracles(dataset, machine),
                 Entry(
                     dataset=dataset,
                     temperature=1.0,

@@ -130,8 +130,8 @@ class Stage:
                 shown.append((rule.role, policy, policy == chosen))
         entries = []
         for dataset in self.recording.datasets:
-            entries += [self._entry(dataset, *of, machine) for of in shown]
-            entries += self._oracles(dataset, machine)
+            entries += [self.entry(dataset, *of, machine) for of in shown]
+            entries += self.oracles(dataset, machine)
         return rows_of(entries, seed=self.seed)
 
     def chosen(self, rule: Rule, machine: Machine) -> Policy | None:
@@ -166,7 +166,8 @@ class Stage:
     def _options(self) -> dict[str, int]:
         return {"seed": self.seed, "repeats": self.repeats, "max_tokens": self.recording.longest}
 
-    def _entry(self, dataset: str, role: Role, policy: Policy, is_chosen: bool, machine: Machine) -> Entry:
+    def entry(self, dataset: str, role: Role, policy: Policy, is_chosen: bool, machine: Machine) -> Entry:
+        """A policy on the test answers of a data set, ready for `rows.rows_of`."""
         played = self.played(dataset, policy, machine)
         return self._entry_of(
             dataset,
@@ -177,7 +178,7 @@ class Stage:
             tally_of(played, head_s=machine.head_s if head_of(policy) is not None else 0.0),
         )
 
-    def _oracles(self, dataset: str, machine: Machine) -> list[Entry]:
+    def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
         """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
         traces = self._sides[dataset]
         known = ORACLES if all(t.truth is not None for t in traces) else {"hindsight": ORACLES["hindsight"]}
