@@ -29,6 +29,7 @@ from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence
 from specdecpp.request import KINDS, parse_policy
 from specdecpp.runners import LeanRunner
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
+from specdecpp.turns import in_turn
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
 MACHINE = Machine(name="made up", costs=COSTS)
@@ -177,7 +178,7 @@ def test_contestants_take_turns_on_the_same_prompts_and_seeds(pair: Pair, record
 @pytest.mark.parametrize(("num", "turns"), [(5, 20), (20, 5), (7, 7), (1, 3)])
 def test_the_order_goes_around_the_field(num: int, turns: int):
     """Catches few turns that all begin among the same first contestants, and an order that loses one."""
-    orders = [run.in_turn(list(range(num)), turn, num_turns=turns) for turn in range(turns)]
+    orders = [in_turn(list(range(num)), turn, num_turns=turns) for turn in range(turns)]
     assert all(sorted(order) == list(range(num)) for order in orders)
     starts = [order[0] for order in orders]
     assert len(set(starts)) == min(num, turns)
@@ -186,7 +187,7 @@ def test_the_order_goes_around_the_field(num: int, turns: int):
 
 def test_no_contestant_runs_early_on_the_whole():
     """Catches an order in which the same ones come late in every turn, when a machine has grown quicker or slower."""
-    orders = [run.in_turn(range(17), turn, num_turns=6) for turn in range(6)]
+    orders = [in_turn(range(17), turn, num_turns=6) for turn in range(6)]
     places = np.array([[list(order).index(i) for i in range(17)] for order in orders]).mean(0)
     assert places.min() > 6
     assert places.max() < 10

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from specdecpp import cli, demo, render
+from specdecpp.decoder import Decoder
 from specdecpp.demo import Comparison, Entry, Plan
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.metrics import Metrics
@@ -94,7 +95,7 @@ def test_greedy_answers_are_equally_long_under_every_policy(names: list[str]):
 # Fairness
 
 
-class Recorder:
+class Recorder(Decoder):
     """Stands in for the decoder: notes who was asked what, and answers at a speed of its own."""
 
     asked: list[tuple[Policy, str, dict]]

@@ -2,9 +2,9 @@
 `render` shows it, `cli` runs it.
 
 Fair means: the same code (`Decoder`) for every policy, the target alone included (`Fixed(k=0)`); the same prompts and
-seeds; policies interleaved prompt by prompt, in an order that rotates from cycle to cycle, so that a slow moment of the
-machine falls on all of them; the rivals, fixed K and cumulative confidence, in the setting that was fastest on other
-prompts, on this machine; everything pooled as a ratio of sums.
+seeds; policies interleaved prompt by prompt (`turns`), so that a slow moment of the machine falls on all of them; the rivals,
+fixed K and cumulative confidence, in the setting that was fastest on other prompts, on this machine; everything pooled as a
+ratio of sums.
 
 Answers end where the model ends them (`ignore_eos` stays off): nobody generates what comes after the end, and it would
 be easier to draft. At temperature 1 two policies then give answers of different length to one seed, but both have the
@@ -22,8 +22,9 @@ from specdecpp.decoder import Decoder
 from specdecpp.metrics import Metrics
 from specdecpp.pair import Pair
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
-from specdecpp.request import as_prompt, spec_of
+from specdecpp.request import as_prompt, label_of, spec_of
 from specdecpp.sampling import Sampling
+from specdecpp.turns import interleaved
 
 _THINK = "\nLet's think step by step."
 _SCRIPT = "Write a Python script for this problem:\n\n"
@@ -159,7 +160,7 @@ def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[st
     """Each rival in its setting with the most tokens per second on the development prompts, after an untimed warm-up."""
     policies = {spec_of(policy): policy for settings in RIVALS.values() for policy in settings}
     Decoder(pair, policy=Fixed(k=4)).generate(as_prompt(pair, DEV_PROMPTS[0]), max_tokens=16, seed=plan.seed)
-    runs = interleaved(
+    runs = _timed(
         pair,
         policies,
         DEV_PROMPTS,
@@ -186,7 +187,7 @@ def contestants(pair: Pair, rivals: Mapping[str, Policy]) -> dict[str, Policy]:
 def compare(pair: Pair, policies: Mapping[str, Policy], plan: Plan, tick: Tick = lambda _: None) -> Comparison:
     """Run every policy on the same prompts and seeds, interleaved, and keep what each run cost."""
     prompts = PROMPTS[: plan.num_prompts]
-    runs = interleaved(pair, policies, prompts, num_cycles=plan.num_cycles, plan=plan, max_tokens=plan.max_tokens, tick=tick)
+    runs = _timed(pair, policies, prompts, num_cycles=plan.num_cycles, plan=plan, max_tokens=plan.max_tokens, tick=tick)
     entries = {
         name: Entry(name=name, label=label_of(policy), policy=policy, runs=tuple(runs[name]))
         for name, policy in policies.items()
@@ -194,7 +195,7 @@ def compare(pair: Pair, policies: Mapping[str, Policy], plan: Plan, tick: Tick =
     return Comparison(plan=plan, entries=entries)
 
 
-def interleaved(
+def _timed(
     pair: Pair,
     policies: Mapping[str, Policy],
     prompts: tuple[str, ...],
@@ -204,39 +205,20 @@ def interleaved(
     max_tokens: int,
     tick: Tick,
 ) -> dict[str, list[Metrics]]:
-    """What each policy's runs cost. A cycle takes the prompts in turn and runs all policies on one before the next."""
-    decoders = {name: Decoder(pair, policy=policy) for name, policy in policies.items()}
+    """What each policy's runs cost, in turns."""
+    answers = interleaved(
+        {name: Decoder(pair, policy=policy) for name, policy in policies.items()},
+        [as_prompt(pair, text) for text in prompts],
+        num_cycles=num_cycles,
+        max_tokens=max_tokens,
+        temperature=plan.temperature,
+        seed=plan.seed,
+    )
     runs: dict[str, list[Metrics]] = {name: [] for name in policies}
-    names = list(policies)
-    for cycle in range(num_cycles):
-        for i, text in enumerate(prompts):
-            first = (cycle + i) % len(names)
-            for name in names[first:] + names[:first]:
-                output = decoders[name].generate(
-                    as_prompt(pair, text),
-                    max_tokens=max_tokens,
-                    temperature=plan.temperature,
-                    seed=plan.seed + cycle * len(prompts) + i,
-                )
-                runs[name].append(output.metrics)
-                tick(label_of(policies[name]))
+    for name, _, output in answers:
+        runs[name].append(output.metrics)
+        tick(label_of(policies[name]))
     return runs
-
-
-def label_of(policy: Policy) -> str:
-    """A policy's name as a table shows it."""
-    match policy:
-        case Fixed(k=0):
-            return "target alone"
-        case Fixed(k=k):
-            return f"fixed K = {k}"
-        case CumulativeConfidence(threshold=threshold):
-            return f"cumulative {threshold:g}"
-        case SpecDecPP(threshold=threshold):
-            return f"SpecDec++ {threshold:g}"
-        case CostAware():
-            return "cost-aware"
-    return spec_of(policy)
 
 
 def verdicts(comparison: Comparison) -> list[str]:

@@ -138,6 +138,22 @@ def spec_of(policy: Policy) -> str:
     return f"{name}:{','.join([_text(getattr(policy, main)), *_changed(policy, others)])}"
 
 
+def label_of(policy: Policy) -> str:
+    """A policy's name as a table shows it."""
+    match policy:
+        case Fixed(k=0):
+            return "target alone"
+        case Fixed(k=k):
+            return f"fixed K = {k}"
+        case SpecDecPP(threshold=threshold, calibrated=calibrated):
+            return f"SpecDec++ {threshold:g}{'' if calibrated else ' raw'}"
+        case CostAware() if policy == CostAware(head=policy.head):
+            return "cost-aware"
+        case Bandit(arms=arms):
+            return f"bandit of {len(arms)}"
+    return spec_of(policy).replace(":", " ").replace(",", " ")
+
+
 def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     """A text as a prompt: a user message where the tokenizer has a chat template, unless `chat` says otherwise."""
     if chat is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specdecpp.bench.results import Role
 from specdecpp.policies import AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.request import KINDS, PolicySpec, parse_policy, spec_of
+from specdecpp.request import KINDS, PolicySpec, parse_policy
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -188,19 +188,3 @@ def role_of(policy: Policy) -> Role:
             return "cost_aware"
     is_free = any(type(policy) is kind for kind, _, _ in KINDS.values()) and not isinstance(policy, HeadPolicy)
     return "free" if is_free else "other"
-
-
-def label_of(policy: Policy) -> str:
-    """A policy's name as a table shows it."""
-    match policy:
-        case Fixed(k=0):
-            return "target alone"
-        case Fixed(k=k):
-            return f"fixed K = {k}"
-        case SpecDecPP(threshold=threshold, calibrated=calibrated):
-            return f"SpecDec++ {threshold:g}{'' if calibrated else ' raw'}"
-        case CostAware() if policy == CostAware(head=policy.head):
-            return "cost-aware"
-        case Bandit(arms=arms):
-            return f"bandit of {len(arms)}"
-    return spec_of(policy).replace(":", " ").replace(",", " ")

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.bench.contestants import label_of
 from specdecpp.bench.run import Bench, Heat, Run
 from specdecpp.pair import Pair
+from specdecpp.request import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
 
 EDGES = (-math.log(2), 0.0, math.log(2))

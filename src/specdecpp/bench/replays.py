@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdecpp.bench.contestants import TARGET, Rule, label_of
+from specdecpp.bench.contestants import TARGET, Rule
 from specdecpp.bench.machines import Machine, head_of
 from specdecpp.bench.results import Results, Role, Row, head_about, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
@@ -21,7 +21,7 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.pair import REFERENCE, Pair, short_name
 from specdecpp.policies import Fixed, Policy
-from specdecpp.request import spec_of
+from specdecpp.request import label_of, spec_of
 from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.theory.replay import replay
 from specdecpp.theory.replayed import Replayed

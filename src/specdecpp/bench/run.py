@@ -10,9 +10,8 @@ are ratios of sums, and intervals resample prompts.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from specdecpp.bench.contestants import TARGET, Rule, label_of
+from specdecpp.bench.contestants import TARGET, Rule
 from specdecpp.bench.machines import Machine, head_of
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, provenance_of
@@ -21,8 +20,9 @@ from specdecpp.decoder import Decoder
 from specdecpp.metrics import Metrics
 from specdecpp.pair import Pair
 from specdecpp.policies import Policy, SpecDecPP
-from specdecpp.request import spec_of
+from specdecpp.request import label_of, spec_of
 from specdecpp.sampling import Sampling
+from specdecpp.turns import interleaved
 from specdecpp.verification import (
     BlockVerification,
     CompareVerification,
@@ -215,24 +215,23 @@ class Bench:
         num_cycles: int,
         tick: Tick = _silent,
     ) -> dict[Contestant, Runs]:
-        """Every contestant on every prompt in every cycle, after a few untimed tokens.
-
-        All take their turn on a prompt before the next prompt, in the order of `in_turn`; a prompt has another seed in every
-        cycle.
-        """
+        """Every contestant on every prompt in every cycle, in turns (`turns.interleaved`), after a few untimed tokens."""
         decoders = {contestant: self._decoder(contestant) for contestant in contestants}
         runs: dict[Contestant, Runs] = {contestant: [[] for _ in prompts] for contestant in contestants}
         if contestants:
             for decoder in decoders.values():
                 decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, temperature=temperature, seed=self.plan.seed)
-        for turn in range(num_cycles * len(prompts)):
-            place = turn % len(prompts)
-            for contestant in in_turn(contestants, turn, num_turns=num_cycles * len(prompts)):
-                output = decoders[contestant].generate(
-                    prompts[place], max_tokens=self.plan.max_tokens, temperature=temperature, seed=self.plan.seed + turn
-                )
-                runs[contestant][place].append(Run(metrics=output.metrics, tokens=output.tokens))
-                tick(label_of(contestant.policy))
+        answers = interleaved(
+            decoders,
+            prompts,
+            num_cycles=num_cycles,
+            max_tokens=self.plan.max_tokens,
+            temperature=temperature,
+            seed=self.plan.seed,
+        )
+        for contestant, place, output in answers:
+            runs[contestant][place].append(Run(metrics=output.metrics, tokens=output.tokens))
+            tick(label_of(contestant.policy))
         return runs
 
     def _decoder(self, contestant: Contestant) -> Decoder:
@@ -243,16 +242,6 @@ class Bench:
 
 
 ALONE = Rule(role="target", settings=(TARGET,))
-
-
-def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequence[Any]:
-    """The order of one turn: who begins moves on, further where turns are too few to go around, and every other turn goes
-    backwards, so that neither a slow start of the turns nor a slow end falls on the same ones."""
-    num = len(contestants)
-    first = turn * max(1, num // num_turns) % num if num else 0
-    if turn % 2:
-        return [*contestants[: first + 1][::-1], *contestants[first + 1 :][::-1]]
-    return [*contestants[first:], *contestants[:first]]
 
 
 def rows(bench: Bench, heats: Sequence[Heat]) -> tuple[Row, ...]:
