@@ -1,5 +1,7 @@
-"""What the recipe of the reference pair relies on: growing a target changes nothing, nor does its packing."""
+"""The recipes: every script runs as far as its help, growing a target changes nothing, nor does packing its documents."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import train_target
 
 sys.path.pop(0)
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 SHAPE = {"num_hidden_layers": 2, "intermediate_size": 64}
 
 
@@ -43,3 +46,24 @@ def test_documents_of_one_row_do_not_see_each_other() -> None:
         alone = model.model(input_ids=torch.tensor([lesson.ids])).last_hidden_state[0]
         torch.testing.assert_close(lesson.hidden, alone[lesson.answer])
         assert lesson.start == 3
+
+
+def test_every_script_says_what_it_takes() -> None:
+    """Catches a script that names what the library no longer has: all are imported, in one process, and asked for help."""
+    scripts = [path for path in sorted(RECIPES.glob("*/*.py")) if "ArgumentParser" in path.read_text(encoding="utf-8")]
+    assert {"publish", "evaluate", "tables", "decode_block", "validate"} <= {path.stem for path in scripts}
+    code = (
+        "import runpy, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    sys.argv = [path, '--help']\n"
+        "    try:\n"
+        "        runpy.run_path(path, run_name='__main__')\n"
+        "    except SystemExit as end:\n"
+        "        assert end.code == 0, path\n"
+    )
+    named = os.pathsep.join(str(folder) for folder in {path.parent for path in scripts})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([named, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-c", code, *map(str, scripts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("usage:")] == [p.name for p in scripts]
