@@ -4,8 +4,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from specdecpp import load_pair
+from specdecpp import cli, load_pair
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.models import is_gguf
 from specdecpp.runners import GGUFRunner
@@ -51,3 +52,11 @@ def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(fault: str, tmp_path:
         GGUFRunner("x.gguf")
     target, draft = save_tiny_pair(tmp_path)
     assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")
+
+
+def test_a_check_of_gguf_files_says_what_else_to_do():
+    """Catches a refusal that comes after minutes of measuring, and speaks of collection."""
+    result = CliRunner().invoke(cli.app, ["check", "p.gguf", "--draft", "q.gguf"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: p.gguf is a GGUF file")
+    assert "specdecpp bench --target T.gguf" in result.stderr

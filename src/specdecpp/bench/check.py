@@ -20,6 +20,8 @@ from specdecpp.bench.replays import Recording, Stage
 from specdecpp.bench.results import Interval, Row
 from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.bench.run import ALONE, Bench, Contestant, Plan
+from specdecpp.errors import RunnerError
+from specdecpp.models import is_gguf
 from specdecpp.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.costs import chain_tokens
@@ -151,6 +153,16 @@ def check(
         time_shares=own.time_shares or {},
         runners=pair.runners,
     )
+
+
+def check_names(*names: str | None) -> None:
+    """Raise `RunnerError` for GGUF files, before they are loaded: answers are sampled and labelled in batches."""
+    if files := [name for name in names if name is not None and is_gguf(name)]:
+        raise RunnerError(
+            f"{files[0]} is a GGUF file, and a check reads whole batches, which llama.cpp does not do here. Name the "
+            "checkpoints (with --runner llama.cpp they are timed as GGUF), or time the files themselves: specdecpp bench "
+            "--target T.gguf --draft D.gguf"
+        )
 
 
 def record(pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Trial, *, tick: Tick) -> Recording:

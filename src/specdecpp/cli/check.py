@@ -54,20 +54,20 @@ def check(
     with told():
         from specdecpp import render
         from specdecpp.bench import advice, questions
-        from specdecpp.bench.check import STEPS, Trial
-        from specdecpp.bench.check import check as run
+        from specdecpp.bench import check as checking
         from specdecpp.runners import EagerRunner
 
-        trial = Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        trial = checking.Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
         check_names(target, draft, head)
+        checking.check_names(target, draft)
         texts = questions.read(data or (), prompt or ())
         pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]
         is_batched = isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
         recorder = None if is_batched else load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
         recorder = recorder and replace(recorder, head=pair.head)
-        with render.progress("checking", len(STEPS)) as tick:
-            found = run(pair, sets, trial, recorder=recorder, tick=tick)
+        with render.progress("checking", len(checking.STEPS)) as tick:
+            found = checking.check(pair, sets, trial, recorder=recorder, tick=tick)
         if as_json:
             print_json(advice.to_dict(found))
         else:
