@@ -8,7 +8,7 @@ import pytest
 import torch
 from laws import Request, outcome, random_head, unchecked
 
-from specdecpp import Costs, Decoder, Pair
+from specdecpp import Costs, Decoder, Pair, timing
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
@@ -306,6 +306,14 @@ def test_only_unseeded_requests_follow_the_clock():
     assert again.tokens == first.tokens
     assert [r.num_drafted for r in again.rounds] == [r.num_drafted for r in first.rounds]
     assert decoder.costs is STEEP
+
+
+def test_a_measured_head_is_paid_for_by_the_rules_that_ask_it(monkeypatch: pytest.MonkeyPatch):
+    """Catches candidates whose judging is free, and rules that pay for a head they do not ask."""
+    costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
+    monkeypatch.setattr(timing, "measured", lambda pair: costs)
+    assert Decoder(pair()).costs == Costs(draft_s=0.375, passes={1: 1.0})
+    assert Decoder(pair(), policy=ArgmaxLength()).costs == costs
 
 
 def drive(session) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 
 from specdecpp import (
     AcceptanceHead,
@@ -25,7 +26,9 @@ from specdecpp import (
     SpecDecPP,
     load_pair,
 )
+from specdecpp.decoder import run
 from specdecpp.models import fingerprint
+from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
 
@@ -424,7 +427,7 @@ def test_a_stop_string_ends_the_text_before_itself(decoder: Decoder, temperature
         assert out.finish_reason == "stop"
         assert out.text == free.text[: free.text.find(stop)]
         assert out.tokens == free.tokens[: len(out.tokens)]
-    assert decoder.generate("hello", stop=stop, **options) is not None, "a single string will do"
+    assert decoder.generate("hello", stop=stop, **options).text == out.text, "a single string will do"
 
 
 def test_ends_end_and_ignore_eos_ignores_them(pair: Pair) -> None:
@@ -471,6 +474,9 @@ def test_text_ids_and_messages_mean_the_same(pair: Pair) -> None:
     assert decoder.start(ids).tokens == ids
     assert decoder.start(tuple(ids)).tokens == ids
     assert decoder.start([{"role": "user", "content": "hi"}]).tokens == ids
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    assert decoder.start("u: hi a:").tokens == ids, "the tokenizer adds the start"
+    assert decoder.start([{"role": "user", "content": "hi"}]).tokens == ids, "the template has added it"
 
 
 def test_messages_without_a_template_are_an_error(decoder: Decoder) -> None:
@@ -490,6 +496,19 @@ def test_an_unknown_option_is_a_type_error_that_lists_the_known_ones(decoder: De
     """Catches a misspelt option that is silently ignored."""
     with pytest.raises(TypeError, match=r"\['max_new_tokens'\].*'max_tokens'"):
         decoder.generate("hello", max_new_tokens=3)  # type: ignore[call-arg]
+
+
+def test_every_option_of_sampling_reaches_the_session(decoder: Decoder) -> None:
+    """Catches an option that is taken and forgotten."""
+    asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
+    assert decoder.start("hello", **asked).sampling == Sampling(**asked)
+
+
+def test_a_request_that_is_finished_at_once_reads_nothing(decoder: Decoder) -> None:
+    """Catches a prompt that is read for an answer of no tokens."""
+    session = decoder.start("hello", max_tokens=0)
+    assert list(run(session)) == []
+    assert (session.target.length, session.draft.length) == (0, 0)
 
 
 def test_errors_come_before_the_first_round_of_a_stream(decoder: Decoder) -> None:
