@@ -17,13 +17,14 @@ import numpy as np
 from specdecpp import machine
 from specdecpp.pair import Pair
 from specdecpp.policies import Costs, Fixed, SpecDecPP
+from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
 from specdecpp.verification import TokenVerification
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXT, TURN, CYCLES, BUDGET_S = 96, 4, 5, 1.8
-METHOD = 6
+METHOD = 7
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -34,9 +35,8 @@ def measured(pair: Pair) -> Costs:
     of = _about(pair)
     if found := machine.recall("costs", of):
         try:
-            passes = {int(n): s for n, s in found["passes"].items()}
-            return Costs(draft_s=found["draft_s"], passes=passes, head_s=found["head_s"], start_s=found["start_s"])
-        except (ValueError, KeyError, AttributeError, TypeError):
+            return Costs.parse(found)
+        except ValueError:
             pass  # of another version: measured again
     rounds = _rounds(pair, BUDGET_S)
     costs = _costs(rounds)
@@ -128,7 +128,7 @@ def _session(pair: Pair, k: int) -> Session | None:
         sampling=Sampling(),
         prompt=[i % pair.target.vocab_size for i in range(context)],
         max_tokens=TURN * (1 + CYCLES) * (k + 2),
-        coins=streams(k, pair.draft.device, pair.target.device, draw=getattr(pair.draft, "draw", None)),
+        coins=streams(k, pair.draft.device, pair.target.device, draw=pair.draft.draw if isinstance(pair.draft, Draws) else None),
     )
     session.prefill()
     return session
