@@ -119,6 +119,7 @@ def _session(pair: Pair, k: int) -> Session | None:
     context = max(2, min(CONTEXT, room - 2 * (k + 2)))
     if k and context + 2 * (k + 2) > room:
         return None
+    draw = pair.draft.draw if isinstance(pair.draft, Draws) else None
     judging = {"threshold": 1.0, "calibrated": False, "min_tokens": 0, "max_tokens": k}
     session = Session(
         target=pair.target.fresh(),
@@ -128,7 +129,7 @@ def _session(pair: Pair, k: int) -> Session | None:
         sampling=Sampling(),
         prompt=[i % pair.target.vocab_size for i in range(context)],
         max_tokens=TURN * (1 + CYCLES) * (k + 2),
-        coins=streams(k, pair.draft.device, pair.target.device, draw=pair.draft.draw if isinstance(pair.draft, Draws) else None),
+        coins=streams(k, pair.draft.device, pair.target.device, draw=draw),
     )
     session.prefill()
     return session
