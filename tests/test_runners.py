@@ -172,6 +172,7 @@ def test_logits_are_cut_to_the_vocabulary() -> None:
     ("kind", "config", "expected"),
     [
         ("llama", {"max_position_embeddings": 48}, 48),
+        ("llama", {"max_position_embeddings": 48, "max_seq_len": 32}, 48),
         ("gpt2", {"n_positions": 40}, 40),
         ("opt", {"max_position_embeddings": 56}, 56),
         ("mpt", {"max_position_embeddings": None, "max_seq_len": 32}, 32),
@@ -245,6 +246,36 @@ class Remembering(LlamaForCausalLM):
         return out
 
 
+class Tiring(LlamaForCausalLM):
+    """Its fourth pass is another one: a state that shows late."""
+
+    calls = 0
+
+    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(*args, past_key_values=past_key_values, **kwargs)
+        self.calls += 1
+        out.logits = out.logits * (1.01 if self.calls > 3 else 1.0)
+        return out
+
+
+class Leaking(LlamaForCausalLM):
+    """The token that follows weighs a hundredth."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+        out.logits[:, :-1] *= 1 + 0.01 * input_ids[:, 1:, None]
+        return out
+
+
+class Prefixed(LlamaForCausalLM):
+    """Puts a token of its own before what it is given, as models with a learned prefix do."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if past_key_values is not None and not past_key_values.get_seq_length():
+            super().forward(input_ids=torch.tensor([[9]]), past_key_values=past_key_values)
+        return super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+
+
 class KeepsItsOwnCache(LlamaForCausalLM):
     """Ignores the cache it is given."""
 
@@ -278,7 +309,10 @@ def test_a_model_without_logits_to_keep_gives_the_same_rows() -> None:
     [
         (Drifting, "Drifting gives other logits after a rollback|Drifting gives a token other logits when another"),
         (Remembering, "Remembering gives other logits after a rollback|Remembering gives a token other logits"),
+        (Tiring, "Tiring gives other logits after a rollback"),
+        (Leaking, "Leaking gives a token other logits when another token follows it"),
         (KeepsItsOwnCache, "was given 3 tokens and its cache holds 0"),
+        (Prefixed, "was given 3 tokens and its cache holds 4"),
         (WantsAnotherCache, "fails in a forward pass with a plain key-value cache .*update_indexer"),
     ],
 )
