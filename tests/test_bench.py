@@ -481,6 +481,8 @@ def test_the_command_names_files_without_their_folders(tmp_path: Path):
     (tmp_path / "my data.jsonl").touch()
     arguments = ["/usr/bin/specdecpp", "bench", "--data", str(tmp_path / "my data.jsonl"), "--target", "org/name"]
     assert command(arguments) == "specdecpp bench --data 'my data.jsonl' --target org/name"
+    assert command([str(tmp_path / "tables.py"), "--out", "x.json"]) == "python tables.py --out x.json"
+    assert command([str(tmp_path / "specdecpp/__main__.py"), "demo"]) == "specdecpp demo"
 
 
 # Words

@@ -170,9 +170,11 @@ def provenance_of(pair: "Pair | None" = None, *, seed: int, **more: Any) -> dict
 
 
 def command(arguments: Sequence[str]) -> str:
-    """The command line with files by their names, since their folders mean nothing elsewhere."""
+    """The command line with files by their names, since their folders mean nothing elsewhere; a script by its own."""
+    script = Path(arguments[0])
+    program = ["python", script.name] if script.suffix == ".py" and script.name != "__main__.py" else ["specdecpp"]
     named = [Path(a).name if "/" in a and Path(a).exists() else a for a in arguments[1:]]
-    return shlex.join(["specdecpp", *named])
+    return shlex.join([*program, *named])
 
 
 def head_about(head: "AcceptanceHead") -> dict[str, Any]:

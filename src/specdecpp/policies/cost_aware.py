@@ -137,8 +137,10 @@ class CostAware(HeadPolicy):
 @lru_cache(maxsize=64)
 def _plans(costs: Costs, limit: int, max_tokens: int) -> tuple[tuple[float, ...], ...]:
     """Seconds that 1, 2, ... more candidates add after 0, 1, ...; as many as there may be."""
-    seconds = [costs.round_s(num) for num in range(min(limit + HORIZON, max_tokens) + 1)]
-    return tuple(tuple(s - seconds[num] for s in seconds[num + 1 : num + 1 + HORIZON]) for num in range(limit + 1))
+    seconds = [costs.round_s(num) for num in range(limit + HORIZON + 1)]
+    return tuple(
+        tuple(s - seconds[num] for s in seconds[num + 1 : min(num + HORIZON, max_tokens) + 1]) for num in range(limit + 1)
+    )
 
 
 @lru_cache(maxsize=256)  # asked before every candidate, with what changes at most once a round
