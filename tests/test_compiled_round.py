@@ -143,6 +143,16 @@ def test_rounds_are_those_of_the_host(policy: str, manner: str, pair: Pair) -> N
     assert sampling.is_greedy or "eos" in ended
 
 
+def test_evidence_that_equals_its_floor_is_enough(pair: Pair) -> None:
+    """Catches a stop where q is as large as the rule asks for: so cold that every q is 1."""
+    rule, sampling = MaxConfidence(threshold=1.0, max_tokens=4), Sampling(temperature=1e-4)
+    own, hosts = (pair.session(rule, sampling, seed=2, ends=()) for _ in range(2))
+    hosts.watch = lambda draft, logits, p: None
+    drafted = [r.num_drafted for r in rounds_of(own)]
+    assert drafted == [r.num_drafted for r in rounds_of(hosts)]
+    assert max(drafted) == 4
+
+
 def test_a_round_that_the_host_decodes_may_stand_between(pair: Pair) -> None:
     """Catches tokens that one of the two has not read when the other goes on, and streams that part."""
     rule, sampling = CumulativeConfidence(), Sampling()
