@@ -134,7 +134,7 @@ class CompiledRound:
         draft = Draft(costs=costs, stop_reason="tokens left" if limit == room.num_tokens else "limit")
         least = [floor if k >= self.policy.min_tokens else -math.inf for k, floor in enumerate(floors.least[:limit])]
         least += [-math.inf] * (limit - len(least))
-        if not limit or least[0] > 1.0:
+        if not limit or not least[0] <= 1.0:
             draft.stop_reason = (self.policy.stop(draft, memory) if limit else None) or draft.stop_reason
             return draft
         unread = tokens[self.draft.length :]

@@ -157,10 +157,10 @@ class NativeRunner:
         return logits, states
 
     def propose(self, task: Drafting) -> int:
-        """Candidates of a round (`compiled_round`): the cache holds all but the last of them then. How many there are."""
+        """Candidates of a round, at least one (`compiled_round`): the cache holds all but the last of them then. How many."""
         start = task.start = self._length
         num = self._told(task, start + task.num_unread + task.limit, self._weights.lib.native_propose)
-        self._length = start + task.num_unread + max(0, num - 1) if num else start
+        self._length = start + task.num_unread + num - 1
         return num
 
     def verify(self, task: Verifying) -> None:
