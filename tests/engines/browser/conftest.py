@@ -10,9 +10,15 @@ from typing import Any
 
 import httpx2
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, sync_playwright
+from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specdecpp.pair import REFERENCE
 
 PATIENCE_MS = 60_000
+WIDER = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,33 @@ def url(serve: Callable[..., Service]) -> str:
     return serve().url
 
 
+@pytest.fixture(scope="session")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Options of a server whose answers are the reference pair's, slow enough on any machine to be looked at on their way.
+
+    The target's MLP is `WIDER` times as wide, with zeros: they change nothing, and are read and multiplied like the rest.
+    """
+    model = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.bfloat16)
+    added = (WIDER - 1) * model.config.intermediate_size
+    for layer in model.model.layers:
+        for linear, sides in (
+            (layer.mlp.gate_proj, (0, 0, 0, added)),
+            (layer.mlp.up_proj, (0, 0, 0, added)),
+            (layer.mlp.down_proj, (0, added)),
+        ):
+            linear.weight = torch.nn.Parameter(pad(linear.weight.detach(), sides))
+    model.config.intermediate_size += added
+    folder = tmp_path_factory.mktemp("slow")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(REFERENCE / "target").save_pretrained(folder)
+    return ("--target", str(folder), "--draft", str(REFERENCE / "draft"), "--runner", "eager")
+
+
+@pytest.fixture(scope="session")
+def slow_url(serve: Callable[..., Service], slow: tuple[str, ...]) -> str:
+    return serve(*slow).url
+
+
 @pytest.fixture
 def opened(chromium: Browser) -> Iterator[Callable[..., Page]]:
     """Opens a page, and checks in the end that it complained of nothing and asked nobody else.
@@ -90,11 +123,11 @@ def opened(chromium: Browser) -> Iterator[Callable[..., Page]]:
 
 
 @pytest.fixture
-def counter(url: str) -> Callable[[str], float]:
-    """A sample of /metrics, by the beginning of its line."""
+def counter(slow_url: str) -> Callable[[str], float]:
+    """A sample of the slow server's /metrics, by the beginning of its line."""
 
     def read(name: str) -> float:
-        lines = httpx2.get(f"{url}/metrics").text.splitlines()
+        lines = httpx2.get(f"{slow_url}/metrics").text.splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     return read

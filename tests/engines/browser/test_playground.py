@@ -215,10 +215,10 @@ def test_kinds_of_tokens_differ_by_more_than_colour(opened: Callable[..., Page],
             assert place.evaluate("place => getComputedStyle(place).textDecorationStyle") == line
 
 
-def test_it_is_live(opened: Callable[..., Page], url: str) -> None:
+def test_it_is_live(opened: Callable[..., Page], slow_url: str) -> None:
     """Catches a page that waits for the whole answer: the beginning is there, with figures, while the rest is being made."""
-    page = opened(url)
-    fill(page, policies=("fixed:2", "target"), max_tokens=900)
+    page = opened(slow_url)
+    fill(page, policies=("fixed:2", "target"), max_tokens=200)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(10)).to_be_attached()
     expect(lane(page).locator("[data-figure=rate]")).to_have_text(re.compile(r"\d"))
@@ -228,11 +228,11 @@ def test_it_is_live(opened: Callable[..., Page], url: str) -> None:
     finished(page)
 
 
-def test_stop_frees_the_request(opened: Callable[..., Page], url: str, counter: Callable[[str], float]) -> None:
+def test_stop_frees_the_request(opened: Callable[..., Page], slow_url: str, counter: Callable[[str], float]) -> None:
     """Catches a button that only hides what goes on, and work that is left behind."""
     before = counter('specdecpp_requests_total{outcome="cancelled"}')
-    page = opened(url)
-    fill(page, policies=("fixed:2", "target"), max_tokens=900)
+    page = opened(slow_url)
+    fill(page, policies=("fixed:2", "target"), max_tokens=200)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(4)).to_be_attached()
     assert counter("specdecpp_requests_running") == 2
@@ -245,7 +245,7 @@ def test_stop_frees_the_request(opened: Callable[..., Page], url: str, counter: 
     assert counter("specdecpp_requests_running") == counter("specdecpp_requests_waiting") == 0
     assert counter('specdecpp_requests_total{outcome="cancelled"}') == before + 2
     num = lane(page).locator(".answer > span").count()
-    assert 0 < num < 900
+    assert 0 < num < 200
     generated(page, policies=("fixed:2",), max_tokens=4)
     assert lane(page).locator(".answer > span").count() == 4
 
@@ -331,11 +331,13 @@ def test_the_key_is_asked_for_only_where_the_server_wants_one(
     assert lane(page).locator(".answer > span").count() == 4
 
 
-def test_a_server_that_goes_away_is_told_of(opened: Callable[..., Page], serve: Callable[..., Service]) -> None:
+def test_a_server_that_goes_away_is_told_of(
+    opened: Callable[..., Page], serve: Callable[..., Service], slow: tuple[str, ...]
+) -> None:
     """Catches a page that waits forever, and half an answer that is shown as a whole one."""
-    service = serve()
+    service = serve(*slow)
     page = opened(service.url, expects=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"))
-    fill(page, policies=("target",), max_tokens=900)
+    fill(page, policies=("target",), max_tokens=200)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(4)).to_be_attached()
     service.process.kill()
