@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import outcome
@@ -173,6 +174,30 @@ def test_every_part_of_a_round_is_measured(pair: Pair, home: Path):
     assert list(costs.passes) == [k + 1 for k in timing.CANDIDATES]
     assert costs.draft_s > 0
     assert not home.exists(), "measuring alone writes nothing"
+
+
+def test_slow_models_have_fewer_rounds_of_fewer_widths(pair: Pair, home: Path):
+    """Catches a minute of measuring before the first token of a large pair: no budget at all stands for a slow one."""
+    assert list(timing.measure(pair, budget_s=0.0).passes) == [1, 2, 5]
+    assert list(timing.measure(pair, budget_s=math.inf).passes) == [1, 2, 3, 5]
+    assert all(len(found) == 1 for found in timing._rounds(pair, 0.0).values())
+
+
+def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
+    """Catches a turn that goes on behind what another left, and a context that is read again for each."""
+    runners = pair.target.fresh(), pair.draft.fresh()
+    sessions = [session for k in (4, 1) if (session := timing._session(pair, runners, k)) is not None]
+    for session in (*sessions, *sessions):
+        timing._turn(session, 3)
+    seen: list[tuple[list[int], torch.Tensor]] = []
+    for session in sessions:
+        session.watch = lambda draft, logits, p: seen.append((draft.tokens, logits))
+        timing._turn(session, 1)
+        prompt = session.tokens[: session.num_prompt_tokens]
+        tokens, logits = seen[-1]
+        expected, _ = pair.target.fresh().extend([*prompt, *tokens], rows=len(tokens) + 1)
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+        assert runners[0].length == len(session.tokens) - 1
 
 
 def test_noise_makes_no_pass_cheaper_than_one_position():

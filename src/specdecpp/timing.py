@@ -2,7 +2,8 @@
 
 A few rounds of fixed length are decoded on made-up tokens, shortest first and in turns, so that everything a round does is in
 the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are lower quartiles:
-a machine that is busy elsewhere adds to some rounds and takes from none.
+a machine that is busy elsewhere adds to some rounds and takes from none. All begin behind the same context, which is read once;
+models that are slow have fewer rounds of fewer widths, which say as much there.
 
 The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
 seed gives the same answer there; those of a machine that was busy meanwhile only for an hour.
@@ -17,14 +18,16 @@ import numpy as np
 from specdecpp import machine
 from specdecpp.pair import Pair
 from specdecpp.policies import Costs, Fixed, SpecDecPP
-from specdecpp.runners import Draws
+from specdecpp.runners import Draws, Runner
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
 from specdecpp.verification import TokenVerification
 
-CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-CONTEXT, TURN, CYCLES, BUDGET_S = 96, 4, 5, 1.8
-METHOD = 7
+CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 4
+FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
+"""Where two turns of all the others would not be over in time."""
+CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
+METHOD = 8
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -51,23 +54,39 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     """Seconds of a candidate, of a round's start, of a target pass by width and, with a head, of its judgement; batch 1, at a
     context of about a hundred tokens. The head's time stands apart (`Costs.judging`).
 
-    Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out.
+    Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. What is
+    decoded depends on the time, unless the budget is infinite.
     """
     return _costs(_rounds(pair, budget_s))
 
 
 def _rounds(pair: Pair, budget_s: float) -> dict[int, list[Round]]:
     """Rounds by their number of candidates."""
-    sessions = {k: session for k in CANDIDATES if (session := _session(pair, k)) is not None}
-    rounds: dict[int, list[Round]] = {k: [] for k in sessions}
     started = perf_counter()
-    for cycle in range(1 + CYCLES):
+    runners = pair.target.fresh(), pair.draft.fresh()
+    sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, k)) is not None}
+    num, first = TURN, _turn(sessions[0], 2)
+    least_s = min(r.verify_s for r in first)
+    if 2 * TURN * len(sessions) * least_s > budget_s:
+        num, sessions = SHORT_TURN, {k: session for k, session in sessions.items() if k in FEW_CANDIDATES}
+    rounds: dict[int, list[Round]] = {k: [] for k in sessions}
+    for cycle in range(1, 2 + CYCLES):
         for k, session in sessions.items():
-            turn = [session.step() for _ in range(TURN) if session.finish_reason is None]
-            rounds[k] += turn[TURN // 2 :] or turn[-1:]  # those after rounds of another length find other things in the caches
-        if cycle and perf_counter() - started > budget_s:
-            break
-    return {k: rs[TURN // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
+            turn = _turn(session, num)
+            rounds[k] += turn[num // 2 :] or turn[-1:]  # those after rounds of another length find other things in the caches
+        if (cycle > 1 or num == SHORT_TURN) and (1 + 1 / cycle) * (perf_counter() - started) > budget_s:
+            break  # another cycle would end too late
+    return {k: rs[num // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
+
+
+def _turn(session: Session, num: int) -> list[Round]:
+    """Some rounds behind the session's prompt, as if there had been none before."""
+    del session.tokens[session.num_prompt_tokens :]
+    session.finish_reason = None
+    for runner in (session.target, session.draft):
+        runner.rollback(min(runner.length, session.num_prompt_tokens - 1))
+    session.prefill()
+    return [session.step() for _ in range(num) if session.finish_reason is None]
 
 
 def _costs(rounds: dict[int, list[Round]]) -> Costs:
@@ -110,29 +129,27 @@ def _smooth(passes: dict[int, float]) -> dict[int, float]:
     return {1: passes[1]} | {n: max(passes[1], level + slope * n) for n in widths}
 
 
-def _session(pair: Pair, k: int) -> Session | None:
-    """A request whose rounds have k candidates, ready for the first; None where the contexts of the models are too short.
+def _session(pair: Pair, runners: tuple[Runner, Runner], k: int) -> Session | None:
+    """A request whose rounds have k candidates; None where the contexts of the models are too short.
 
-    With a head all are judged, and none stops a round.
+    With a head all are judged, and none stops a round. The sessions share their `runners`, as they take turns.
     """
-    room = min((m for m in (pair.target.max_length, pair.draft.max_length) if m is not None), default=2**31)
+    target, draft = runners
+    room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=2**31)
     context = max(2, min(CONTEXT, room - 2 * (k + 2)))
     if k and context + 2 * (k + 2) > room:
         return None
-    draw = pair.draft.draw if isinstance(pair.draft, Draws) else None
     judging = {"threshold": 1.0, "calibrated": False, "min_tokens": 0, "max_tokens": k}
-    session = Session(
-        target=pair.target.fresh(),
-        draft=pair.draft.fresh(),
+    return Session(
+        target=target,
+        draft=draft,
         policy=Fixed(k=k) if pair.head is None else SpecDecPP(head=pair.head, **judging),
         verification=TokenVerification(),
         sampling=Sampling(),
-        prompt=[i % pair.target.vocab_size for i in range(context)],
-        max_tokens=TURN * (1 + CYCLES) * (k + 2),
-        coins=streams(k, pair.draft.device, pair.target.device, draw=draw),
+        prompt=[i % target.vocab_size for i in range(context)],
+        max_tokens=TURN * (k + 2),
+        coins=streams(k, draft.device, target.device, draw=draft.draw if isinstance(draft, Draws) else None),
     )
-    session.prefill()
-    return session
 
 
 def _about(pair: Pair) -> dict[str, Any]:
