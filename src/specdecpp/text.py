@@ -40,6 +40,8 @@ class Detokenizer:
             before, self._end = self._end, len(self._tokens)
             if self._end - self._start > _WINDOW:
                 self._start, self._known = before, self._read(self._tokens[before:])
+        if not self._stop:
+            return self._release(len(self._text)), False
         # What could begin a stop string has been held back, so none begins in what was released.
         hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, self._released)) >= 0]
         if hits:

@@ -17,8 +17,7 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
-from operator import truediv
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specdecpp.policies.costs import Costs, chain_tokens
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 HORIZON = 8
 """The longest plan j: further on S_k a^j is small."""
+_NOISE = 1e-9
+"""Two costs a candidate that differ by less are those of an even curve, rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +96,12 @@ class CostAware(HeadPolicy):
     def stop(self, draft: "Candidates", memory: Ledger) -> str | None:
         assert draft.costs is not None, "the session gives costs to a policy that needs them"
         costs, num, mean = draft.costs, draft.num_tokens, self.mean_acceptance(memory)
-        rho, spent = self.rate(memory, costs), costs.verify_s(num + 1)
-        chance = total = self._next_chance(draft, mean)
-        for j in range(1, min(HORIZON, self.max_tokens - num) + 1):
-            if total > rho * (j * costs.draft_s + costs.verify_s(num + 1 + j) - spent):
-                return None
-            total += chance * mean**j
+        rho, chance = self.rate(memory, costs), self._next_chance(draft, mean)
+        one_more, longer = _plans(costs, self.max_tokens)
+        if chance > rho * one_more[num]:
+            return None
+        if any(chance * chain_tokens(mean, j - 1) > rho * seconds for at, j, seconds in longer if at == num):
+            return None
         return f"S m = {chance:.2f} <= {rho * costs.step_s(num):.2f}"
 
     def floors(self, memory: Ledger, costs: Costs | None, limit: int) -> Floors | None:
@@ -109,14 +110,17 @@ class CostAware(HeadPolicy):
             return None
         assert costs is not None, "the session gives costs to a policy that needs them"
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
-        worth = list(accumulate(mean**j for j in range(1, HORIZON + 1)))
-        if not worth[0] > 0:
+        if not mean > 0:
             return Floors(evidence=Evidence.SURVIVAL, least=(math.inf,) * (limit + 1))
         # The last candidate has not been judged by a head that lags, and `stop` asks for more than the floor, not for as much.
-        scale = rho if self.looks_ahead else rho / mean
-        plans = _plans(costs, limit, self.max_tokens)
-        floors = [scale * min(map(truediv, seconds, worth), default=math.inf) for seconds in plans]
-        floors[0] *= rho / scale
+        scale = rho / mean if self.looks_ahead else rho / mean**2
+        one_more, longer = _plans(costs, self.max_tokens)
+        floors = [scale * seconds for seconds in one_more[: limit + 1]]
+        for num, j, seconds in longer:
+            if num <= limit:
+                floors[num] = min(floors[num], scale * seconds / chain_tokens(mean, j - 1))
+        if not self.looks_ahead:
+            floors[0] *= mean
         return Floors(evidence=Evidence.SURVIVAL, least=tuple(math.nextafter(floor, math.inf) for floor in floors))
 
     def rate(self, memory: Ledger, costs: Costs) -> float:
@@ -135,12 +139,22 @@ class CostAware(HeadPolicy):
 
 
 @lru_cache(maxsize=64)
-def _plans(costs: Costs, limit: int, max_tokens: int) -> tuple[tuple[float, ...], ...]:
-    """Seconds that 1, 2, ... more candidates add after 0, 1, ...; as many as there may be."""
-    seconds = [costs.round_s(num) for num in range(limit + HORIZON + 1)]
-    return tuple(
-        tuple(s - seconds[num] for s in seconds[num + 1 : min(num + HORIZON, max_tokens) + 1]) for num in range(limit + 1)
-    )
+def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tuple[int, int, float], ...]]:
+    """Seconds that one more candidate adds after 0, 1, ... of them; and, of plans for several, (candidates so far, j, seconds).
+
+    Later candidates of a plan are worth less than its first, so it can only pay where it costs less a candidate than every
+    shorter one does: behind a step of the curve. Where that grows evenly there is none.
+    """
+    seconds = [costs.round_s(num) for num in range(max_tokens + 1)]
+    one_more = [after - before for before, after in pairwise(seconds)]
+    longer = []
+    for num, least in enumerate(one_more):
+        for j in range(2, min(HORIZON, max_tokens - num) + 1):
+            each = (seconds[num + j] - seconds[num]) / j
+            if each < least * (1 - _NOISE):
+                longer.append((num, j, j * each))
+                least = each
+    return (*one_more, math.inf), tuple(longer)
 
 
 @lru_cache(maxsize=256)  # asked before every candidate, with what changes at most once a round
