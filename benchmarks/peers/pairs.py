@@ -1,14 +1,16 @@
-"""The pairs that are compared, as float32 checkpoints and GGUF files, their prompts, and the target's own greedy text.
+"""The pairs that are compared, as float32 checkpoints and GGUF files, with their heads, prompts and the target's greedy text.
 
     python -m peers.pairs FOLDER [NAME ...]
 
 `reference` is the pair that ships. The others have random weights, which cost what trained ones cost, and agree as a trained
 pair does: the target holds the draft's layers within its own, and what the rest of it adds is scaled down until the target
-accepts 0.6 to 0.8 of what the draft draws. Which prompts, tokens and seeds: all fixed here.
+accepts 0.6 to 0.8 of what the draft draws. Which prompts, tokens and seeds: all fixed here. Their heads are trained as anyone
+would train one: `specdecpp run`, then `specdecpp calibrate` for temperature 0.
 """
 
 import json
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +80,15 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Everything of one pair, in a folder that is complete or absent."""
-    if (folder / "pair.json").exists():
-        return
+    """Everything of one pair, in a folder that is complete or absent; a head for it, if it has none."""
+    if not (folder / "pair.json").exists():
+        _write(folder)
+    if not (folder / "head").exists():
+        print(f"training a head for {folder}", file=sys.stderr)
+        _write_head(folder)
+
+
+def _write(folder: Path) -> None:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -112,6 +120,35 @@ def _reference() -> tuple[Any, Any]:
 
     target, draft = (AutoModelForCausalLM.from_pretrained(REFERENCE / r, dtype=torch.float32) for r in ("target", "draft"))
     return target.eval(), draft.eval()
+
+
+def _write_head(folder: Path) -> None:
+    """The head that ships, or one trained on the random pair's own labels."""
+    from specdecpp.pair import REFERENCE
+    from specdecpp.testing import practice_prompts
+
+    if folder.name == "reference":
+        shutil.copytree(REFERENCE / "head", folder / "head")
+        return
+    work = folder / "training"
+    work.mkdir(exist_ok=True)
+    prompts, names = work / "prompts.jsonl", {role: str((folder / role).resolve()) for role in ("target", "draft")}
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in practice_prompts()))
+    source = {"path": str(prompts.resolve()), "prompt": "field:prompt"}
+    recipe = {
+        "pair": {**names, "dtype": "float32"},
+        "collect": {"sources": [source], "max_tokens": MAX_TOKENS},
+        "train": {"head": {"form": "look_ahead"}},
+        "out": ".",
+    }
+    (work / "recipe.yaml").write_text(json.dumps(recipe))  # which is YAML too
+    verb, head = [sys.executable, "-m", "specdecpp"], work / "heads/head"
+    pair = ("--target", names["target"], "--draft", names["draft"], "--dtype", "float32")
+    greedily = ("--temperature", "0", "--prompts", prompts, "--prompt", "field:prompt", "--max-tokens", str(MAX_TOKENS))
+    subprocess.run([*verb, "run", work / "recipe.yaml", "--quiet"], check=True)
+    subprocess.run([*verb, "calibrate", head, *greedily, *pair], check=True)
+    head.rename(folder / "head")
+    shutil.rmtree(work)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -71,7 +71,7 @@ def settings(pair: str, stage: Stage) -> list[Setting]:
     """Every setting of every engine that has weights of this type."""
     found = [*_llama(), *_openvino(stage), *_ours_compiled("llama.cpp", pair)]
     if stage.dtype == "f32":
-        found += [*_transformers(), *_reference(pair), *_ours_torch(pair), *_ours_compiled("native", pair)]
+        found += [*_transformers(), *_reference(), *_ours_torch(pair), *_ours_compiled("native", pair)]
     return [s for s in found if stage.dtype == "f32" or s.name in _FEW]
 
 
@@ -90,10 +90,8 @@ def _transformers() -> Iterator[Setting]:
         yield Setting(engine="transformers", name=name, worker="transformers", options=options)
 
 
-def _reference(pair: str) -> Iterator[Setting]:
-    if pair == "reference":  # the others have no head
-        options = {"threshold": 0.4}
-        yield Setting(engine="reference round", name="h = 0.4", worker="reference round", options=options)
+def _reference() -> Iterator[Setting]:
+    yield Setting(engine="reference round", name="h = 0.4", worker="reference round", options={"threshold": 0.4})
 
 
 def _llama() -> Iterator[Setting]:
@@ -122,10 +120,9 @@ def _ours(runner: str, name: str, policy: str) -> Setting:
 
 
 def _adaptive(runner: str, pair: str) -> Iterator[Setting]:
+    yield _ours(runner, "cost-aware", "cost-aware")
     yield _ours(runner, "cumulative 0.2", "cumulative:0.2")
-    if pair == "reference":
-        yield _ours(runner, "cost-aware", "cost-aware")
-    else:
+    if pair != "reference":  # whose q say nothing
         yield _ours(runner, "EMA", "ema")
         yield _ours(runner, "argmax", "argmax")
 

@@ -83,13 +83,21 @@ def _equality(row: Row) -> str:
 
 
 def _summary(rows: Sequence[Row]) -> Iterator[str]:
-    """Ours at its best over each engine at its best, and eager over transformers at the same K."""
+    """Ours at its best over each engine at its best, with the rule that needs no tuning too, and eager over transformers at the
+    same K."""
     for (pair, dtype, threads, temperature), some in _groups(rows):
         best = {row.engine: row for row in sorted(some, key=lambda r: r.tokens_per_second or 0) if row.tokens_per_second}
         ours = best.pop("ours", None)
         if ours is None or ours.tokens_per_second is None or not best:
             continue
-        told = [f"{engine} {1 / row.ratio_to_ours:.2f} ({row.setting})" for engine, row in best.items() if row.ratio_to_ours]
+        rule = max(
+            (r for r in some if r.setting == "cost-aware" and r.ratio_to_ours), key=lambda r: r.ratio_to_ours or 0, default=None
+        )
+        told = []
+        for engine, row in best.items():
+            if row.ratio_to_ours:
+                untuned = f", CostAware {rule.ratio_to_ours / row.ratio_to_ours:.2f}" if rule and rule.ratio_to_ours else ""
+                told.append(f"{engine} {1 / row.ratio_to_ours:.2f}{untuned} ({row.setting})")
         told += [f"eager over transformers at K = {k}: {ratio:.2f}" for k in (4, 8) if (ratio := _eager(some, f"K = {k}"))]
         head = f"- {_title(pair, dtype, threads, temperature)}: ours {ours.tokens_per_second:,.0f} tokens/s ({ours.runner}, "
         yield f"{head}{ours.setting}) over {'; '.join(told)}"

@@ -4,7 +4,6 @@ Settings: {"policy": "fixed:4"}, in the words of the command line.
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
@@ -23,11 +22,10 @@ class Ours:
         import transformers
 
         import specdecpp as sd
-        from specdecpp.pair import REFERENCE
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
-        head = REFERENCE / "head" if Path(load.folder).name == "reference" else None
+        head = f"{load.folder}/head"
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
         names = [f"{load.folder}/{role}" for role in ("target", "draft")]
         if self.runner == "llama.cpp":

@@ -2,8 +2,7 @@
 
 Plain models of transformers with a `DynamicCache` each; per candidate one forward with all hidden states, one judgement of
 the head, one draw, and a host synchronisation for both; S is the product of the judgements, and drafting stops once 1 - S > h
-within [2, 20]. The head is the one that ships with the reference pair, asked where the description asks: after the forward
-pass that reads the candidate.
+within [2, 20]. The head is that of the pair, asked where the description asks: after the forward pass that reads the candidate.
 
 Settings: {"threshold": h}.
 """
@@ -25,7 +24,6 @@ class ReferenceRound:
         from transformers import AutoModelForCausalLM
 
         from specdecpp.head import AcceptanceHead
-        from specdecpp.pair import REFERENCE
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
@@ -33,7 +31,7 @@ class ReferenceRound:
             AutoModelForCausalLM.from_pretrained(f"{load.folder}/{role}", dtype=torch.float32).eval()
             for role in ("target", "draft")
         )
-        self.judge = AcceptanceHead.from_pretrained(REFERENCE / "head").estimator(calibrated=True)
+        self.judge = AcceptanceHead.from_pretrained(f"{load.folder}/head").estimator(calibrated=True)
         return {"transformers": transformers.__version__, "torch": torch.__version__}
 
     def pids(self) -> list[int]:
