@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from specdecpp import EagerRunner, NativeRunner, Pair, load_pair
 from specdecpp.decoder import Decoder
@@ -109,6 +110,35 @@ def test_the_same_bits_at_any_width(width: int, runners: tuple[EagerRunner, Nati
     assert torch.equal(states, torch.cat([row[1] for row in rows]))
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_kept_in_half_give_the_same_bits(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a weight that is rounded, or read from its neighbour's half: in products, embeddings and cut vocabularies."""
+    built(variant).bfloat16().save_pretrained(tmp_path)
+    narrow, wide = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=t) for t in (torch.bfloat16, torch.float32))
+    assert not native._fits_half(built(variant))
+    assert native._fits_half(wide)
+    halves = [NativeRunner(model, vocab_size=v, num_threads=2) for model in (narrow, wide) for v in (None, 50)]
+    monkeypatch.setattr(native, "_fits_half", lambda model: False)
+    wholes = [NativeRunner(wide, vocab_size=v, num_threads=2) for v in (None, 50)]
+    for half, whole in zip(halves, (*wholes, *(whole.fresh() for whole in wholes)), strict=True):
+        for text in (TEXT, TEXT[:1], TEXT[2:5]):
+            assert all(map(torch.equal, half.extend(text, rows=len(text)), whole.extend(text, rows=len(text))))
+
+
+def test_one_weight_that_would_be_rounded_keeps_all_of_them_whole() -> None:
+    """Catches a look at some of the weights, of an embedding that is the output layer not even that."""
+    for variant in ("llama", "tied"):
+        model = built(variant).bfloat16().float()
+        for weight in (model.model.layers[-1].mlp.down_proj.weight, model.model.embed_tokens.weight):
+            before = weight[-1, -1].item()
+            with torch.no_grad():
+                weight[-1, -1] = 0.1
+            assert not native._fits_half(model)
+            with torch.no_grad():
+                weight[-1, -1] = before
+        assert native._fits_half(model)
+
+
 def test_a_padded_vocabulary_is_cut() -> None:
     """Catches rows of padding that could be drawn, also where the embedding is the output layer."""
     for variant in ("llama", "tied"):
@@ -135,7 +165,8 @@ def test_greedy_text_is_that_of_generate() -> None:
 def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that would be computed wrongly, or a machine that cannot compile, found out too late."""
     assert "multiple of 16" in (NativeRunner.refusal(tiny_model("llama")) or "")
-    assert "bfloat16" in (NativeRunner.refusal(built("llama").to(torch.bfloat16)) or "")
+    assert "float16 on cpu" in (NativeRunner.refusal(built("llama").to(torch.float16)) or "")
+    assert NativeRunner.refusal(built("llama").to(torch.bfloat16)) is None
     assert "not one of" in (NativeRunner.refusal(tiny_model("gpt2")) or "")
     with pytest.raises(RunnerError, match="Use EagerRunner"):
         NativeRunner(tiny_model("gpt2"))

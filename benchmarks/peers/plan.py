@@ -70,8 +70,10 @@ class Plan:
 def settings(pair: str, stage: Stage) -> list[Setting]:
     """Every setting of every engine that has weights of this type."""
     found = [*_llama(), *_openvino(stage), *_ours_compiled("llama.cpp", pair)]
+    if stage.dtype != "int8":
+        found += _ours_compiled("native", pair)
     if stage.dtype == "f32":
-        found += [*_transformers(), *_reference(), *_ours_torch(pair), *_ours_compiled("native", pair)]
+        found += [*_transformers(), *_reference(), *_ours_torch(pair)]
     return [s for s in found if stage.dtype == "f32" or s.name in _FEW]
 
 

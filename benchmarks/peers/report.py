@@ -25,8 +25,9 @@ def markdown(rows: Sequence[Row], provenance: Mapping[str, Any]) -> str:
         f"{', '.join(f'{name} {version}' for name, version in sorted(provenance['versions'].items()))}.\n",
         f"Tokens/s are of whole answers, reading the prompt included; medians over {provenance['plan']['cycles']} interleaved "
         "cycles. ms/round are without the first token. Ratio to ours: tokens/s over those of our fastest setting in the same "
-        "cycle. x floor: a round over the time memory takes to give the weights it "
-        "reads. bf16 and int8 change what the model says.\n",
+        "cycle. x floor: a round over the time memory takes to give the weights it reads. bf16 and int8 change what the model "
+        "says. The reference pair's weights are numbers that bfloat16 has too: in its f32 rows native keeps them as such and "
+        "sums in float32, with the same bits as from 32-bit weights.\n",
         "## In short\n",
         *_summary(rows),
         "",

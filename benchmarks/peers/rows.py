@@ -88,7 +88,7 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
     drafts = sum(a["drafted"] for a in answers) / rounds
     speeds = _speeds(run)
     ms = median(_round_ms(cycle, first) for cycle, first in zip(run.cycles, run.first_token_s, strict=True))
-    p, q = (n * BYTES[run.stage.dtype] for n in about["num_parameters"])
+    p, q = (n * _bytes(run) for n in about["num_parameters"])
     difference = _difference(answers, about["greedy"]) if run.temperature == 0 else None
     return Row(
         **base,
@@ -106,6 +106,12 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
         first_difference=difference,
         tokens_per_second_by_cycle=tuple(_rounded(speed) for speed in speeds),
     )
+
+
+def _bytes(run: Runs) -> float:
+    """Of a weight where it is read: native keeps those that bfloat16 has too, as the reference pair's, in that form."""
+    is_half = run.setting.runner == "native" and run.pair == "reference"
+    return BYTES["bf16" if is_half else run.stage.dtype]
 
 
 def _round_ms(cycle: Sequence[Mapping[str, Any]], first_s: float) -> float:

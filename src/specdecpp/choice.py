@@ -22,7 +22,7 @@ BUDGET_S = 1.8
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 3
+METHOD = 4
 _THREADED = {"native", "llama.cpp"}  # with threads of their own; the others have torch's
 
 

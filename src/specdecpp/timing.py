@@ -27,7 +27,7 @@ CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 4
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where two turns of all the others would not be over in time."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 8
+METHOD = 9
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 

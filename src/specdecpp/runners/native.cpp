@@ -40,10 +40,27 @@ constexpr int AHEAD = 1024;  // floats: the processor's own reading ahead ends w
 
 typedef float Vec __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
+constexpr uint32_t HIGH = 0xffff0000u;  // the half of a float32 that is its bfloat16
+typedef uint32_t Words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 static inline Vec& at(float* p) { return *reinterpret_cast<Vec*>(p); }
 static inline const Vec& at(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 static inline Vec all(float x) { return Vec{} + x; }
+static inline Vec floats(Words bits) {
+  Vec x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+static inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+static inline uint32_t word_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
 static inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -69,17 +86,14 @@ static inline Vec exponential(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  Ints bits = (__builtin_convertvector(n, Ints) + 127) << 23;
-  Vec scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return tiny ? Vec{} : p * scale;
+  return tiny ? Vec{} : p * floats(Words((__builtin_convertvector(n, Ints) + 127) << 23));
 }
 
 static inline size_t up(size_t num, size_t to) { return (num + to - 1) / to * to; }
 
 // Zeros, or null. What is large lies in large pages where the system has them: small ones end every stretch of reading ahead
 // after 4 kB, and the processor knows the places of a few thousand of them only.
-static float* floats(size_t num) {
+static float* room(size_t num) {
   constexpr size_t LARGE = 1 << 21;
   size_t bytes = num * 4, page = bytes < LARGE / 2 ? 64 : LARGE;
   bytes = up(bytes, page);
@@ -113,30 +127,50 @@ class Barrier {
   std::atomic<int> arrived_{0};
 };
 
-// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input. Its memory is the model's.
+// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input. Where all are numbers that bfloat16 has too
+// only those halves of them are kept, in words of two: LANES outputs in the low halves, the next LANES in the high ones. Its memory is
+// the model's.
 struct Matrix {
   int in = 0, out = 0;
+  bool is_half = false;
   float* panels = nullptr;
   float* bias = nullptr;
 
-  static size_t size(int outputs, int inputs) { return up(outputs, PANEL) * (inputs + 1); }
+  static size_t size(int outputs, int inputs, bool is_half) { return up(outputs, PANEL) * inputs / (1 + is_half) + up(outputs, PANEL); }
   int num_panels() const { return (out + PANEL - 1) / PANEL; }
-  float& weight(int o, int i) { return panels[(size_t(o / PANEL) * in + i) * PANEL + o % PANEL]; }
-  float weight(int o, int i) const { return const_cast<Matrix*>(this)->weight(o, i); }
+  int step() const { return is_half ? LANES : PANEL; }
+  const float* panel(int number) const { return panels + size_t(number) * in * step(); }
+  float weight(int o, int i) const {
+    const float* row = panel(o / PANEL) + size_t(i) * step();
+    if (!is_half) return row[o % PANEL];
+    uint32_t both = word_of(row[o % LANES]);
+    return float_of(o % PANEL < LANES ? both << 16 : both & HIGH);
+  }
   void set(int o, const float* row) {
-    for (int i = 0; i < in; ++i) weight(o, i) = row[i];
+    for (int i = 0; i < in; ++i) {
+      float& to = panels[(size_t(o / PANEL) * in + i) * step() + o % step()];
+      if (!is_half) to = row[i];
+      else to = float_of(word_of(to) | (o % PANEL < LANES ? word_of(row[i]) >> 16 : word_of(row[i])));
+    }
   }
 };
 
 // The sums of PANEL outputs for N rows of x, which lie `stride` apart; the weights of an input lie `step` after those of the one
 // before. `put` gets (row, first sums, second sums).
-template <int N, class Put>
+template <int N, bool IS_HALF, class Put>
 static inline void panel_sums(const float* w, int step, const float* b, int in, const float* x, size_t stride, int row, Put put) {
   Vec first[N], second[N];
   for (int r = 0; r < N; ++r) first[r] = at(b), second[r] = at(b + LANES);
   for (int i = 0; i < in; ++i, w += step) {
-    __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + LANES, 0, 2);
-    Vec w0 = at(w), w1 = at(w + LANES);
+    __builtin_prefetch(w + AHEAD, 0, 2);
+    Vec w0, w1;
+    if (IS_HALF) {
+      Words both = *reinterpret_cast<const Words*>(w);
+      w0 = floats(both << 16), w1 = floats(both & HIGH);
+    } else {
+      __builtin_prefetch(w + AHEAD + LANES, 0, 2);
+      w0 = at(w), w1 = at(w + LANES);
+    }
     for (int r = 0; r < N; ++r) {
       float value = x[r * stride + i];
       first[r] += w0 * value;
@@ -147,14 +181,14 @@ static inline void panel_sums(const float* w, int step, const float* b, int in, 
 }
 
 // The same for any number of rows, in blocks of one size as far as that goes.
-template <class Put>
+template <bool IS_HALF, class Put>
 static inline void sums(const float* w, int step, const float* b, int in, const float* x, size_t stride, int n, Put put) {
   for (int row = 0, sweeps = (n + ROWS - 1) / ROWS; sweeps; --sweeps) {
     int block = (n - row + sweeps - 1) / sweeps;
     const float* of = x + row * stride;
     switch (block) {
 #define CASE(N) \
-  case N: panel_sums<N>(w, step, b, in, of, stride, row, put); break;
+  case N: panel_sums<N, IS_HALF>(w, step, b, in, of, stride, row, put); break;
       CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if defined(__AVX512F__)
       CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
@@ -174,7 +208,9 @@ static void product(const Matrix& m, const float* x, int n, int thread, int thre
   int begin = int(int64_t(m.num_panels()) * thread / threads), end = int(int64_t(m.num_panels()) * (thread + 1) / threads);
   for (int panel = begin; panel < end; ++panel) {
     auto here = [&](int row, Vec a, Vec b) { put(panel, row, a, b); };
-    sums(m.panels + size_t(panel) * m.in * PANEL, PANEL, m.bias + panel * PANEL, m.in, x, apart(m.in), n, here);
+    const float *w = m.panel(panel), *b = m.bias + panel * PANEL;
+    if (m.is_half) sums<true>(w, LANES, b, m.in, x, apart(m.in), n, here);
+    else sums<false>(w, PANEL, b, m.in, x, apart(m.in), n, here);
   }
 }
 
@@ -222,7 +258,7 @@ struct Layer {
 };
 
 struct Shape {
-  int32_t layers, width, heads, kv_heads, size, hidden, vocab;
+  int32_t layers, width, heads, kv_heads, size, hidden, vocab, is_half;
   float eps;
 };
 
@@ -231,13 +267,14 @@ struct Model {
   std::vector<Layer> layers;
   Matrix output;
   float* final_norm = nullptr;
-  float* embedding = nullptr;  // null where it is the output layer
+  void* embedding = nullptr;  // rows of floats or of their high halves; null where it is the output layer
   std::vector<float> x, qkv, mixed, act;
   std::vector<std::vector<float>> h, q, scores;  // of each thread
   explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {
-    size_t layer = Matrix::size(joined(), s.width) + Matrix::size(s.width, mix()) + Matrix::size(pairs(), s.width) +
-                   Matrix::size(s.width, s.hidden) + 2 * up(s.width, LANES) + 2 * up(s.size, LANES);
-    free_ = memory_ = floats(s.layers * layer + Matrix::size(s.vocab, s.width) + up(s.width, LANES));
+    auto size = [&](int outputs, int inputs) { return Matrix::size(outputs, inputs, s.is_half); };
+    size_t layer = size(joined(), s.width) + size(s.width, mix()) + size(pairs(), s.width) + size(s.width, s.hidden) +
+                   2 * up(s.width, LANES) + 2 * up(s.size, LANES);
+    free_ = memory_ = room(s.layers * layer + size(s.vocab, s.width) + up(s.width, LANES));
   }
   ~Model() { std::free(memory_), std::free(embedding); }
 
@@ -246,6 +283,12 @@ struct Model {
   int pairs() const { return (s.hidden + LANES - 1) / LANES * PANEL; }  // a panel has the gate and the up of the same places
   bool has_memory() const { return memory_; }
 
+  void embed(int64_t token, float* x) const {
+    const float* row = static_cast<const float*>(embedding) + token * s.width;
+    const uint16_t* halves = static_cast<const uint16_t*>(embedding) + token * s.width;
+    for (int i = 0; i < s.width; ++i) x[i] = !embedding ? output.weight(int(token), i) : s.is_half ? float_of(uint32_t(halves[i]) << 16) : row[i];
+  }
+
   float* copied(const float* from, size_t num) {
     float* to = free_;
     free_ += up(num, LANES);
@@ -253,9 +296,9 @@ struct Model {
     return to;
   }
   void make(Matrix& matrix, int outputs, int inputs) {
-    matrix.in = inputs, matrix.out = outputs;
-    matrix.panels = free_, matrix.bias = free_ + up(outputs, PANEL) * inputs;
-    free_ += Matrix::size(outputs, inputs);
+    matrix.in = inputs, matrix.out = outputs, matrix.is_half = s.is_half;
+    matrix.panels = free_, matrix.bias = free_ + up(outputs, PANEL) * inputs / (1 + matrix.is_half);
+    free_ += Matrix::size(outputs, inputs, s.is_half);
   }
 
  private:
@@ -312,7 +355,7 @@ static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, i
       for (int d = 0; d < size; ++d) q[d] *= factor;
     }
     for (int p = 0; p < end; p += PANEL)
-      sums(keys + size_t(p) * size, PANEL, none, size, queries, size, block, [&](int i, Vec a, Vec b) {
+      sums<false>(keys + size_t(p) * size, PANEL, none, size, queries, size, block, [&](int i, Vec a, Vec b) {
         at(scores + i * stride + p) = a, at(scores + i * stride + p + LANES) = b;
       });
     for (int i = 0; i < block; ++i) {
@@ -329,7 +372,7 @@ static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, i
       for (int p = 0; p < padded; p += LANES) at(of + p) *= scale;
     }
     for (int d = 0; d < size; d += PANEL)
-      sums(values + d, size, none, end, scores, stride, block, [&](int i, Vec a, Vec b) {
+      sums<false>(values + d, size, none, end, scores, stride, block, [&](int i, Vec a, Vec b) {
         float* to = m.mixed.data() + (first + i) / group * apart(m.mix()) + (kv * group + (first + i) % group) * size + d;
         at(to) = a;
         if (d + LANES < size) at(to + LANES) = b;
@@ -375,9 +418,12 @@ bool native_ends(Model* m, const float* embedding, const float* norm, const floa
   m->make(m->output, s.vocab, s.width);
   for (int o = 0; o < s.vocab; ++o) m->output.set(o, output + size_t(o) * s.width);
   if (!embedding) return true;
-  m->embedding = floats(size_t(rows) * s.width);
-  if (m->embedding) std::memcpy(m->embedding, embedding, size_t(rows) * s.width * 4);
-  return m->embedding;
+  size_t num = size_t(rows) * s.width;
+  m->embedding = room(s.is_half ? (num + 1) / 2 : num);
+  if (!m->embedding) return false;
+  if (s.is_half) for (size_t i = 0; i < num; ++i) static_cast<uint16_t*>(m->embedding)[i] = uint16_t(word_of(embedding[i]) >> 16);
+  else std::memcpy(m->embedding, embedding, num * 4);
+  return true;
 }
 
 void native_free(Model* m) { delete m; }
@@ -396,7 +442,7 @@ bool native_grow(const Model* m, Sequence* seq, int capacity, int length) {
   const Shape& s = m->s;
   capacity = int(up(capacity, PANEL));
   size_t planes = size_t(s.layers) * s.kv_heads, size = planes * s.size * capacity + PANEL;  // a panel may reach past the last value
-  float *keys = floats(size), *values = floats(size);
+  float *keys = room(size), *values = room(size);
   if (!keys || !values) return std::free(keys), std::free(values), false;
   for (size_t plane = 0; plane < planes && seq->keys; ++plane) {
     size_t to = plane * s.size * capacity, from = plane * s.size * seq->capacity;
@@ -451,8 +497,7 @@ void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, 
   }
   float* x = m->x.data();
   for (int r = 0; r < n; ++r) {
-    if (m->embedding) std::memcpy(x + size_t(r) * s.width, m->embedding + tokens[r] * s.width, s.width * 4);
-    else for (int i = 0; i < s.width; ++i) x[size_t(r) * s.width + i] = m->output.weight(int(tokens[r]), i);
+    m->embed(tokens[r], x + size_t(r) * s.width);
   }
   auto pass = [&](int t, int threads, Barrier& barrier) {
     float* h = m->h[t].data();

@@ -1,9 +1,12 @@
-"""Models of the Llama family in float32 on a CPU, a pass as one call of compiled code (`native.cpp`).
+"""Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
 `machine.folder()`. Threads meet at barriers within the call, and every weight is read once for all rows, so that a pass over
 five positions takes little longer than one over a single position. What it computes is what `LeanRunner` computes; the weights
 are copied into the layout it reads, and the model of transformers is let go.
+
+All sums are in float32. Weights that bfloat16 has too, as those of most checkpoints, are kept in that form, which is half as
+much to read: with the same bits in every sum if the model was loaded in float32, more exactly than transformers if in bfloat16.
 """
 
 import ctypes
@@ -34,10 +37,15 @@ _RUNTIME = re.compile(r"/lib(gomp|iomp5|omp)[-.]")
 _LANES = 16  # what widths of heads must be multiples of
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 256  # rows of one pass
+_TOLERANCE = {
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.1,
+}  # of logits relative to the largest; transformers rounds its sums to bfloat16
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in ("layers", "width", "heads", "kv_heads", "size", "hidden", "vocab")]
+    _names = ("layers", "width", "heads", "kv_heads", "size", "hidden", "vocab", "is_half")
+    _fields_ = [(name, ctypes.c_int32) for name in _names]
     _fields_ += [("eps", ctypes.c_float)]
 
 
@@ -103,8 +111,9 @@ class NativeRunner:
         """Why this model cannot be run so here; None where it can."""
         if reason := LeanRunner.refusal(model):
             return reason
-        if model.dtype != torch.float32 or model.device.type != "cpu":
-            return f"its weights are {str(model.dtype).removeprefix('torch.')} on {model.device}, not float32 on a CPU"
+        if model.dtype not in _TOLERANCE or model.device.type != "cpu":
+            found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
+            return f"its weights are {found}, not float32 or bfloat16 on a CPU"
         size = int(getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads)
         if size % _LANES:
             return f"its heads are {size} wide, not a multiple of {_LANES}"
@@ -209,7 +218,7 @@ class NativeRunner:
         rest = [self.extend([token], rows=1)[0] for token in tokens[4:]]
         self._reset()
         gap = float((torch.cat([first, *rest]) - own).abs().max() / own.abs().max().clamp(min=1e-6))
-        if not gap <= 1e-3:
+        if not gap <= _TOLERANCE[model.dtype]:
             raise RunnerError(
                 f"{type(model).__name__} run by compiled code gives other logits than transformers (relative difference "
                 f"{gap:.3g}). Use EagerRunner."
@@ -231,6 +240,7 @@ class _Weights:
             size=size,
             hidden=config.intermediate_size,
             vocab=vocab_size,
+            is_half=_fits_half(model),
             eps=body.norm.variance_epsilon,
         )
         self.handle = self.lib.native_new(ctypes.byref(shape))
@@ -264,6 +274,12 @@ class _Weights:
             given(mlp.up_proj.weight),
             given(mlp.down_proj.weight),
         )
+
+
+def _fits_half(model: Any) -> bool:
+    """Whether bfloat16 has every weight of the matrices: kept so they are half as much to read, and sums have the same bits."""
+    matrices = (m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding))
+    return all(w.dtype == torch.bfloat16 or not (w.detach().contiguous().view(torch.int32) & 0xFFFF).any() for w in matrices)
 
 
 class _Pointers:
