@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import http.client
 import json
 import logging
 import os
@@ -9,8 +10,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from specdecpp.pair import Pair
 from specdecpp.serving import logs
 from specdecpp.serving.limits import Limits
 from specdecpp.session import Session
-from specdecpp.testing import save_tiny_pair
+from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
-LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "n": 16}  # some seconds of work
+LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "n": 3}
+ENDLESS = {"prompt": "abc", "max_tokens": 10**9, "ignore_eos": True}
+"""A request to the pair of `endless_pair` that is answered until somebody ends it."""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,20 @@ def server(pair: Pair) -> Iterator[Served]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def endless_pair() -> Pair:
+    """A pair without an end of its context: whatever the machine, an answer of `ENDLESS` is never over before a test is."""
+    target, draft = (TableModel.random(vocab_size=8, depth=1, seed=seed) for seed in (1, 2))
+    return Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(8))
+
+
+@pytest.fixture(scope="module")
+def endless(endless_pair: Pair) -> Iterator[Served]:
+    limits = Limits(max_running=2, max_waiting=2, max_new_tokens=ENDLESS["max_tokens"])
+    with served(endless_pair, limits=limits) as running:
+        yield running
+
+
 def is_idle(server: Served) -> bool:
     return server.engine.num_running == server.engine.num_waiting == 0
 
@@ -60,48 +76,50 @@ def counters(server: Served) -> dict[str, float]:
     return {s.name + "".join(s.labels.values()): s.value for family in families for s in family.samples}
 
 
-def test_who_finds_no_place_is_told_when_to_come_again(server: Served) -> None:
+def test_who_finds_no_place_is_told_when_to_come_again(endless: Served) -> None:
     """Catches a queue without a bound, a 429 without Retry-After, and places that a stream keeps after its client has gone."""
-    with httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
-        streams = [client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) for _ in range(4)]
+    ask = endless.client().completions.create
+    with httpx2.Client(base_url=endless.url, timeout=PATIENCE_S) as client:
+        streams = [client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) for _ in range(4)]
         opened = [stream.__enter__() for stream in streams]
         assert [reply.status_code for reply in opened] == [200] * 4
         with pytest.raises(openai.RateLimitError, match="all places are taken") as full:
-            server.client().completions.create(model="tiny", prompt="abc")
+            ask(model=endless.name, prompt="abc")
         assert int(full.value.response.headers["retry-after"]) >= 1
         full_house = {"status": "ok", "running": 2, "waiting": 2}
-        assert eventually(lambda: server.get("/health").json() == full_house)
+        assert eventually(lambda: endless.get("/health").json() == full_house)
         for stream in streams:
             stream.__exit__(None, None, None)
-    assert eventually(lambda: is_idle(server))
-    again = server.client().completions.create(model="tiny", prompt="abc", extra_body={"ignore_eos": True})
+    assert eventually(lambda: is_idle(endless))
+    again = ask(model=endless.name, prompt="abc", extra_body={"ignore_eos": True})
     assert again.usage is not None
     assert again.usage.completion_tokens == 16
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_a_client_that_goes_away_frees_its_place(server: Served, is_stream: bool) -> None:
-    """Catches work that goes on for nobody, with or without a stream."""
-    before = counters(server)
-    asked = httpx2.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": is_stream}, timeout=0.3)
-    with suppress(httpx2.ReadTimeout), asked as reply:  # without a stream nothing comes before patience is lost
-        assert is_stream
-        next(reply.iter_bytes())
-    assert eventually(lambda: is_idle(server))
-    assert eventually(
-        lambda: counters(server)["specdecpp_requests_totalcancelled"] > before.get("specdecpp_requests_totalcancelled", 0)
-    )
-    done = counters(server)["specdecpp_generation_tokens_total"] - before["specdecpp_generation_tokens_total"]
-    assert done < 16 * 200
+def test_a_client_that_goes_away_frees_its_place(endless: Served, is_stream: bool) -> None:
+    """Catches work that goes on for nobody, with or without a stream: this one would never be idle again."""
+    before = counters(endless).get("specdecpp_requests_totalcancelled", 0)
+    connection = http.client.HTTPConnection(endless.url.removeprefix("http://"), timeout=PATIENCE_S)
+    body = json.dumps({**ENDLESS, "stream": is_stream})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    assert eventually(lambda: endless.engine.num_running == 1)
+    if is_stream:
+        with connection.getresponse() as reply:
+            assert reply.read(1)
+    connection.close()
+    assert eventually(lambda: is_idle(endless))
+    assert eventually(lambda: counters(endless).get("specdecpp_requests_totalcancelled", 0) > before)
 
 
-def test_a_request_past_its_time_ends_with_an_error(pair: Pair) -> None:
+def test_a_request_past_its_time_ends_with_an_error(endless_pair: Pair) -> None:
     """Catches a deadline that a stream does not hear of, or that leaves the work running."""
-    with served(pair, limits=Limits(timeout_s=0.2, prefill_tokens=2)) as server:
-        reply = server.post("/v1/completions", LONG)
+    limits = Limits(timeout_s=0.2, prefill_tokens=2, max_new_tokens=ENDLESS["max_tokens"])
+    with served(endless_pair, limits=limits) as server:
+        reply = server.post("/v1/completions", ENDLESS)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
         with pytest.raises(openai.APIError, match="was not finished within"):
-            list(server.client().completions.create(model=server.name, stream=True, extra_body=LONG, prompt="abc"))
+            list(server.client().completions.create(model=server.name, stream=True, extra_body=ENDLESS, prompt="abc"))
         assert is_idle(server)
 
 
@@ -127,7 +145,8 @@ def test_counters_add_up_to_what_was_answered(server: Served) -> None:
     """Catches counters that miss rounds, count them twice, or have no place for refusals."""
     before = counters(server)
     reply = server.post("/v1/completions", {"prompt": "abcd", "max_tokens": 30, "ignore_eos": True, "n": 2, "seed": 0}).json()
-    assert eventually(lambda: counters(server)["specdecpp_requests_totalfinished"] > before["specdecpp_requests_totalfinished"])
+    num = before.get("specdecpp_requests_totalfinished", 0)
+    assert eventually(lambda: counters(server).get("specdecpp_requests_totalfinished", 0) > num)
     after = counters(server)
     grown = {name: after[name] - before.get(name, 0) for name in after}
     block = reply["speculative"]
@@ -156,10 +175,11 @@ def test_every_request_leaves_one_line_of_json(server: Served, caplog: pytest.Lo
     assert "secret" not in caplog.text
 
 
-def test_stopping_drops_what_is_unfinished_and_says_so(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_stopping_drops_what_is_unfinished_and_says_so(endless_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """Catches a stop that cuts streams off as if they were complete."""
-    with caplog.at_level(logging.INFO, logs.LOGGER), served(pair, limits=Limits(grace_s=0.0)) as server:
-        stream = server.client().completions.create(model=server.name, stream=True, prompt="abc", extra_body=LONG)
+    limits = Limits(grace_s=0.0, max_new_tokens=ENDLESS["max_tokens"])
+    with caplog.at_level(logging.INFO, logs.LOGGER), served(endless_pair, limits=limits) as server:
+        stream = server.client().completions.create(model=server.name, stream=True, prompt="abc", extra_body=ENDLESS)
         next(iter(stream))
         server.server.should_exit = True
         with pytest.raises(openai.APIError, match="shutting down"):
@@ -181,7 +201,7 @@ def test_the_verb_finishes_what_it_has_begun_and_ends_well(folder: Path) -> None
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), process.stderr.read()
         with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-            stream = client.completions.create(model="mine", stream=True, prompt="abc", extra_body={**LONG, "n": 3})
+            stream = client.completions.create(model="mine", stream=True, prompt="abc", extra_body=LONG)
             first = next(iter(stream))
             process.send_signal(signal.SIGTERM)
             ends = [choice.finish_reason for chunk in [first, *stream] for choice in chunk.choices if choice.finish_reason]
@@ -233,9 +253,9 @@ async def burst(server: Served, *, seed: int) -> dict[str, int]:
             outcomes[ended] = outcomes.get(ended, 0) + 1
 
     def order() -> tuple[dict[str, Any], bool]:
-        is_stream = dice.random() < 0.7
+        is_stream = dice.random() < 0.8
         body = {"prompt": "abc" * dice.randint(1, 9), "max_tokens": dice.randint(1, 24), "stream": is_stream}
-        return body | {"ignore_eos": True, "temperature": dice.choice([0, 1])}, is_stream and dice.random() < 0.3
+        return body | {"ignore_eos": True, "temperature": dice.choice([0, 1])}, is_stream and dice.random() < 0.6
 
     async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits) as client:
         people = [[order() for _ in range(NUM_EACH)] for _ in range(NUM_CLIENTS)]
@@ -244,12 +264,23 @@ async def burst(server: Served, *, seed: int) -> dict[str, int]:
 
 
 def test_a_burst_of_clients_meets_no_error_but_429_and_leaves_nothing(pair: Pair) -> None:
-    """Catches errors under load, streams that are cut off, and work or sessions that outlive clients who went away."""
+    """Catches errors under load, streams that are cut off, and work or sessions that outlive clients who went away.
+
+    At least 20 requests find a place. 29 of the first 64 leave and 35 stay: of the choices of 20, one in 6 million has none
+    of either.
+    """
+    others = sessions()
     with served(pair, limits=Limits(max_running=4, max_waiting=16)) as server:
         outcomes = asyncio.run(burst(server, seed=0))
         assert set(outcomes) <= {"done", "left", "429"}
         assert sum(outcomes.values()) == NUM_CLIENTS * NUM_EACH
         assert min(outcomes.get(name, 0) for name in ("done", "left")) > 0
         assert eventually(lambda: is_idle(server))
-        gc.collect()
-        assert not [thing for thing in gc.get_objects() if type(thing) is Session], "a session outlives its request"
+        assert eventually(lambda: not sessions(but=others)), "a session outlives its request"
+
+
+def sessions(but: Sequence[Session] = ()) -> list[Session]:
+    """Those of this process, which may have some of other tests."""
+    gc.collect()
+    known = set(map(id, but))
+    return [thing for thing in gc.get_objects() if type(thing) is Session and id(thing) not in known]
