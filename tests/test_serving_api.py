@@ -28,6 +28,8 @@ BLOCK = {  # the names of vLLM's block of a request
     "num_draft_tokens",
     "num_spec_tokens",
 }
+FIXED = {"speculative": {"policy": "fixed:3"}}
+"""Under it the answer to a seed does not depend on what steps cost here."""
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +130,15 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
 
 
 def test_a_completion_streams_too(client: openai.OpenAI) -> None:
-    """Catches offsets of log-probabilities that begin anew with every chunk."""
-    whole = complete(client, seed=2, logprobs=2)
-    parts = list(complete(client, seed=2, logprobs=2, stream=True))
+    """Catches offsets of log-probabilities that begin anew with every chunk, and that count tokens which are not shown."""
+    special = "<|assistant|>"
+    answers = ((seed, complete(client, seed=seed, logprobs=2, extra_body=FIXED)) for seed in range(100))
+    seed, whole = next((seed, told) for seed, told in answers if special in told.choices[0].logprobs.tokens)
+    parts = list(complete(client, seed=seed, logprobs=2, stream=True, extra_body=FIXED))
     assert "".join(c.choices[0].text for c in parts) == whole.choices[0].text
     offsets = [offset for c in parts for offset in c.choices[0].logprobs.text_offset]
     assert offsets == whole.choices[0].logprobs.text_offset
     text, tokens = whole.choices[0].text, whole.choices[0].logprobs.tokens
-    special = "<|assistant|>"
-    assert special in tokens, "so that one which is not shown is among them"
     assert all(text[at : at + len(token)] == token for at, token in zip(offsets, tokens, strict=True) if token != special)
 
 
@@ -181,9 +183,10 @@ def test_stop_strings_end_the_answer(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_log_probabilities_are_the_targets_raw_ones(client: openai.OpenAI, pair: Pair, temperature: float) -> None:
     """Catches figures of the draft, of another position, or under the request's temperature (transformers computes them)."""
-    told = chat(client, temperature=temperature, seed=6, max_tokens=20, logprobs=True, top_logprobs=3).choices[0]
+    asked: dict[str, Any] = {"temperature": temperature, "seed": 6, "max_tokens": 20}
+    told = chat(client, **asked, logprobs=True, top_logprobs=3, extra_body=FIXED).choices[0]
     prompt = encode(pair, MESSAGES)
-    answer = Decoder(pair).generate(MESSAGES, max_tokens=20, temperature=temperature, seed=6).tokens
+    answer = Decoder(pair, policy=sd.Fixed(k=3)).generate(MESSAGES, **asked).tokens
     with torch.no_grad():
         logits = pair.target.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
         logp = logits.float().log_softmax(-1)
@@ -234,9 +237,9 @@ def test_details_tell_every_round_as_it_comes(client: openai.OpenAI) -> None:
     assert sum(r["num_drafted"] for r in rounds) == rest[-1].speculative["num_draft_tokens"]
     at = [r["at_s"] for r in rounds]
     assert at == sorted(at)
-    plain = complete(client, seed=7)
+    plain = complete(client, seed=7, extra_body={"speculative": {"policy": asked["speculative"]["policy"]}})
     assert "rounds" not in plain.speculative
-    assert plain.choices[0].text != ""
+    assert plain.choices[0].text == whole.choices[0].text
 
 
 REFUSED: list[tuple[dict, str, str]] = [
