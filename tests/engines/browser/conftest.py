@@ -1,5 +1,6 @@
 """A Chromium of the system, `specdecpp serve` with the reference pair in a process of its own, and pages between them."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,15 +11,13 @@ from typing import Any
 
 import httpx2
 import pytest
-import torch
 from playwright.sync_api import Browser, Page, sync_playwright
-from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdecpp.pair import REFERENCE
 
 PATIENCE_MS = 60_000
-WIDER = 32
+MANY = 1_000_000
+"""Tokens that no machine makes while a test lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,30 +67,23 @@ def url(serve: Callable[..., Service]) -> str:
 
 
 @pytest.fixture(scope="session")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options of a server whose answers are the reference pair's, slow enough on any machine to be looked at on their way.
-
-    The target's MLP is `WIDER` times as wide, with zeros: they change nothing, and are read and multiplied like the rest.
+def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Options of a server whose answers nothing ends but their length, which may be `MANY`: on any machine they can be looked
+    at on their way. It has the reference pair with no end of the text and a long context in its configuration.
     """
-    model = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.bfloat16)
-    added = (WIDER - 1) * model.config.intermediate_size
-    for layer in model.model.layers:
-        for linear, sides in (
-            (layer.mlp.gate_proj, (0, 0, 0, added)),
-            (layer.mlp.up_proj, (0, 0, 0, added)),
-            (layer.mlp.down_proj, (0, added)),
-        ):
-            linear.weight = torch.nn.Parameter(pad(linear.weight.detach(), sides))
-    model.config.intermediate_size += added
-    folder = tmp_path_factory.mktemp("slow")
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(REFERENCE / "target").save_pretrained(folder)
-    return ("--target", str(folder), "--draft", str(REFERENCE / "draft"), "--runner", "eager")
+    folder = tmp_path_factory.mktemp("endless")
+    for role in ("target", "draft"):
+        shutil.copytree(REFERENCE / role, folder / role)
+        for name, changes in (("config", {"max_position_embeddings": 2 * MANY}), ("generation_config", {"eos_token_id": []})):
+            path = folder / role / f"{name}.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    pair = ("--target", str(folder / "target"), "--draft", str(folder / "draft"), "--runner", "eager")
+    return (*pair, "--max-tokens", str(MANY), "--timeout", "3600")
 
 
 @pytest.fixture(scope="session")
-def slow_url(serve: Callable[..., Service], slow: tuple[str, ...]) -> str:
-    return serve(*slow).url
+def endless_url(serve: Callable[..., Service], endless: tuple[str, ...]) -> str:
+    return serve(*endless).url
 
 
 @pytest.fixture
@@ -123,11 +115,11 @@ def opened(chromium: Browser) -> Iterator[Callable[..., Page]]:
 
 
 @pytest.fixture
-def counter(slow_url: str) -> Callable[[str], float]:
-    """A sample of the slow server's /metrics, by the beginning of its line."""
+def counter(endless_url: str) -> Callable[[str], float]:
+    """A sample of /metrics of the server of endless answers, by the beginning of its line."""
 
     def read(name: str) -> float:
-        lines = httpx2.get(f"{slow_url}/metrics").text.splitlines()
+        lines = httpx2.get(f"{endless_url}/metrics", timeout=PATIENCE_MS / 1000).text.splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     return read

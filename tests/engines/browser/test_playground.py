@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import PATIENCE_MS, Service
+from conftest import MANY, PATIENCE_MS, Service
 from playwright.sync_api import Locator, Page, expect
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -25,7 +25,7 @@ def told(url: str, *, policy: str | None, prompt: str = PROMPT, path: str = "cha
     given = {"messages": [{"role": "user", "content": prompt}]} if path.startswith("chat") else {"prompt": prompt}
     speculative = {"details": True} | ({} if policy is None else {"policy": policy})
     body = {**given, "max_tokens": 48, "temperature": 1, "seed": 1, "speculative": speculative} | asked
-    reply = httpx2.post(f"{url}/v1/{path}", json=body, timeout=60).raise_for_status().json()
+    reply = httpx2.post(f"{url}/v1/{path}", json=body, timeout=PATIENCE_MS / 1000).raise_for_status().json()
     choice = reply["choices"][0]
     return reply["speculative"] | {"text": choice["message"]["content"] if "message" in choice else choice["text"]}
 
@@ -61,6 +61,12 @@ def lane(page: Page, i: int = 0) -> Locator:
 def chance(value: float) -> str:
     """A probability as the page writes it."""
     return f"{value:.3f}" if value >= 0.001 else f"{value:.4f}" if value >= 0.0001 else f"{value:.0e}".replace("e-0", "e-")
+
+
+def span(text: str) -> tuple[float, float]:
+    """The least and the most that a rounded figure may stand for."""
+    half = 0.5 * 0.1 ** len(text.partition(".")[2])
+    return float(text) - half, float(text) + half
 
 
 def visible(text: str) -> str:
@@ -103,9 +109,12 @@ def test_figures_are_those_of_the_reply(opened: Callable[..., Page], url: str) -
     assert figures["length"] == f"{expected['mean_acceptance_length']:.2f}"
     assert figures["accepted"] == f"{100 * expected['draft_acceptance_rate']:.0f} %"
     assert figures["tokens"] == f"{expected['num_tokens']} in {expected['num_spec_steps']}"
-    rates = [float(lane(page, i).locator("[data-figure=rate]").inner_text()) for i in (0, 1)]
-    speedups = [float(lane(page, i).locator("[data-figure=speedup]").inner_text().removesuffix("\u00d7")) for i in (0, 1)]
-    assert speedups == [pytest.approx(rates[0] / rates[1], rel=0.02), 1.0]
+    rates = [span(lane(page, i).locator("[data-figure=rate]").inner_text()) for i in (0, 1)]
+    speedups = [lane(page, i).locator("[data-figure=speedup]").inner_text().removesuffix("\u00d7") for i in (0, 1)]
+    low, high = span(speedups[0])
+    assert low <= rates[0][1] / rates[1][0]
+    assert rates[0][0] / rates[1][1] <= high
+    assert speedups[1] == "1.00"
     assert "as measured beside it" in lane(page).locator(".baseline").inner_text()
     page.get_by_label("compare two rules").uncheck()
     page.get_by_role("button", name="Generate", exact=True).click()
@@ -215,10 +224,10 @@ def test_kinds_of_tokens_differ_by_more_than_colour(opened: Callable[..., Page],
             assert place.evaluate("place => getComputedStyle(place).textDecorationStyle") == line
 
 
-def test_it_is_live(opened: Callable[..., Page], slow_url: str) -> None:
+def test_it_is_live(opened: Callable[..., Page], endless_url: str) -> None:
     """Catches a page that waits for the whole answer: the beginning is there, with figures, while the rest is being made."""
-    page = opened(slow_url)
-    fill(page, policies=("fixed:2", "target"), max_tokens=200)
+    page = opened(endless_url)
+    fill(page, policies=("fixed:2", "target"), max_tokens=MANY)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(10)).to_be_attached()
     expect(lane(page).locator("[data-figure=rate]")).to_have_text(re.compile(r"\d"))
@@ -228,13 +237,14 @@ def test_it_is_live(opened: Callable[..., Page], slow_url: str) -> None:
     finished(page)
 
 
-def test_stop_frees_the_request(opened: Callable[..., Page], slow_url: str, counter: Callable[[str], float]) -> None:
+def test_stop_frees_the_request(opened: Callable[..., Page], endless_url: str, counter: Callable[[str], float]) -> None:
     """Catches a button that only hides what goes on, and work that is left behind."""
     before = counter('specdecpp_requests_total{outcome="cancelled"}')
-    page = opened(slow_url)
-    fill(page, policies=("fixed:2", "target"), max_tokens=200)
+    page = opened(endless_url)
+    fill(page, policies=("fixed:2", "target"), max_tokens=MANY)
     page.get_by_role("button", name="Generate", exact=True).click()
-    expect(lane(page).locator(".strip button").nth(4)).to_be_attached()
+    for i in (0, 1):
+        expect(lane(page, i).locator(".strip button").nth(4)).to_be_attached()
     assert counter("specdecpp_requests_running") == 2
     page.get_by_role("button", name="Stop", exact=True).click()
     finished(page)
@@ -245,7 +255,7 @@ def test_stop_frees_the_request(opened: Callable[..., Page], slow_url: str, coun
     assert counter("specdecpp_requests_running") == counter("specdecpp_requests_waiting") == 0
     assert counter('specdecpp_requests_total{outcome="cancelled"}') == before + 2
     num = lane(page).locator(".answer > span").count()
-    assert 0 < num < 200
+    assert 0 < num < MANY
     generated(page, policies=("fixed:2",), max_tokens=4)
     assert lane(page).locator(".answer > span").count() == 4
 
@@ -309,7 +319,8 @@ def test_errors_are_shown_as_the_server_says_them(opened: Callable[..., Page], u
 
 def refusal(url: str, **asked: Any) -> str:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 48} | asked
-    return httpx2.post(f"{url}/v1/chat/completions", json=body).json()["error"]["message"]
+    reply = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_MS / 1000)
+    return reply.json()["error"]["message"]
 
 
 def test_the_key_is_asked_for_only_where_the_server_wants_one(
@@ -332,12 +343,12 @@ def test_the_key_is_asked_for_only_where_the_server_wants_one(
 
 
 def test_a_server_that_goes_away_is_told_of(
-    opened: Callable[..., Page], serve: Callable[..., Service], slow: tuple[str, ...]
+    opened: Callable[..., Page], serve: Callable[..., Service], endless: tuple[str, ...]
 ) -> None:
     """Catches a page that waits forever, and half an answer that is shown as a whole one."""
-    service = serve(*slow)
+    service = serve(*endless)
     page = opened(service.url, expects=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"))
-    fill(page, policies=("target",), max_tokens=200)
+    fill(page, policies=("target",), max_tokens=MANY)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(4)).to_be_attached()
     service.process.kill()
