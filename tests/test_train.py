@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -331,17 +330,32 @@ def test_the_grid_is_one_command(tmp_path: Path):
     assert all((Path(row["folder"]) / "head.safetensors").exists() for row in heads.values())
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from specdecpp import cli
+
+own, last = Path.replace, sys.argv.pop()
+
+def replace(self, target):
+    own(self, target)
+    if str(target).endswith(last):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Path.replace = replace
+cli.main()
+"""
+
+
 def test_a_run_that_is_killed_goes_on(tmp_path: Path):
-    """Catches a half-written step that a second run takes for a whole one. The process is killed for real, twice."""
+    """Catches a half-written step that a second run takes for a whole one. The process is killed (-9) twice: between the
+    two files of a shard, and after the first epoch of a head."""
     path = recipe(tmp_path)
     assert call("run", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
-    command = [sys.executable, "-m", "specdecpp", "run", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
-    for seen in ("labels/shard-00000.parquet", "heads/ahead/state.pt"):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not (tmp_path / "killed" / seen).exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    command = [sys.executable, "-c", KILLED, "run", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
+    for last in ("labels/shard-00001.safetensors", "heads/ahead/state.pt"):
+        done = subprocess.run([*command, last], capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
     assert call("run", str(path), "--out", str(tmp_path / "killed"), "--quiet").exit_code == 0
     whole, killed = (AcceptanceHead.from_pretrained(tmp_path / of / "heads" / "ahead") for of in ("whole", "killed"))
     assert all(torch.equal(v, killed.state_dict()[k]) for k, v in whole.state_dict().items())
