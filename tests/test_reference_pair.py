@@ -12,6 +12,8 @@ from specdecpp.testing import practice_prompts
 
 PROMPTS = [[{"role": "user", "content": text}] for text in practice_prompts()]
 NUM_TOKENS = 16
+TIE = 1e-3
+"""Logits in float32 differ by less between runners and machines: by some 1e-5."""
 POLICIES = {
     "fixed": lambda pair: sd.Fixed(k=4),
     "heuristic": lambda pair: sd.Heuristic(),
@@ -29,25 +31,32 @@ def pair() -> Pair:
 
 
 @pytest.fixture(scope="module")
-def targets_own(pair: Pair) -> list[list[int]]:
-    """The target's own greedy answers, by transformers."""
+def targets_own(pair: Pair) -> list[tuple[list[int], int | None]]:
+    """The target's own greedy answers, by transformers, and how many tokens of each come before two logits that nearly tie:
+    which of them is the larger is up to the rounding of a machine and a runner. None: there are no such."""
     model, answers = sd.load_pair(runner="eager").target.model, []
     for prompt in PROMPTS:
         ids = torch.tensor([encode(pair, prompt)])
-        mask = torch.ones_like(ids)
-        out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NUM_TOKENS)
-        answers.append(out[0, ids.shape[1] :].tolist())
+        options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "return_dict_in_generate": True, "output_logits": True}
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        first, second = torch.cat(out.logits).topk(2).values.T
+        ties = (first - second < TIE).nonzero().flatten().tolist()
+        answers.append((out.sequences[0, ids.shape[1] :].tolist(), min(ties, default=None)))
     return answers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
-def test_greedy_is_the_targets_own_on_200_prompts(pair: Pair, targets_own: list[list[int]], name: str) -> None:
-    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy."""
+def test_greedy_is_the_targets_own_on_200_prompts(
+    pair: Pair, targets_own: list[tuple[list[int], int | None]], name: str
+) -> None:
+    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy. Of the 3,200
+    contexts two have a near tie, one of 2e-5, and the next gap is 2e-3."""
     assert len(PROMPTS) == 200
+    assert sum(end is not None for _, end in targets_own) <= 2
     decoder = sd.Decoder(pair, policy=POLICIES[name](pair))
-    for prompt, expected in zip(PROMPTS, targets_own, strict=True):
-        assert list(decoder.generate(prompt, max_tokens=NUM_TOKENS, temperature=0).tokens) == expected
+    for prompt, (expected, end) in zip(PROMPTS, targets_own, strict=True):
+        assert list(decoder.generate(prompt, max_tokens=NUM_TOKENS, temperature=0).tokens[:end]) == expected[:end]
 
 
 def test_what_ships_is_small_and_described() -> None:
