@@ -15,7 +15,8 @@ from specdecpp.serving.app import Setup
 from specdecpp.serving.engine import Engine
 from specdecpp.serving.server import Server, address, bound, server_for
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
+"""Only what has gone wrong takes as long, however busy the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The engine and the witness without HTTP: turns, places, what is freed, and what a round was decided on."""
 
+import math
 import threading
 import weakref
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ class Listener:
         return end
 
 
-def work(decoder: Decoder, listener: Listener, *, max_tokens: int, num: int = 1, timeout_s: float = PATIENCE_S, **more) -> Work:
+def work(decoder: Decoder, listener: Listener, *, max_tokens: int, num: int = 1, timeout_s: float = math.inf, **more) -> Work:
     options = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 0, "ignore_eos": True, **more}
     part = Part(prompt=[3, 4, 5], options=options)  # pyright: ignore[reportArgumentType]
     return Work(decoder=decoder, parts=[part] * num, tell=listener, timeout_s=timeout_s)
