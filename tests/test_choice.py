@@ -6,10 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from laws import unchecked
 
 from specdecpp import EagerRunner, LeanRunner, choice, load_pair, machine
 from specdecpp.errors import RunnerError
+from specdecpp.models import Checkpoint
+from specdecpp.pair import REFERENCE
 from specdecpp.testing import save_tiny_pair
 
 
@@ -130,3 +133,43 @@ def test_what_is_remembered_is_of_this_machine(home: Path) -> None:
     home.write_text("a file where a folder should be")
     machine.remember("costs", {"a": 1}, {"x": 2})
     assert machine.recall("costs", {"a": 1}) is None
+
+
+def test_weights_are_not_copied_beyond_the_memory_there_is(
+    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a load that ends where the system kills it, because runners that were only to be tried copied the weights."""
+    target, draft = folders["llama"]
+    size = sum(Checkpoint(name, dtype="auto", device=None, device_map=None).num_bytes for name in (target, draft))
+    for free, is_lean in ((size - 1, False), (size, True), (None, True)):
+        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        pair = [Checkpoint(name, dtype="auto", device=None, device_map=None) for name in (target, draft)]
+        _, refused = choice._options(*pair, None)
+        assert any(reason.startswith("lean: its copy of the weights takes 0.0 GB") for reason in refused) == (not is_lean)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
+    pair = load_pair(target, draft=draft, runner=("lean", "eager"))
+    assert type(pair.target) is EagerRunner
+    assert "are free (ask for it by name)" in pair.runners
+    assert type(load_pair(target, draft=draft, runner="lean").target) is LeanRunner, "an order is followed"
+
+
+def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches runners that are weighed one by one although all of them lie in memory while they are tried."""
+    pair = [Checkpoint(REFERENCE / role, dtype=torch.float32, device=None, device_map=None) for role in ("target", "draft")]
+    size = sum(model.num_bytes for model in pair)
+    for free, kinds in ((size, {"native", "eager"}), (2 * size, {"native", "lean", "eager"})):
+        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        options, _ = choice._options(*pair, ("native", "lean", "eager"))
+        assert {option.kinds[0] for option in options} == kinds
+
+
+def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches kilobytes for bytes, a container's limit that is overlooked, and its file cache that counts as taken."""
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    free = machine.free_bytes()
+    assert free is None or 2**26 < free < 2**46
+    for name, told in (("current", "700"), ("max", "1000"), ("stat", "anon 300\ninactive_file 250\nactive_file 50\n")):
+        (tmp_path / f"memory.{name}").write_text(told)
+    assert machine.free_bytes() == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_bytes() is None or machine.free_bytes() != 600

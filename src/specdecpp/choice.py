@@ -89,16 +89,23 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
         raise ValueError(f"there is no runner {unknown[0]!r}. Runners: {', '.join(KINDS)}.")
     options: dict[Option, None] = {}
     refused: list[str] = []
+    free, copied = machine.free_bytes(), 0
+    is_order = kinds is not None and len(kinds) == 1
     for kind in kinds or KINDS:
-        own = [_kind(model, kind, is_order=kinds is not None and len(kinds) == 1) for model in (target, draft)]
+        own = [_kind(model, kind, is_order=is_order) for model in (target, draft)]
         refusals = (model.refusals()[k] for model, k in zip((target, draft), own, strict=True))
         reasons = [f"{kind}: {reason}" for reason in refusals if reason]
         is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
         if is_copied and kinds is None and target.num_bytes + draft.num_bytes > COPIED_BYTES:
             reasons.append("llama.cpp: the weights are large, and it would need a copy of them (ask for it by name)")
+        copy = 0 if reasons else sum(model.copied_bytes(k) for model, k in zip((target, draft), own, strict=True))
+        if copy and free is not None and not is_order and copied + copy > free:
+            needs = f"its copy of the weights takes {copy / 1e9:.1f} GB, and {max(0, free - copied) / 1e9:.1f} are free"
+            reasons.append(f"{kind}: {needs} (ask for it by name)")
         if reasons:
             refused.append(reasons[0])
             continue
+        copied += copy
         options |= {Option(kinds=(own[0], own[1]), threads=threads): None for threads in _threads(own)}
     return list(options), refused
 

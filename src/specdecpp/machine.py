@@ -19,6 +19,7 @@ import torch
 
 STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
+CGROUP = Path("/sys/fs/cgroup")
 BELIEVED_S = 3600.0
 """How long the figures of a busy machine are believed."""
 
@@ -47,6 +48,25 @@ def processor() -> str:
     facts = (line for line in lines if line.startswith(("model name", "flags", "Features")))
     told = dict(line.split(":", 1) for line in facts)
     return " ".join(told.values()).strip() or platform.machine()
+
+
+def free_bytes() -> int | None:
+    """Memory that can still be had: what the system calls available, and what the limit of a container leaves beside its file
+    cache. None where neither is said."""
+    found = []
+    with suppress(OSError, ValueError, KeyError):
+        found.append(1024 * _counts(Path("/proc/meminfo"))["MemAvailable"])
+    with suppress(OSError, ValueError, KeyError):  # "max" where there is no limit
+        most, taken = (int((CGROUP / f"memory.{name}").read_text(encoding="utf-8")) for name in ("max", "current"))
+        cached = _counts(CGROUP / "memory.stat")
+        found.append(most - taken + cached["inactive_file"] + cached["active_file"])
+    return min(found, default=None)
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number a line."""
+    lines = (line.replace(":", " ").split() for line in path.read_text(encoding="utf-8").splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
 
 
 def is_steady(times: Iterable[list[float]]) -> bool:

@@ -50,6 +50,10 @@ class Checkpoint:
         """Of the weights."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
+    def copied_bytes(self, kind: str) -> int:
+        """Of the machine's memory, that a runner of this kind takes for weights in the layout it reads."""
+        return self.num_bytes if kind in ("native", "lean") and self.model.device.type == "cpu" else 0
+
     @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.model)
@@ -143,6 +147,9 @@ class GGUF:
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
         named = self._file.metadata("specdecpp.end_token_ids")
         return tuple(int(i) for i in named.split(",")) if named else self._file.ends()
+
+    def copied_bytes(self, kind: str) -> int:
+        return 0
 
     def refusals(self) -> dict[str, str | None]:
         return {kind: None if kind == "llama.cpp" else "it is a GGUF file" for kind in KINDS}
