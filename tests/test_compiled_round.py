@@ -89,6 +89,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "max confidence": lambda: MaxConfidence(min_tokens=2, max_tokens=6),
     "cumulative q": lambda: CumulativeConfidence(),
     "specdecpp": lambda: SpecDecPP(head=head(scalars=("depth", "log_q")), threshold=0.6, min_tokens=1),
+    "specdecpp, all scalars": lambda: SpecDecPP(head=head(scalars=("gap", "log_q", "depth", "entropy")), threshold=0.6),
     "costs": lambda: cost_aware(head(scalars=("log_q",), width=9)),
     "costs, two outputs": lambda: cost_aware(head(outputs=("accept", "log_ratio", "next"))),
     "auto-off": lambda: AutoOff(policy=CumulativeConfidence(threshold=0.1, min_tokens=2), patience=1, probe_every=2),
@@ -233,7 +234,6 @@ def test_what_is_left_to_the_host(pair: Pair) -> None:
     }
     assert compiled_round(**request) is not None
     lagged = SpecDecPP(head=random_head(32, seed=1))
-    reads_entropy = SpecDecPP(head=head(scalars=("entropy",)))
     changes: dict[str, Any]
     for changes in (
         {"sampling": Sampling(top_p=0.9)},
@@ -246,7 +246,6 @@ def test_what_is_left_to_the_host(pair: Pair) -> None:
         {"policy": AutoOff(policy=Other())},
         {"policy": MaxConfidence(drop=True)},
         {"policy": lagged},
-        {"policy": reads_entropy},
         {"coins": (Enumerator([]), Enumerator([]))},
     ):
         made = compiled_round(**(request | changes))

@@ -27,8 +27,8 @@ from specdecpp.runners.protocol import Runner
 from specdecpp.sampling import Dice, Sampling
 from specdecpp.verification import BlockVerification, Coins, GreedyVerification, TokenVerification, Verdict, Verification
 
-_KINDS = {"log_q": 0, "depth": 1}
-"""The scalars that the compiled head reads."""
+_KINDS = {"log_q": 0, "entropy": 1, "gap": 2, "depth": 3}
+"""The scalars of a head, as the compiled code counts them."""
 _EVIDENCE = {Evidence.NOTHING: 0, Evidence.LAST_Q: 1, Evidence.PRODUCT_OF_Q: 2, Evidence.SURVIVAL: 3}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q
 _STOPPED, _ENDED = 1, 2
@@ -47,7 +47,7 @@ def compiled_round(
     """Rounds in compiled code; None where the host has to run them:
 
     other runners; a repetition penalty, top-k, top-p or min-p; a verification by comparison; a rule that does not say its
-    `floors`; a head that is lagged, or reads more than log q and the depth; coins that are not `Dice`.
+    `floors`; a lagged head; coins that are not `Dice`.
     """
     if not (type(target) is NativeRunner and type(draft) is NativeRunner and all(type(c) is Dice for c in coins)):
         return None
@@ -65,7 +65,7 @@ def compiled_round(
 
 
 def _is_readable(judge: Any) -> bool:
-    return isinstance(judge, RowEstimator) and judge.card.form == "look_ahead" and set(judge.card.scalars) <= set(_KINDS)
+    return isinstance(judge, RowEstimator) and judge.card.form == "look_ahead"
 
 
 class _CompiledHead:
@@ -80,7 +80,7 @@ class _CompiledHead:
             scalars=len(card.scalars),
             width=output.shape[1],
             blocks=len(block),
-            kinds=(ctypes.c_int32 * 2)(*(_KINDS[name] for name in card.scalars)),
+            kinds=(ctypes.c_int32 * 4)(*(_KINDS[name] for name in card.scalars)),
             weight=weight.ctypes.data,
             table=table.ctypes.data,
             block=block.ctypes.data,

@@ -548,11 +548,12 @@ void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, 
 // x + SiLU(B x + b), P(accepted) = sigmoid(slope (output x + shift) + bias).
 struct Head {
   int32_t in, scalars, width, blocks;
-  int32_t kinds[2];  // of the scalars: LOG_Q or DEPTH
+  int32_t kinds[4];  // of the scalars: LOG_Q, ENTROPY, GAP or DEPTH
   const float *weight, *table, *block, *block_bias, *output;
   double shift, slope, bias;
+  bool reads(int kind) const { return std::find(kinds, kinds + scalars, kind) != kinds + scalars; }
 };
-enum { LOG_Q, DEPTH };
+enum { LOG_Q, ENTROPY, GAP, DEPTH };
 enum { NOTHING, LAST_Q, PRODUCT_OF_Q, SURVIVAL };  // the evidence that floors ask of
 enum { ON, STOPPED, ENDED };
 
@@ -603,21 +604,19 @@ static int64_t argmax(const float* x, int n) {
   return 0;
 }
 
-// exp((x - max x) / temperature) into y, or nowhere; their sum.
+// exp((x - max x) / temperature) into y; their sum.
 static double powers(const float* x, int n, float temperature, float* y) {
   float top = largest(x, n), factor = 1.0f / temperature;
   double sum = 0;
   int i = 0;
   for (Vec part{}; i + LANES <= n; i += LANES) {
     Vec power = exponential((at(x + i) - top) * factor);
-    if (y) at(y + i) = power;
-    part += power;
+    part += at(y + i) = power;
     if (i + 2 * LANES > n || i % (64 * LANES) == 63 * LANES) sum += total(part), part = Vec{};
   }
   for (; i < n; ++i) {
     float power = std::exp((x[i] - top) * factor);
-    if (y) y[i] = power;
-    sum += power;
+    sum += y[i] = power;
   }
   return sum;
 }
@@ -637,19 +636,42 @@ static float dot(const float* a, const float* b, int n) {
   return rest;
 }
 
-static double judged(const Head& head, const float* state, int64_t token, double q, int depth) {
-  static thread_local std::vector<float> read, x, z;
-  read.assign(state, state + head.in), x.resize(head.width), z.resize(head.width);
-  for (int i = 0; i < head.scalars; ++i)
-    read.push_back(head.kinds[i] == LOG_Q ? float(std::log(std::max(q, 1e-30))) : float(depth));
+// How a law p = softmax(factor x) is spread: its entropy in nats, and how far its two largest probabilities lie apart.
+static void spread(const float* x, const float* p, int n, float factor, float* entropy, float* gap) {
+  float top = largest(x, n), first = 0, second = 0, sum = 0;  // of p x, which is the entropy but for a constant
+  auto add = [&](float share) { second = std::max(second, std::min(first, share)), first = std::max(first, share); };
+  int i = 0;
+  Vec most{}, next{}, part{};
+  for (; i + LANES <= n; i += LANES) {
+    Vec share = at(p + i), least = share < most ? share : most, term = share * (at(x + i) - top);
+    next = least > next ? least : next;
+    most = share > most ? share : most;
+    part += share > 0.0f ? term : Vec{};
+  }
+  for (int j = 0; j < LANES; ++j) add(most[j]), add(next[j]);
+  for (; i < n; ++i) {
+    add(p[i]);
+    if (p[i] > 0) sum += p[i] * (x[i] - top);
+  }
+  *entropy = std::max(0.0f, -std::log(first) - factor * (sum + total(part)));
+  *gap = n > 1 ? first - second : 0.0f;
+}
+
+// `x` and `p` are as in `spread`.
+static double judged(const Head& head, const float* state, int64_t token, double q, int depth, const float* x, const float* p, int n, float factor) {
+  static thread_local std::vector<float> read, h, z;
+  read.assign(state, state + head.in), h.resize(head.width), z.resize(head.width);
+  float scalars[] = {float(std::log(std::max(q, 1e-30))), 0, 0, float(depth)};
+  if (head.reads(ENTROPY) || head.reads(GAP)) spread(x, p, n, factor, scalars + ENTROPY, scalars + GAP);
+  for (int i = 0; i < head.scalars; ++i) read.push_back(scalars[head.kinds[i]]);
   int in = int(read.size()), width = head.width;
-  for (int o = 0; o < width; ++o) x[o] = dot(head.weight + size_t(o) * in, read.data(), in) + head.table[token * width + o];
+  for (int o = 0; o < width; ++o) h[o] = dot(head.weight + size_t(o) * in, read.data(), in) + head.table[token * width + o];
   for (int b = 0; b < head.blocks; ++b) {
     const float* w = head.block + size_t(b) * width * width;
-    for (int o = 0; o < width; ++o) z[o] = dot(w + size_t(o) * width, x.data(), width) + head.block_bias[b * width + o];
-    for (int o = 0; o < width; ++o) x[o] += z[o] / (1.0f + std::exp(-z[o]));
+    for (int o = 0; o < width; ++o) z[o] = dot(w + size_t(o) * width, h.data(), width) + head.block_bias[b * width + o];
+    for (int o = 0; o < width; ++o) h[o] += z[o] / (1.0f + std::exp(-z[o]));
   }
-  double logit = (dot(head.output, x.data(), width) + head.shift) * head.slope + head.bias;
+  double logit = (dot(head.output, h.data(), width) + head.shift) * head.slope + head.bias;
   return 1.0 / (1.0 + std::exp(-std::min(std::max(logit, -700.0), 700.0)));
 }
 
@@ -680,12 +702,14 @@ int native_propose(Model* m, int threads, Sequence* seq, Drafting* d) {
       q = row[token];
     } else {
       token = argmax(row, s.vocab);
-      if (reads_q) q = float(1.0 / powers(row, s.vocab, 1.0f, nullptr));
+      if (reads_q) law(row, s.vocab, 1.0f, logits.data()), q = logits[token];
     }
     d->confidence[num] = q;
     if (d->head) {
       started = now();
-      d->accept[num] = judged(*d->head, state.data(), token, q, num + 1);
+      const float *x = d->temperature > 0 ? said : row, *p = d->temperature > 0 ? row : logits.data();
+      float factor = d->temperature > 0 ? 1.0f / d->temperature : 1.0f;
+      d->accept[num] = judged(*d->head, state.data(), token, q, num + 1, x, p, s.vocab, factor);
       d->head_s += now() - started;
     }
     if (d->evidence == LAST_Q) evidence = q;

@@ -53,7 +53,7 @@ class Head(ctypes.Structure):
     """The acceptance head, as `native.cpp` reads it."""
 
     _fields_ = [(name, ctypes.c_int32) for name in ("input", "scalars", "width", "blocks")]
-    _fields_ += [("kinds", ctypes.c_int32 * 2)]
+    _fields_ += [("kinds", ctypes.c_int32 * 4)]
     _fields_ += [(name, ctypes.c_void_p) for name in ("weight", "table", "block", "block_bias", "output")]
     _fields_ += [(name, ctypes.c_double) for name in ("shift", "slope", "bias")]
 
