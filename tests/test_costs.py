@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,17 @@ def test_noise_makes_no_pass_cheaper_than_one_position():
     costs = timing._smooth({1: 1.4, 2: 0.1, 3: 0.2, 5: 14.0})
     assert min(costs.values()) == costs[1] == 1.4
     assert timing._smooth({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0}) == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0})
+
+
+def test_a_curve_may_bend_upwards_only():
+    """Catches a pass that is flat at first and is priced as if it rose evenly, and steps after which candidates look free."""
+    widths = (2, 3, 4, 5, 7, 9, 13, 17)
+    bent = {1: 1.0} | {n: 1 + 0.01 * n**2 for n in widths}
+    assert timing._smooth(bent) == pytest.approx(bent)
+    fitted = timing._smooth({1: 0.1} | {n: n**0.5 for n in widths})
+    slopes = [(fitted[b] - fitted[a]) / (b - a) for a, b in pairwise(widths)]
+    assert slopes == pytest.approx([slopes[0]] * len(slopes))
+    assert slopes[0] > 0
 
 
 def test_the_first_candidate_may_take_longer_than_the_others():

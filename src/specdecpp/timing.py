@@ -27,7 +27,7 @@ CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 4
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where two turns of all the others would not be over in time."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 9
+METHOD = 10
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -115,7 +115,8 @@ def _line(drafts: dict[int, float]) -> tuple[float, float]:
 
 
 def _smooth(passes: dict[int, float]) -> dict[int, float]:
-    """One position as measured, from two on a rising line through the others (least squares).
+    """One position as measured, from two on a curve through the others (least squares, errors in proportion to the seconds): a
+    parabola if it bends upwards, for a pass is bound by memory first and by arithmetic later, else a straight line.
 
     The first step is often a step up, from a product with a vector to one with a matrix. Further ones are mostly noise, and
     a rule that believed in them would stop all its rounds in front of one.
@@ -123,10 +124,12 @@ def _smooth(passes: dict[int, float]) -> dict[int, float]:
     widths = sorted(n for n in passes if n > 1)
     if len(widths) < 3:
         return passes
-    seconds = [passes[n] for n in widths]
-    slope = max(0.0, float(np.polyfit(widths, seconds, 1)[0]))
-    level = float(np.mean(seconds) - slope * np.mean(widths))  # the line goes through the means
-    return {1: passes[1]} | {n: max(passes[1], level + slope * n) for n in widths}
+    seconds = np.array([passes[n] for n in widths])
+    bend, *_ = fit = np.polyfit(widths, seconds, 2, w=1 / seconds)
+    if len(widths) < 5 or bend < 0:
+        slope, level = np.polyfit(widths, seconds, 1, w=1 / seconds)
+        fit = (slope, level) if slope > 0 else (seconds.mean(),)
+    return {1: passes[1]} | {n: max(passes[1], float(np.polyval(fit, n))) for n in widths}
 
 
 def _session(pair: Pair, runners: tuple[Runner, Runner], k: int) -> Session | None:
