@@ -40,7 +40,7 @@ def table(bench: Results, peers: dict[str, Any]) -> str:
         "",
         f"{where}; the reference pair, temperature 1,",
         f"{bench.rows[0].num_prompts} prompts a set, up to {tokens} tokens, 95 % intervals over prompts; settings were chosen",
-        "on other prompts. The floor: two bytes a weight through memory once a pass; this pair fits into the processor's cache.",
+        "on other prompts. The floor: two bytes a weight from memory in each pass; this pair fits into a cache.",
     ]
     return "\n".join(lines)
 
