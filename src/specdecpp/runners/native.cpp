@@ -284,9 +284,10 @@ struct Model {
   bool has_memory() const { return memory_; }
 
   void embed(int64_t token, float* x) const {
-    const float* row = static_cast<const float*>(embedding) + token * s.width;
-    const uint16_t* halves = static_cast<const uint16_t*>(embedding) + token * s.width;
-    for (int i = 0; i < s.width; ++i) x[i] = !embedding ? output.weight(int(token), i) : s.is_half ? float_of(uint32_t(halves[i]) << 16) : row[i];
+    auto floats = static_cast<const float*>(embedding);
+    auto halves = static_cast<const uint16_t*>(embedding);
+    for (int64_t i = 0, first = token * s.width; i < s.width; ++i)
+      x[i] = !embedding ? output.weight(int(token), int(i)) : s.is_half ? float_of(uint32_t(halves[first + i]) << 16) : floats[first + i];
   }
 
   float* copied(const float* from, size_t num) {
@@ -496,9 +497,7 @@ void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, 
     m->q[t].resize(size_t(ROWS) * s.size);
   }
   float* x = m->x.data();
-  for (int r = 0; r < n; ++r) {
-    m->embed(tokens[r], x + size_t(r) * s.width);
-  }
+  for (int r = 0; r < n; ++r) m->embed(tokens[r], x + size_t(r) * s.width);
   auto pass = [&](int t, int threads, Barrier& barrier) {
     float* h = m->h[t].data();
     for (int l = 0; l < s.layers; ++l) {

@@ -37,10 +37,8 @@ _RUNTIME = re.compile(r"/lib(gomp|iomp5|omp)[-.]")
 _LANES = 16  # what widths of heads must be multiples of
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 256  # rows of one pass
-_TOLERANCE = {
-    torch.float32: 1e-3,
-    torch.bfloat16: 0.1,
-}  # of logits relative to the largest; transformers rounds its sums to bfloat16
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far logits may be from those of transformers, which rounds its sums to bfloat16; relative to the largest."""
 
 
 class _Shape(ctypes.Structure):
