@@ -171,7 +171,7 @@ def test_tests_write_into_no_home_of_a_person(tmp_path_factory: pytest.TempPathF
 
 def test_every_part_of_a_round_is_measured(pair: Pair, home: Path):
     """Catches widths that are off by the unread token, and parts of a round that nobody pays for."""
-    costs = timing.measure(pair)
+    costs = timing.measure(pair, budget_s=math.inf)
     assert list(costs.passes) == [k + 1 for k in timing.CANDIDATES]
     assert costs.draft_s > 0
     assert not home.exists(), "measuring alone writes nothing"
@@ -296,7 +296,7 @@ def test_short_contexts_are_measured_as_far_as_they_go(room: int | None, home: P
     """Catches a measurement that overruns a context, or takes a round for one that is longer than there was room for."""
     target = TableModel.random(vocab_size=8, depth=1, seed=6, max_length=room)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
-    widths = list(timing.measure(pair).passes)
+    widths = list(timing.measure(pair, budget_s=math.inf).passes)
     assert widths == [k + 1 for k in timing.CANDIDATES if room is None or 2 * k + 6 <= room]
     timing.measured(pair)
     assert not home.exists(), "models without a fingerprint cannot be told apart, so nothing is kept"
