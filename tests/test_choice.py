@@ -13,6 +13,7 @@ from specdecpp import EagerRunner, LeanRunner, choice, load_pair, machine
 from specdecpp.errors import RunnerError
 from specdecpp.models import Checkpoint
 from specdecpp.pair import REFERENCE
+from specdecpp.runners import native
 from specdecpp.testing import save_tiny_pair
 
 
@@ -153,6 +154,7 @@ def test_weights_are_not_copied_beyond_the_memory_there_is(
     assert type(load_pair(target, draft=draft, runner="lean").target) is LeanRunner, "an order is followed"
 
 
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches runners that are weighed one by one although all of them lie in memory while they are tried."""
     pair = [Checkpoint(REFERENCE / role, dtype=torch.float32, device=None, device_map=None) for role in ("target", "draft")]

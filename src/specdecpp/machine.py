@@ -19,9 +19,10 @@ import torch
 
 STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
-CGROUP = Path("/sys/fs/cgroup")
 BELIEVED_S = 3600.0
 """How long the figures of a busy machine are believed."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux tells of the limits of a container."""
 
 
 def folder() -> Path:
