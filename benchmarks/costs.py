@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import specdecpp as sd
-from specdecpp.models import KINDS
+from specdecpp.loading.models import KINDS
 
 CONTEXT, ROWS, WARM_UP = 128, (1, 2, 3, 4, 5, 6, 8, 12), 5
 

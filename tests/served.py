@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import openai
 
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.serving.app import Setup
 from specdecpp.serving.engine import Engine
 from specdecpp.serving.server import Server, address, bound, server_for

@@ -23,8 +23,8 @@ from specdecpp.bench.run import Bench, Plan, rows
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError, UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
-from specdecpp.pair import Pair, load_pair
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.request import KINDS, parse_policy
 from specdecpp.runners import LeanRunner

@@ -18,7 +18,7 @@ from specdecpp.bench.questions import BUILT_IN, encoded
 from specdecpp.bench.results import Row
 from specdecpp.errors import RunnerError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
-from specdecpp.pair import Pair, load_pair
+from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import Costs, Fixed
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model, tiny_tokenizer
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from laws import unchecked
 
-from specdecpp import EagerRunner, LeanRunner, choice, load_pair, machine
+from specdecpp import EagerRunner, LeanRunner, load_pair, machine
 from specdecpp.errors import RunnerError
-from specdecpp.models import Checkpoint
-from specdecpp.pair import REFERENCE
+from specdecpp.loading import choice
+from specdecpp.loading.models import Checkpoint
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import native
 from specdecpp.testing import save_tiny_pair
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli
 from specdecpp.cli.collect import EXAMPLES
-from specdecpp.pair import load_pair
+from specdecpp.loading.pair import load_pair
 from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny_tokenizer
 from specdecpp.training import collect as rooms
 from specdecpp.training import jobs, shards, workers

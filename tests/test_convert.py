@@ -14,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from typer.testing import CliRunner
 
-from specdecpp import cli, gguf
+from specdecpp import cli
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.gguf import ENDS, FINGERPRINT, Precision, Vocabulary, Written, convert, write
-from specdecpp.models import fingerprint
-from specdecpp.pair import REFERENCE
+from specdecpp.loading import gguf_writing
+from specdecpp.loading.gguf_writing import ENDS, FINGERPRINT, Precision, Vocabulary, Written, convert, write
+from specdecpp.loading.models import fingerprint
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import LeanRunner
 from specdecpp.testing import tiny_model, tiny_tokenizer
 
@@ -341,4 +342,4 @@ def test_the_types_of_the_verb_are_those_of_the_library():
     """Catches a type that one of the two does not know."""
     from specdecpp.cli.convert import Type
 
-    assert [t.value for t in Type] == [p.value for p in gguf.Precision]
+    assert [t.value for t in Type] == [p.value for p in gguf_writing.Precision]

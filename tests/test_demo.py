@@ -19,8 +19,8 @@ from specdecpp import cli, demo, render
 from specdecpp.decoder import Decoder
 from specdecpp.demo import Comparison, Entry, Plan
 from specdecpp.head import AcceptanceHead, HeadCard
+from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
-from specdecpp.pair import Pair, load_pair
 from specdecpp.policies import CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.testing import save_tiny_pair
 

@@ -33,7 +33,7 @@ import specdecpp
 from specdecpp import Metrics, cli, pair, timing
 from specdecpp.bench import check
 from specdecpp.bench.results import Row
-from specdecpp.pair import REFERENCE
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs
 from specdecpp.request import policy_names
 from specdecpp.testing import practice_prompts

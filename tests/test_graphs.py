@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdecpp import LeanRunner
 from specdecpp.errors import RunnerError
-from specdecpp.models import Checkpoint
+from specdecpp.loading.models import Checkpoint
 from specdecpp.runners import EagerRunner, GraphRunner
 from specdecpp.runners.lean import _FusedNorm, _Norm
 from specdecpp.runners.static_cache import WIDTHS, Program, bucket, span_of

@@ -30,7 +30,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.drafting import Room, propose
 from specdecpp.errors import UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.policies import (
     AcceptanceEMA,
     AdaptiveEntropy,

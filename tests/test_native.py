@@ -13,6 +13,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.errors import RunnerError
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
+from specdecpp.runners.native import library, weights
 from specdecpp.sampling import inverted
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
@@ -115,10 +116,10 @@ def test_weights_kept_in_half_give_the_same_bits(variant: str, tmp_path: Path, m
     """Catches a weight that is rounded, or read from its neighbour's half: in products, embeddings and cut vocabularies."""
     built(variant).bfloat16().save_pretrained(tmp_path)
     narrow, wide = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=t) for t in (torch.bfloat16, torch.float32))
-    assert not native._fits_half(built(variant))
-    assert native._fits_half(wide)
+    assert not weights.fits_half(built(variant))
+    assert weights.fits_half(wide)
     halves = [NativeRunner(model, vocab_size=v, num_threads=2) for model in (narrow, wide) for v in (None, 50)]
-    monkeypatch.setattr(native, "_fits_half", lambda model: False)
+    monkeypatch.setattr(weights, "fits_half", lambda model: False)
     wholes = [NativeRunner(wide, vocab_size=v, num_threads=2) for v in (None, 50)]
     for half, whole in zip(halves, (*wholes, *(whole.fresh() for whole in wholes)), strict=True):
         for text in (TEXT, TEXT[:1], TEXT[2:5]):
@@ -133,10 +134,10 @@ def test_one_weight_that_would_be_rounded_keeps_all_of_them_whole() -> None:
             before = weight[-1, -1].item()
             with torch.no_grad():
                 weight[-1, -1] = 0.1
-            assert not native._fits_half(model)
+            assert not weights.fits_half(model)
             with torch.no_grad():
                 weight[-1, -1] = before
-        assert native._fits_half(model)
+        assert weights.fits_half(model)
 
 
 def test_a_padded_vocabulary_is_cut() -> None:
@@ -182,7 +183,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(RunnerError, match="panels are out of stock"):
-        native.library.__wrapped__()
+        library.library.__wrapped__()
     assert os.listdir(tmp_path / "cache" / "specdecpp") == []
 
 

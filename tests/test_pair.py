@@ -27,7 +27,7 @@ from specdecpp import (
     load_pair,
 )
 from specdecpp.decoder import run
-from specdecpp.models import fingerprint
+from specdecpp.loading.models import fingerprint
 from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 

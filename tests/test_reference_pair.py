@@ -7,7 +7,7 @@ import torch
 
 import specdecpp as sd
 from specdecpp.decoder import default_policy, encode
-from specdecpp.pair import REFERENCE, Pair
+from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.testing import practice_prompts
 
 PROMPTS = [[{"role": "user", "content": text}] for text in practice_prompts()]

@@ -18,8 +18,8 @@ from specdecpp.bench.replays import Stage, calibration_of, recorded
 from specdecpp.bench.results import Results, Row
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.loading.pair import load_pair
 from specdecpp.metrics import Metrics
-from specdecpp.pair import load_pair
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.testing import save_tiny_pair
 from specdecpp.theory.replay import replay

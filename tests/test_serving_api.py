@@ -13,7 +13,7 @@ from served import Served, served
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.serving import playground
 from specdecpp.serving.limits import Limits
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import specdecpp as sd
 from specdecpp import cli
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
 from specdecpp.serving.limits import Limits
 from specdecpp.session import Session

@@ -55,7 +55,7 @@ from specdecpp import (
     custom_generate,
 )
 from specdecpp.integrations.processors import Processed, as_sampling
-from specdecpp.pair import REFERENCE
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 

@@ -92,7 +92,7 @@ def _write(folder: Path) -> None:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from specdecpp.pair import REFERENCE
+    from specdecpp.loading.pair import REFERENCE
 
     logging.set_verbosity_error()
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,7 +116,7 @@ def _write(folder: Path) -> None:
 def _reference() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
-    from specdecpp.pair import REFERENCE
+    from specdecpp.loading.pair import REFERENCE
 
     target, draft = (AutoModelForCausalLM.from_pretrained(REFERENCE / r, dtype=torch.float32) for r in ("target", "draft"))
     return target.eval(), draft.eval()
@@ -124,7 +124,7 @@ def _reference() -> tuple[Any, Any]:
 
 def _write_head(folder: Path) -> None:
     """The head that ships, or one trained on the random pair's own labels."""
-    from specdecpp.pair import REFERENCE
+    from specdecpp.loading.pair import REFERENCE
     from specdecpp.testing import practice_prompts
 
     if folder.name == "reference":
@@ -162,13 +162,13 @@ def _write_gguf(model: Any, folder: Path, role: str) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    from specdecpp import gguf
+    from specdecpp.loading import gguf_writing
 
     whole = (folder / role / "tokenizer.json").read_text(encoding="utf-8").replace('"</s>"', '"[end]"')
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(whole), bos_token="<s>", eos_token="<pad>")
     model.generation_config.eos_token_id = None
-    for precision in (gguf.Precision.f32, gguf.Precision.bf16, gguf.Precision.q8_0):
-        gguf.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
+    for precision in (gguf_writing.Precision.f32, gguf_writing.Precision.bf16, gguf_writing.Precision.q8_0):
+        gguf_writing.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
 
 
 # Random weights that agree

@@ -12,7 +12,7 @@ import specdecpp as sd
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import recorded
 from specdecpp.bench.results import Results
-from specdecpp.pair import REFERENCE
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.request import parse_policy
 from specdecpp.theory.replay import replay
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     )
     from specdecpp.head import AcceptanceHead, Calibration, Estimate, HeadCard
     from specdecpp.integrations.transformers import custom_generate
+    from specdecpp.loading.pair import Pair, load_pair
     from specdecpp.metrics import Metrics
-    from specdecpp.pair import Pair, load_pair
     from specdecpp.policies import (
         AcceptanceEMA,
         AdaptiveEntropy,
@@ -73,7 +73,7 @@ _HOMES = {
     "specdecpp.head": ("AcceptanceHead", "Calibration", "Estimate", "HeadCard"),
     "specdecpp.integrations.transformers": ("custom_generate",),
     "specdecpp.metrics": ("Metrics",),
-    "specdecpp.pair": ("Pair", "load_pair"),
+    "specdecpp.loading.pair": ("Pair", "load_pair"),
     "specdecpp.policies": (
         "AcceptanceEMA",
         "AdaptiveEntropy",

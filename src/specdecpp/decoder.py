@@ -9,8 +9,8 @@ from typing import Any, TypedDict, Unpack
 
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
+from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
-from specdecpp.pair import Pair
 from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
 from specdecpp.runners import Draws

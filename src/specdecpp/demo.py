@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from specdecpp.decoder import Decoder
+from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
-from specdecpp.pair import Pair
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.request import as_prompt, label_of, spec_of
 from specdecpp.sampling import Sampling

@@ -35,7 +35,7 @@ from specdecpp.policies.head import HeadPolicy
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
     from specdecpp.head import AcceptanceHead
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
     from specdecpp.session import Round
 
 TARGET = "target"

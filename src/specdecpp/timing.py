@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specdecpp import machine
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, SpecDecPP
 from specdecpp.runners import Draws, Runner
 from specdecpp.sampling import Sampling, streams

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.bench.run import Bench, Heat, Run
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.request import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import heads
 from specdecpp.timing import measured

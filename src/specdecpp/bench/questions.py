@@ -11,7 +11,7 @@ from itertools import islice
 from specdecpp.decoder import encode
 from specdecpp.demo import DEV_PROMPTS, PROMPTS
 from specdecpp.errors import DataError
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.request import as_prompt
 from specdecpp.training.prompts import Source, gather
 

@@ -19,7 +19,7 @@ from specdecpp.bench.rows import Entry, Tally, rows_of
 from specdecpp.bench.run import head_notes
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
-from specdecpp.pair import REFERENCE, Pair, short_name
+from specdecpp.loading.pair import REFERENCE, Pair, short_name
 from specdecpp.policies import Fixed, Policy
 from specdecpp.request import label_of, spec_of
 from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling

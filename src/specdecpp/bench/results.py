@@ -21,7 +21,7 @@ from specdecpp.policies.costs import Costs
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
 
 Role = Literal["target", "fixed", "free", "specdecpp", "cost_aware", "other", "oracle"]
 Interval = tuple[float, float]

@@ -17,8 +17,8 @@ from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, provenance_of
 from specdecpp.bench.rows import MIN_PROMPTS, Entry, Tally, rows_of
 from specdecpp.decoder import Decoder
+from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
-from specdecpp.pair import Pair
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import label_of, spec_of
 from specdecpp.sampling import Sampling

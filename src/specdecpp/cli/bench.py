@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specdecpp.bench.questions import Questions
     from specdecpp.bench.results import Results
     from specdecpp.bench.run import Plan
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
 
 EXAMPLES = (
     "specdecpp bench --quick",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from specdecpp.head import AcceptanceHead, Calibration, HeadCard
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
     from specdecpp.sampling import Sampling
 
 EXAMPLES = (

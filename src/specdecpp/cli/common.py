@@ -14,7 +14,7 @@ import typer
 from specdecpp.errors import SpecdecError, UnsoundError
 
 if TYPE_CHECKING:
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
     from specdecpp.request import PolicySpec
 
 Examples = tuple[str, str]
@@ -87,7 +87,7 @@ def load(
     from transformers.utils import logging
 
     from specdecpp import render
-    from specdecpp.pair import load_pair
+    from specdecpp.loading.pair import load_pair
 
     try:
         torch.empty(0, device=device)

@@ -10,7 +10,7 @@ import typer
 from specdecpp.cli.common import Json, print_json, told, write
 
 if TYPE_CHECKING:
-    from specdecpp.gguf import Written
+    from specdecpp.loading.gguf_writing import Written
 
 EXAMPLES = (
     "specdecpp convert --out gguf",
@@ -53,7 +53,7 @@ def convert(
 
 def _jobs(model: str | None, out: Path) -> list[tuple[str, Path]]:
     """Which checkpoint goes to which file."""
-    from specdecpp.pair import REFERENCE
+    from specdecpp.loading.pair import REFERENCE
 
     if model is not None:
         return [(model, out)]
@@ -63,13 +63,14 @@ def _jobs(model: str | None, out: Path) -> list[tuple[str, Path]]:
 def _converted(name: str, path: Path, kind: Type) -> "Written":
     from transformers.utils import logging
 
-    from specdecpp import gguf, render
+    from specdecpp import render
+    from specdecpp.loading import gguf_writing
 
     logging.set_verbosity_error()
     if Path(name).exists():
         logging.disable_progress_bar()  # it stays for what must be fetched
     with render.waiting(f"writing {path}"):
-        return gguf.convert(name, path, precision=gguf.Precision(kind))
+        return gguf_writing.convert(name, path, precision=gguf_writing.Precision(kind))
 
 
 def _line(of: "Written") -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdecpp.demo import Comparison, Plan
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
 
 EXAMPLES = (
     "specdecpp demo --prompts 2 --cycles 1",

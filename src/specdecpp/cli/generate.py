@@ -25,7 +25,7 @@ from specdecpp.cli.common import (
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
     from specdecpp.policies import Policy
 
 EXAMPLES = (

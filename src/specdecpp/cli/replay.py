@@ -10,7 +10,7 @@ from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Json, Seed, 
 
 if TYPE_CHECKING:
     from specdecpp.bench.machines import Machine
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
 
 EXAMPLES = (
     "specdecpp replay out/labels --head out/heads/look_ahead --c 0.22",

@@ -27,16 +27,16 @@ from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.integrations.requests import Prompt, end_ids, streamer_of_caller
+from specdecpp.loading.models import Checkpoint, fingerprint, load_tokenizer
+from specdecpp.loading.pair import Pair
+from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.metrics import Metrics
-from specdecpp.models import Checkpoint, fingerprint, load_tokenizer
-from specdecpp.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import heads
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Round, Session
 from specdecpp.timing import measure, measured
-from specdecpp.tokenizers import check_same_tokenizer
 from specdecpp.verification import GreedyVerification, TokenVerification, Verification
 
 MakeRunner = Callable[..., EagerRunner]

@@ -14,7 +14,7 @@ from specdecpp.serving.limits import Limits
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
 
 __all__ = ["Limits", "check_extra", "create_app"]
 

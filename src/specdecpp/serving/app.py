@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from specdecpp import __version__
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.policies import Policy
 from specdecpp.serving.gate import Gate
 from specdecpp.serving.intake import Intake, Kind

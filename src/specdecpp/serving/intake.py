@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from specdecpp import verification as v
 from specdecpp.decoder import Decoder, Options, default_policy, encode
-from specdecpp.pair import REFERENCE, Pair
+from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
 from specdecpp.request import parse_policy, spec_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
 from specdecpp.serving.app import Setup, build
 from specdecpp.serving.engine import Engine

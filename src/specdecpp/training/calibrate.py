@@ -15,7 +15,7 @@ import numpy as np
 from specdecpp.decoder import Prompt
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling
 from specdecpp.training.evaluate import Figures, figures, log_probabilities
 from specdecpp.training.labels import Record

@@ -28,8 +28,8 @@ import torch
 
 import specdecpp
 from specdecpp.errors import DataError
-from specdecpp.models import fingerprint
-from specdecpp.pair import Pair
+from specdecpp.loading.models import fingerprint
+from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs, shards
 from specdecpp.training.jobs import Question, Work
 from specdecpp.training.labels import TOP_K

@@ -9,7 +9,7 @@ import torch
 
 from specdecpp.decoder import encode
 from specdecpp.errors import RunnerError
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.request import as_prompt
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling

@@ -22,7 +22,7 @@ from torch import Tensor
 from specdecpp.decoder import Decoder, Prompt, run
 from specdecpp.drafting import Draft
 from specdecpp.head import AcceptanceHead
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.sampling import Sampling
 from specdecpp.training.scores import LENGTH, Judged

@@ -24,7 +24,7 @@ from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import KINDS, Source, Split
 
 if TYPE_CHECKING:
-    from specdecpp.pair import Pair
+    from specdecpp.loading.pair import Pair
 
 T = TypeVar("T")
 Feature = Literal["mixed", "leaf"]
@@ -43,7 +43,7 @@ class PairPlan:
 
     def load(self) -> "Pair":
         """The pair, without a head."""
-        from specdecpp.pair import load_pair
+        from specdecpp.loading.pair import load_pair
 
         pair = load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device, runner=("lean", "eager"))
         return replace(pair, head=None)

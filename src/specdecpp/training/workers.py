@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from specdecpp.errors import DataError, MissingExtraError, PairError
-from specdecpp.pair import Pair
+from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs
 from specdecpp.training.jobs import Question, Work
 from specdecpp.training.recipe import PairPlan

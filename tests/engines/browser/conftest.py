@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from specdecpp.pair import REFERENCE
+from specdecpp.loading.pair import REFERENCE
 
 PATIENCE_MS = 60_000
 MANY = 1_000_000

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from specdecpp import gguf
-from specdecpp.pair import REFERENCE
+from specdecpp.loading import gguf_writing
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.testing import tiny_draft, tiny_model
 
 
@@ -22,7 +22,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reference")
     for role in ("target", "draft"):
         for precision in ("f32", "bf16", "q8_0"):
-            gguf.convert(REFERENCE / role, folder / f"{role}-{precision}.gguf", precision=gguf.Precision(precision))
+            gguf_writing.convert(
+                REFERENCE / role, folder / f"{role}-{precision}.gguf", precision=gguf_writing.Precision(precision)
+            )
     return folder
 
 
@@ -36,6 +38,6 @@ def tiny() -> Any:
 def tiny_files(tiny: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """target.gguf in float32, draft.gguf a noisy copy in int8."""
     folder = tmp_path_factory.mktemp("tiny")
-    gguf.write(tiny, tokenizer, folder / "target.gguf")
-    gguf.write(tiny_draft(tiny), tokenizer, folder / "draft.gguf", precision=gguf.Precision.q8_0)
+    gguf_writing.write(tiny, tokenizer, folder / "target.gguf")
+    gguf_writing.write(tiny_draft(tiny), tokenizer, folder / "draft.gguf", precision=gguf_writing.Precision.q8_0)
     return folder

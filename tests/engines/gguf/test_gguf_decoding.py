@@ -11,11 +11,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp as sd
-from specdecpp import cli, gguf
+from specdecpp import cli
 from specdecpp.decoder import encode
 from specdecpp.errors import HeadError, PairError, RunnerError
-from specdecpp.models import load_model
-from specdecpp.pair import REFERENCE, Pair, load_pair
+from specdecpp.loading import gguf_writing
+from specdecpp.loading.models import load_model
+from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.sampling import Sampling
@@ -177,7 +178,7 @@ def test_a_file_with_llama_cpps_tokenizer_only(tokenizer: Any, tmp_path: Path, m
     whole, add = format_of.Keys.Tokenizer.HF_JSON, format_of.GGUFWriter.add_string
     with monkeypatch.context() as patch:
         patch.setattr(format_of.GGUFWriter, "add_string", lambda to, key, text: None if key == whole else add(to, key, text))
-        path = gguf.convert(REFERENCE / "draft", tmp_path / "plain.gguf").path
+        path = gguf_writing.convert(REFERENCE / "draft", tmp_path / "plain.gguf").path
     alone = load_pair(path, draft=path)
     tokenizer.save_pretrained(tmp_path)
     beside = load_pair(path, draft=path)
@@ -201,7 +202,7 @@ def test_models_that_do_not_belong_together_are_refused(
     a, b = (token for token, i in spec["model"]["vocab"].items() if i in (3000, 3001))
     spec["model"]["vocab"] |= {a: spec["model"]["vocab"][b], b: spec["model"]["vocab"][a]}
     other._tokenizer = type(other.backend_tokenizer).from_str(json.dumps(spec))
-    gguf.write(tiny_model("llama", vocab_size=4100), other, tmp_path / "swapped.gguf")
+    gguf_writing.write(tiny_model("llama", vocab_size=4100), other, tmp_path / "swapped.gguf")
     target = reference / "target-f32.gguf"
     with pytest.raises(PairError, match="the vocabularies of target"):
         load_pair(target, draft=tmp_path / "swapped.gguf")

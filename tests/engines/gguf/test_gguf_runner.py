@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
-from specdecpp.models import load_model
-from specdecpp.pair import REFERENCE
+from specdecpp.loading.models import load_model
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.testing import practice_prompts

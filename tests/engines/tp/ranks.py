@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria
 
 import specdecpp as sd
-from specdecpp.pair import REFERENCE
+from specdecpp.loading.pair import REFERENCE
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 

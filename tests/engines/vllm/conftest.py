@@ -42,7 +42,7 @@ def remove_strays() -> None:
 
 remove_strays()
 
-from specdecpp.pair import REFERENCE  # noqa: E402 (imports transformers)
+from specdecpp.loading.pair import REFERENCE  # noqa: E402 (imports transformers)
 
 TARGET, DRAFT, HEAD = (str(REFERENCE / name) for name in ("target", "draft", "head"))
 NEWEST = "vllm==0.33.0"

@@ -31,7 +31,7 @@ from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.integrations.vllm import register, routes
 from specdecpp.integrations.vllm.heads import export_head
 from specdecpp.integrations.vllm.judging import Judging
-from specdecpp.pair import Pair, load_pair
+from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import CumulativeConfidence, Policy, SpecDecPP
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns about much, and none of it is about us

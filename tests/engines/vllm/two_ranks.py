@@ -17,7 +17,7 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_NUM_OF_RESERVED_CPU
 def main(draft: str, prompts: Path) -> None:
     from vllm import LLM, SamplingParams
 
-    from specdecpp.pair import REFERENCE
+    from specdecpp.loading.pair import REFERENCE
 
     llm = LLM(
         model=str(REFERENCE / "target"),

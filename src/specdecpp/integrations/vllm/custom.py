@@ -137,7 +137,7 @@ class Proposer:
         """Load the draft by transformers, and the head, checked against the pair. Raises `PairError` or `HeadError`."""
         from vllm.distributed.parallel_state import get_tp_group  # pyright: ignore[reportMissingImports]
 
-        from specdecpp.models import load_model
+        from specdecpp.loading.models import load_model
         from specdecpp.runners import EagerRunner, LeanRunner
 
         if get_tp_group().rank_in_group != 0:

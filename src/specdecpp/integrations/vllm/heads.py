@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdecpp.errors import HeadError
 from specdecpp.head import CARD, AcceptanceHead
-from specdecpp.models import fingerprint
+from specdecpp.loading.models import fingerprint
 
 BESIDE = "specdecpp_head"
 """The folder of a head inside the folder of its draft."""

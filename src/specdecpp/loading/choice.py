@@ -14,7 +14,7 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import RunnerError
-from specdecpp.models import KINDS, Model, is_gguf
+from specdecpp.loading.models import KINDS, Model, is_gguf
 from specdecpp.runners import Runner
 
 BUDGET_S = 1.8

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from specdecpp.choice import choose
 from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
-from specdecpp.models import GGUF, Checkpoint, Kind, Model, is_gguf
+from specdecpp.loading.choice import choose
+from specdecpp.loading.models import GGUF, Checkpoint, Kind, Model, is_gguf
+from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.runners import Runner
-from specdecpp.tokenizers import check_same_tokenizer
 
-REFERENCE = Path(__file__).parent / "reference"
+REFERENCE = Path(__file__).parents[1] / "reference"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,69 +10,26 @@ much to read: with the same bits in every sum if the model was loaded in float32
 """
 
 import ctypes
-import hashlib
-import os
-import platform
-import re
-import shutil
-import subprocess
 import threading
 import weakref
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp import machine
 from specdecpp.errors import RunnerError
 from specdecpp.runners.lean import LeanRunner, _Angles
+from specdecpp.runners.native.library import Drafting, Verifying, compiler
+from specdecpp.runners.native.weights import Weights
 from specdecpp.sampling import inverted
 
-SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
-_RUNTIME = re.compile(r"/lib(gomp|iomp5|omp)[-.]")
+_LOCK = threading.Lock()
 _LANES = 16  # what widths of heads must be multiples of
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 256  # rows of one pass
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far logits may be from those of transformers, which rounds its sums to bfloat16; relative to the largest."""
-
-
-class _Shape(ctypes.Structure):
-    _names = ("layers", "width", "heads", "kv_heads", "size", "hidden", "vocab", "is_half")
-    _fields_ = [(name, ctypes.c_int32) for name in _names]
-    _fields_ += [("eps", ctypes.c_float)]
-
-
-class Head(ctypes.Structure):
-    """The acceptance head, as `native.cpp` reads it."""
-
-    _fields_ = [(name, ctypes.c_int32) for name in ("input", "scalars", "width", "blocks")]
-    _fields_ += [("kinds", ctypes.c_int32 * 4)]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("weight", "table", "block", "block_bias", "output")]
-    _fields_ += [(name, ctypes.c_double) for name in ("shift", "slope", "bias")]
-
-
-class Drafting(ctypes.Structure):
-    """What `native_propose` is told and says: see there."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head", "cos", "sin")]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
-    _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s")]
-    _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
-    _fields_ += [("temperature", ctypes.c_float)]
-
-
-class Verifying(ctypes.Structure):
-    """What `native_verify` is told and says: see there."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "cos", "sin", "logits", "states")]
-    _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "is_block")]
-    _fields_ += [("temperature", ctypes.c_float)]
 
 
 class NativeRunner:
@@ -99,7 +56,7 @@ class NativeRunner:
         self.max_length: int | None = int(model.config.max_position_embeddings)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.num_threads = num_threads or torch.get_num_threads()
-        self._weights = _Weights(model, vocab_size=self.vocab_size)
+        self._weights = Weights(model, vocab_size=self.vocab_size)
         self._angles = _Angles(model.model.rotary_emb, dtype=torch.float32)
         self._reset()
         self._check_against_transformers(model)
@@ -221,139 +178,3 @@ class NativeRunner:
                 f"{type(model).__name__} run by compiled code gives other logits than transformers (relative difference "
                 f"{gap:.3g}). Use EagerRunner."
             )
-
-
-class _Weights:
-    """The weights of a model as the compiled code reads them."""
-
-    def __init__(self, model: Any, *, vocab_size: int):
-        self.lib = library()
-        config, body, output = model.config, model.model, model.get_output_embeddings().weight
-        size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        shape = _Shape(
-            layers=len(body.layers),
-            width=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            size=size,
-            hidden=config.intermediate_size,
-            vocab=vocab_size,
-            is_half=_fits_half(model),
-            eps=body.norm.variance_epsilon,
-        )
-        self.handle = self.lib.native_new(ctypes.byref(shape))
-        if not self.handle:
-            raise MemoryError(f"there is no memory for the weights of {type(model).__name__}")
-        weakref.finalize(self, self.lib.native_free, self.handle)
-        for i, layer in enumerate(body.layers):
-            self._add_layer(i, layer)
-        embedding = body.embed_tokens.weight
-        is_tied = embedding.data_ptr() == output.data_ptr() and vocab_size == len(output)
-        given = _Pointers()
-        own = None if is_tied else given(embedding)
-        if not self.lib.native_ends(self.handle, own, given(body.norm.weight), given(output), len(embedding)):
-            raise MemoryError(f"there is no memory for the embeddings of {type(model).__name__}")
-
-    def _add_layer(self, i: int, layer: Any) -> None:
-        attention, mlp, given = layer.self_attn, layer.mlp, _Pointers()
-        parts = attention.q_proj, attention.k_proj, attention.v_proj
-        has_norms = hasattr(attention, "q_norm")
-        self.lib.native_layer(
-            self.handle,
-            i,
-            given(layer.input_layernorm.weight),
-            given(torch.cat([part.weight for part in parts])),
-            None if parts[0].bias is None else given(torch.cat([part.bias for part in parts])),
-            given(attention.q_norm.weight) if has_norms else None,
-            given(attention.k_norm.weight) if has_norms else None,
-            given(attention.o_proj.weight),
-            given(layer.post_attention_layernorm.weight),
-            given(mlp.gate_proj.weight),
-            given(mlp.up_proj.weight),
-            given(mlp.down_proj.weight),
-        )
-
-
-def _fits_half(model: Any) -> bool:
-    """Whether bfloat16 has every weight of the matrices: kept so they are half as much to read, and sums have the same bits."""
-    matrices = (m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding))
-    return all(w.dtype == torch.bfloat16 or not (w.detach().contiguous().view(torch.int32) & 0xFFFF).any() for w in matrices)
-
-
-class _Pointers:
-    """Addresses of tensors in plain rows, which stay alive as long as this does."""
-
-    def __init__(self) -> None:
-        self._kept: list[Tensor] = []
-
-    def __call__(self, tensor: Tensor) -> int:
-        self._kept.append(tensor.detach().float().contiguous())
-        return self._kept[-1].data_ptr()
-
-
-_LOCK = threading.Lock()
-
-
-def compiler() -> str | None:
-    """The C++ compiler: what CXX names, else the first of c++, g++ and clang++ that is there."""
-    names = (os.environ["CXX"],) if os.environ.get("CXX") else ("c++", "g++", "clang++")
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-@cache
-def library() -> Any:
-    """The compiled code, from `machine.folder()` or compiled now. Raises `RunnerError` with the compiler's words."""
-    path = _binary()
-    if not path.exists():
-        _compile(path)
-    try:
-        lib = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise RunnerError(f"{path} cannot be loaded ({error}). Delete it, and it is compiled again.") from error
-    pointer, number = ctypes.c_void_p, ctypes.c_int32
-    signatures = {
-        "native_new": (pointer, [pointer]),
-        "native_layer": (None, [pointer, number, *[pointer] * 10]),
-        "native_ends": (ctypes.c_bool, [*[pointer] * 4, number]),
-        "native_free": (None, [pointer]),
-        "native_sequence": (pointer, []),
-        "native_sequence_free": (None, [pointer]),
-        "native_capacity": (number, [pointer]),
-        "native_grow": (ctypes.c_bool, [pointer, pointer, number, number]),
-        "native_propose": (number, [pointer, number, pointer, pointer]),
-        "native_verify": (None, [pointer, number, pointer, pointer]),
-        "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
-        "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 4]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-    return lib
-
-
-def _binary() -> Path:
-    """Where the compiled code lies: its name changes with the source, the compiler and the processor."""
-    facts = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *_openmp(), str(compiler()), platform.machine(), machine.processor()]
-    return machine.folder() / f"native-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
-
-
-@cache
-def _openmp() -> tuple[str, ...]:
-    """How to use the OpenMP runtime that torch has loaded; nothing where there is none to be found: one thread then."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ()
-    loaded = sorted({path for line in lines if _RUNTIME.search(path := line.rpartition(" ")[2])})
-    of_torch = [path for path in loaded if Path(path).is_relative_to(Path(torch.__file__).parent)]
-    return (*(of_torch or loaded)[:1], "-fopenmp") if loaded else ()
-
-
-def _compile(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    command = [str(compiler()), *FLAGS, "-march=native", str(SOURCE), *_openmp(), "-o", str(part)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RunnerError(f"{' '.join(command)} fails: {done.stderr.strip()[:600]}")
-    part.replace(path)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdecpp import __version__
 from specdecpp.errors import MissingExtraError, RunnerError
-from specdecpp.models import end_ids, fingerprint, load_model, load_tokenizer
+from specdecpp.loading.models import end_ids, fingerprint, load_model, load_tokenizer
 from specdecpp.runners.lean import LeanRunner
 
 FINGERPRINT = "specdecpp.fingerprint"

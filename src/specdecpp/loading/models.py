@@ -98,12 +98,14 @@ class Checkpoint:
     @cached_property
     def _as_gguf(self) -> GGUFFile:
         """The copy in llama.cpp's format, written if it is not there."""
-        from specdecpp import gguf
+        from specdecpp.loading import gguf_writing
 
         precision = PRECISIONS[self.model.dtype]
-        path = machine.folder() / f"{self.fingerprint}-{gguf.FORMAT}-{precision}.gguf"
+        path = machine.folder() / f"{self.fingerprint}-{gguf_writing.FORMAT}-{precision}.gguf"
         if not path.exists():
-            gguf.write(self.model, self.tokenizer(), path, precision=gguf.Precision(precision), name=Path(self.name).name)
+            gguf_writing.write(
+                self.model, self.tokenizer(), path, precision=gguf_writing.Precision(precision), name=Path(self.name).name
+            )
         return GGUFFile(path)
 
 
