@@ -19,7 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
-from specdecpp.runners.lean import LeanRunner, _Angles
+from specdecpp.runners import families
+from specdecpp.runners.angles import Angles
+from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native.library import Drafting, Verifying, compiler
 from specdecpp.runners.native.weights import Weights
 from specdecpp.sampling import inverted
@@ -57,7 +59,7 @@ class NativeRunner:
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.num_threads = num_threads or torch.get_num_threads()
         self._weights = Weights(model, vocab_size=self.vocab_size)
-        self._angles = _Angles(model.model.rotary_emb, dtype=torch.float32)
+        self._angles = Angles(model.model.rotary_emb, dtype=torch.float32)
         self._reset()
         self._check_against_transformers(model)
 
@@ -66,6 +68,9 @@ class NativeRunner:
         """Why this model cannot be run so here; None where it can."""
         if reason := LeanRunner.refusal(model):
             return reason
+        family = families.described(model)
+        if not family.is_plain or any(len(layer.qkv) == 1 for layer in family.layers):
+            return "it has windows, norms or other parts that a Llama has not"
         if model.dtype not in _TOLERANCE or model.device.type != "cpu":
             found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
             return f"its weights are {found}, not float32 or bfloat16 on a CPU"
