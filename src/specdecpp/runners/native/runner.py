@@ -1,9 +1,10 @@
 """Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
-`machine.folder()`. Threads meet at barriers within the call, and every weight is read once for all rows, so that a pass over
-five positions takes little longer than one over a single position. What it computes is what `LeanRunner` computes; the weights
-are copied into the layout it reads, and the model of transformers is let go.
+`machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every
+weight is read once for all rows, so that a pass over five positions takes little longer than one over a single position. What
+it computes is what `LeanRunner` computes; the weights are copied into the layout it reads, and the model of transformers is
+let go.
 
 All sums are in float32. Weights that bfloat16 has too, as those of most checkpoints, are kept in that form, which is half as
 much to read: with the same bits in every sum if the model was loaded in float32, more exactly than transformers if in bfloat16.
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from specdecpp.errors import RunnerError
 from specdecpp.runners.lean import LeanRunner, _Angles
-from specdecpp.runners.native.library import Drafting, Verifying, compiler
+from specdecpp.runners.native import library
+from specdecpp.runners.native.library import Drafting, Verifying
 from specdecpp.runners.native.weights import Weights
 from specdecpp.sampling import inverted
 
@@ -37,8 +39,8 @@ class NativeRunner:
 
     `num_threads` are those of every pass (None: as many as torch has). A pass waits for those of other runners to end.
 
-    Raises `RunnerError` for a model that it cannot compute, without a compiler, and where its logits are not those of
-    transformers.
+    Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
+    those of transformers.
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
@@ -72,7 +74,7 @@ class NativeRunner:
         size = int(getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads)
         if size % _LANES:
             return f"its heads are {size} wide, not a multiple of {_LANES}"
-        return None if compiler() else "there is no C++ compiler (set CXX, or install g++ or clang++)"
+        return library.refusal()
 
     def _reset(self) -> None:
         self._length = self._capacity = 0

@@ -2,7 +2,7 @@
 //
 // A small model's step is bound by how often something is called and by how often threads are waited for, a larger one's by
 // how fast its weights come from memory. So there is one call a pass, one set of threads that stays in it (those of torch, by the
-// OpenMP that it has loaded: two sets would wait for each other), and every weight is read once for all rows of the pass.
+// OpenMP that it has loaded, see team.h), and every weight is read once for all rows of the pass.
 //
 //   embed -> each layer: [norm, q k v | turn, store, attend | out + residual | norm, gate up, SiLU | down + residual] -> norm, logits
 //
@@ -21,9 +21,6 @@
 #include <new>
 #include <thread>
 #include <vector>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -126,6 +123,7 @@ class Barrier {
   std::atomic<uint32_t> phase_{0};
   std::atomic<int> arrived_{0};
 };
+#include "team.h"
 
 // A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input. Where all are numbers that bfloat16 has too
 // only those halves of them are kept, in words of two: LANES outputs in the low halves, the next LANES in the high ones. Its memory is
@@ -525,20 +523,7 @@ void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, 
     for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
     product(m->output, h, rows, t, threads, Store{logits, s.vocab, false});
   };
-#if defined(_OPENMP)
-  if (threads > 1) {
-    Barrier barrier(threads);
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp single
-      if (omp_get_num_threads() != threads) barrier.~Barrier(), new (&barrier) Barrier(omp_get_num_threads());
-      pass(omp_get_thread_num(), omp_get_num_threads(), barrier);
-    }
-    return;
-  }
-#endif
-  Barrier alone(1);
-  pass(0, 1, alone);
+  together(threads, pass);
 }
 
 }  // extern "C"
