@@ -12,9 +12,7 @@ Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Needs the extra `g
 """
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecpp import __version__
+from specdecpp import __version__, machine
 from specdecpp.errors import MissingExtraError, RunnerError
 from specdecpp.loading.models import end_ids, fingerprint, load_model, load_tokenizer
 from specdecpp.runners.families import described
@@ -135,20 +133,17 @@ def write(
     vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
     tensors = list(_tensors(model, architecture))
     kinds = [_kind(tensor, precision) for _, tensor in tensors]
-    part, mark = path.with_name(f"{path.name}.{os.getpid()}.part"), fingerprint(model)
-    writer = gguf.GGUFWriter(part, architecture)
-    _describe(writer, model, name=name, precision=precision)
-    writer.add_string(FINGERPRINT, mark)
-    writer.add_string(VERSION, __version__)
-    _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_tensors(writer, tensors, kinds)
-        part.replace(path)
-    finally:
-        writer.close()
-        with suppress(OSError):
-            part.unlink()
+    mark = fingerprint(model)
+    with machine.whole(path) as part:
+        writer = gguf.GGUFWriter(part, architecture)
+        try:
+            _describe(writer, model, name=name, precision=precision)
+            writer.add_string(FINGERPRINT, mark)
+            writer.add_string(VERSION, __version__)
+            _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
+            _write_tensors(writer, tensors, kinds)
+        finally:
+            writer.close()
     return Written(
         path=path,
         architecture=architecture,

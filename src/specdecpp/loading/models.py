@@ -105,9 +105,11 @@ class Checkpoint:
         precision = PRECISIONS[self.model.dtype]
         path = machine.folder() / f"{self.fingerprint}-{gguf_writing.FORMAT}-{precision}.gguf"
         if not path.exists():
-            gguf_writing.write(
-                self.model, self.tokenizer(), path, precision=gguf_writing.Precision(precision), name=Path(self.name).name
-            )
+            kind = gguf_writing.Precision(precision)
+            try:
+                gguf_writing.write(self.model, self.tokenizer(), path, precision=kind, name=Path(self.name).name)
+            except OSError as error:
+                raise RunnerError(f"its copy for llama.cpp cannot be written to {path} ({error.strerror})") from error
         return GGUFFile(path)
 
 
