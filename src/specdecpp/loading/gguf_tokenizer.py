@@ -65,17 +65,17 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     return _wrapped(backend, header)
 
 
-def ends_of(header: Header) -> tuple[int, ...]:
-    """The ids that end a text: those the file names, and special tokens that are known to end one."""
+def ends_of(header: Header, *, num_rows: int) -> tuple[int, ...]:
+    """The ids that end a text: those the file names, and special tokens that are known to end one. Each has a row."""
     if named := header.text("specdecpp.end_token_ids", ""):
         parts = named.split(",")
-        if not all(part.isdecimal() and len(part) < 10 for part in parts):
-            header.fail(f"says specdecpp.end_token_ids = {named[:40]!r}, which is no list of ids")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 10 and int(part) < num_rows for part in parts):
+            header.fail(f"says specdecpp.end_token_ids = {named[:40]!r}, which are no ids of its {num_rows}")
         return tuple(map(int, parts))
     tokens, kinds = _vocabulary(header)
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    found = {_id(header, key, len(tokens)) for key in keys if key in header}
-    found |= {i for i, token in enumerate(tokens) if token in _ENDS and kinds[i] in (_CONTROL, _ADDED)}
+    found = {_id(header, key, num_rows) for key in keys if key in header}
+    found |= {i for i, token in enumerate(tokens) if i < num_rows and token in _ENDS and kinds[i] in (_CONTROL, _ADDED)}
     return tuple(sorted(found))
 
 
