@@ -83,7 +83,9 @@ class Checkpoint:
             return f"its weights are on {self.model.device}; name a GGUF file instead"
         if self.model.dtype not in PRECISIONS:
             return f"GGUF has no {self.model.dtype}"
-        return None
+        from specdecpp.loading.gguf_writing import refusal
+
+        return refusal(self.model)
 
     def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
@@ -103,9 +105,11 @@ class Checkpoint:
         precision = PRECISIONS[self.model.dtype]
         path = machine.folder() / f"{self.fingerprint}-{gguf_writing.FORMAT}-{precision}.gguf"
         if not path.exists():
-            gguf_writing.write(
-                self.model, self.tokenizer(), path, precision=gguf_writing.Precision(precision), name=Path(self.name).name
-            )
+            kind = gguf_writing.Precision(precision)
+            try:
+                gguf_writing.write(self.model, self.tokenizer(), path, precision=kind, name=Path(self.name).name)
+            except OSError as error:
+                raise RunnerError(f"its copy for llama.cpp cannot be written to {path} ({error.strerror})") from error
         return GGUFFile(path)
 
 

@@ -1,8 +1,8 @@
 """The weights of a model in the layout that the compiled code reads.
 
-A family's description (`runners.families`) says which parameters there are; their values come from a model of transformers, or as
-they lie in a GGUF file (`stored`), whose quantised blocks are kept as they are. Where the compiled code has no such blocks they
-become float32.
+A family's description (`runners.families`) says which parameters there are; their values come from a model of transformers, or
+as they lie in a GGUF file (`stored`), whose quantised blocks are kept as they are. Where the compiled code has no such blocks
+they become float32.
 """
 
 import ctypes
@@ -18,8 +18,9 @@ from specdecpp.runners.families import Family, Layer
 from specdecpp.runners.native.library import library
 
 KINDS = {
-    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13},
-    **{"Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30},
+    **{"F32": 0, "F16": 1, "BF16": 30},
+    **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8},
+    **{"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23},
 }
 """What the compiled code can read, by GGML's names and numbers."""
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
