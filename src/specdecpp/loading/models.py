@@ -7,7 +7,6 @@ format that is kept in `machine.folder()`, by torch with few operations (`lean`)
 """
 
 import hashlib
-import json
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
