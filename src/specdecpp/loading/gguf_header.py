@@ -61,7 +61,12 @@ class Header:
                 f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be."
             ) from error
         self._all = np.frombuffer(self._bytes, np.uint8)
-        self.state = {"path": str(self.path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+        self.state = {
+            "path": str(self.path.resolve()),
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "inode": stat.st_ino,
+        }
         num_tensors, num_values = self._counts()
         self.values: dict[str, Any] = dict(self._values(num_values))
         found = list(self._infos(num_tensors))
