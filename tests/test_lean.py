@@ -179,13 +179,13 @@ def half_and_half(model: Any) -> Any:
     ("model", "reason"),
     [
         (lambda: model_of("gpt2"), "it is not one of LlamaForCausalLM"),
-        (lambda: tiny_model("mistral", sliding_window=6), "slides over a window of 6"),
+        (lambda: tiny_model("llama", sliding_window=6), "a window of 6"),
         (
             lambda: tiny_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
             "rotary angles are dynamic",
         ),
-        (lambda: tiny_model("llama", mlp_bias=True), "not plain SiLU gates"),
-        (lambda: tiny_model("llama", hidden_act="gelu"), "not plain SiLU gates"),
+        (lambda: tiny_model("llama", mlp_bias=True), "layers have biases"),
+        (lambda: tiny_model("llama", hidden_act="gelu"), "gated by gelu"),
         (lambda: with_output_bias(tiny_model("llama")), "output bias"),
         (lambda: half_and_half(tiny_model("llama")), "of several types"),
         (lambda: packed(tiny_model("llama")), "quantised"),

@@ -24,6 +24,7 @@ from torch import Tensor
 from specdecpp import __version__, machine
 from specdecpp.errors import MissingExtraError, RunnerError
 from specdecpp.loading.models import end_ids, fingerprint, load_model, load_tokenizer
+from specdecpp.runners.families import described
 from specdecpp.runners.lean import LeanRunner
 
 FINGERPRINT = "specdecpp.fingerprint"
@@ -123,7 +124,7 @@ def write(
     >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0).num_bytes            # doctest: +SKIP
     """
     gguf, path = _gguf(), Path(path)
-    if reason := _refusal(model):
+    if reason := refusal(model):
         raise RunnerError(
             f"{type(model).__name__} cannot be written here: {reason}. llama.cpp's own convert_hf_to_gguf.py knows more "
             "families."
@@ -153,10 +154,16 @@ def write(
     )
 
 
-def _refusal(model: Any) -> str | None:
-    """Why a model cannot be written; None when it can. The family is that of the lean runner."""
+def refusal(model: Any) -> str | None:
+    """Why a model cannot be written; None when it can. The families are those of the lean runner that are Llamas to GGUF."""
     if reason := LeanRunner.refusal(model):
         return reason
+    if type(model).__name__ not in _ARCHITECTURES:
+        return f"it is not one of {', '.join(_ARCHITECTURES)}"
+    if windows := [view.window for view in described(model).views if view.window]:
+        return f"its attention slides over a window of {min(windows)}"
+    if model.model.rotary_emb.attention_scaling != 1.0:
+        return f"its rotary angles are {model.model.rotary_emb.rope_type}"
     if _ARCHITECTURES[type(model).__name__] != "llama" and _angle_factors(model) is not None:
         return "its rotary angles are scaled"
     return None

@@ -83,7 +83,9 @@ class Checkpoint:
             return f"its weights are on {self.model.device}; name a GGUF file instead"
         if self.model.dtype not in PRECISIONS:
             return f"GGUF has no {self.model.dtype}"
-        return None
+        from specdecpp.loading.gguf_writing import refusal
+
+        return refusal(self.model)
 
     def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""

@@ -40,7 +40,7 @@ class Head(ctypes.Structure):
 class Drafting(ctypes.Structure):
     """What `native_propose` is told and says: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head", "cos", "sin")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
     _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s")]
     _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
@@ -50,7 +50,7 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """What `native_verify` is told and says: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "cos", "sin", "logits", "states")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "logits", "states")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "is_block")]
     _fields_ += [("temperature", ctypes.c_float)]
@@ -66,15 +66,18 @@ class Found:
 
 def library() -> Any:
     """The compiled code. Raises `RunnerError` with the reasons, the compiler's words among them."""
-    if isinstance(found := _found(), str):
-        raise RunnerError(f"there is no compiled code: {found}")
-    return found.lib
+    return _or_error(_found()).lib
 
 
 def origin() -> str:
     """Where the compiled code is from: "compiled here", or "shipped for" a kind of processor and why. Raises `RunnerError`."""
-    library()
-    return _found().origin
+    return _or_error(_found()).origin
+
+
+def _or_error(found: Found | str) -> Found:
+    if isinstance(found, str):
+        raise RunnerError(f"there is no compiled code: {found}")
+    return found
 
 
 def refusal() -> str | None:
@@ -166,8 +169,10 @@ def _bound(lib: Any) -> Any:
     signatures = {
         "native_team": (None, [pointer] * 3),
         "native_new": (pointer, [pointer]),
-        "native_layer": (None, [pointer, number, *[pointer] * 10]),
-        "native_ends": (ctypes.c_bool, [*[pointer] * 4, number]),
+        "native_matrix": (ctypes.c_bool, [pointer, *[number] * 3, pointer, number, number, ctypes.c_int64, pointer]),
+        "native_norm": (ctypes.c_bool, [pointer, number, number, pointer, number]),
+        "native_layer": (None, [pointer, *[number] * 3]),
+        "native_angles": (None, [pointer, number, pointer, pointer]),
         "native_free": (None, [pointer]),
         "native_sequence": (pointer, []),
         "native_sequence_free": (None, [pointer]),
@@ -176,7 +181,7 @@ def _bound(lib: Any) -> Any:
         "native_propose": (number, [pointer, number, pointer, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
-        "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 4]),
+        "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 2]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
