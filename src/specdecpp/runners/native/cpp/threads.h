@@ -1,5 +1,5 @@
-// The threads of a pass: those of torch, by the OpenMP that it has loaded, since two sets would wait for each other. Its functions are
-// called by address: nothing is linked, so any compiler will do, and without a runtime there is one thread.
+// The threads of a pass: those of the OpenMP runtime that torch has loaded, since two sets of threads would wait for each other. They
+// are called by address, so that nothing is linked, any compiler will do, and without a runtime there is one thread.
 
 #pragma once
 
@@ -47,7 +47,7 @@ extern "C" void native_team(decltype(team.parallel) parallel, decltype(team.numb
   team = {parallel, number, size};
 }
 
-// work(thread, how many there are, their barrier) in each of at most `threads` of them.
+// work(t, size, barrier) by so many threads, or fewer where the runtime gives fewer.
 template <class Work>
 static void together(int threads, const Work& work) {
   if (threads == 1 || !team.parallel) {
@@ -64,7 +64,7 @@ static void together(int threads, const Work& work) {
     Task& task = *static_cast<Task*>(given);
     if (!task.is_taken.exchange(true)) task.barrier.store(new (task.room) Barrier(team.size()), std::memory_order_release);
     Barrier* barrier;
-    while (!(barrier = task.barrier.load(std::memory_order_acquire))) relax();  // the runtime may give fewer than were asked for
+    while (!(barrier = task.barrier.load(std::memory_order_acquire))) relax();
     task.work(team.number(), team.size(), *barrier);
   };
   team.parallel(body, &task, unsigned(threads), 0);
