@@ -66,15 +66,18 @@ class Found:
 
 def library() -> Any:
     """The compiled code. Raises `RunnerError` with the reasons, the compiler's words among them."""
-    if isinstance(found := _found(), str):
-        raise RunnerError(f"there is no compiled code: {found}")
-    return found.lib
+    return _or_error(_found()).lib
 
 
 def origin() -> str:
     """Where the compiled code is from: "compiled here", or "shipped for" a kind of processor and why. Raises `RunnerError`."""
-    library()
-    return _found().origin
+    return _or_error(_found()).origin
+
+
+def _or_error(found: Found | str) -> Found:
+    if isinstance(found, str):
+        raise RunnerError(f"there is no compiled code: {found}")
+    return found
 
 
 def refusal() -> str | None:
