@@ -21,6 +21,8 @@ _SCALES: dict[str, dict[int, float]] = {
     "Q4_K": {0: 1 / 190, 2: 7.5 / 190},
     "Q5_K": {0: 1 / 380, 2: 15.5 / 380},
     "Q6_K": {208: 1 / 1400},
+    "IQ4_NL": {0: 1 / 70},
+    "IQ4_XS": {0: 1 / 1300},
 }
 """Where a block has its float16 scales, and what they are for values of deviation one or so."""
 KINDS = ("F32", "F16", "BF16", *_SCALES)

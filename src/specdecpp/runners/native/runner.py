@@ -1,12 +1,13 @@
 """Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
-`machine.folder()`. Threads meet at barriers within the call, and every weight is read once for all rows, so that a pass over
-five positions takes little longer than one over a single position. What it computes is what `LeanRunner` computes; the weights
-are copied into the layout it reads, and the model of transformers is let go.
+`machine.folder()`. Threads meet at barriers within the call, and every weight is read once for all rows of a pass. What it
+computes is what `families` describes.
 
-All sums are in float32. Weights that bfloat16 has too, as those of most checkpoints, are kept in that form, which is half as
-much to read: with the same bits in every sum if the model was loaded in float32, more exactly than transformers if in bfloat16.
+All sums are in float32, of the weights as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each
+turned into numbers on the way into the sums. So nothing is rounded that the file did not round, and the bits of a row do not
+depend on how many rows a pass has. float32 weights that bfloat16 has too are kept in that form: half as much to read, and the
+same bits in every sum.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from specdecpp.errors import RunnerError
 from specdecpp.runners import families
+from specdecpp.runners import probe as probing
 from specdecpp.runners.eager import max_length
 from specdecpp.runners.native.library import Drafting, Verifying, compiler
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
@@ -30,17 +32,17 @@ _LOCK = threading.Lock()
 _LANES = 16  # what widths of heads must be multiples of
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 256  # rows of one pass
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far logits may be from those of transformers, which rounds its sums to bfloat16; relative to the largest."""
 
 
 class NativeRunner:
     """A model of the Llama family and one sequence in its cache. See `runners.Runner` for the contract.
 
-    `num_threads` are those of every pass (None: as many as torch has). A pass waits for those of other runners to end.
+    `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
+    may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
+    of other runners to end.
 
     Raises `RunnerError` for a model that it cannot compute, without a compiler, and where its logits are not those of
-    transformers.
+    transformers (`probe.check`, unless `probe` is False).
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
@@ -52,6 +54,7 @@ class NativeRunner:
         stored: Mapping[str, Any] | None = None,
         vocab_size: int | None = None,
         num_threads: int | None = None,
+        probe: bool = True,
     ):
         if reason := self.refusal(model, is_stored=stored is not None):
             raise RunnerError(f"{type(model).__name__} cannot be run by compiled code: {reason}. Use EagerRunner.")
@@ -68,7 +71,9 @@ class NativeRunner:
         self.num_threads = num_threads or torch.get_num_threads()
         self._weights = Weights(model, family, vocab_size=self.vocab_size, stored=stored)
         self._reset()
-        self._check_against_transformers(model)
+        if probe:
+            value_of = None if stored is None else lambda name: stored[name].dequantised()
+            probing.check(self, model, manner="by compiled code", value_of=value_of)
 
     @staticmethod
     def refusal(model: Any, *, is_stored: bool = False) -> str | None:
@@ -172,21 +177,6 @@ class NativeRunner:
                 raise MemoryError(f"there is no memory for a cache of {length} positions")
             self._capacity = lib.native_capacity(sequence)
         return sequence
-
-    def _check_against_transformers(self, model: Any) -> None:
-        """Logits of a few tokens, read at once and one by one, against those of the model's own forward pass."""
-        tokens = [i % self.vocab_size for i in (1, 2, 3, 5, 8, 2, 1)]
-        with torch.inference_mode():
-            own = model(input_ids=torch.tensor([tokens])).logits[0, :, : self.vocab_size]
-        first, _ = self.extend(tokens[:4], rows=4)
-        rest = [self.extend([token], rows=1)[0] for token in tokens[4:]]
-        self._reset()
-        gap = float((torch.cat([first, *rest]) - own).abs().max() / own.abs().max().clamp(min=1e-6))
-        if not gap <= _TOLERANCE[model.dtype]:
-            raise RunnerError(
-                f"{type(model).__name__} run by compiled code gives other logits than transformers (relative difference "
-                f"{gap:.3g}). Use EagerRunner."
-            )
 
 
 def _refusal_of_weights(model: Any) -> str | None:
