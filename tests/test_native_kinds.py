@@ -103,7 +103,14 @@ def test_a_file_of_several_kinds(kinds: dict[str, str], is_tied: bool) -> None:
 
 def test_widths_that_do_not_fill_panels() -> None:
     """Catches a last panel that is read or written past its end: heads of 32, 3 of them, a width of 96, 71 tokens."""
-    widths = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 71}
+    widths = {
+        "head_dim": 32,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "vocab_size": 71,
+    }
     eager, compiled = pair({"": "Q4_1"}, **widths)
     expected, _ = eager.extend(TEXT, rows=len(TEXT))
     logits, _ = compiled.extend(TEXT, rows=len(TEXT))

@@ -10,6 +10,7 @@ Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3.
 
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,8 +48,11 @@ class Header:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._at = 0
+        if not self.path.is_file():
+            raise RunnerError(f"there is no file {self.path}.")
         try:
             with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
                 self._bytes: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:  # an empty file cannot be mapped
             self.fail("is empty")
@@ -57,6 +61,12 @@ class Header:
                 f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be."
             ) from error
         self._all = np.frombuffer(self._bytes, np.uint8)
+        self.state = {
+            "path": str(self.path.resolve()),
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "inode": stat.st_ino,
+        }
         num_tensors, num_values = self._counts()
         self.values: dict[str, Any] = dict(self._values(num_values))
         found = list(self._infos(num_tensors))

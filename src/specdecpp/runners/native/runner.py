@@ -1,8 +1,8 @@
 """Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
-`machine.folder()`. Threads meet at barriers within the call, and every weight is read once for all rows of a pass. What it
-computes is what `families` describes.
+`machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every
+weight is read once for all rows of a pass. What it computes is what `families` describes.
 
 All sums are in float32, of the weights as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each
 turned into numbers on the way into the sums. So nothing is rounded that the file did not round, and the bits of a row do not
@@ -24,7 +24,8 @@ from specdecpp.errors import RunnerError
 from specdecpp.runners import families
 from specdecpp.runners import probe as probing
 from specdecpp.runners.eager import max_length
-from specdecpp.runners.native.library import Drafting, Verifying, compiler
+from specdecpp.runners.native import library
+from specdecpp.runners.native.library import Drafting, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
 from specdecpp.sampling import inverted
 
@@ -41,8 +42,8 @@ class NativeRunner:
     may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
     of other runners to end.
 
-    Raises `RunnerError` for a model that it cannot compute, without a compiler, and where its logits are not those of
-    transformers (`probe.check`, unless `probe` is False).
+    Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
+    those of transformers (`probe.check`, unless `probe` is False).
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
@@ -85,7 +86,7 @@ class NativeRunner:
             return f"its heads are {family.head_size} wide, not a multiple of {_LANES}"
         if len(family.views) > TABLES:
             return f"its layers see in {len(family.views)} ways, not in {TABLES} at most"
-        return None if compiler() else "there is no C++ compiler (set CXX, or install g++ or clang++)"
+        return library.refusal()
 
     def _reset(self) -> None:
         self._length = self._capacity = 0

@@ -1,4 +1,5 @@
-// The threads of a pass: those of torch, by the OpenMP that it has loaded, since two sets would wait for each other.
+// The threads of a pass: those of the OpenMP runtime that torch has loaded, since two sets of threads would wait for each other. They
+// are called by address, so that nothing is linked, any compiler will do, and without a runtime there is one thread.
 
 #pragma once
 
@@ -6,9 +7,6 @@
 #include <cstdint>
 #include <new>
 #include <thread>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 static inline void relax() {
 #if defined(__x86_64__)
@@ -40,21 +38,34 @@ class Barrier {
   std::atomic<int> arrived_{0};
 };
 
-// work(thread, how many there are, their barrier) in each of at most `threads` of them.
+static struct {
+  void (*parallel)(void (*)(void*), void*, unsigned threads, unsigned flags);  // GOMP_parallel
+  int (*number)(), (*size)();                                                 // omp_get_thread_num, omp_get_num_threads
+} team;
+
+extern "C" void native_team(decltype(team.parallel) parallel, decltype(team.number) number, decltype(team.size) size) {
+  team = {parallel, number, size};
+}
+
+// work(t, size, barrier) by so many threads, or fewer where the runtime gives fewer.
 template <class Work>
-static void together(int threads, Work work) {
-#if defined(_OPENMP)
-  if (threads > 1) {
-    Barrier barrier(threads);
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp single
-      if (omp_get_num_threads() != threads) barrier.~Barrier(), new (&barrier) Barrier(omp_get_num_threads());
-      work(omp_get_thread_num(), omp_get_num_threads(), barrier);
-    }
-    return;
+static void together(int threads, const Work& work) {
+  if (threads == 1 || !team.parallel) {
+    Barrier alone(1);
+    return work(0, 1, alone);
   }
-#endif
-  Barrier alone(1);
-  work(0, 1, alone);
+  struct Task {
+    const Work& work;
+    std::atomic<bool> is_taken{false};
+    std::atomic<Barrier*> barrier{nullptr};
+    alignas(64) char room[sizeof(Barrier)];
+  } task{work};
+  auto body = [](void* given) {
+    Task& task = *static_cast<Task*>(given);
+    if (!task.is_taken.exchange(true)) task.barrier.store(new (task.room) Barrier(team.size()), std::memory_order_release);
+    Barrier* barrier;
+    while (!(barrier = task.barrier.load(std::memory_order_acquire))) relax();
+    task.work(team.number(), team.size(), *barrier);
+  };
+  team.parallel(body, &task, unsigned(threads), 0);
 }
