@@ -57,7 +57,7 @@ what llama.cpp calls the three."""
 
 
 class Precision(StrEnum):
-    """How matrices are stored. Vectors (norms, biases) are always float32; beside four bits, embedding and output have eight."""
+    """How matrices are stored. Vectors are always float32; beside four bits, the embedding and the output layer have eight."""
 
     f32 = "f32"
     f16 = "f16"
