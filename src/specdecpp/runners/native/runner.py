@@ -1,8 +1,8 @@
 """Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
-`machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every weight is read once for all rows of a pass. What it
-computes is what `families` describes.
+`machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every
+weight is read once for all rows of a pass. What it computes is what `families` describes.
 
 All sums are in float32, of the weights as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each
 turned into numbers on the way into the sums. So nothing is rounded that the file did not round, and the bits of a row do not
@@ -42,8 +42,8 @@ class NativeRunner:
     may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
     of other runners to end.
 
-    Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not those of
-    transformers (`probe.check`, unless `probe` is False).
+    Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
+    those of transformers (`probe.check`, unless `probe` is False).
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
