@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
+from typing import Literal
 
 from specdecpp.decoder import Decoder, Options
 from specdecpp.serving.evidence import Evidence, Witness
@@ -51,7 +52,7 @@ class End:
 class Work:
     """One request: its answers to make, the session of the current one, and where to tell of it.
 
-    `tell` is called on the engine's thread with every `Step` and one last `End`. `witness` makes one for a session whose
+    `tell` is called with every `Step`, on the engine's thread, and with an `End`, after which nothing counts. `witness` makes one for a session whose
     rounds somebody asks about.
     """
 
@@ -138,7 +139,7 @@ class Engine:
         self._changed = threading.Condition()
         self._running: deque[Work] = deque()
         self._waiting: deque[Work] = deque()
-        self._is_open = self._is_stopping = False
+        self._is_open = self._is_stopping = self._has_failed = False
         self._mean_s = 1.0
         self._thread: threading.Thread | None = None
 
@@ -153,7 +154,12 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether work is taken on."""
-        return self._is_open and self._thread is not None and self._thread.is_alive()
+        return self._is_open
+
+    @property
+    def status(self) -> Literal["ok", "stopping", "failed"]:
+        """Whether work is taken on, and if not, whether that was asked for."""
+        return "ok" if self._is_open else "failed" if self._has_failed else "stopping"
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, which first calls `prepare`; returns once it has, and raises what it raises."""
@@ -163,9 +169,12 @@ class Engine:
         prepared.result()
 
     def submit(self, work: Work) -> None:
-        """Take a request on. Raises `Refusal`: 429 when all places are taken, 503 when the server is about to stop."""
+        """Take a request on. Raises `Refusal`: 429 when all places are taken, 503 when the server is about to stop, or has
+        failed."""
         with self._changed:
-            if not self.is_open:
+            if self._has_failed:
+                raise _failed()
+            if not self._is_open:
                 raise Refusal("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
             if len(self._running) + len(self._waiting) >= self._limits.capacity:
                 raise Refusal(
@@ -184,11 +193,12 @@ class Engine:
             self._is_open = False
 
     def drop(self, refusal: Refusal) -> list[Work]:
-        """End everything that is here, telling why; what that was."""
+        """End everything that is here, telling why at once: a turn that is being taken may be long. What that was."""
         with self._changed:
             dropped = [*self._running, *self._waiting]
             for work in dropped:
                 work.stop(refusal)
+                work.tell(End(refusal=refusal))
         return dropped
 
     def stop(self) -> None:
@@ -207,8 +217,16 @@ class Engine:
             return
         self._is_open = True
         prepared.set_result(None)
-        while (work := self._next()) is not None:
-            self._turn(work)
+        try:
+            while (work := self._next()) is not None:
+                self._turn(work)
+        except BaseException:  # of ours: what the models raise ends one request. Nobody is to wait for a thread that is no more
+            log.exception("the engine has failed")
+            with self._changed:
+                self._is_open, self._has_failed = False, True
+                self.drop(_failed())
+                self._running.clear()
+                self._waiting.clear()
 
     def _next(self) -> Work | None:
         """The request whose turn it is, waiting for one; None when the thread is to end."""
@@ -252,6 +270,11 @@ class Engine:
         work.free()
         self._mean_s += 0.1 * (monotonic() - work.submitted - self._mean_s)
         work.tell(end)
+
+
+def _failed() -> Refusal:
+    message = "the server has failed and must be started again; its log says how it failed."
+    return Refusal(message, status=503, code="failed")
 
 
 def _too_late(timeout_s: float, num_tokens: int) -> Refusal:
