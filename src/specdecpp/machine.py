@@ -4,14 +4,16 @@ Measurements are kept in a file each, so that a later process sees the same figu
 `$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete a file to measure again.
 """
 
+import glob
 import hashlib
 import json
 import os
 import platform
+import secrets
 import statistics
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
 BELIEVED_S = 3600.0
 """How long the figures of a busy machine are believed."""
+PART = ".part"
+"""How the name of a half-written file ends."""
+LEFT_S = 24 * 3600.0
+"""After how long without a change a half-written file is one that a killed process left."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux tells of the limits of a container."""
 
@@ -96,15 +102,56 @@ def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_s
 
     A folder that cannot be written is no error, the next process measures again.
     """
-    path = _path(kind, of)
-    part = path.with_suffix(f".{os.getpid()}.part")
+    with suppress(OSError):
+        write(_path(kind, of), json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """A name of its own to write a file under; at the end it is on the disk and becomes `path`. After an error nothing changed.
+
+    Two that write the same file get two names, and the later one stays. What a killed process left is removed by a later
+    writer of the same file, after `LEFT_S`. The folder is made where it is missing. Raises the OSError of whatever fails.
+
+    >>> with whole("model.bin") as part:                                                     # doctest: +SKIP
+    ...     torch.save(state, part)
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n", encoding="utf-8")
+        yield part
+        _sync(part)
         part.replace(path)
-    except OSError:
+        with suppress(OSError):  # not every file system can; the file itself is on the disk
+            _sync(path.parent)
+    finally:
         with suppress(OSError):
             part.unlink()
+
+
+def write(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all (`whole`), text as UTF-8. Raises the OSError of whatever fails."""
+    with whole(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writers of this file left; a living one writes more often than once in `LEFT_S`."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > LEFT_S:
+                part.unlink()
 
 
 def _path(kind: str, of: Mapping[str, Any]) -> Path:
