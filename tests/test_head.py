@@ -501,7 +501,7 @@ def test_the_head_that_ships_has_its_digest() -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """Catches a traceback after a training."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(HeadError, match="cannot be written into .*file/head .*Name another folder"):
+    with pytest.raises(HeadError, match=r"cannot be written into .*file/head .*Name another folder"):
         random_head().save_pretrained(tmp_path / "file" / "head")
 
 

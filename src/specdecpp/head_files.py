@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
 
 from specdecpp import machine
 from specdecpp.errors import HeadError
@@ -53,9 +52,9 @@ def _read_ours(folder: Path) -> AcceptanceHead:
     written, found = json.loads(text).get(DIGEST), _digest(weights)
     if written is not None and written != found:
         raise HeadError(
-            f"{folder / WEIGHTS} is not the file that {CARD} was written with: its SHA-256 is {found}, and {DIGEST} of the card "
-            f"says {written}. Copy the head again, or train it anew; if the weights were changed on purpose, take {DIGEST} out "
-            "of the card."
+            f"{folder / WEIGHTS} is not the file that {CARD} was written with: its SHA-256 is {found}, and {DIGEST} of the "
+            f"card says {written}. Copy the head again, or train it anew; if the weights were changed on purpose, take "
+            f"{DIGEST} out of the card."
         )
     head.load_state_dict(load(weights))
     return head

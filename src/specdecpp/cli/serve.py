@@ -70,6 +70,6 @@ def serve(
             verification=verification.value,
             name=name,
             api_key=api_key,
-            allowed_hosts=(host, *allowed_hosts) if allowed_hosts or api_key is None else (),
+            allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
         )
         server.serve(pair, setup, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

@@ -59,12 +59,10 @@ class Net:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, whole or not at all."""
+        from specdecpp import machine
+
         names = ("weights", "biases", "output", "bias", "notes")
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        machine.write(path, json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n")
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Net":

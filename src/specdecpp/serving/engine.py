@@ -52,8 +52,8 @@ class End:
 class Work:
     """One request: its answers to make, the session of the current one, and where to tell of it.
 
-    `tell` is called with every `Step`, on the engine's thread, and with an `End`, after which nothing counts. `witness` makes one for a session whose
-    rounds somebody asks about.
+    `tell` is called with every `Step`, on the engine's thread, and with an `End`, after which nothing counts. `witness` makes
+    one for a session whose rounds somebody asks about.
     """
 
     def __init__(

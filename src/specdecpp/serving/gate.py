@@ -22,8 +22,8 @@ _PORT = re.compile(r":\d*$")
 
 
 class Hosts:
-    """The names in the header Host that are answered: localhost, those given ("*" for any, "*.lan" for all that end so), and every
-    address, since a page that had its own name point here (DNS rebinding) sends its name.
+    """The names in the header Host that are answered: localhost, those given ("*" for any, "*.lan" for all that end so), and
+    every address, since a page that had its own name point here (DNS rebinding) sends its name.
 
     >>> hosts = Hosts("box.lan")
     >>> [name in hosts for name in ("box.lan:8000", "LOCALHOST", "192.168.1.7:80", "[::1]:80", "evil.example")]
@@ -45,8 +45,9 @@ class Hosts:
 
 
 class Gate:
-    """ASGI middleware. A request may bring its name in X-Request-Id; paths under /v1/ need the key, where there is one. Every path
-    is for those only who ask for one of the hosts; HTTP/1.0 may ask for none."""
+    """ASGI middleware. A request may bring its name in X-Request-Id; it asks for one of the hosts (in HTTP/1.0 for none, too),
+    and paths under /v1/ need the key, where there is one.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, api_key: str | None = None, hosts: Hosts | None = None):
         self._app, self._max_body_bytes, self._hosts = app, max_body_bytes, hosts or Hosts()
@@ -81,8 +82,8 @@ class Gate:
         """What stands against a request before its body is read."""
         if (host := headers.get(b"host", b"localhost").decode("latin-1")) not in self._hosts:
             message = (
-                f"this server is not known as {host[:256]!r}, only as localhost, by its addresses, and by names that it was told. "
-                "Use one of those, or start it with --allowed-hosts NAME."
+                f"this server is not known as {host[:256]!r}, only as localhost, by its addresses, and by names that it was "
+                "told. Use one of those, or start it with --allowed-hosts NAME."
             )
             return Refusal(message, status=421, code="unknown_host")
         if path.startswith(GUARDED) and not self._has_key(headers):

@@ -34,8 +34,8 @@ class Refusal(Exception):
 
 
 def of_validation(errors: Sequence[Mapping[str, Any]], body: Any = None) -> Refusal:
-    """What is wrong with a body, by the name of its field: the first such thing, and where a field may be of several types, what
-    stands against the one that the value comes closest to."""
+    """What is wrong with a body, by the name of its field: the first such thing, and where a field may be of several types,
+    what stands against the one that the value comes closest to."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return Refusal(f"the body is not JSON ({first.get('ctx', {}).get('error', 'cannot be read')}).")
@@ -50,7 +50,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any = None) -> Refu
     if kind == "extra_forbidden":
         message = f"there is no field {name} here. Leave it out; /openapi.json lists the fields."
         return Refusal(message, param=name, code="unknown_parameter")
-    return Refusal(f"{name}: {found.message}", param=name, code="missing" if kind == "missing" else None)
+    return Refusal(found.message, param=name, code="missing" if kind == "missing" else None)
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class _Fault:
         return ".".join(map(str, self.path))
 
     @property
-    def closeness(self) -> tuple[bool, int, int]:
-        """A field that there is not, in an object that could be one; else how deep, and how far into a list."""
-        index = self.path[-1]
-        return self.error["type"] == "extra_forbidden", len(self.path), index if isinstance(index, int) else 0
+    def closeness(self) -> tuple[bool, int, int, bool]:
+        """Whether it is but a field too many; how deep it is, and how far into a list; whether the type at least is right."""
+        kind, index = self.error["type"], self.path[-1]
+        return kind == "extra_forbidden", len(self.path), index if isinstance(index, int) else 0, kind not in _NOUNS
 
     @property
     def message(self) -> str:
-        nouns = dict.fromkeys((_NOUNS.get(self.error["type"], ""), *self.others))
-        if nouns.keys() <= {""}:
-            return str(self.error["msg"]).removeprefix("Value error, ")
-        return f"must be {' or '.join(filter(None, nouns))}."
+        if (noun := _NOUNS.get(self.error["type"])) is None:
+            return f"{self.name}: {str(self.error['msg']).removeprefix('Value error, ')}"
+        *nouns, last = dict.fromkeys((noun, *self.others))
+        return f"{self.name} must be {', '.join(nouns)}{' or ' if nouns else ''}{last}."
 
 
 _NOUNS = {
@@ -115,7 +115,7 @@ def _placed(error: Mapping[str, Any], body: Any) -> _Fault:
         is_there = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int) and part < len(at)
         if i == 0 or is_missing or is_there:
             path.append(part)
-            at = at[part] if is_there else None
+            at = at[part] if is_there and at is not None else None
         else:
             kind.append(part)
     return _Fault(error, tuple(path), tuple(kind))
