@@ -17,10 +17,13 @@ from typing import Literal
 from specdecpp.decoder import Decoder, Options
 from specdecpp.serving.evidence import Evidence, Witness
 from specdecpp.serving.limits import Limits
+from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
 from specdecpp.session import Round, Session
 
 log = logging.getLogger(__name__)
+TIDY_S = 10.0
+"""How often freed memory is given back while there is always something to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,8 @@ class End:
 class Work:
     """One request: its answers to make, the session of the current one, and where to tell of it.
 
-    `tell` is called with every `Step`, on the engine's thread, and with an `End`, after which nothing counts. `witness` makes
-    one for a session whose rounds somebody asks about.
+    `tell` is called with every `Step`, on the engine's thread, and with one last `End`, on any. `witness` makes one for a
+    session whose rounds somebody asks about.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Work:
         timeout_s: float,
         witness: Callable[[Session], Witness] | None = None,
     ):
-        self.parts, self.tell = tuple(parts), tell
+        self.parts, self._tell = tuple(parts), tell
         self.submitted = monotonic()
         self.queue_s: float | None = None
         self.num_tokens = 0
@@ -76,6 +79,15 @@ class Work:
         self._witness: Witness | None = None
         self._is_read = False
         self._stop: End | None = None
+        self._has_ended, self._ending = False, threading.Lock()
+
+    def tell(self, what: Step | End) -> None:
+        """Pass on a round, or the one end; nothing after that."""
+        with self._ending:
+            if self._has_ended:
+                return
+            self._has_ended = isinstance(what, End)
+        self._tell(what)
 
     def stop(self, refusal: Refusal | None = None) -> None:
         """Have the request end before the next turn. Safe from any thread."""
@@ -141,6 +153,7 @@ class Engine:
         self._waiting: deque[Work] = deque()
         self._is_open = self._is_stopping = self._has_failed = False
         self._mean_s = 1.0
+        self._has_freed, self._tidied = False, monotonic()
         self._thread: threading.Thread | None = None
 
     @property
@@ -196,9 +209,9 @@ class Engine:
         """End everything that is here, telling why at once: a turn that is being taken may be long. What that was."""
         with self._changed:
             dropped = [*self._running, *self._waiting]
-            for work in dropped:
-                work.stop(refusal)
-                work.tell(End(refusal=refusal))
+        for work in dropped:
+            work.stop(refusal)
+            work.tell(End(refusal=refusal))
         return dropped
 
     def stop(self) -> None:
@@ -220,13 +233,15 @@ class Engine:
         try:
             while (work := self._next()) is not None:
                 self._turn(work)
+                if monotonic() - self._tidied > TIDY_S:
+                    self._tidy()
         except BaseException:  # of ours: what the models raise ends one request. Nobody is to wait for a thread that is no more
             log.exception("the engine has failed")
             with self._changed:
                 self._is_open, self._has_failed = False, True
-                self.drop(_failed())
-                self._running.clear()
-                self._waiting.clear()
+            self.drop(_failed())
+            self._running.clear()
+            self._waiting.clear()
 
     def _next(self) -> Work | None:
         """The request whose turn it is, waiting for one; None when the thread is to end."""
@@ -238,9 +253,16 @@ class Engine:
                 if self._running:
                     self._running.rotate(-1)
                     return self._running[-1]
+                self._tidy()
                 if self._is_stopping:
                     return None
                 self._changed.wait()
+
+    def _tidy(self) -> None:
+        """Give back what requests that have ended held, if any has."""
+        if self._has_freed:
+            give_back()
+            self._has_freed, self._tidied = False, monotonic()
 
     def _sweep(self) -> None:
         """Part with what was called off or took too long."""
@@ -248,7 +270,7 @@ class Engine:
         for line in (self._running, self._waiting):
             for work, end in [(work, end) for work in line if (end := work.over(now))]:
                 line.remove(work)
-                work.free()
+                self._free(work)
                 work.tell(end)
 
     def _turn(self, work: Work) -> None:
@@ -267,9 +289,13 @@ class Engine:
     def _part_with(self, work: Work, end: End) -> None:
         with self._changed:
             self._running.remove(work)
-        work.free()
+        self._free(work)
         self._mean_s += 0.1 * (monotonic() - work.submitted - self._mean_s)
         work.tell(end)
+
+    def _free(self, work: Work) -> None:
+        work.free()
+        self._has_freed = True
 
 
 def _failed() -> Refusal:
