@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
+from specdecpp.runners import probe as probing
 from specdecpp.runners.lean import LeanRunner, _Angles
 from specdecpp.runners.native.library import Drafting, Verifying, compiler
 from specdecpp.runners.native.weights import Weights
@@ -28,8 +29,7 @@ _LOCK = threading.Lock()
 _LANES = 16  # what widths of heads must be multiples of
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 256  # rows of one pass
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far logits may be from those of transformers, which rounds its sums to bfloat16; relative to the largest."""
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NativeRunner:
@@ -38,12 +38,12 @@ class NativeRunner:
     `num_threads` are those of every pass (None: as many as torch has). A pass waits for those of other runners to end.
 
     Raises `RunnerError` for a model that it cannot compute, without a compiler, and where its logits are not those of
-    transformers.
+    transformers; `probe=False` leaves that check out.
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, *, vocab_size: int | None = None, num_threads: int | None = None):
+    def __init__(self, model: Any, *, vocab_size: int | None = None, num_threads: int | None = None, probe: bool = True):
         if reason := self.refusal(model):
             raise RunnerError(f"{type(model).__name__} cannot be run by compiled code: {reason}. Use EagerRunner.")
         rows = int(model.get_output_embeddings().weight.shape[0])
@@ -59,14 +59,15 @@ class NativeRunner:
         self._weights = Weights(model, vocab_size=self.vocab_size)
         self._angles = _Angles(model.model.rotary_emb, dtype=torch.float32)
         self._reset()
-        self._check_against_transformers(model)
+        if probe:
+            probing.check(self, model, manner="by compiled code")
 
     @staticmethod
     def refusal(model: Any) -> str | None:
         """Why this model cannot be run so here; None where it can."""
         if reason := LeanRunner.refusal(model):
             return reason
-        if model.dtype not in _TOLERANCE or model.device.type != "cpu":
+        if model.dtype not in _DTYPES or model.device.type != "cpu":
             found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
             return f"its weights are {found}, not float32 or bfloat16 on a CPU"
         size = int(getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads)
@@ -163,18 +164,3 @@ class NativeRunner:
                 raise MemoryError(f"there is no memory for a cache of {length} positions")
             self._capacity = lib.native_capacity(sequence)
         return sequence
-
-    def _check_against_transformers(self, model: Any) -> None:
-        """Logits of a few tokens, read at once and one by one, against those of the model's own forward pass."""
-        tokens = [i % self.vocab_size for i in (1, 2, 3, 5, 8, 2, 1)]
-        with torch.inference_mode():
-            own = model(input_ids=torch.tensor([tokens])).logits[0, :, : self.vocab_size]
-        first, _ = self.extend(tokens[:4], rows=4)
-        rest = [self.extend([token], rows=1)[0] for token in tokens[4:]]
-        self._reset()
-        gap = float((torch.cat([first, *rest]) - own).abs().max() / own.abs().max().clamp(min=1e-6))
-        if not gap <= _TOLERANCE[model.dtype]:
-            raise RunnerError(
-                f"{type(model).__name__} run by compiled code gives other logits than transformers (relative difference "
-                f"{gap:.3g}). Use EagerRunner."
-            )
