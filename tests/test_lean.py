@@ -12,30 +12,67 @@ from specdecpp import EagerRunner, LeanRunner, Pair, load_pair
 from specdecpp.decoder import Decoder
 from specdecpp.errors import RunnerError
 from specdecpp.policies import Fixed
+from specdecpp.runners import families
+from specdecpp.runners.angles import Angles
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": None},
-    "qwen2": {},
-    "qwen3": {},
+SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {}),
+    "gemma3": ("gemma3_text", SLIDING),
+    "mistral-window": ("mistral", {"sliding_window": 6}),
 }
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def angles(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | more}
+
+
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {"original_max_position_embeddings": 16, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [9.0] * 4}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{kind: (kind, config) for kind, config in KINDS.items()},
+    **KINDS,
     "tied": ("llama", {"tie_word_embeddings": True}),
     "one-kv-head": ("llama", {"num_key_value_heads": 1}),
     "as-many-kv-heads": ("llama", {"num_key_value_heads": 4}),
     "wide-heads": ("qwen3", {"head_dim": 16}),
-    "llama3-angles": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}}),
-    "linear-angles": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama3-angles": ("llama", angles("llama3", **LLAMA3)),
+    "linear-angles": ("llama", angles("linear", factor=2.0)),
+    "yarn-angles": ("qwen3", angles("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "window-of-one": ("mistral", {"sliding_window": 1}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3-window": ("qwen3", {"use_sliding_window": True} | SLIDING),
+    "phi3-window": ("phi3", {"sliding_window": 6}),
+    "phi3-partial": ("phi3", angles("default", partial_rotary_factor=0.5)),
+    "phi3-longrope": ("phi3", {"original_max_position_embeddings": 16} | angles("longrope", **LONGROPE)),
+    "gemma3-scaled": (
+        "gemma3_text",
+        SLIDING
+        | {"query_pre_attn_scalar": 20, "tie_word_embeddings": True, "head_dim": 16}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            }
+        },
+    ),
 }
 TEXT = [1, 7, 3, 9, 12, 30, 2, 5, 41, 8, 8, 17]
 
 
 def built(variant: str, **more: Any) -> Any:
+    """A tiny model whose norms and biases differ from each other and from what they begin as."""
     kind, config = VARIANTS[variant]
-    return tiny_model(kind, seed=1, **(config | more))
+    model, generator = tiny_model(kind, seed=1, **(config | more)), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
@@ -71,6 +108,51 @@ def test_a_rollback_leaves_no_trace(pair_of_runners: tuple[EagerRunner, LeanRunn
     alone, _ = lean.extend(TEXT[:5], rows=5)
     fresh, _ = lean.fresh().extend(TEXT[:5], rows=5)
     assert torch.equal(alone, fresh)
+
+
+@torch.inference_mode()
+def test_the_eager_runner_is_the_models_own_pass(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
+    """Catches a window that transformers forgets over a cache which keeps every position: the measure of these tests is then
+    not that of a pass without any cache."""
+    eager, _ = (r.fresh() for r in pair_of_runners)
+    plain, states = eager.forward(input_ids=torch.tensor([TEXT]))
+    steps = [eager.extend(TEXT[:4], rows=4), *(eager.extend([t], rows=1) for t in TEXT[4:7]), eager.extend(TEXT[7:], rows=5)]
+    torch.testing.assert_close(torch.cat([s[0] for s in steps]), plain[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat([s[1] for s in steps]), states[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["mistral-window", "gemma3", "qwen2-window"])
+@torch.inference_mode()
+def test_what_has_left_the_window_is_not_read(variant: str) -> None:
+    """Catches a window that is one too wide or too narrow, over every way to come to a length: positions that no layer may
+    see are spoilt, the last that one may see is not."""
+    model = built(variant, layer_types=["sliding_attention"] * 2, max_window_layers=0, use_sliding_window=True)
+    lean, window = LeanRunner(model), model.config.sliding_window
+    for new in (1, 3, 9):
+        runner, spoilt, seen = lean.fresh(), lean.fresh(), lean.fresh()
+        for one in (runner, spoilt, seen):
+            one.extend(TEXT + TEXT, rows=1)
+        first = len(TEXT + TEXT) - window + 1
+        for caches in (spoilt._keys, spoilt._values):
+            for cache in caches:
+                cache[:, :first] = 1e4
+        seen._values[0][:, first] += 1.0
+        expected, found, other = (one.extend(TEXT[:new], rows=new)[0] for one in (runner, spoilt, seen))
+        assert torch.equal(found, expected)
+        assert not torch.equal(other[0], expected[0])
+
+
+@pytest.mark.parametrize("variant", ["mistral-window", "gemma3", "phi3-window"])
+def test_a_text_longer_than_the_window_and_than_one_pass(variant: str) -> None:
+    """Catches a window that is counted from the part of a text that is being read, or over what the cache holds."""
+    long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
+    model = built(variant, max_position_embeddings=1024, sliding_window=100)
+    lean = LeanRunner(model)
+    expected, _ = EagerRunner(model).forward(input_ids=torch.tensor([long]))
+    torch.testing.assert_close(lean.extend(long, rows=600)[0], expected[0, -600:], atol=1e-3, rtol=1e-3)
+    lean.rollback(150)
+    parts = [lean.extend(long[a : a + 233], rows=233)[0] for a in range(150, 616, 233)]
+    torch.testing.assert_close(torch.cat(parts), expected[0, 150:616], atol=1e-3, rtol=1e-3)
 
 
 def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
@@ -109,9 +191,10 @@ def test_rows_past_the_common_vocabulary_are_cut() -> None:
     assert lean.extend(TEXT, rows=2)[0].shape == (2, 50)
 
 
-def test_the_model_computes_what_it_did() -> None:
+@pytest.mark.parametrize("variant", ["qwen2", "phi3", "gemma3-scaled"])
+def test_the_model_computes_what_it_did(variant: str) -> None:
     """Catches weights that are changed by being joined, or held twice."""
-    model, same = built("qwen2"), built("qwen2")
+    model, same = built(variant), built(variant)
     lean = LeanRunner(model)
     for (name, own), other in zip(model.named_parameters(), same.parameters(), strict=True):
         assert torch.equal(own, other), name
@@ -119,13 +202,15 @@ def test_the_model_computes_what_it_did() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(input_ids=ids).logits, same(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
     layer = model.model.layers[0]
-    assert layer.self_attn.q_proj.weight.untyped_storage().data_ptr() == lean._layers[0].qkv.untyped_storage().data_ptr()
+    projection = layer.self_attn.qkv_proj if variant == "phi3" else layer.self_attn.q_proj
+    assert projection.weight.untyped_storage().data_ptr() == lean._layers[0].qkv.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("variant", ["llama", "phi3-partial", "gemma3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.bfloat16, 0.1)])
-def test_other_types_of_weights(dtype: torch.dtype, tolerance: float) -> None:
+def test_other_types_of_weights(variant: str, dtype: torch.dtype, tolerance: float) -> None:
     """Catches a table of angles, a mask or a softmax in half precision. (transformers takes norms and angles in float32.)"""
-    eager, lean = EagerRunner(built("llama").to(dtype)), LeanRunner(built("llama").to(dtype))
+    eager, lean = EagerRunner(built(variant).to(dtype)), LeanRunner(built(variant).to(dtype))
     expected, _ = eager.extend(TEXT, rows=6)
     logits, hidden = lean.extend(TEXT, rows=6)
     assert logits.dtype == hidden.dtype == dtype
@@ -133,18 +218,56 @@ def test_other_types_of_weights(dtype: torch.dtype, tolerance: float) -> None:
     assert float(gap) < tolerance
 
 
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_a_description_names_every_weight_once(variant: str) -> None:
+    """Catches a weight that no runner would read, one that is read twice, and a description that needs the weights' values:
+    that of a model without any is the same."""
+    model = built(variant)
+    family = families.described(model)
+    names = [family.embedding, family.norm, *{family.output} - {family.embedding}]
+    for layer in family.layers:
+        names += [name for name in vars(layer).values() if isinstance(name, str)]
+        names += [*layer.qkv, *layer.qkv_bias, *(layer.head_norms or ()), *layer.gate_up]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    assert families.described(empty) == family
+    assert families.refusal(empty) is None
+    for view in family.views:
+        of = [Angles(m.model.rotary_emb, dtype=torch.float32, kind=view.angles) for m in (model, empty)]
+        assert all(map(torch.equal, of[0].to(9), of[1].to(9)))
+
+
+def test_only_llamas_are_plain() -> None:
+    """Catches a model with parts that a runner of Llamas does not know, taken for one."""
+    plain = {variant for variant in VARIANTS if families.described(built(variant)).is_plain}
+    llamas = {"llama", "mistral", "qwen2", "qwen3", "phi3", "tied", "one-kv-head", "as-many-kv-heads", "wide-heads"}
+    assert plain == llamas | {"llama3-angles", "linear-angles", "yarn-angles", "phi3-longrope"}
+
+
+def test_longrope_is_read_up_to_where_its_angles_change() -> None:
+    """Catches the factors of long texts, which a longer pass leaves behind in the model, and a context that goes further."""
+    model = built("phi3-longrope")
+    with torch.no_grad():
+        model(input_ids=torch.tensor([TEXT + TEXT]))
+    lean = LeanRunner(model)
+    assert lean.max_length == 16
+    expected, _ = EagerRunner(built("phi3-longrope")).extend(TEXT, rows=12)
+    torch.testing.assert_close(lean.extend(TEXT, rows=12)[0], expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_greedy_text_is_the_targets_own(kind: str) -> None:
     """Catches differences that only show in a decoded text. In float32 logits differ by 1e-6 of their size, so a flip needs a
     tie closer than that: none of these 20 texts of 40 tokens has one."""
-    model = built(kind)
+    model, plain = built(kind), built(kind)
     draft = LeanRunner(tiny_draft(model))
     pair = Pair(target=LeanRunner(model), draft=draft, tokenizer=tiny_tokenizer())
     for start in range(20):
-        prompt = [3 + start, 5, 9]
+        prompt = [3 + start, 5, 9]  # with 40 more it is longer than any window
         out = Decoder(pair, policy=Fixed(k=3)).generate(prompt, max_tokens=40, temperature=0, ignore_eos=True)
         ids = torch.tensor([prompt])
-        own = built(kind).generate(
+        own = plain.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
         )
         assert list(out.tokens) == own[0, 3:].tolist()
@@ -179,13 +302,17 @@ def half_and_half(model: Any) -> Any:
     ("model", "reason"),
     [
         (lambda: model_of("gpt2"), "it is not one of LlamaForCausalLM"),
-        (lambda: tiny_model("mistral", sliding_window=6), "slides over a window of 6"),
+        (lambda: tiny_model("llama", sliding_window=6), "a window of 6"),
         (
             lambda: tiny_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
             "rotary angles are dynamic",
         ),
-        (lambda: tiny_model("llama", mlp_bias=True), "not plain SiLU gates"),
-        (lambda: tiny_model("llama", hidden_act="gelu"), "not plain SiLU gates"),
+        (lambda: tiny_model("llama", mlp_bias=True), "layers have biases"),
+        (lambda: built("gemma3", final_logit_softcapping=30.0), "logits are squeezed below 30"),
+        (lambda: built("gemma3", attn_logit_softcapping=50.0), "scores are squeezed below 50"),
+        (lambda: built("gemma3", use_bidirectional_attention=True), "tokens see those after them|is not causal"),
+        (lambda: tiny_model("gemma"), "it is not one of LlamaForCausalLM"),
+        (lambda: tiny_model("llama", hidden_act="gelu"), "gated by gelu"),
         (lambda: with_output_bias(tiny_model("llama")), "output bias"),
         (lambda: half_and_half(tiny_model("llama")), "of several types"),
         (lambda: packed(tiny_model("llama")), "quantised"),

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from specdecpp import machine
 from specdecpp.errors import HeadError
 
 WEIGHTS, CARD = "head.safetensors", "head.json"
@@ -284,13 +285,9 @@ class AcceptanceHead(nn.Module):
 
         Both are written under other names first: a run that is killed leaves what was there.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        weights, card = folder / f"{WEIGHTS}.part", folder / f"{CARD}.part"
-        save_file({k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()}, weights)
-        card.write_text(self.card.to_json(), encoding="utf-8")
-        weights.replace(folder / WEIGHTS)
-        card.replace(folder / CARD)
+        with machine.whole(Path(folder) / CARD) as card, machine.whole(Path(folder) / WEIGHTS) as weights:
+            save_file({k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()}, weights)
+            card.write_text(self.card.to_json(), encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "AcceptanceHead":

@@ -1,17 +1,25 @@
 """What this machine is, and what was measured on it before.
 
 Measurements are kept in a file each, so that a later process sees the same figures and chooses the same: under
-`$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete a file to measure again.
+`$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete a file to measure again. Where that folder cannot be used, or
+others can write to it, a temporary one serves this process, and `trouble` says why.
 """
 
+import atexit
+import glob
 import hashlib
 import json
 import os
 import platform
+import secrets
+import shutil
+import stat
 import statistics
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +29,76 @@ STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
 BELIEVED_S = 3600.0
 """How long the figures of a busy machine are believed."""
+PART = ".part"
+"""How the name of a half-written file ends."""
+LEFT_S = 24 * 3600.0
+"""After how long without a change a half-written file is one that a killed process left."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux tells of the limits of a container."""
 
 
 def folder() -> Path:
-    """Where measurements and converted weights are kept. It may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdecpp"
+    """Where measurements, compiled code and converted weights are kept: a folder of this user that is there and can be written.
+
+    A temporary one where `trouble` says something; it goes with the process. Where even that cannot be made, a path that
+    nothing can be written to: whatever is kept here must do without.
+    """
+    path = _wanted()
+    return path if path and trouble() is None else _temporary()
+
+
+def trouble() -> str | None:
+    """Why nothing can be kept for later processes; None where it can."""
+    path = _wanted()
+    if path is None:
+        return "there is no home folder (set XDG_CACHE_HOME)"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = path.resolve(strict=True)
+        if reason := _danger(path):
+            return reason
+        return None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written (set XDG_CACHE_HOME)"
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        return f"{path} cannot be made ({getattr(error, 'strerror', error)}; set XDG_CACHE_HOME)"
+
+
+def _wanted() -> Path | None:
+    """The folder as the XDG base directories have it, which disregard a relative path; None without a home."""
+    given = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    try:
+        base = given if given.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "specdecpp" if base.is_absolute() else None
+
+
+def _danger(path: Path) -> str | None:
+    """Why others could put files of theirs here; None where they cannot: code that lies here is run.
+
+    The folders above are looked at too, since who can write to one can put another in the place of this. Not for a group that
+    can write: where users have groups of their own, homes are made so.
+    """
+    me = os.geteuid()
+    own, *above = (at.stat() for at in (path, *path.parents))
+    if own.st_uid != me:
+        return f"{path} belongs to user {own.st_uid}, not to {me} (set XDG_CACHE_HOME)"
+    if own.st_mode & 0o022:
+        return f"others can write to {path}, mode {stat.S_IMODE(own.st_mode):o} (run chmod go-w, or set XDG_CACHE_HOME)"
+    for at, found in zip(path.parents, above, strict=True):
+        if found.st_uid not in (0, me) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
+            return f"others can write to {at}, which holds {path} (set XDG_CACHE_HOME)"
+    return None
+
+
+@cache
+def _temporary() -> Path:
+    try:
+        path = Path(tempfile.mkdtemp(prefix="specdecpp-"))
+    except OSError:
+        return Path(os.devnull) / "specdecpp"
+    maker = os.getpid()
+    atexit.register(lambda: maker == os.getpid() and shutil.rmtree(path, ignore_errors=True))  # not in a fork
+    return path
 
 
 def about() -> dict[str, Any]:
@@ -96,15 +167,56 @@ def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_s
 
     A folder that cannot be written is no error, the next process measures again.
     """
-    path = _path(kind, of)
-    part = path.with_suffix(f".{os.getpid()}.part")
+    with suppress(OSError):
+        write(_path(kind, of), json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """A name of its own to write a file under; at the end it is on the disk and becomes `path`. After an error nothing changed.
+
+    Two that write the same file get two names, and the later one stays. What a killed process left is removed by a later
+    writer of the same file, after `LEFT_S`. The folder is made where it is missing. Raises the OSError of whatever fails.
+
+    >>> with whole("model.bin") as part:                                                     # doctest: +SKIP
+    ...     torch.save(state, part)
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n", encoding="utf-8")
+        yield part
+        _sync(part)
         part.replace(path)
-    except OSError:
+        with suppress(OSError):  # not every file system can; the file itself is on the disk
+            _sync(path.parent)
+    finally:
         with suppress(OSError):
             part.unlink()
+
+
+def write(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all (`whole`), text as UTF-8. Raises the OSError of whatever fails."""
+    with whole(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writers of this file left; a living one writes more often than once in `LEFT_S`."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > LEFT_S:
+                part.unlink()
 
 
 def _path(kind: str, of: Mapping[str, Any]) -> Path:

@@ -144,7 +144,7 @@ def tiny_model(kind: str, *, vocab_size: int = 64, seed: int = 0, hidden_size: i
             "max_position_embeddings": 256,
             "intermediate_size": 2 * hidden_size,
         }
-    if kind in ("llama", "mistral", "mixtral", "gemma", "qwen2", "qwen3", "gemma3_text"):
+    if kind in ("llama", "mistral", "mixtral", "gemma", "qwen2", "qwen3", "gemma3_text", "phi3"):
         shape |= {"num_key_value_heads": 2, "head_dim": hidden_size // 4}
     if kind == "mixtral":
         shape |= {"num_local_experts": 4}

@@ -21,7 +21,7 @@ from specdecpp.bench.results import Interval, Row
 from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.bench.run import ALONE, Bench, Contestant, Plan
 from specdecpp.errors import RunnerError
-from specdecpp.loading.models import is_gguf
+from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.costs import chain_tokens

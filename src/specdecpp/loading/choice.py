@@ -14,7 +14,8 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import RunnerError
-from specdecpp.loading.models import KINDS, Model, is_gguf
+from specdecpp.loading.gguf import is_gguf
+from specdecpp.loading.models import KINDS, Model
 from specdecpp.runners import Runner
 
 BUDGET_S = 1.8
@@ -96,6 +97,9 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
         refusals = (model.refusals()[k] for model, k in zip((target, draft), own, strict=True))
         reasons = [f"{kind}: {reason}" for reason in refusals if reason]
         is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
+        written = [m.name for m, k in zip((target, draft), own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
+        if written and kinds is None and any(option.kinds[0] == "native" for option in options):
+            reasons.append(f"{kind}: it would write out the weights of {written[0]} (ask for it by name)")
         if is_copied and kinds is None and target.num_bytes + draft.num_bytes > COPIED_BYTES:
             reasons.append("llama.cpp: the weights are large, and it would need a copy of them (ask for it by name)")
         copy = 0 if reasons else sum(model.copied_bytes(k) for model, k in zip((target, draft), own, strict=True))
@@ -112,8 +116,8 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
 
 def _kind(model: Model, kind: str, *, is_order: bool) -> str:
     """The kind of runner that a model gets where the pair gets `kind`."""
-    if is_gguf(model.name):
-        return "llama.cpp" if not is_order else kind
+    if is_gguf(model.name) and not is_order and model.refusals()[kind]:
+        return "llama.cpp"
     return "eager" if kind == "lean" and not is_order and model.refusals()["lean"] else kind
 
 

@@ -12,9 +12,7 @@ Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Needs the extra `g
 """
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecpp import __version__
+from specdecpp import __version__, machine
 from specdecpp.errors import MissingExtraError, RunnerError
 from specdecpp.loading.models import end_ids, fingerprint, load_model, load_tokenizer
+from specdecpp.runners.families import described
 from specdecpp.runners.lean import LeanRunner
 
 FINGERPRINT = "specdecpp.fingerprint"
@@ -45,8 +44,14 @@ _ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITTERS = {(_SPLIT % r"\p{N}", False): "qwen2", (_SPLIT % r"\p{N}{1,3}", True): "llama-bpe", (None, False): "gpt-2"}
-"""(pattern that cuts a text before merging, whether whole words skip the merges): what llama.cpp calls the two."""
+_SPLITTERS = {
+    (_SPLIT % r"\p{N}", False, False): "qwen2",
+    (_SPLIT % r"\p{N}{1,3}", False, True): "llama-bpe",
+    (None, False, False): "gpt-2",
+    (None, True, False): "smollm",
+}
+"""(pattern that cuts a text before merging, whether digits are cut one by one before, whether whole words skip the merges):
+what llama.cpp calls the three."""
 
 
 class Precision(StrEnum):
@@ -125,7 +130,7 @@ def write(
     >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0).num_bytes            # doctest: +SKIP
     """
     gguf, path = _gguf(), Path(path)
-    if reason := _refusal(model):
+    if reason := refusal(model):
         raise RunnerError(
             f"{type(model).__name__} cannot be written here: {reason}. llama.cpp's own convert_hf_to_gguf.py knows more "
             "families."
@@ -134,20 +139,17 @@ def write(
     vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
     tensors = list(_tensors(model, architecture))
     kinds = [_kind(tensor, precision) for _, tensor in tensors]
-    part, mark = path.with_name(f"{path.name}.{os.getpid()}.part"), fingerprint(model)
-    writer = gguf.GGUFWriter(part, architecture)
-    _describe(writer, model, name=name, precision=precision)
-    writer.add_string(FINGERPRINT, mark)
-    writer.add_string(VERSION, __version__)
-    _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_tensors(writer, tensors, kinds)
-        part.replace(path)
-    finally:
-        writer.close()
-        with suppress(OSError):
-            part.unlink()
+    mark = fingerprint(model)
+    with machine.whole(path) as part:
+        writer = gguf.GGUFWriter(part, architecture)
+        try:
+            _describe(writer, model, name=name, precision=precision)
+            writer.add_string(FINGERPRINT, mark)
+            writer.add_string(VERSION, __version__)
+            _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
+            _write_tensors(writer, tensors, kinds)
+        finally:
+            writer.close()
     return Written(
         path=path,
         architecture=architecture,
@@ -158,10 +160,16 @@ def write(
     )
 
 
-def _refusal(model: Any) -> str | None:
-    """Why a model cannot be written; None when it can. The family is that of the lean runner."""
+def refusal(model: Any) -> str | None:
+    """Why a model cannot be written; None when it can. The families are those of the lean runner that are Llamas to GGUF."""
     if reason := LeanRunner.refusal(model):
         return reason
+    if type(model).__name__ not in _ARCHITECTURES:
+        return f"it is not one of {', '.join(_ARCHITECTURES)}"
+    if windows := [view.window for view in described(model).views if view.window]:
+        return f"its attention slides over a window of {min(windows)}"
+    if model.model.rotary_emb.attention_scaling != 1.0:
+        return f"its rotary angles are {model.model.rotary_emb.rope_type}"
     if _ARCHITECTURES[type(model).__name__] != "llama" and _angle_factors(model) is not None:
         return "its rotary angles are scaled"
     return None
@@ -299,9 +307,10 @@ def _splitter(whole: dict[str, Any]) -> str:
     steps = before.get("pretokenizers", [before])
     patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"] or [None]
     plain = [step for step in steps if step.get("type") == "ByteLevel" and not step["add_prefix_space"]]
+    digits = [step for step in steps[:1] if step.get("type") == "Digits" and step["individual_digits"]]
     is_known = len(patterns) == len(plain) == 1 and plain[0]["use_regex"] is (patterns[0] is None)
-    found = _SPLITTERS.get((patterns[0], bool(whole["model"].get("ignore_merges"))))
-    if not is_known or found is None or len(steps) != len(plain) + (patterns[0] is not None):
+    found = _SPLITTERS.get((patterns[0], bool(digits), bool(whole["model"].get("ignore_merges"))))
+    if not is_known or found is None or len(steps) != len(plain) + len(digits) + (patterns[0] is not None):
         raise RunnerError(
             f"the tokenizer cuts texts in a way that has no name here ({patterns[0] or 'no pattern'}). llama.cpp's own "
             "convert_hf_to_gguf.py knows more ways."

@@ -1,14 +1,12 @@
-"""A model by its name: a checkpoint of transformers or a GGUF file, what it says of itself, and the runners it can have.
+"""A model by its name: a checkpoint of transformers (or a GGUF file, `gguf`), and the runners it can have.
 
     name -> Checkpoint | GGUF -> .runner(kind)
 
 A checkpoint is run in CUDA graphs (`graphs`), by code compiled for the machine (`native`), by llama.cpp from a copy in its
-format that is kept in `machine.folder()`, by torch with few operations (`lean`) or by transformers (`eager`); a GGUF file by
-llama.cpp.
+format that is kept in `machine.folder()`, by torch with few operations (`lean`) or by transformers (`eager`).
 """
 
 import hashlib
-import json
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import PairError, RunnerError
+from specdecpp.loading.gguf import GGUF
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
@@ -83,7 +82,9 @@ class Checkpoint:
             return f"its weights are on {self.model.device}; name a GGUF file instead"
         if self.model.dtype not in PRECISIONS:
             return f"GGUF has no {self.model.dtype}"
-        return None
+        from specdecpp.loading.gguf_writing import refusal
+
+        return refusal(self.model)
 
     def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
@@ -103,71 +104,15 @@ class Checkpoint:
         precision = PRECISIONS[self.model.dtype]
         path = machine.folder() / f"{self.fingerprint}-{gguf_writing.FORMAT}-{precision}.gguf"
         if not path.exists():
-            gguf_writing.write(
-                self.model, self.tokenizer(), path, precision=gguf_writing.Precision(precision), name=Path(self.name).name
-            )
+            kind = gguf_writing.Precision(precision)
+            try:
+                gguf_writing.write(self.model, self.tokenizer(), path, precision=kind, name=Path(self.name).name)
+            except OSError as error:
+                raise RunnerError(f"its copy for llama.cpp cannot be written to {path} ({error.strerror})") from error
         return GGUFFile(path)
 
 
-class GGUF:
-    """A GGUF file. Raises `RunnerError` for one that llama.cpp cannot read, `MissingExtraError` without llama.cpp."""
-
-    def __init__(self, path: str | Path):
-        self.name = str(path)
-        self._file = GGUFFile(path)
-        self.num_rows = self._file.num_rows
-        self.num_bytes = Path(path).stat().st_size
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """That of the checkpoint where the file names it, else of the file: its size and some of its bytes."""
-        return self._file.metadata("specdecpp.fingerprint") or _fingerprint_of_bytes(Path(self.name))
-
-    def tokenizer(self) -> Any:
-        """The tokenizer of transformers inside the file, else the one beside it, else one made from llama.cpp's."""
-        if whole := self._file.metadata("tokenizer.huggingface.json"):
-            return self._own_tokenizer(whole)
-        beside = Path(self.name).parent
-        if (beside / "tokenizer.json").is_file():
-            return load_tokenizer(beside)
-        made = json.loads(load_tokenizer(beside, gguf=Path(self.name)).backend_tokenizer.to_str())
-        made["added_tokens"] = [t for t in made["added_tokens"] if t["id"] < self.num_rows]  # transformers may add its own
-        return self._own_tokenizer(json.dumps(made))
-
-    def _own_tokenizer(self, whole: str) -> Any:
-        from tokenizers import Tokenizer
-        from transformers import PreTrainedTokenizerFast
-
-        special = json.loads(self._file.metadata("specdecpp.special_tokens") or "[]")
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(whole), extra_special_tokens=special)
-        for role, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
-            if (id_ := self._file.metadata(f"tokenizer.ggml.{key}_token_id")) is not None:
-                setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(int(id_)))
-        tokenizer.chat_template = self._file.metadata("tokenizer.chat_template")
-        return tokenizer
-
-    def ends(self, tokenizer: Any) -> tuple[int, ...]:
-        named = self._file.metadata("specdecpp.end_token_ids")
-        return tuple(int(i) for i in named.split(",")) if named else self._file.ends()
-
-    def copied_bytes(self, kind: str) -> int:
-        return 0
-
-    def refusals(self) -> dict[str, str | None]:
-        return {kind: None if kind == "llama.cpp" else "it is a GGUF file" for kind in KINDS}
-
-    def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
-        if kind != "llama.cpp":
-            raise RunnerError(f"{self.name} is a GGUF file, which llama.cpp runs, not {kind}.")
-        return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
-
-
 Model = Checkpoint | GGUF
-
-
-def is_gguf(name: str | Path) -> bool:
-    """Whether a name is that of a GGUF file."""
-    return Path(name).suffix.lower() == ".gguf"
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -191,26 +136,15 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fingerprint_of_bytes(path: Path) -> str:
-    """Sixteen hex digits of a file: its size, and 64 blocks of it."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for i in range(64):
-            file.seek(size * i // 64)
-            digest.update(file.read(4096))
-    return digest.hexdigest()[:16]
-
-
-def load_tokenizer(name: str | Path, *, gguf: Path | None = None) -> Any:
-    """The tokenizer of a folder or hub name, or the one in a GGUF file. Raises `PairError`."""
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a folder or hub name. Raises `PairError`."""
     from transformers import AutoTokenizer
 
     _check_path(name)
     try:
-        return AutoTokenizer.from_pretrained(str(name), **({} if gguf is None else {"gguf_file": gguf.name}))
+        return AutoTokenizer.from_pretrained(str(name))
     except Exception as error:  # transformers lets through whatever a damaged file raises
-        raise PairError(f"no tokenizer could be loaded from {gguf or name} ({_first_line(error)}).") from error
+        raise PairError(f"no tokenizer could be loaded from {name} ({_first_line(error)}).") from error
 
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:

@@ -13,7 +13,8 @@ import torch
 from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.choice import choose
-from specdecpp.loading.models import GGUF, Checkpoint, Kind, Model, is_gguf
+from specdecpp.loading.gguf import GGUF, is_gguf
+from specdecpp.loading.models import Checkpoint, Kind, Model
 from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.runners import Runner
 
@@ -99,7 +100,7 @@ def load_pair(
     if device is not None and device_map is not None:
         raise ValueError(f"both device={device!r} and device_map={device_map!r} were given. Give one of them.")
     where = {"dtype": dtype, "device": device, "device_map": device_map}
-    p, q = models = [GGUF(name) if is_gguf(name) else Checkpoint(name, **where) for name in (target, draft)]
+    p, q = models = [GGUF(name, **where) if is_gguf(name) else Checkpoint(name, **where) for name in (target, draft)]
     tokenizers = [tokenizer or model.tokenizer() for model in models]
     check_same_tokenizer(*tokenizers)
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizers[0].get_vocab().values()) + 1)

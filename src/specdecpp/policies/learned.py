@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdecpp import machine
 from specdecpp.errors import HeadError
 from specdecpp.policies.protocol import Policy, check_probability
 
@@ -60,11 +61,7 @@ class Net:
     def save(self, path: str | Path) -> None:
         """Write it as JSON, whole or not at all."""
         names = ("weights", "biases", "output", "bias", "notes")
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        machine.write(path, json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n")
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Net":

@@ -64,7 +64,7 @@ class EagerRunner:
                 f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
             )
         self.hidden_size = int(output.weight.shape[1])
-        self.max_length = _max_length(config)
+        self.max_length = max_length(config)
         self.device = model.get_input_embeddings().weight.device
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._reset()
@@ -158,7 +158,7 @@ class EagerRunner:
             )
 
 
-def _max_length(config: Any) -> int | None:
+def max_length(config: Any) -> int | None:
     """The context: what the config says; with LongRoPE, what it says before its angles change with the length, since
     keys in the cache would keep the old ones."""
     lengths = [int(n) for f in _POSITION_FIELDS if (n := getattr(config, f, None))][:1]

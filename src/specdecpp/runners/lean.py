@@ -1,16 +1,17 @@
-"""Models of the Llama family without what transformers does around the arithmetic.
+"""Models of known families without what transformers does around the arithmetic.
 
 A small model's step is bound by the number of operations that are dispatched, not by their size: transformers makes some
 hundred per layer and token. This runner computes the same function on the same weights with about thirty: projections joined
 (q, k, v; gate, up), residuals added within the product, angles from a table, keys and values written in place.
 
-It takes what it can compute exactly: Llama, Mistral, Qwen2 and Qwen3 with full attention, plain rotary angles (also with
-Llama 3's scaling), SiLU, on one device and with unquantised weights. `LeanRunner.refusal` names what stands against it; such
-a model is run by `EagerRunner`.
+It takes what `families` describes (Llama, Mistral, Qwen2, Qwen3, Phi-3, Gemma 3), on one device and with unquantised weights.
+`LeanRunner.refusal` names what stands against it; such a model is run by `EagerRunner`. A layer with a sliding window keeps all
+positions and reads those of its window, so that a rollback is exact.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,39 +20,48 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
+from specdecpp.runners import families
 from specdecpp.runners import probe as probing
+from specdecpp.runners.angles import Angles
 from specdecpp.runners.eager import EagerRunner
 
-_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_ANGLES = ("default", "linear", "llama3")
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 512  # rows of one pass: scores of longer prompts would not fit a CPU's cache
 
 _Put = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, new keys, new values) -> all keys and values that the layer may see, each [kv heads, positions, head size]."""
+_Seen = tuple[Tensor, Tensor, Tensor]
+"""What layers of one view see: cosines and sines of the new positions, and the mask [n, positions], added to their scores."""
+_ACTIVATIONS: dict[families.Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The weights of one layer, joined, as [in, out]. Norms of single heads are None where the family has none."""
+    """The weights of one layer, joined, as [in, out]. Norms are None where the family has none."""
 
     norm: "_Norm | _FusedNorm"
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norms: "tuple[_Norm | _FusedNorm, _Norm | _FusedNorm] | None"
     out: Tensor
+    out_norm: "_Norm | _FusedNorm | None"
     mlp_norm: "_Norm | _FusedNorm"
     gate_up: Tensor
     down: Tensor
+    down_norm: "_Norm | _FusedNorm | None"
+    view: int
 
 
 class LeanRunner(EagerRunner):
-    """A model of the Llama family and one sequence in its cache. See `runners.Runner` for the contract.
+    """A model of a known family and one sequence in its cache. See `runners.Runner` for the contract.
 
     The model keeps its values and goes on working, but the storage of its weights is laid out anew: save it before, not after.
 
-    Raises `RunnerError` for a model outside the family, and where its logits are not those of transformers; `probe=False`
-    leaves that check out.
+    Raises `RunnerError` for a model outside the families, and where its logits are not those of transformers (`probe.check`,
+    unless `probe` is False).
 
     >>> runner = LeanRunner(model)                                   # doctest: +SKIP
     """
@@ -62,37 +72,33 @@ class LeanRunner(EagerRunner):
         if reason := self.refusal(model):
             raise RunnerError(f"{type(model).__name__} cannot be run {self.manner}: {reason}. Use EagerRunner.")
         super().__init__(model, vocab_size=vocab_size, probe=False)
-        config, body = model.config, model.model
-        self._heads, self._kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self._head_size = int(getattr(config, "head_dim", None) or config.hidden_size // self._heads)
-        self._norm = _norm_of(body.norm)
-        self._output = _share(model.get_output_embeddings())[:, : self.vocab_size]
-        self._embedding = body.embed_tokens.weight.detach()  # the same storage where the two are tied
+        family = self.family = families.described(model)
+        norm = partial(_norm_of, eps=family.eps, offset=family.norm_offset)
+        self._heads, self._kv_heads, self._head_size = family.heads, family.kv_heads, family.head_size
+        half, rest = family.rotary_size // 2, family.head_size - family.rotary_size
+        self._turned = (half, half, rest) if rest else (half, half)
+        self._activation = _ACTIVATIONS[family.activation]
+        self._norm = norm(model.get_parameter(family.norm))
+        self._output = _share(model.get_parameter(family.output))[:, : self.vocab_size]
+        self._embedding = model.get_parameter(family.embedding).detach()  # the same storage where the two are tied
         self._is_wide = self._embedding.dtype.itemsize >= 4
-        self._layers = [_joined(layer) for layer in body.layers]
-        self._angles = _Angles(body.rotary_emb, dtype=self._embedding.dtype)
+        self._layers = [_joined(layer, model.get_parameter, norm) for layer in family.layers]
+        table = partial(Angles, model.model.rotary_emb, dtype=self._embedding.dtype, head_size=family.head_size)
+        tables = {kind: table(kind=kind) for kind in {view.angles for view in family.views}}
+        self._angles = [tables[view.angles] for view in family.views]
         if probe:
             probing.check(self, model, manner=self.manner, is_rough=not self._is_wide)
 
     @staticmethod
     def refusal(model: Any) -> str | None:
         """Why this model must be run by transformers; None when it need not."""
-        config = model.config
-        if type(model).__name__ not in _FAMILY:
-            return f"it is not one of {', '.join(_FAMILY)}"
-        if getattr(config, "sliding_window", None) and _only(getattr(config, "layer_types", None)) != "full_attention":
-            return f"its attention slides over a window of {config.sliding_window}"
-        if (angles := model.model.rotary_emb.rope_type) not in _ANGLES:
-            return f"its rotary angles are {angles}"
-        if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
-            return "its feed-forward layers are not plain SiLU gates"
+        if reason := families.refusal(model):
+            return reason
         linear = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
         if linear != {nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
             return "its weights are quantised or of several types"
         if len({p.device for p in model.parameters()}) > 1 or any(hasattr(m, "_hf_hook") for m in model.modules()):
             return "it is spread over devices"
-        if any(layer.self_attn.o_proj.bias is not None for layer in model.model.layers):
-            return "its attention has an output bias"
         return None
 
     def _reset(self) -> None:
@@ -128,39 +134,48 @@ class LeanRunner(EagerRunner):
         start, n = self._length, len(tokens)
         end = start + n
         self._make_room(end)
+        firsts = [max(0, start + 1 - view.window) if view.window else 0 for view in self.family.views]
 
         def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             self._keys[i][:, start:end] = k
             self._values[i][:, start:end] = v
-            return self._keys[i][:, :end], self._values[i][:, :end]
+            first = firsts[self._layers[i].view]
+            return self._keys[i][:, first:end], self._values[i][:, first:end]
 
         x = self._embedding[tokens[0], None] if n == 1 else self._embedding[torch.tensor(tokens, device=self.device)]
-        x = self._through(x, *self._angles.at(start, end), _causal(n, end, self._embedding), put)
+        seen: list[_Seen] = []
+        for first, view, angles in zip(firsts, self.family.views, self._angles, strict=True):
+            seen.append((*angles.at(start, end), _mask(n, end - first, view.window, x)))
+        x = self._through(x, seen, put)
         self._length = end
         return x
 
-    def _through(self, x: Float[Tensor, "n D"], cos: Tensor, sin: Tensor, mask: Tensor, put: _Put) -> Float[Tensor, "n D"]:
-        """All layers. `mask` [n, positions] is added to the scores of what `put` returns."""
+    def _through(self, x: Float[Tensor, "n D"], seen: list[_Seen], put: _Put) -> Float[Tensor, "n D"]:
+        """All layers, over embeddings. `put` returns the positions that the masks of `seen` are of."""
         n, kv, size, groups = len(x), self._kv_heads, self._head_size, self._heads // self._kv_heads
-        mask = mask.repeat(groups, 1)
+        seen = [(cos, sin, mask.repeat(groups, 1)) for cos, sin, mask in seen]
+        if (scale := self.family.embedding_scale) != 1.0:
+            x = x * scale
+        scale = self.family.score_scale
         for i, layer in enumerate(self._layers):
+            cos, sin, mask = seen[layer.view]
             h = layer.norm(x)
             qkv = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
             qkv = qkv.view(n, -1, size)
             qk, v = qkv[:, :-kv], qkv[:, -kv:]
             if layer.head_norms:
                 qk = self._head_normed(qk, layer.head_norms)
-            first, second = qk.chunk(2, -1)
-            qk = torch.addcmul(qk * cos, torch.cat((second, first), -1), sin)
+            first, second, *rest = qk.split(self._turned, -1)
+            qk = torch.addcmul(qk * cos, torch.cat((second, first, *rest), -1), sin)
             keys, values = put(i, qk[:, -kv:].transpose(0, 1), v.transpose(0, 1))
             q = qk[:, :-kv].view(n, kv, groups, size).permute(1, 2, 0, 3).reshape(kv, groups * n, size)
-            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=size**-0.5)
+            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
             weights = scores.softmax(-1) if self._is_wide else scores.softmax(-1, dtype=torch.float32).to(x.dtype)
             mixed = torch.bmm(weights, values)
             mixed = mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
-            x = torch.addmm(x, mixed, layer.out)
+            x = _added(x, mixed, layer.out, layer.out_norm)
             gate, up = torch.mm(layer.mlp_norm(x), layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, F.silu(gate) * up, layer.down)
+            x = _added(x, self._activation(gate) * up, layer.down, layer.down_norm)
         return x
 
     def _head_normed(self, qk: Tensor, norms: "tuple[_Norm | _FusedNorm, _Norm | _FusedNorm]") -> Tensor:
@@ -183,11 +198,11 @@ class LeanRunner(EagerRunner):
 class _Norm:
     """x / sqrt(mean(x^2) + eps) * w as sqrt(D) w x / sqrt(sum(x^2) + D eps): six operations. torch's own takes a dozen here."""
 
-    def __init__(self, norm: Any):
-        weight = norm.weight.detach()
+    def __init__(self, weight: Tensor, *, eps: float, offset: float = 0.0):
         self._is_wide = weight.dtype.itemsize >= 4
-        self._weight = (weight if self._is_wide else weight.float()) * len(weight) ** 0.5
-        self._eps = len(weight) * float(norm.variance_epsilon)
+        weight = weight.detach() if self._is_wide else weight.detach().float()
+        self._weight = (weight + offset) * len(weight) ** 0.5
+        self._eps = len(weight) * eps
 
     def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         wide = x if self._is_wide else x.float()
@@ -199,79 +214,58 @@ class _Norm:
 class _FusedNorm:
     """The same by the one operation that a GPU has for it."""
 
-    def __init__(self, norm: Any):
-        self._weight, self._eps = norm.weight.detach(), float(norm.variance_epsilon)
+    def __init__(self, weight: Tensor, *, eps: float):
+        self._weight, self._eps = weight.detach(), eps
 
     def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
 
-def _norm_of(norm: Any) -> _Norm | _FusedNorm:
-    return _FusedNorm(norm) if norm.weight.is_cuda else _Norm(norm)
+def _norm_of(weight: Tensor, *, eps: float, offset: float) -> _Norm | _FusedNorm:
+    """1 + w has more digits than half precision keeps, so that a norm with an offset is not fused."""
+    return _FusedNorm(weight, eps=eps) if weight.is_cuda and not offset else _Norm(weight, eps=eps, offset=offset)
 
 
-class _Angles:
-    """Cosines and sines of the rotary embedding, [n, 1, head size], from a table that grows.
-
-    A half turn takes (first, second) to (-second, first); here the sign is with the sines.
-    """
-
-    def __init__(self, rotary: Any, *, dtype: torch.dtype):
-        self._rotary, self._dtype = rotary, dtype
-        self._cos = self._sin = torch.empty(0)
-
-    def at(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        cos, sin = self.to(end)
-        return cos[start:end], sin[start:end]
-
-    def to(self, end: int) -> tuple[Tensor, Tensor]:
-        """The whole table, which goes to `end` or further."""
-        if end > len(self._cos):
-            like = torch.empty(0, dtype=self._dtype, device=self._rotary.inv_freq.device)
-            positions = torch.arange(max(end, 2 * len(self._cos), _ROOM), device=like.device)
-            self._cos, self._sin = (t[0].unsqueeze(1) for t in self._rotary(like, positions.unsqueeze(0)))
-            self._sin[..., : self._sin.shape[-1] // 2] *= -1
-        return self._cos, self._sin
+def _added(x: Tensor, h: Tensor, weight: Tensor, norm: _Norm | _FusedNorm | None) -> Tensor:
+    return torch.addmm(x, h, weight) if norm is None else x + norm(torch.mm(h, weight))
 
 
-def _causal(n: int, end: int, like: Tensor) -> Tensor:
-    """[n, end]: row i sees positions up to end - n + i."""
+def _mask(n: int, num: int, window: int | None, like: Tensor) -> Tensor:
+    """[n, num], of the last num positions: row i sees those up to num - n + i, and of them the last `window`."""
     if n == 1:
         return like.new_zeros(1, 1)
-    return torch.full((n, end), -torch.inf, dtype=like.dtype, device=like.device).triu(end - n + 1)
+    mask = torch.full((n, num), -torch.inf, dtype=like.dtype, device=like.device)
+    later = mask.triu(num - n + 1)
+    return later if window is None or window >= num else later + mask.tril(num - n - window)
 
 
-def _joined(layer: Any) -> _Layer:
+def _joined(layer: families.Layer, weight: Callable[[str], Tensor], norm: Callable[[Tensor], _Norm | _FusedNorm]) -> _Layer:
     """The weights of a layer of transformers, which become views of the joined ones."""
-    attention, mlp = layer.self_attn, layer.mlp
-    biases = [p.bias for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    has_norms = hasattr(attention, "q_norm")
+    q_norm, k_norm = layer.head_norms or (None, None)
     return _Layer(
-        norm=_norm_of(layer.input_layernorm),
-        qkv=_share(attention.q_proj, attention.k_proj, attention.v_proj),
-        qkv_bias=None if biases[0] is None else torch.cat([b.detach() for b in biases]),
-        head_norms=(_norm_of(attention.q_norm), _norm_of(attention.k_norm)) if has_norms else None,
-        out=_share(attention.o_proj),
-        mlp_norm=_norm_of(layer.post_attention_layernorm),
-        gate_up=_share(mlp.gate_proj, mlp.up_proj),
-        down=_share(mlp.down_proj),
+        norm=norm(weight(layer.norm)),
+        qkv=_share(*map(weight, layer.qkv)),
+        qkv_bias=torch.cat([weight(name).detach() for name in layer.qkv_bias]) if layer.qkv_bias else None,
+        head_norms=(norm(weight(q_norm)), norm(weight(k_norm))) if q_norm and k_norm else None,
+        out=_share(weight(layer.out)),
+        out_norm=norm(weight(layer.out_norm)) if layer.out_norm else None,
+        mlp_norm=norm(weight(layer.mlp_norm)),
+        gate_up=_share(*map(weight, layer.gate_up)),
+        down=_share(weight(layer.down)),
+        down_norm=norm(weight(layer.down_norm)) if layer.down_norm else None,
+        view=layer.view,
     )
 
 
-def _share(*parts: Any) -> Tensor:
+def _share(*parts: Tensor) -> Tensor:
     """Weights side by side [in, out] in one storage, which the parts then share: nothing is held twice.
 
     On a CPU in float32 the rows of the storage are inputs: the product of a few rows is then 1.2 times that of one, and
     1.4 to 2 times the other way round (LOG.md).
     """
-    joined = torch.cat([p.weight.detach() for p in parts])
+    joined = torch.cat([part.detach() for part in parts])
     if joined.device.type == "cpu" and joined.dtype == torch.float32:
         joined = joined.T.contiguous().T
-    for part, rows in zip(parts, joined.split([len(p.weight) for p in parts]), strict=True):
-        part.weight.data = rows
+    for part, rows in zip(parts, joined.split([len(part) for part in parts]), strict=True):
+        part.data = rows
     return joined.T
-
-
-def _only(values: Any) -> Any:
-    """The one value of a list, None if it has several."""
-    return values[0] if values and len(set(values)) == 1 else None

@@ -99,7 +99,7 @@ class StaticCache:
         like = body._embedding
         self.hidden = like.new_zeros(WIDTHS[-1], body.hidden_size)
         self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
-        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._programs: dict[Hashable, Program] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -110,22 +110,25 @@ class StaticCache:
     def prepare(self, span: int) -> None:
         """The angles of a span. They are kept: what was recorded reads them where they are."""
         if span not in self._tables:
-            self._tables[span] = self.body._angles.at(0, span)
+            self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
 
     def read(self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int) -> Float[Tensor, "W D"]:
         """Put tokens through all layers at start, start + 1, ... of the cache; what the output layer reads."""
         positions = start + torch.arange(len(tokens), device=self.device)
-        cos, sin = (table.index_select(0, positions) for table in self._tables[span])
-        later = torch.arange(span, device=self.device) > positions.unsqueeze(1)
         x = F.embedding(tokens, self.body._embedding)
-        mask = x.new_zeros(later.shape).masked_fill_(later, -torch.inf)
+        ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
+        seen = []
+        for view, tables in zip(self.body.family.views, self._tables[span], strict=True):
+            is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
+            mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+            seen.append((*(table.index_select(0, positions) for table in tables), mask))
 
         def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             self.keys[i].index_copy_(1, positions, k)
             self.values[i].index_copy_(1, positions, v)
             return self.keys[i][:, :span], self.values[i][:, :span]
 
-        return self.body._norm(self.body._through(x, cos, sin, mask, put))
+        return self.body._norm(self.body._through(x, seen, put))
 
     def score(self, hidden: Float[Tensor, "W D"]) -> Float[Tensor, "W V"]:
         """Logits."""

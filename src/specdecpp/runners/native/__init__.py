@@ -1,10 +1,12 @@
 """Models of the Llama family on a CPU, a pass as one call of compiled code.
 
 runner   one sequence and its cache       weights   a model in the layout that the code reads
-library  finding, compiling, loading      native.cpp  the code: a pass, and the halves of a round around it
+library  finding, checking, loading       compilation  the compiler, and what a wheel has code for
+native.cpp  the code: a pass, and the halves of a round around it
 """
 
-from specdecpp.runners.native.library import Drafting, Head, Verifying, compiler
+from specdecpp.runners.native.compilation import compiler
+from specdecpp.runners.native.library import Drafting, Head, Verifying
 from specdecpp.runners.native.runner import NativeRunner
 
 __all__ = ["Drafting", "Head", "NativeRunner", "Verifying", "compiler"]

@@ -1,12 +1,18 @@
-"""The compiled code of the runner: found or compiled, checked, loaded, and its signatures."""
+"""The compiled code of the runner: found or compiled, checked, loaded, and its signatures.
+
+    kept here -> compiled here -> shipped in the wheel: the first that is whole, loads, and has every function
+
+What is kept lies in `machine.folder()`, under a name that tells what it was made of and the digest of its bytes.
+"""
 
 import ctypes
-import hashlib
 import os
 import platform
 import re
-import shutil
-import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +21,11 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import RunnerError
+from specdecpp.runners.native import compilation
 
-SOURCES = Path(__file__).with_name("cpp")
-"""The unit that is compiled, native.cpp, and what it includes."""
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 _RUNTIME = re.compile(r"/lib(gomp|iomp5|omp)[-.]")
+SHIPPED = Path(__file__).with_name("shipped")
+"""Where a wheel has code for common processors. Nothing is there otherwise."""
 
 
 class Head(ctypes.Structure):
@@ -34,7 +40,7 @@ class Head(ctypes.Structure):
 class Drafting(ctypes.Structure):
     """What `native_propose` is told and says: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head", "cos", "sin")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
     _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s")]
     _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
@@ -44,33 +50,126 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """What `native_verify` is told and says: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "cos", "sin", "logits", "states")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "logits", "states")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "is_block")]
     _fields_ += [("temperature", ctypes.c_float)]
 
 
-def compiler() -> str | None:
-    """The C++ compiler: what CXX names, else the first of c++, g++ and clang++ that is there."""
-    names = (os.environ["CXX"],) if os.environ.get("CXX") else ("c++", "g++", "clang++")
-    return next((path for name in names if (path := shutil.which(name))), None)
+@dataclass(frozen=True)
+class Found:
+    """The compiled code, and where it is from."""
+
+    lib: Any
+    origin: str
+
+
+def library() -> Any:
+    """The compiled code. Raises `RunnerError` with the reasons, the compiler's words among them."""
+    if isinstance(found := _found(), str):
+        raise RunnerError(f"there is no compiled code: {found}")
+    return found.lib
+
+
+def origin() -> str:
+    """Where the compiled code is from: "compiled here", or "shipped for" a kind of processor and why. Raises `RunnerError`."""
+    library()
+    return _found().origin
+
+
+def refusal() -> str | None:
+    """Why there can be no compiled code; None where there is some, or may be: nothing is compiled to find out."""
+    if _found.cache_info().currsize:
+        return found if isinstance(found := _found(), str) else None
+    return None if compilation.compiler() or next(_shipped(), None) else compilation.absence()
 
 
 @cache
-def library() -> Any:
-    """The compiled code, from `machine.folder()` or compiled now. Raises `RunnerError` with the compiler's words."""
-    path = _binary()
-    if not path.exists():
-        _compile(path)
+def _found() -> Found | str:
+    """The code, or what stands against each way to have it; as it was the first time in this process."""
+    troubles: list[str] = []
+    for path, origin in _candidates(troubles):
+        lib = _loaded(path, troubles)
+        if lib is not None:
+            return Found(lib, ", since ".join([origin, *troubles[:1]]) if origin.startswith("shipped") else origin)
+    return "; ".join(dict.fromkeys(troubles))
+
+
+def _candidates(troubles: list[str]) -> Iterator[tuple[Path, str]]:
+    """Libraries in the order in which they are wanted, made when they are asked for; what failed is appended.
+
+    Without a folder to keep it in, code is compiled only where none was shipped: every process would do so again.
+    """
+    of = compilation.digest(str(compilation.compiler()), platform.machine(), machine.processor())
+    shipped = list(_shipped())
+    if machine.trouble() is None or not shipped:
+        for path in sorted(machine.folder().glob(f"native-{of}-*.so")):
+            yield path, "compiled here"
+        path = _made(of, troubles)
+        if path is not None:
+            yield path, "compiled here"
+    else:
+        troubles.append(f"compiled code cannot be kept here: {machine.trouble()}")
+    yield from shipped
+
+
+def _made(of: str, troubles: list[str]) -> Path | None:
+    """Compile the code for this processor and keep it."""
     try:
-        lib = ctypes.CDLL(str(path))
+        with tempfile.TemporaryDirectory(prefix="specdecpp-") as folder:
+            part = Path(folder) / "native.so"
+            if reason := compilation.compiled(part, "-march=native"):
+                troubles.append(reason)
+                return None
+            content = part.read_bytes()
+        path = machine.folder() / compilation.named("native", of, content)
+        with machine.whole(path) as part:
+            part.write_bytes(content)
+            part.chmod(0o700)
+        return path
     except OSError as error:
-        raise RunnerError(f"{path} cannot be loaded ({error}). Delete it, and it is compiled again.") from error
+        troubles.append(f"compiled code cannot be written ({error})")
+        return None
+
+
+def _shipped() -> Iterator[tuple[Path, str]]:
+    """What the wheel has for this processor, the best first."""
+    features, of = set(machine.processor().split()), compilation.digest()
+    for level, (kind, needed) in compilation.LEVELS.items():
+        if platform.machine() == kind and features.issuperset(needed.split()):
+            yield from ((path, f"shipped for {level}") for path in SHIPPED.glob(f"{level}-{of}-*.so"))
+
+
+def _loaded(path: Path, troubles: list[str]) -> Any:
+    """A library, checked before its code is run; None where it is not as it should be. One of ours is deleted then."""
+    is_ours = path.parent != SHIPPED
+    try:
+        found = path.stat()
+        if is_ours and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+            reason = "others can write to it"
+        elif not compilation.is_whole(path):
+            reason = "it is damaged"
+        else:
+            return _bound(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:  # AttributeError: a function that it does not have
+        reason = str(error)
+    troubles.append(f"{path} cannot be used: {reason}")
+    if is_ours:
+        with suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _bound(lib: Any) -> Any:
+    """A library with its signatures, and the threads of torch."""
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     signatures = {
+        "native_team": (None, [pointer] * 3),
         "native_new": (pointer, [pointer]),
-        "native_layer": (None, [pointer, number, *[pointer] * 10]),
-        "native_ends": (ctypes.c_bool, [*[pointer] * 4, number]),
+        "native_matrix": (ctypes.c_bool, [pointer, *[number] * 3, pointer, number, number, ctypes.c_int64, pointer]),
+        "native_norm": (ctypes.c_bool, [pointer, number, number, pointer, number]),
+        "native_layer": (None, [pointer, *[number] * 3]),
+        "native_angles": (None, [pointer, number, pointer, pointer]),
         "native_free": (None, [pointer]),
         "native_sequence": (pointer, []),
         "native_sequence_free": (None, [pointer]),
@@ -79,38 +178,24 @@ def library() -> Any:
         "native_propose": (number, [pointer, number, pointer, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
-        "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 4]),
+        "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 2]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+    runtime = _runtime()
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    lib.native_team(*(ctypes.cast(getattr(runtime, name), pointer) if runtime else None for name in names))
     return lib
 
 
-def _binary() -> Path:
-    """Where the compiled code lies: its name changes with the source, the compiler and the processor."""
-    sources = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())]
-    facts = [*sources, *FLAGS, *_openmp(), str(compiler()), platform.machine(), machine.processor()]
-    return machine.folder() / f"native-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
-
-
-@cache
-def _openmp() -> tuple[str, ...]:
-    """How to use the OpenMP runtime that torch has loaded; nothing where there is none to be found: one thread then."""
+def _runtime() -> Any:
+    """The OpenMP runtime that torch has loaded; None where none is to be found: one thread then."""
     try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ()
-    loaded = sorted({path for line in lines if _RUNTIME.search(path := line.rpartition(" ")[2])})
-    of_torch = [path for path in loaded if Path(path).is_relative_to(Path(torch.__file__).parent)]
-    return (*(of_torch or loaded)[:1], "-fopenmp") if loaded else ()
-
-
-def _compile(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    command = [str(compiler()), *FLAGS, "-march=native", str(SOURCES / "native.cpp"), *_openmp(), "-o", str(part)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RunnerError(f"{' '.join(command)} fails: {done.stderr.strip()[:600]}")
-    part.replace(path)
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        loaded = sorted({words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6 and _RUNTIME.search(words[5])})
+        of_torch = [path for path in loaded if Path(path).is_relative_to(Path(torch.__file__).parent)]
+        runtime = ctypes.CDLL((of_torch or loaded)[0], mode=os.RTLD_NOLOAD)
+        return runtime if hasattr(runtime, "GOMP_parallel") else None
+    except (OSError, IndexError):
+        return None

@@ -1,17 +1,19 @@
 """Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
-`machine.folder()`. Threads meet at barriers within the call, and every weight is read once for all rows, so that a pass over
-five positions takes little longer than one over a single position. What it computes is what `LeanRunner` computes; the weights
-are copied into the layout it reads, and the model of transformers is let go.
+`machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every
+weight is read once for all rows of a pass. What it computes is what `families` describes.
 
-All sums are in float32. Weights that bfloat16 has too, as those of most checkpoints, are kept in that form, which is half as
-much to read: with the same bits in every sum if the model was loaded in float32, more exactly than transformers if in bfloat16.
+All sums are in float32, of the weights as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each
+turned into numbers on the way into the sums. So nothing is rounded that the file did not round, and the bits of a row do not
+depend on how many rows a pass has. float32 weights that bfloat16 has too are kept in that form: half as much to read, and the
+same bits in every sum.
 """
 
 import ctypes
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,61 +21,72 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
+from specdecpp.runners import families
 from specdecpp.runners import probe as probing
-from specdecpp.runners.lean import LeanRunner, _Angles
-from specdecpp.runners.native.library import Drafting, Verifying, compiler
-from specdecpp.runners.native.weights import Weights
+from specdecpp.runners.eager import max_length
+from specdecpp.runners.native import library
+from specdecpp.runners.native.library import Drafting, Verifying
+from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
 from specdecpp.sampling import inverted
 
 _LOCK = threading.Lock()
 _LANES = 16  # what widths of heads must be multiples of
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 256  # rows of one pass
-_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NativeRunner:
     """A model of the Llama family and one sequence in its cache. See `runners.Runner` for the contract.
 
-    `num_threads` are those of every pass (None: as many as torch has). A pass waits for those of other runners to end.
+    `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
+    may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
+    of other runners to end.
 
-    Raises `RunnerError` for a model that it cannot compute, without a compiler, and where its logits are not those of
-    transformers; `probe=False` leaves that check out.
+    Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
+    those of transformers (`probe.check`, unless `probe` is False).
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, *, vocab_size: int | None = None, num_threads: int | None = None, probe: bool = True):
-        if reason := self.refusal(model):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stored: Mapping[str, Any] | None = None,
+        vocab_size: int | None = None,
+        num_threads: int | None = None,
+        probe: bool = True,
+    ):
+        if reason := self.refusal(model, is_stored=stored is not None):
             raise RunnerError(f"{type(model).__name__} cannot be run by compiled code: {reason}. Use EagerRunner.")
+        family = families.described(model)
         rows = int(model.get_output_embeddings().weight.shape[0])
         self.vocab_size = rows if vocab_size is None else vocab_size
         if self.vocab_size > rows:
             raise RunnerError(
                 f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
             )
-        self.hidden_size = int(model.config.hidden_size)
-        self.max_length: int | None = int(model.config.max_position_embeddings)
+        self.hidden_size = family.width
+        self.max_length = max_length(model.config)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.num_threads = num_threads or torch.get_num_threads()
-        self._weights = Weights(model, vocab_size=self.vocab_size)
-        self._angles = _Angles(model.model.rotary_emb, dtype=torch.float32)
+        self._weights = Weights(model, family, vocab_size=self.vocab_size, stored=stored)
         self._reset()
         if probe:
-            probing.check(self, model, manner="by compiled code")
+            value_of = None if stored is None else lambda name: stored[name].dequantised()
+            probing.check(self, model, manner="by compiled code", value_of=value_of)
 
     @staticmethod
-    def refusal(model: Any) -> str | None:
-        """Why this model cannot be run so here; None where it can."""
-        if reason := LeanRunner.refusal(model):
+    def refusal(model: Any, *, is_stored: bool = False) -> str | None:
+        """Why this model cannot be run so here; None where it can. `is_stored`: its weights come from a file."""
+        if reason := families.refusal(model) or (None if is_stored else _refusal_of_weights(model)):
             return reason
-        if model.dtype not in _DTYPES or model.device.type != "cpu":
-            found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
-            return f"its weights are {found}, not float32 or bfloat16 on a CPU"
-        size = int(getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads)
-        if size % _LANES:
-            return f"its heads are {size} wide, not a multiple of {_LANES}"
-        return None if compiler() else "there is no C++ compiler (set CXX, or install g++ or clang++)"
+        family = families.described(model)
+        if family.head_size % _LANES:
+            return f"its heads are {family.head_size} wide, not a multiple of {_LANES}"
+        if len(family.views) > TABLES:
+            return f"its layers see in {len(family.views)} ways, not in {TABLES} at most"
+        return library.refusal()
 
     def _reset(self) -> None:
         self._length = self._capacity = 0
@@ -102,9 +115,9 @@ class NativeRunner:
     def _extend(self, tokens: list[int], *, rows: int) -> tuple[Tensor, Tensor]:
         num, end = len(tokens), self._length + len(tokens)
         logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        cos, sin = self._angles.to(end)
-        past = self._length * cos.stride(0) * cos.element_size()
+        self._check_ids(tokens)
         with _LOCK:
+            self._weights.see_to(end)
             self._weights.lib.native_extend(
                 self._weights.handle,
                 self.num_threads,
@@ -113,8 +126,6 @@ class NativeRunner:
                 num,
                 self._length,
                 rows,
-                cos.data_ptr() + past,
-                sin.data_ptr() + past,
                 logits.data_ptr(),
                 states.data_ptr(),
             )
@@ -135,10 +146,13 @@ class NativeRunner:
         self._length += task.num_tokens
 
     def _told(self, task: Drafting | Verifying, end: int, do: Any) -> Any:
-        cos, sin = self._angles.to(end)
-        task.cos, task.sin = cos.data_ptr(), sin.data_ptr()
         with _LOCK:
+            self._weights.see_to(end)
             return do(self._weights.handle, self.num_threads, self._room_for(end), ctypes.byref(task))
+
+    def _check_ids(self, tokens: list[int]) -> None:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._weights.num_ids:
+            raise ValueError(f"ids from {min(tokens)} to {max(tokens)}, but the embedding has {self._weights.num_ids} rows")
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
@@ -164,3 +178,15 @@ class NativeRunner:
                 raise MemoryError(f"there is no memory for a cache of {length} positions")
             self._capacity = lib.native_capacity(sequence)
         return sequence
+
+
+def _refusal_of_weights(model: Any) -> str | None:
+    found = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
+    if len(found) > 1 or any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return "its weights are of several types or spread over devices"
+    if {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)} != {torch.nn.Linear}:
+        return "its weights are quantised by torch"
+    (dtype, device) = found.pop()
+    if dtype not in DTYPES or device != "cpu":
+        return f"its weights are {str(dtype).removeprefix('torch.')} on {device}, not float32, bfloat16 or float16 on a CPU"
+    return None

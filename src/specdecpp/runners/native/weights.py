@@ -1,84 +1,162 @@
-"""The weights of a model in the layout that the compiled code reads."""
+"""The weights of a model in the layout that the compiled code reads.
+
+A family's description (`runners.families`) says which parameters there are; their values come from a model of transformers, or
+as they lie in a GGUF file (`stored`), whose quantised blocks are kept as they are. Where the compiled code has no such blocks
+they become float32.
+"""
 
 import ctypes
 import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdecpp.runners.angles import Angles
+from specdecpp.runners.families import Family, Layer
 from specdecpp.runners.native.library import library
+
+KINDS = {
+    **{"F32": 0, "F16": 1, "BF16": 30},
+    **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8},
+    **{"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23},
+}
+"""What the compiled code can read, by GGML's names and numbers."""
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+TABLES = 4
+_ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "gate": 4, "up": 5, "down": 6, "embedding": 7, "output": 8}
+_NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "down_norm": 5, "last": 6}
+_ENDS = -1
 
 
 class _Shape(ctypes.Structure):
-    _names = ("layers", "width", "heads", "kv_heads", "size", "hidden", "vocab", "is_half")
+    _names = ("layers", "width", "heads", "kv_heads", "size", "rotary", "hidden", "vocab", "is_gelu")
     _fields_ = [(name, ctypes.c_int32) for name in _names]
-    _fields_ += [("eps", ctypes.c_float)]
+    _fields_ += [(name, ctypes.c_float) for name in ("eps", "query_scale", "embedding_scale")]
 
 
 class Weights:
-    """The weights of a model as the compiled code reads them."""
+    """The weights of a model, and its tables of angles. Raises `MemoryError`, `RunnerError` where nothing can be compiled."""
 
-    def __init__(self, model: Any, *, vocab_size: int):
-        self.lib = library()
-        config, body, output = model.config, model.model, model.get_output_embeddings().weight
-        size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    def __init__(self, model: Any, family: Family, *, vocab_size: int, stored: Mapping[str, Any] | None = None):
+        self.lib, self.family = library(), family
         shape = _Shape(
-            layers=len(body.layers),
-            width=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            size=size,
-            hidden=config.intermediate_size,
+            layers=len(family.layers),
+            width=family.width,
+            heads=family.heads,
+            kv_heads=family.kv_heads,
+            size=family.head_size,
+            rotary=family.rotary_size,
+            hidden=family.hidden,
             vocab=vocab_size,
-            is_half=fits_half(model),
-            eps=body.norm.variance_epsilon,
+            is_gelu=family.activation != "silu",
+            eps=family.eps,
+            query_scale=family.score_scale,
+            embedding_scale=family.embedding_scale,
         )
         self.handle = self.lib.native_new(ctypes.byref(shape))
         if not self.handle:
             raise MemoryError(f"there is no memory for the weights of {type(model).__name__}")
         weakref.finalize(self, self.lib.native_free, self.handle)
-        for i, layer in enumerate(body.layers):
-            self._add_layer(i, layer)
-        embedding = body.embed_tokens.weight
-        is_tied = embedding.data_ptr() == output.data_ptr() and vocab_size == len(output)
-        given = _Pointers()
-        own = None if is_tied else given(embedding)
-        if not self.lib.native_ends(self.handle, own, given(body.norm.weight), given(output), len(embedding)):
-            raise MemoryError(f"there is no memory for the embeddings of {type(model).__name__}")
+        values = _Values(model, stored)
+        for i, layer in enumerate(family.layers):
+            self._add_layer(i, layer, values)
+        self._norm(_ENDS, "last", values.vector(family.norm))
+        self._matrix(_ENDS, "output", values.rows(family.output, 0, vocab_size))
+        num_ids = values.num_rows(family.embedding)
+        if family.output != family.embedding or vocab_size != num_ids:
+            self._matrix(_ENDS, "embedding", values.rows(family.embedding, 0, num_ids))
+        self.num_ids = num_ids
+        rotary, size = model.model.rotary_emb, family.head_size
+        self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
+        self._tables: list[tuple[Tensor, Tensor]] = []
 
-    def _add_layer(self, i: int, layer: Any) -> None:
-        attention, mlp, given = layer.self_attn, layer.mlp, _Pointers()
-        parts = attention.q_proj, attention.k_proj, attention.v_proj
-        has_norms = hasattr(attention, "q_norm")
-        self.lib.native_layer(
-            self.handle,
-            i,
-            given(layer.input_layernorm.weight),
-            given(torch.cat([part.weight for part in parts])),
-            None if parts[0].bias is None else given(torch.cat([part.bias for part in parts])),
-            given(attention.q_norm.weight) if has_norms else None,
-            given(attention.k_norm.weight) if has_norms else None,
-            given(attention.o_proj.weight),
-            given(layer.post_attention_layernorm.weight),
-            given(mlp.gate_proj.weight),
-            given(mlp.up_proj.weight),
-            given(mlp.down_proj.weight),
-        )
+    def see_to(self, end: int) -> None:
+        """Tables of angles that go to this position or further."""
+        if self._tables and end <= len(self._tables[0][0]):
+            return
+        self._tables = [angles.to(end) for angles in self._angles]
+        for i, (cos, sin) in enumerate(self._tables):
+            self.lib.native_angles(self.handle, i, cos.data_ptr(), sin.data_ptr())
+
+    def _add_layer(self, i: int, layer: Layer, values: "_Values") -> None:
+        family = self.family
+        sizes = [num * family.head_size for num in (family.heads, family.kv_heads, family.kv_heads)]
+        parts = values.split(layer.qkv, sizes)
+        biases: tuple[Tensor | None, ...] = (None,) * 3
+        if layer.qkv_bias:
+            biases = torch.cat([values.vector(name) for name in layer.qkv_bias]).split(sizes)
+        for role, rows, bias in zip("qkv", parts, biases, strict=True):
+            self._matrix(i, role, rows, bias)
+        for role, rows in zip(("gate", "up"), values.split(layer.gate_up, [family.hidden] * 2), strict=True):
+            self._matrix(i, role, rows)
+        self._matrix(i, "out", values.rows(layer.out, 0, family.width))
+        self._matrix(i, "down", values.rows(layer.down, 0, family.width))
+        q_norm, k_norm = layer.head_norms or (None, None)
+        norms = {"norm": layer.norm, "mlp_norm": layer.mlp_norm, "q_norm": q_norm, "k_norm": k_norm}
+        for role, name in {**norms, "out_norm": layer.out_norm, "down_norm": layer.down_norm}.items():
+            if name is not None:
+                self._norm(i, role, values.vector(name))
+        self.lib.native_layer(self.handle, i, family.views[layer.view].window or 0, layer.view)
+
+    def _matrix(self, layer: int, role: str, rows: "_Rows", bias: Tensor | None = None) -> None:
+        given = None if bias is None else bias.data_ptr()
+        kind, pointer, stride, (out, width) = KINDS[rows.kind], rows.pointer, rows.stride, rows.shape
+        if not self.lib.native_matrix(self.handle, layer, _ROLES[role], kind, pointer, out, width, stride, given):
+            raise MemoryError(f"there is no memory for a matrix of {out} x {width} ({rows.kind})")
+
+    def _norm(self, layer: int, role: str, weight: Tensor) -> None:
+        weight = weight + self.family.norm_offset
+        if not self.lib.native_norm(self.handle, layer, _NORMS[role], weight.data_ptr(), len(weight)):
+            raise MemoryError(f"there is no memory for a norm of {len(weight)}")
 
 
-def fits_half(model: Any) -> bool:
-    """Whether bfloat16 has every weight of the matrices: kept so they are half as much to read, and sums have the same bits."""
-    matrices = (m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding))
-    return all(w.dtype == torch.bfloat16 or not (w.detach().contiguous().view(torch.int32) & 0xFFFF).any() for w in matrices)
+class _Rows:
+    """Rows of a matrix: what kind of values they are, and where they lie. What owns them stays alive as long as this does."""
+
+    def __init__(self, kind: str, shape: tuple[int, int], pointer: int, stride: int, owner: Any):
+        self.kind, self.shape, self.pointer, self.stride, self._owner = kind, shape, pointer, stride, owner
 
 
-class _Pointers:
-    """Addresses of tensors in plain rows, which stay alive as long as this does."""
+class _Values:
+    """Parameters by name, of a model or as they are stored."""
 
-    def __init__(self) -> None:
-        self._kept: list[Tensor] = []
+    def __init__(self, model: Any, stored: Mapping[str, Any] | None):
+        self._model, self._stored = model, stored
 
-    def __call__(self, tensor: Tensor) -> int:
-        self._kept.append(tensor.detach().float().contiguous())
-        return self._kept[-1].data_ptr()
+    def vector(self, name: str) -> Tensor:
+        """float32, in one piece."""
+        found = self._model.get_parameter(name) if self._stored is None else self._stored[name].dequantised()
+        return found.detach().float().contiguous()
+
+    def num_rows(self, name: str) -> int:
+        return int((self._model.get_parameter(name) if self._stored is None else self._stored[name]).shape[0])
+
+    def rows(self, name: str, start: int, end: int) -> _Rows:
+        """Some rows of a matrix, not copied where they can be read as they are."""
+        found = None if self._stored is None else self._stored[name]
+        if found is not None and found.kind in KINDS:
+            lines = found.data[start:end]
+            if not lines.flags.c_contiguous:
+                lines = lines.copy()
+            return _Rows(found.kind, (end - start, found.shape[1]), lines.ctypes.data, lines.strides[0], lines)
+        tensor = self._model.get_parameter(name) if found is None else found.dequantised()
+        tensor = tensor.detach()[start:end]
+        if tensor.dtype not in DTYPES:
+            tensor = tensor.float()
+        tensor = tensor.contiguous()
+        stride = tensor.stride(0) * tensor.element_size()
+        return _Rows(DTYPES[tensor.dtype], (end - start, tensor.shape[1]), tensor.data_ptr(), stride, tensor)
+
+    def split(self, names: tuple[str, ...], sizes: list[int]) -> Iterator[_Rows]:
+        """The rows of all these matrices, one after another, in parts of these sizes; a part may not cross a border."""
+        ends = {}
+        for name in names:
+            ends[name] = sum(map(self.num_rows, ends)) + self.num_rows(name)
+        start = 0
+        for size in sizes:
+            name = next(name for name, end in ends.items() if start < end)
+            before = ends[name] - self.num_rows(name)
+            yield self.rows(name, start - before, start - before + size)
+            start += size

@@ -1,0 +1,81 @@
+"""What the build of a wheel adds: compiled code for common processors, where there is a compiler.
+
+Such a wheel is for one system and says so in its name: which glibc it needs is read from the code. Without a compiler, and in
+an editable installation, nothing is added, and the wheel is for every system: the code is compiled where it runs then.
+
+    CXX=aarch64-linux-gnu-g++ python -m build --wheel         # for another processor than this one's
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = "specdecpp/runners/native"
+_WANTED = re.compile(r"\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\)")
+MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+"""What manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
+OLDEST_GLIBC = (2, 17)
+
+
+class CompiledCode(BuildHookInterface):
+    """Hatch's hook: it compiles into a temporary folder and has the wheel take the files from there."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        compilation = _compilation(Path(self.root))
+        target = None if version == "editable" else _answer(compilation, "-dumpmachine")
+        if target is None or "linux" not in target:
+            return
+        machine = target.partition("-")[0]
+        self._folder = tempfile.TemporaryDirectory(prefix="specdecpp-")
+        glibc, of = OLDEST_GLIBC, compilation.digest()
+        for level in (level for level, (kind, _) in compilation.LEVELS.items() if kind == machine):
+            path = Path(self._folder.name) / "native.so"
+            if reason := compilation.compiled(path, f"-march={level}", *compilation.PORTABLE):
+                print(f"specdecpp: the wheel goes without code for {level}: {reason}", file=sys.stderr)  # noqa: T201
+                continue
+            glibc = max(glibc, _needs(compilation, path))
+            name = compilation.named(level, of, path.read_bytes())
+            path = path.rename(path.with_name(name))
+            build_data["force_include"][str(path)] = f"{PACKAGE}/shipped/{name}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_{machine}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "_folder"):
+            self._folder.cleanup()
+
+
+def _compilation(root: Path) -> Any:
+    """The module that compiles, without the package around it: that needs torch."""
+    spec = importlib.util.spec_from_file_location("compilation", root / "src" / PACKAGE / "compilation.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _answer(compilation: Any, *question: str) -> str | None:
+    """What the compiler says to a question; None without one that answers."""
+    if (compiler := compilation.compiler()) is None:
+        return None
+    try:
+        return subprocess.run([*compiler, *question], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _needs(compilation: Any, path: Path) -> tuple[int, ...]:
+    """The glibc that a library needs. Raises RuntimeError where it needs a newer C++ runtime than `MOST`."""
+    objdump = _answer(compilation, "-print-prog-name=objdump") or "objdump"
+    told = subprocess.run([objdump, "-T", str(path)], capture_output=True, text=True, check=True).stdout
+    wanted = {(name, tuple(map(int, number.split(".")))) for name, number in _WANTED.findall(told)}
+    if newer := [pair for pair in wanted if pair[1] > MOST.get(pair[0], pair[1])]:
+        raise RuntimeError(f"{path} needs {newer}, which systems of manylinux_2_28 do not have.")
+    return max((number[:2] for name, number in wanted if name == "GLIBC"), default=OLDEST_GLIBC)

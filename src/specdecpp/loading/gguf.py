@@ -1,0 +1,154 @@
+"""A GGUF file as one model of a pair: what it says of itself, and the runners it can have.
+
+    GGUF -> .runner(kind): native (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
+
+Files of the architectures in `gguf_config.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
+llama-cpp-python is installed.
+"""
+
+import hashlib
+import re
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdecpp import machine
+from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.loading.gguf_config import unsupported
+from specdecpp.loading.gguf_header import Header
+from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
+from specdecpp.runners.gguf import GGUFFile, GGUFRunner
+from specdecpp.runners.native import NativeRunner
+
+
+class GGUF:
+    """A GGUF file. dtype and device are those of its values written out ("auto": float32), for all runners but native and
+    llama.cpp.
+
+    Raises `RunnerError` for a file that is damaged, `MissingExtraError` for one of another architecture without llama.cpp.
+    """
+
+    def __init__(self, path: str | Path, *, dtype: Any = "auto", device: Any = None, device_map: Any = None):
+        self.name = str(path)
+        if device_map is not None:
+            raise PairError(f"{self.name} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
+        self._dtype, self._device = _dtype(dtype), torch.device(device or "cpu")
+        self._header = Header(path)
+        self._unsupported = unsupported(self._header)
+        if self._unsupported and find_spec("llama_cpp") is None:
+            raise MissingExtraError(
+                f"{self._header.path.name} cannot be read here: {self._unsupported}. llama.cpp may know it: pip install "
+                "'specdecpp[gguf]'"
+            )
+        self._source = None if self._unsupported else GGUFSource(self._header)
+        self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
+        self._native: NativeRunner | None = None
+
+    @cached_property
+    def _file(self) -> GGUFFile:
+        """As llama.cpp reads it."""
+        return GGUFFile(self.name)
+
+    @cached_property
+    def model(self) -> Any:
+        """A model of transformers with the file's values. Raises `RunnerError` for a file that is run by llama.cpp only."""
+        if self._source is None:
+            raise RunnerError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
+        return self._source.model(self._dtype).to(self._device)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the output layer."""
+        return self._file.num_rows if self._source is None else self._source.num_rows
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the checkpoint where the file names it, else of all its weights; remembered while the file is the same."""
+        if re.fullmatch("[0-9a-f]{16,64}", named := self._header.text("specdecpp.fingerprint", "")):
+            return named
+        state = self._header.state
+        known = machine.recall("gguf", state) or {}
+        if not re.fullmatch("[0-9a-f]{16}", str(known.get("fingerprint"))):
+            known = {"fingerprint": _digest(self._header)}
+            machine.remember("gguf", state, known)
+        return known["fingerprint"]
+
+    def tokenizer(self) -> Any:
+        """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
+        from specdecpp.loading.models import load_tokenizer  # models knows this class
+
+        beside = Path(self.name).parent
+        if "tokenizer.huggingface.json" not in self._header and (beside / "tokenizer.json").is_file():
+            return load_tokenizer(beside)
+        return tokenizer_of(self._header, num_rows=self.num_rows)
+
+    def ends(self, tokenizer: Any) -> tuple[int, ...]:
+        """The ids that end a text."""
+        return ends_of(self._header, num_rows=self.num_rows)
+
+    def copied_bytes(self, kind: str) -> int:
+        """Of the machine's memory, that a runner of this kind takes for weights."""
+        if kind == "native":
+            return self.num_bytes
+        if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
+            return 0
+        return self._dtype.itemsize * sum(parameter.numel() for parameter in self._source.skeleton.parameters())
+
+    def refusals(self) -> dict[str, str | None]:
+        """What stands against each kind of runner; None where nothing does."""
+        llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
+        if self._device.type != "cpu":
+            llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
+        if self._source is None:
+            return dict.fromkeys(("graphs", "native", "lean", "eager"), self._unsupported) | {"llama.cpp": llama_cpp}
+        skeleton, is_cuda = self._source.skeleton, self._device.type == "cuda"
+        native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
+        return {
+            "graphs": LeanRunner.refusal(skeleton) if is_cuda else "its weights are not on a GPU",
+            "native": native or NativeRunner.refusal(skeleton, is_stored=True),
+            "llama.cpp": llama_cpp,
+            "lean": LeanRunner.refusal(skeleton),
+            "eager": None,
+        }
+
+    def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
+        """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
+        if kind == "llama.cpp":
+            return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
+        if kind == "native" and self._source is not None:
+            if self._native is None or self._native.vocab_size != vocab_size:
+                source = self._source
+                self._native = NativeRunner(
+                    source.skeleton, stored=source.stored, vocab_size=vocab_size, num_threads=num_threads
+                )
+            return self._native.fresh(num_threads=num_threads)
+        return {"eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind](self.model, vocab_size=vocab_size)
+
+
+def is_gguf(name: str | Path) -> bool:
+    """Whether a name is that of a GGUF file."""
+    return Path(name).suffix.lower() == ".gguf"
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    found = torch.float32 if dtype in ("auto", None) else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise PairError(f"dtype={dtype!r} is no type of weights. Give a torch dtype, its name, or 'auto'.")
+    return found
+
+
+def _digest(header: Header) -> str:
+    """Sixteen hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors."""
+    architecture = header.text("general.architecture")
+    numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
+    digest = hashlib.sha256(str(numbers).encode())
+    for name, entry in sorted(header.tensors.items()):
+        digest.update(f"{name} {entry.kind} {entry.shape}".encode())
+        if entry.data is not None:
+            digest.update(entry.data)
+    return digest.hexdigest()[:16]

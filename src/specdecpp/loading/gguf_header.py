@@ -1,0 +1,271 @@
+"""The header of a GGUF file: its metadata, and where its tensors lie. Every count, length, type and offset is checked.
+
+    bytes -> Header -> .text(key), .integer(key), ..., .tensors[name]
+
+The package gguf has a reader too. It takes seconds for a vocabulary of 49,152 tokens (this one 50 ms), and believes what a
+file says: lengths, dimensions and offsets that lie outside end in numpy's errors or in views of other tensors' bytes.
+
+Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3.
+"""
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from specdecpp.errors import RunnerError
+
+_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+"""GGUF's types of values with a fixed size."""
+_TEXT, _LIST = 8, 9
+_MOST_KEYS, _MOST_TENSORS, _MOST_TEXTS = 2**16, 2**17, 2**22
+_LONGEST_NAME, _LONGEST_TEXT = 2**16, 2**26
+_ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file: its type by GGML's name, its shape as torch has it, and its bytes [rows, bytes of a row].
+
+    `data` is None for a type that is not known here.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    data: np.ndarray | None
+
+
+class Header:
+    """Metadata and tensors of one file. Raises `RunnerError`, which says what is wrong in which file."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._at = 0
+        if not self.path.is_file():
+            raise RunnerError(f"there is no file {self.path}.")
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                self._bytes: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file cannot be mapped
+            self.fail("is empty")
+        except OSError as error:
+            raise RunnerError(
+                f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be."
+            ) from error
+        self._all = np.frombuffer(self._bytes, np.uint8)
+        self.state = {
+            "path": str(self.path.resolve()),
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "inode": stat.st_ino,
+        }
+        num_tensors, num_values = self._counts()
+        self.values: dict[str, Any] = dict(self._values(num_values))
+        found = list(self._infos(num_tensors))
+        self.tensors = dict(self._entries(found))
+
+    # What the file says
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A value that is a text. Raises where it is missing (and there is no default) or of another type."""
+        value = self._value(key, default)
+        if isinstance(value, bytes):
+            return self._decoded(value, key)
+        return value if isinstance(value, str) else self._is_no("text", key)
+
+    def texts(self, key: str, default: list[str] | None = None) -> list[str]:
+        """A list of texts."""
+        value = self._value(key, default)
+        if not isinstance(value, list):
+            self._is_no("list of texts", key)
+        return [self._decoded(item, key) if isinstance(item, bytes) else item for item in value]
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int:
+        """A whole number within limits."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._is_no("whole number", key)
+        if not least <= value <= most:
+            self.fail(f"says {key} = {value}, which must lie within {least} and {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, above: float = -math.inf, most: float = math.inf) -> float:
+        """A finite number within limits."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._is_no("number", key)
+        if not (math.isfinite(value) and above < value <= most):
+            self.fail(f"says {key} = {value}, which must be finite, above {above:g} and at most {most:g}")
+        return float(value)
+
+    def numbers(self, key: str) -> np.ndarray:
+        """A list of numbers, as a view of the file."""
+        value = self._value(key, None)
+        return value if isinstance(value, np.ndarray) else self._is_no("list of numbers", key)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """A truth value."""
+        value = self._value(key, default)
+        return value if isinstance(value, bool) else self._is_no("truth value", key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key, default)
+        return (
+            self.fail(f"has no {key}", "It is incomplete: write it again with a current converter") if value is None else value
+        )
+
+    def _is_no(self, what: str, key: str) -> NoReturn:
+        self.fail(f"has a {key} that is no {what}")
+
+    def _decoded(self, value: bytes, key: str) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            self.fail(f"has a text in {key} that is not UTF-8")
+
+    def fail(self, what: str, advice: str = _ADVICE) -> NoReturn:
+        """Raise `RunnerError`: the file `what`, and what to do."""
+        raise RunnerError(f"{self.path.name} {what}. {advice} ({self.path}).")
+
+    # Reading
+
+    def _counts(self) -> tuple[int, int]:
+        """Of tensors and of values, after the marks of the format."""
+        if (magic := bytes(self._bytes[:4])) != b"GGUF":
+            self.fail(f"is no GGUF file: it begins with {magic!r}, not b'GGUF'", "Name a GGUF file, or fetch this one again")
+        self._at = 4
+        version = self._read("I")
+        if version and not version & 0xFFFF:
+            self.fail("was written for big-endian machines", "Fetch or write it for little-endian ones")
+        if version not in (2, 3):
+            self.fail(f"is GGUF version {version}, and 2 and 3 are known here", "Write it again with a current converter")
+        num_tensors, num_values = self._read("Q"), self._read("Q")
+        for what, num, most in (("tensors", num_tensors, _MOST_TENSORS), ("values", num_values, _MOST_KEYS)):
+            if num > most:
+                self.fail(f"announces {num} {what}")
+        return num_tensors, num_values
+
+    def _read(self, kind: str) -> int:
+        size = struct.calcsize(kind)
+        if self._at + size > len(self._bytes):
+            self.fail(f"ends within its header, after {len(self._bytes)} bytes")
+        (value,) = struct.unpack_from("<" + kind, self._bytes, self._at)
+        self._at += size
+        return value
+
+    def _string(self, longest: int) -> bytes:
+        size, at = self._read("Q"), self._at
+        if size > longest or at + size > len(self._bytes):
+            self.fail(f"announces a text of {size} bytes at byte {at - 8}")
+        self._at = at + size
+        return self._bytes[at : at + size]
+
+    def _name(self, what: str) -> str:
+        at, raw = self._at, self._string(_LONGEST_NAME)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.fail(f"has a name of a {what} that is not UTF-8, at byte {at}")
+
+    def _values(self, num: int) -> Iterator[tuple[str, Any]]:
+        seen = set()
+        for _ in range(num):
+            key = self._name("value")
+            if key in seen:
+                self.fail(f"says {key} twice")
+            seen.add(key)
+            kind = self._read("I")
+            if kind == _TEXT:
+                yield key, self._string(_LONGEST_TEXT)
+            elif kind == _LIST:
+                yield key, self._list(key)
+            elif kind in _SCALARS:
+                yield key, self._array(key, kind, 1)[0].item()
+            else:
+                self.fail(f"has {key} of a type {kind} that does not exist")
+
+    def _list(self, key: str) -> Any:
+        kind, num = self._read("I"), self._read("Q")
+        if kind in _SCALARS:
+            return self._array(key, kind, num)
+        if kind != _TEXT:
+            self.fail(f"has {key}, a list of a type {kind} that is not known here")
+        if num > _MOST_TEXTS:
+            self.fail(f"announces {num} texts in {key}")
+        texts, at, end, whole, size_of = [], self._at, len(self._bytes), self._bytes, struct.Struct("<Q").unpack_from
+        for _ in range(num):  # hundreds of thousands of them
+            if at + 8 > end or (after := at + 8 + size_of(whole, at)[0]) > end:
+                self.fail(f"ends within {key}, or a text in it is too long (byte {at})")
+            texts.append(whole[at + 8 : after])
+            at = after
+        self._at = at
+        return texts
+
+    def _array(self, key: str, kind: int, num: int) -> np.ndarray:
+        dtype = np.dtype(_SCALARS[kind])
+        if self._at + num * dtype.itemsize > len(self._bytes):
+            self.fail(f"announces {num} values in {key}, more than it has bytes for")
+        if kind == 7 and num and self._all[self._at : self._at + num].max() > 1:
+            self.fail(f"has a truth value in {key} that is neither 0 nor 1")
+        found = self._all[self._at : self._at + num * dtype.itemsize].view(dtype)
+        self._at += num * dtype.itemsize
+        return found
+
+    def _infos(self, num: int) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+        """Name, type, shape and offset of each tensor."""
+        seen = set()
+        for _ in range(num):
+            name = self._name("tensor")
+            if name in seen:
+                self.fail(f"has two tensors {name}")
+            seen.add(name)
+            if not 1 <= (num_dims := self._read("I")) <= 4:
+                self.fail(f"gives {name} {num_dims} dimensions")
+            shape = tuple(self._read("Q") for _ in range(num_dims))[::-1]
+            if not all(shape) or math.prod(shape) >= 2**48:
+                self.fail(f"gives {name} the shape {list(shape)}")
+            yield name, self._read("I"), shape, self._read("Q")
+
+    def _entries(self, found: list[tuple[str, int, tuple[int, ...], int]]) -> Iterator[tuple[str, Entry]]:
+        """Tensors with their bytes, none of which may lie outside or belong to two."""
+        alignment = self.integer("general.alignment", 32, least=1, most=2**20)
+        if alignment & (alignment - 1):
+            self.fail(f"has an alignment of {alignment}, not a power of two")
+        start = -(-self._at // alignment) * alignment
+        reached, last = 0, ""
+        for name, number, shape, offset in sorted(found, key=lambda info: info[3]):
+            kind, block, size = _sizes().get(number, (f"type {number}", 0, 0))
+            if offset % alignment or offset < reached:
+                where = (
+                    f"byte {offset}, within {last}" if offset < reached else f"byte {offset}, off its alignment of {alignment}"
+                )
+                self.fail(f"puts {name} at {where}")
+            if not block:
+                yield name, Entry(kind, shape, None)
+                continue
+            if shape[-1] % block:
+                self.fail(f"has {name} with rows of {shape[-1]} values in {kind}, which packs {block} at a time")
+            row, rows = shape[-1] // block * size, math.prod(shape[:-1])
+            reached, last = offset + row * rows, name
+            if start + reached > len(self._all):
+                self.fail(f"is too short: {name} should end at byte {start + reached}, and it has {len(self._all)}")
+            yield name, Entry(kind, shape, self._all[start + offset : start + reached].reshape(rows, row))
+
+
+@cache
+def _sizes() -> dict[int, tuple[str, int, int]]:
+    """Name, values of a block and bytes of a block, by GGML's number of the type."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    return {int(kind): (kind.name, block, size) for kind, (block, size) in GGML_QUANT_SIZES.items()}

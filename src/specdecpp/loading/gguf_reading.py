@@ -1,0 +1,149 @@
+"""A GGUF file as a model of transformers, without llama.cpp: its shape, and its weights as they lie in the file.
+
+    Header -> GGUFSource: .skeleton (a model without weights), .stored (bytes by transformers' names), .model(dtype)
+
+Two things are laid out in a file as transformers does not have them, and put back here: under the architecture "llama" the rows
+of q and k (llama.cpp turns neighbouring pairs, transformers the two halves of a head), which moves whole rows and leaves them
+packed; and Gemma's norms, to which 1 was added.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specdecpp.errors import RunnerError
+from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, unsupported
+from specdecpp.loading.gguf_header import Header
+
+_NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """One matrix or vector as it lies in a file.
+
+    `kind` is GGML's name of the type ("F32", "BF16", "Q8_0", "Q4_K", ...), `shape` as torch has it: (out, in) or (n,), `data`
+    uint8 [out, bytes of a row] (a vector: [1, bytes]), a view of the mapped file where nothing had to be moved.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+    def dequantised(self) -> Tensor:
+        """The values, float32, of this shape."""
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        with np.errstate(all="ignore"):  # infinite scales are the file's affair
+            values = dequantize(self.data, GGMLQuantizationType[self.kind])
+        return torch.from_numpy(np.array(values, np.float32).reshape(self.shape))
+
+
+class GGUFSource:
+    """A model in a GGUF file, of an architecture of `FAMILIES`.
+
+    Raises `RunnerError`: what is wrong in which file.
+
+    >>> GGUFSource("model.gguf").stored["model.embed_tokens.weight"].kind                     # doctest: +SKIP
+    'Q8_0'
+    """
+
+    def __init__(self, path: "str | Path | Header"):
+        self.header = path if isinstance(path, Header) else Header(path)
+        self.path = self.header.path
+        if reason := unsupported(self.header):
+            raise RunnerError(f"{self.path.name} cannot be read here: {reason}.")
+        self._config = configured(self.header)
+        self.skeleton = self._built()
+        self.stored: Mapping[str, Stored] = self._found()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the output layer."""
+        return int(self._config.vocab_size)
+
+    def model(self, dtype: torch.dtype = torch.float32) -> Any:
+        """A model of transformers with the values of the file, on the CPU. One tensor at a time is held twice."""
+        model = self._built()
+        for name, stored in self.stored.items():
+            module, _, last = name.rpartition(".")
+            setattr(model.get_submodule(module), last, nn.Parameter(stored.dequantised().to(dtype), requires_grad=False))
+        model.tie_weights()
+        return model
+
+    def _built(self) -> Any:
+        """The model with its weights on the meta device, and real tables of angles."""
+        import transformers
+        from transformers.initialization import no_init_weights
+
+        kind = getattr(transformers, FAMILIES[self.header.text("general.architecture")])
+        with torch.device("meta"), no_init_weights():
+            model = kind(self._config)
+        model.tie_weights()
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(config=self._config)
+        if self._factors is not None:
+            self._divide(model.model.rotary_emb, self._factors)
+        for module in model.modules():
+            if getattr(module, "embed_scale", None) is not None and isinstance(module.embed_scale, Tensor):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale)
+        return model.eval()
+
+    @cached_property
+    def _factors(self) -> Tensor | None:
+        entry = self.header.tensors.get(FACTORS)
+        return None if entry is None or entry.data is None else torch.from_numpy(entry.data[0].view("<f4").copy())
+
+    def _divide(self, rotary: Any, factors: Tensor) -> None:
+        """Frequencies by the file's own factors, to the bit."""
+        size = 2 * len(factors)
+        plain = 1.0 / self._config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size)
+        rotary.inv_freq = plain / factors
+        rotary.original_inv_freq = rotary.inv_freq.clone()
+
+    def _found(self) -> dict[str, Stored]:
+        """The weight of every parameter; raises for one that is missing, of another shape, or left over."""
+        from gguf.constants import MODEL_ARCH
+        from gguf.tensor_mapping import get_tensor_name_map
+
+        architecture = self.header.text("general.architecture")
+        names = get_tensor_name_map(MODEL_ARCH[architecture.upper()], self._config.num_hidden_layers)
+        found, rest = {}, set(self.header.tensors) - _NOT_WEIGHTS
+        for name, parameter in self.skeleton.named_parameters():
+            own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            if own is None:
+                self.header.fail(f"cannot have {name}, for which files of {architecture} have no name")
+            check_shape(self.header, own, tuple(parameter.shape))
+            found[name] = self._stored(name, own)
+            rest.discard(own)
+        if rest:
+            self.header.fail(f"has {len(rest)} tensors that a model of {architecture} has no place for, first {min(rest)}")
+        return found
+
+    def _stored(self, name: str, own: str) -> Stored:
+        entry, architecture = self.header.tensors[own], self.header.text("general.architecture")
+        assert entry.data is not None, "unsupported() has seen its type"
+        data, role = entry.data, name.split(".")[-2]
+        heads = {"q_proj": self._config.num_attention_heads, "k_proj": self._config.num_key_value_heads}.get(role)
+        if architecture == "llama" and heads:
+            data = data[_halves(entry.shape[0], heads)] if len(entry.shape) > 1 else _vector_halves(entry, heads)
+        if architecture == "gemma3" and role.endswith("norm"):
+            values = Stored(entry.kind, entry.shape, data).dequantised().numpy() - 1
+            return Stored("F32", entry.shape, values.astype("<f4").reshape(1, -1).view(np.uint8))
+        return Stored(entry.kind, entry.shape, data)
+
+
+def _halves(num: int, heads: int) -> np.ndarray:
+    """Which row of a file is which of transformers: in each head neighbouring pairs -> (first half, second half)."""
+    return np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+
+
+def _vector_halves(entry: Any, heads: int) -> np.ndarray:
+    return entry.data.reshape(entry.shape[0], -1)[_halves(entry.shape[0], heads)].reshape(1, -1)

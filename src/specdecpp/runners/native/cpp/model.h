@@ -1,0 +1,57 @@
+// A model and its sequences.
+
+#pragma once
+
+#include "memory.h"
+#include "packing.h"
+
+// What `weights.py` tells of a model: n rows, w width, h heads of s values, g of them share keys and values, f width of the
+// feed-forward, v rows of the output layer. Of the s values of a head the first `rotary` are turned.
+struct Shape {
+  int32_t layers, width, heads, kv_heads, size, rotary, hidden, vocab, is_gelu;
+  float eps, query_scale, embedding_scale;
+};
+
+constexpr int TABLES = 4;  // of angles
+
+enum Role { QUERY, KEY, VALUE, MIX, GATE, UP, DOWN, EMBEDDING, OUTPUT, NUM_MATRICES };
+enum Norm { INPUT, MLP, Q_NORM, K_NORM, AFTER_ATTENTION, AFTER_MLP, FINAL, NUM_NORMS };
+
+struct Layer {
+  Matrix matrices[NUM_MATRICES];
+  const float* norms[NUM_NORMS] = {};  // null where the family has none
+  int window = 0;                      // how many positions a query sees, itself among them; 0: all
+  int angles = 0;                      // which of the model's tables
+};
+
+// Cosines and sines of positions from the first [n, s], the sign with the sines; somebody else's memory.
+struct Angles {
+  const float *cos = nullptr, *sin = nullptr;
+};
+
+struct Model {
+  Shape s;
+  std::vector<Layer> layers;
+  Layer ends;  // embedding, output layer and last norm
+  Angles angles[TABLES];
+  Arena arena;
+  // Of one pass: n rows of what lies between the products, and each thread's own.
+  std::vector<float> x, qkv, mixed, act, branch;
+  struct Own {
+    std::vector<float> h, sums, q, scores, gate;
+  };
+  std::vector<Own> own;
+
+  explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {}
+  int joined() const { return (s.heads + 2 * s.kv_heads) * s.size; }
+  int mix() const { return s.heads * s.size; }
+  Layer& layer(int l) { return l < 0 ? ends : layers[l]; }
+  const Matrix& embedding() const { return ends.matrices[EMBEDDING].out ? ends.matrices[EMBEDDING] : ends.matrices[OUTPUT]; }
+};
+
+// One sequence: for each layer and key-value head keys [block of PANEL positions, value, position of the block] and values
+// [position, value].
+struct Sequence {
+  int capacity = 0;
+  float *keys = nullptr, *values = nullptr;
+};

@@ -1,0 +1,195 @@
+// A pass: tokens through all layers, into the cache of a sequence.
+//
+//   embed -> each layer: [norm, q k v | turn, store, attend | out + residual | norm, gate up, activation | down + residual] -> norm, logits
+//
+// A bar is a barrier. There is one call a pass and one set of threads that stays in it: a small model's step is bound by how often
+// something is called and threads are waited for, a larger one's by how fast its weights come from memory.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "model.h"
+#include "products.h"
+#include "threads.h"
+
+constexpr int GATES = 4;  // panels of the gate that are held before those of the same places in `up`
+
+// y [n, width], whose rows lie `stride` apart, of x [n, width].
+static void norm(const float* x, const float* weight, float eps, int n, int width, float* y, size_t stride) {
+  int even = width / LANES * LANES;
+  for (int r = 0; r < n; ++r, x += width, y += stride) {
+    Vec squares{};
+    for (int i = 0; i < even; i += LANES) squares += at(x + i) * at(x + i);
+    float sum = total(squares);
+    for (int i = even; i < width; ++i) sum += x[i] * x[i];
+    float scale = 1.0f / std::sqrt(sum / width + eps);
+    for (int i = 0; i < width; ++i) y[i] = x[i] * scale * weight[i];
+  }
+}
+
+static void turn(float* v, const float* cos, const float* sin, int size) {
+  int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    float a = v[i], b = v[i + half];
+    v[i] = a * cos[i] + b * sin[i];
+    v[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+// Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see. Queries go
+// through the cache in blocks, as rows of a product do through a matrix.
+static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, int start, int n, Model::Own& own) {
+  const Shape& s = m.s;
+  int size = s.size, group = s.heads / s.kv_heads, joined = m.joined();
+  const float *cos = m.angles[layer.angles].cos + size_t(start) * size, *sin = m.angles[layer.angles].sin + size_t(start) * size;
+  float* keys = seq.keys + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
+  float* values = seq.values + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
+  for (int r = 0; r < n; ++r) {
+    float* row = m.qkv.data() + size_t(r) * joined;
+    float* k = row + (s.heads + kv) * size;
+    int place = start + r;
+    if (layer.norms[K_NORM]) norm(k, layer.norms[K_NORM], s.eps, 1, size, k, size);
+    turn(k, cos + r * size, sin + r * size, s.rotary);
+    float* to = keys + size_t(place / PANEL) * size * PANEL + place % PANEL;
+    for (int d = 0; d < size; ++d) to[d * PANEL] = k[d];
+    std::memcpy(values + size_t(place) * size, row + (s.heads + s.kv_heads + kv) * size, size * 4);
+  }
+  float *queries = own.q.data(), *scores = own.scores.data();
+  int num = n * group;  // query i is head kv * group + i % group of row i / group
+  for (int first = 0; first < num; first += ROWS) {
+    int block = std::min(num - first, ROWS), end = start + (first + block - 1) / group + 1;
+    // The first position that the first query of the block sees, at the edge of a panel of keys.
+    int begin = layer.window ? std::max(0, start + first / group + 1 - layer.window) / PANEL * PANEL : 0;
+    size_t stride = apart(up(end - begin, PANEL));
+    for (int i = 0; i < block; ++i) {
+      int r = (first + i) / group;
+      const float* of = m.qkv.data() + size_t(r) * joined + (kv * group + (first + i) % group) * size;
+      float* q = queries + size_t(i) * size;
+      std::memcpy(q, of, size * 4);
+      if (layer.norms[Q_NORM]) norm(q, layer.norms[Q_NORM], s.eps, 1, size, q, size);
+      turn(q, cos + r * size, sin + r * size, s.rotary);
+      for (int d = 0; d < size; ++d) q[d] *= s.query_scale;
+    }
+    for (int p = begin; p < end; p += PANEL)
+      in_blocks<ROWS>(block, [&](int row, auto rows) {
+        auto of = reinterpret_cast<const uint8_t*>(keys + size_t(p) * size);
+        Store put{scores + p - begin, stride, PANEL};
+        plain_sums<Whole, decltype(rows)::num, 1>(of, PANEL * 4, 0, nullptr, size, queries + row * size, size, put, 0, row);
+      });
+    for (int i = 0; i < block; ++i) {
+      float* of = scores + i * stride;
+      int place = start + (first + i) / group, padded = int(up(end - begin, LANES));
+      for (int p = place + 1 - begin; p < padded; ++p) of[p] = -INFINITY;
+      for (int p = begin; layer.window && p <= place - layer.window; ++p) of[p - begin] = -INFINITY;
+      Vec most = at(of);
+      for (int p = LANES; p < padded; p += LANES) most = at(of + p) > most ? at(of + p) : most;
+      float top = most[0];
+      for (int j = 1; j < LANES; ++j) top = std::max(top, most[j]);
+      Vec shares{};
+      for (int p = 0; p < padded; p += LANES) shares += at(of + p) = exponential(at(of + p) - top);
+      Vec scale = all(1.0f / total(shares));
+      for (int p = 0; p < padded; p += LANES) at(of + p) *= scale;
+    }
+    for (int d = 0; d < size; d += PANEL)
+      in_blocks<ROWS>(block, [&](int row, auto rows) {
+        auto of = reinterpret_cast<const uint8_t*>(values + size_t(begin) * size + d);
+        Store put{queries + d, size_t(size), size - d};
+        plain_sums<Whole, decltype(rows)::num, 1>(of, size_t(size) * 4, 0, nullptr, end - begin, scores + row * stride, stride, put, 0, row);
+      });
+    for (int i = 0; i < block; ++i) {
+      int r = (first + i) / group, head = kv * group + (first + i) % group;
+      std::memcpy(m.mixed.data() + r * apart(m.mix()) + head * size, queries + i * size, size * 4);
+    }
+  }
+}
+
+// Room for a pass of n rows that ends at a position.
+static void make_room(Model& m, int threads, int n, int end) {
+  const Shape& s = m.s;
+  auto grow = [](std::vector<float>& to, size_t size) {
+    if (to.size() < size) to.resize(size);
+  };
+  grow(m.x, size_t(n) * s.width), grow(m.branch, size_t(n) * s.width), grow(m.qkv, size_t(n) * m.joined());
+  grow(m.mixed, n * apart(m.mix())), grow(m.act, n * apart(s.hidden));
+  if (m.own.size() < size_t(threads)) m.own.resize(threads);
+  for (Model::Own& own : m.own) {
+    grow(own.h, n * apart(s.width)), grow(own.q, size_t(ROWS) * s.size), grow(own.gate, size_t(n) * GATES * PANEL);
+    grow(own.sums, size_t(n) * (std::max({s.width, m.mix(), s.hidden}) / 16 + 1));
+    if (size_t scores = ROWS * apart(up(end, PANEL)); own.scores.size() < scores) own.scores.resize(2 * scores);
+  }
+}
+
+// Reads n tokens at `start`; logits [rows, v] and states [rows, w] of the last `rows`. One call at a time for a model.
+static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
+  const Shape& s = m.s;
+  make_room(m, threads, n, start + n);
+  float* x = m.x.data();
+  for (int r = 0; r < n; ++r) {
+    float* row = x + size_t(r) * s.width;
+    row_of(m.embedding(), int(tokens[r]), row);
+    for (int i = 0; s.embedding_scale != 1.0f && i < s.width; ++i) row[i] *= s.embedding_scale;
+  }
+  together(threads, [&](int t, int threads, Barrier& barrier) {
+    Model::Own& own = m.own[t];
+    float *h = own.h.data(), *sums = own.sums.data();
+    // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
+    auto into = [&](std::initializer_list<const Matrix*> matrices, const float* x, int n, float* y, size_t stride, bool adds) {
+      int num = 0, before = 0;
+      for (const Matrix* w : matrices) num += w->num_panels();
+      Share share(num, t, threads);
+      int group = 0;
+      for (const Matrix* w : matrices) {
+        int begin = std::max(share.begin - before, 0), end = std::min(share.end - before, w->num_panels());
+        if (w->is_coded() && begin < end && w->group != group) group_sums(*w, x, n, sums), group = w->group;
+        if (begin < end) product(*w, x, sums, n, begin, end, Store{y, stride, w->out, adds});
+        y += w->out, before += w->num_panels();
+      }
+    };
+    // The residual, of a product that may have a norm of its own.
+    auto add = [&](const Matrix& w, const float* x_of, const float* weight) {
+      if (!weight) return into({&w}, x_of, n, x, s.width, true);
+      into({&w}, x_of, n, m.branch.data(), s.width, false);
+      barrier.wait();
+      Share share(n, t, threads);
+      for (int r = share.begin; r < share.end; ++r) {
+        float* of = m.branch.data() + size_t(r) * s.width;
+        norm(of, weight, s.eps, 1, s.width, of, s.width);
+        for (int i = 0; i < s.width; ++i) x[size_t(r) * s.width + i] += of[i];
+      }
+    };
+    for (int l = 0; l < s.layers; ++l) {
+      const Layer& layer = m.layers[l];
+      const Matrix* w = layer.matrices;
+      norm(x, layer.norms[INPUT], s.eps, n, s.width, h, apart(s.width));  // each thread for itself: cheaper than to wait
+      into({&w[QUERY], &w[KEY], &w[VALUE]}, h, n, m.qkv.data(), m.joined(), false);
+      barrier.wait();
+      for (int kv = t; kv < s.kv_heads; kv += threads) attend(m, layer, seq, l, kv, start, n, own);
+      barrier.wait();
+      add(w[MIX], m.mixed.data(), layer.norms[AFTER_ATTENTION]);
+      barrier.wait();
+      norm(x, layer.norms[MLP], s.eps, n, s.width, h, apart(s.width));
+      if (w[GATE].is_coded() || w[UP].is_coded()) group_sums(w[GATE].is_coded() ? w[GATE] : w[UP], h, n, sums);
+      bool is_one_group = w[GATE].group == w[UP].group;
+      Share share(w[GATE].num_panels(), t, threads);
+      for (int panel = share.begin, size; panel < share.end; panel += size) {
+        size = std::min(share.end - panel, GATES);
+        if (!is_one_group && w[GATE].is_coded()) group_sums(w[GATE], h, n, sums);
+        float* gate = own.gate.data() - panel * PANEL;
+        product(w[GATE], h, sums, n, panel, panel + size, Store{gate, GATES * PANEL, w[GATE].num_panels() * PANEL});
+        if (!is_one_group && w[UP].is_coded()) group_sums(w[UP], h, n, sums);
+        Store gated{m.act.data(), apart(s.hidden), s.hidden};
+        gated.gate = gate, gated.gate_stride = GATES * PANEL, gated.is_gelu = s.is_gelu;
+        product(w[UP], h, sums, n, panel, panel + size, gated);
+      }
+      barrier.wait();
+      add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP]);
+      barrier.wait();
+    }
+    const float* last = x + size_t(n - rows) * s.width;
+    norm(last, m.ends.norms[FINAL], s.eps, rows, s.width, h, apart(s.width));
+    for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
+    into({&m.ends.matrices[OUTPUT]}, h, rows, logits, s.vocab, false);
+  });
+}

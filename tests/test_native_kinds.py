@@ -1,0 +1,155 @@
+"""Quantised weights in the compiled runner: the file's own values, in every form; and bits that depend on the row alone."""
+
+import copy
+import ctypes
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from quantised import fabricated
+
+from specdecpp import EagerRunner, NativeRunner
+from specdecpp.loading.gguf_reading import Stored
+from specdecpp.runners import native
+from specdecpp.runners.native.library import library
+from specdecpp.runners.native.weights import KINDS
+from specdecpp.testing import tiny_model
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+TEXT = [1, 7, 3, 9, 12, 30, 2, 5, 41, 8, 8, 17, 60, 33]
+SMALL = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def stored(model: Any, kinds: Mapping[str, str]) -> dict[str, Stored]:
+    """Values of a model's parameters: made up, of the kind of the first name in `kinds` that a parameter's name has in it."""
+    found = {}
+    for seed, (name, parameter) in enumerate(model.named_parameters()):
+        if parameter.ndim < 2:
+            data = parameter.detach().float().contiguous()
+            found[name] = Stored("F32", tuple(data.shape), data.view(torch.uint8).numpy().reshape(1, -1))
+        else:
+            kind = next(kind for part, kind in kinds.items() if part in name)
+            found[name] = fabricated(kind, *parameter.shape, seed=seed)
+    return found
+
+
+def filled(model: Any, values: Mapping[str, Stored]) -> Any:
+    """The model with these values."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name].dequantised())
+    return model
+
+
+def pair(kinds: Mapping[str, str], **more: Any) -> tuple[EagerRunner, NativeRunner]:
+    model = tiny_model("llama", seed=3, **(SMALL | more))
+    values = stored(model, kinds)
+    skeleton = copy.deepcopy(model)
+    for module in skeleton.modules():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = None if parameter is None else torch.nn.Parameter(parameter.to("meta"))
+    skeleton.tie_weights()
+    runner = NativeRunner(skeleton, stored=values, num_threads=2)
+    return EagerRunner(filled(model, values)), runner
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+    return pair({"": request.param})
+
+
+def test_logits_are_those_of_the_values_in_the_file(runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches a code, a scale or an offset that is read from the wrong place of a block, or rounded."""
+    eager, compiled = (r.fresh() for r in runners)
+    expected, states = eager.extend(TEXT, rows=len(TEXT))
+    logits, hidden = compiled.extend(TEXT, rows=len(TEXT))
+    assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (hidden - states).abs().max() < 1e-4 * states.abs().max()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
+    """Catches sums whose order depends on how many rows or panels are summed at once."""
+    whole, states = runners[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
+    for cuts in ([1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [6, 8], [7, 7], [4, 10], [11, 3], [12, 2]):
+        compiled, tokens, parts = runners[1].fresh(num_threads=threads), list(TEXT), []
+        for n in cuts:
+            parts.append(compiled.extend(tokens[:n], rows=n))
+            tokens = tokens[n:]
+        assert torch.equal(torch.cat([p[0] for p in parts]), whole)
+        assert torch.equal(torch.cat([p[1] for p in parts]), states)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"v_proj": "Q6_K", "q_proj": "Q4_K", "down": "Q6_K", "embed": "Q6_K", "": "Q4_K"},
+        {"q_proj": "F16", "k_proj": "Q4_1", "gate": "Q2_K", "up_proj": "Q8_0", "embed": "BF16", "": "Q5_1"},
+        {"gate": "F32", "up_proj": "Q4_0", "o_proj": "Q3_K", "lm_head": "Q5_K", "": "Q8_0"},
+    ],
+)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_file_of_several_kinds(kinds: dict[str, str], is_tied: bool) -> None:
+    """Catches sums over groups of another matrix's size, and parts of a joined product that lie in the wrong columns."""
+    eager, compiled = pair(kinds, tie_word_embeddings=is_tied)
+    expected, _ = eager.extend(TEXT, rows=len(TEXT))
+    for runner in (compiled, compiled.fresh(num_threads=5)):
+        logits, _ = runner.extend(TEXT, rows=len(TEXT))
+        assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_widths_that_do_not_fill_panels() -> None:
+    """Catches a last panel that is read or written past its end: heads of 32, 3 of them, a width of 96, 71 tokens."""
+    widths = {
+        "head_dim": 32,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "vocab_size": 71,
+    }
+    eager, compiled = pair({"": "Q4_1"}, **widths)
+    expected, _ = eager.extend(TEXT, rows=len(TEXT))
+    logits, _ = compiled.extend(TEXT, rows=len(TEXT))
+    assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_kind_that_is_not_known_becomes_float32() -> None:
+    """Catches a file whose rarest matrix keeps it from being run."""
+    model = tiny_model("llama", seed=3, **SMALL)
+    values = stored(model, {"": "Q8_0"})
+    name = "model.layers.0.mlp.down_proj.weight"
+    rare = Stored("TQ9_9", values[name].shape, values[name].data)
+    known = values[name].dequantised()
+    object.__setattr__(rare, "dequantised", lambda: known)
+    first, second = (NativeRunner(model, stored={**values, name: found}) for found in (values[name], rare))
+    expected, _ = first.extend(TEXT, rows=2)
+    assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_what_the_code_cannot_pack_is_refused() -> None:
+    """Catches a row that is not whole blocks, or a number that is no kind, read past its end."""
+    lib, data = library(), torch.zeros(4096, dtype=torch.uint8)
+    shape = (ctypes.c_int32 * 12)(1, 32, 1, 1, 32, 32, 32, 8, 0)
+    handle = lib.native_new(ctypes.byref(shape))
+    for kind, width in ((2, 48), (12, 32), (99, 32), (-1, 32)):
+        assert not lib.native_matrix(handle, 0, 0, kind, data.data_ptr(), 8, width, 32, None)
+    lib.native_free(handle)
+
+
+def test_ids_outside_the_embedding_are_refused(runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches a lookup past the end of the memory."""
+    for wrong in (-1, 64, 2**40):
+        with pytest.raises(ValueError, match="the embedding has 64 rows"):
+            runners[1].fresh().extend([1, wrong], rows=1)
+
+
+def test_kinds_are_those_of_the_package_gguf() -> None:
+    """Catches a number that means another kind there."""
+    from gguf.constants import GGMLQuantizationType
+
+    assert {GGMLQuantizationType(number).name: number for number in KINDS.values()} == KINDS
+    assert len({*itertools.chain(KINDS.values())}) == len(KINDS)

@@ -1,0 +1,298 @@
+"""The compiled code is found, compiled, checked and loaded; whatever is wrong with it costs time or speed, and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdecpp import NativeRunner, load_pair, machine
+from specdecpp.errors import RunnerError
+from specdecpp.runners.native import compilation, library
+from specdecpp.testing import tiny_model
+
+pytestmark = pytest.mark.skipif(compilation.compiler() is None, reason="there is no C++ compiler")
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+LOAD = "from specdecpp.runners.native import library; library.library(); print(library.origin())"
+
+
+@pytest.fixture(scope="session")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled once: the compiler of most tests hands out copies of it."""
+    path = tmp_path_factory.mktemp("code") / "native.so"
+    assert compilation.compiled(path, "-march=native") is None
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own; the process finds the code anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    library._found.cache_clear()
+    yield tmp_path / "cache" / "specdecpp"
+    library._found.cache_clear()
+
+
+@pytest.fixture
+def compiler(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Compiler":
+    return Compiler(tmp_path, monkeypatch, f'cp {code} "$out"')
+
+
+class Compiler:
+    """A program in the place of the compiler; it counts how often it is called."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, does: str):
+        self.path, self._calls = folder / "cxx", folder / "calls"
+        self.does(does)
+        monkeypatch.setenv("CXX", str(self.path))
+
+    def does(self, what: str) -> None:
+        self.path.write_text(f"#!/bin/sh\necho >> {self._calls}\nfor out; do :; done\n{what}\n")
+        self.path.chmod(0o755)
+
+    @property
+    def calls(self) -> int:
+        return len(self._calls.read_text()) if self._calls.exists() else 0
+
+
+def found() -> library.Found | str:
+    """As a new process would find it."""
+    library._found.cache_clear()
+    return library._found()
+
+
+DAMAGES = {
+    "cut in the middle": lambda content: content[: len(content) // 2],
+    "cut at a page": lambda content: content[:4096],
+    "empty": lambda content: b"",
+    "garbage": lambda content: os.urandom(5000),
+    "one bit": lambda content: bytes([*content[:9000], content[9000] ^ 1, *content[9001:]]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_compiled_again(damage: str, compiler: Compiler, cache: Path) -> None:
+    """Catches SIGBUS from a file that was cut short, and an error that only deleting the file by hand ends."""
+    library.library()
+    (kept,) = cache.glob("native-*")
+    with kept.open("r+b") as file:  # the very file, as a crash or a bad disk leaves it
+        content = file.read()
+    kept.unlink()
+    kept.write_bytes(DAMAGES[damage](content))
+    kept.chmod(0o700)
+    assert subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=True).stdout == "compiled here\n"
+    assert compiler.calls == 2
+    assert kept.read_bytes() == content
+    assert isinstance(found(), library.Found)
+    assert compiler.calls == 2, "what is whole is used again"
+
+
+def test_a_library_without_the_functions_is_compiled_again_once(compiler: Compiler, cache: Path, tmp_path: Path) -> None:
+    """Catches an AttributeError on the default path, and a compiler that is asked for ever."""
+    (tmp_path / "a.cpp").write_text("int nothing;")
+    empty = tmp_path / "empty.so"
+    subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "a.cpp"), "-o", str(empty)], check=True)
+    library.library()
+    (kept,) = cache.glob("native-*")
+    of = kept.name.split("-")[1]
+    kept.unlink()
+    false = cache / compilation.named("native", of, empty.read_bytes())
+    false.write_bytes(empty.read_bytes())
+    false.chmod(0o700)
+    assert isinstance(found(), library.Found)
+    assert compiler.calls == 2
+    assert list(cache.glob("native-*")) == [kept]
+    kept.unlink()
+    library._found.cache_clear()
+    compiler.does(f'cp {empty} "$out"')
+    with pytest.raises(RunnerError, match="undefined symbol: native_team"):
+        library.library()
+    assert compiler.calls == 3
+
+
+def test_a_library_that_others_could_have_put_there_is_not_loaded(compiler: Compiler, cache: Path) -> None:
+    """Catches code of another user that is run: a file that others can write to, or that belongs to somebody else."""
+    library.library()
+    (kept,) = cache.glob("native-*")
+    kept.chmod(0o770)
+    assert isinstance(found(), library.Found)
+    assert (compiler.calls, kept.stat().st_mode & 0o777) == (2, 0o700)
+    if IS_ROOT:
+        os.chown(kept, 65534, 65534)
+        assert isinstance(found(), library.Found)
+        assert (compiler.calls, kept.stat().st_uid) == (3, 0)
+
+
+def test_a_folder_that_others_can_write_to_has_no_code(compiler: Compiler, cache: Path) -> None:
+    """Catches a check of the file alone: another could be put in its place between the check and the loading."""
+    cache.mkdir(parents=True)
+    cache.chmod(0o775)
+    library.library()
+    assert "others can write to" in (machine.trouble() or "")
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("echo 'panels are out of stock' >&2; exit 3", "panels are out of stock"),
+        ("printf '\\377\\n' >&2; exit 1", "fails"),
+        ("kill -9 $$", "exit status -9"),
+        ("exit 0", "made no file"),
+        ('echo text > "$out"', "invalid ELF header|file too short"),
+        ('mkdir "$out"', "made no file"),
+    ],
+)
+def test_a_compiler_that_fails_is_quoted(does: str, told: str, compiler: Compiler, cache: Path) -> None:
+    """Catches a failed compilation that leaves something behind, is told without its reason, or ends the default path."""
+    compiler.does(does)
+    assert library.refusal() is None, "there is a compiler, and nothing was tried"
+    with pytest.raises(RunnerError, match=told):
+        library.library()
+    assert compiler.calls == 1
+    assert library.refusal(), "tried once in a process"
+    with pytest.raises(RunnerError, match=told):
+        library.library()
+    assert compiler.calls == 1
+    assert not cache.exists() or list(cache.iterdir()) == []
+
+
+def test_the_default_path_goes_on_without_code(compiler: Compiler) -> None:
+    """Catches a compiler's failure that is an error for somebody who asked for no compiled code."""
+    compiler.does("exit 1")
+    assert load_pair().runners.startswith(("lean", "eager"))
+    with pytest.raises(RunnerError, match="exit status 1"):
+        load_pair(runner="native")
+
+
+@pytest.mark.parametrize("given", ["no-such-compiler", "/", "'unfinished", "text"])
+def test_a_compiler_that_cannot_be_called_is_a_refusal(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    """Catches a traceback of the shell's grammar, of a folder, or of a file that is no program."""
+    (tmp_path / "text").write_text("not a program")
+    (tmp_path / "text").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / given) if given == "text" else given)
+    with pytest.raises(RunnerError, match="text cannot be run" if given == "text" else "is no program here"):
+        library.library()
+    assert "CXX" in (library.refusal() or "") or given == "text"
+
+
+def test_arguments_of_the_compiler_are_taken(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches CXX="ccache g++" taken for the name of a program."""
+    monkeypatch.setenv("CXX", f"{compiler.path} -m64")
+    assert compilation.compiler() == (str(compiler.path), "-m64")
+    library.library()
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a wait for the compiler proper, which holds the pipe after what was called has been killed."""
+    monkeypatch.setattr(compilation, "LONGEST_S", 0.5)
+    compiler.does(f"sleep 600 & echo $! > {tmp_path / 'child'}; wait")
+    with pytest.raises(RunnerError, match="took more than"):
+        library.library()
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):  # init may take a moment to bury it
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().rpartition(") ")[2][0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the compiler's child lives on")
+
+
+def test_a_full_disk_is_told(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Catches an OSError on the default path."""
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunnerError, match="No space left"):
+        library.library()
+    assert list(cache.iterdir()) == []
+
+
+def test_two_processes_compile_at_once(compiler: Compiler, code: Path, tmp_path: Path, cache: Path) -> None:
+    """Catches a file that one process loads while another writes it."""
+    compiler.does(f"""
+        touch {tmp_path}/here-$$
+        while [ "$(ls {tmp_path}/here-* | wc -l)" -lt 2 ]; do sleep .01; done
+        cp {code} "$out"
+    """)
+    both = [subprocess.Popen([sys.executable, "-c", LOAD], stderr=subprocess.PIPE) for _ in range(2)]
+    assert [(process.communicate()[1], process.returncode) for process in both] == [(b"", 0)] * 2
+    assert compiler.calls == 2
+    assert len(list(cache.iterdir())) == 1
+    assert all(map(compilation.is_whole, cache.iterdir()))
+
+
+def test_killed_while_compiling(compiler: Compiler, code: Path, tmp_path: Path, cache: Path) -> None:
+    """Catches half a library that the next process loads."""
+    half = tmp_path / "half"
+    compiler.does(f'head -c 20000 {code} > "$out"; echo $$ > {half}.new; mv {half}.new {half}; sleep 600')
+    with subprocess.Popen([sys.executable, "-c", LOAD]) as process:
+        while not half.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    os.killpg(int(half.read_text()), signal.SIGKILL)
+    assert list(cache.glob("native-*")) == []
+    compiler.does(f'cp {code} "$out"')
+    library.library()
+
+
+@pytest.fixture
+def shipped(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel's code for a processor that this one is."""
+    monkeypatch.setattr(library, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, "fpu" if os.uname().machine == "x86_64" else "asimd"))
+    path = tmp_path / "shipped" / compilation.named("here", compilation.digest(), code.read_bytes())
+    machine.write(path, code.read_bytes())
+    return path
+
+
+def test_without_a_compiler_the_code_of_the_wheel_is_taken(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches torch where compiled code lies ready, and code for another processor, of other sources, or damaged."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.refusal() is None
+    assert library.origin() == "shipped for here, since CXX=no-such-compiler is no program here"
+    content = shipped.read_bytes()
+    machine.write(shipped, content[:5000])  # another file: this process has the first in its memory
+    assert "it is damaged" in str(found())
+    assert shipped.exists(), "what pip installed is not ours to delete"
+    machine.write(shipped, content)
+    monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, "fpu flying"))
+    assert "no program here" in str(found())
+    monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, ""))
+    assert isinstance(found(), library.Found)
+    shipped.rename(shipped.with_name(compilation.named("here", compilation.digest("other sources"), content)))
+    assert "no program here" in str(found())
+
+
+def test_code_for_this_very_processor_goes_before_that_of_the_wheel(shipped: Path, compiler: Compiler, cache: Path) -> None:
+    """Catches a wheel that makes a machine with a compiler slower, or every process compile where nothing can be kept."""
+    assert library.origin() == "compiled here"
+    cache.rename(cache.with_name("away"))
+    cache.write_text("a file in the way")
+    assert isinstance(origin := found(), library.Found)
+    assert "cannot be kept here" in origin.origin
+    assert compiler.calls == 1
+
+
+def test_without_a_runtime_of_threads_there_is_one(code: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches code that needs OpenMP to load, or waits for threads that nobody started."""
+    model = tiny_model("llama", seed=1, head_dim=16)
+    text = [1, 7, 3, 9, 12]
+    assert library._runtime() is not None, "torch has one"
+    whole, _ = NativeRunner(model, num_threads=2).extend(text, rows=5)
+    monkeypatch.setattr(library, "_runtime", lambda: None)
+    library._found.cache_clear()
+    alone, _ = NativeRunner(model, num_threads=2).extend(text, rows=5)
+    assert torch.equal(whole, alone)
