@@ -32,11 +32,11 @@ class GraphRunner(LeanRunner):
 
     manner: ClassVar[str] = "in CUDA graphs"
 
-    def __init__(self, model: Any, *, vocab_size: int | None = None):
+    def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         self._idle: list[StaticCache] = []
         self._static: StaticCache | None = None
         self._give_back: Any = None
-        super().__init__(model, vocab_size=vocab_size)
+        super().__init__(model, vocab_size=vocab_size, probe=probe)
 
     @staticmethod
     def refusal(model: Any) -> str | None:
@@ -72,7 +72,7 @@ class GraphRunner(LeanRunner):
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         n = len(tokens)
-        if not hasattr(self, "_layers") or n > WIDTHS[-1]:
+        if n > WIDTHS[-1]:
             return super().extend(tokens, rows=rows)
         static, span = self.static, self.make_room(self._length + n)
         program = static.pass_over(bucket(n), span)
