@@ -88,10 +88,10 @@ def test_a_runner_that_fails_when_it_is_made_is_left_out(
 ) -> None:
     """Catches one broken runner that keeps a pair from being loaded at all, now or from memory."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RunnerError("other logits than transformers")
 
-    monkeypatch.setattr(LeanRunner, "_check_against_transformers", broken)
+    monkeypatch.setattr(LeanRunner, "__init__", broken)
     target, draft = folders["llama"]
     for _ in range(2):
         assert type(load_pair(target, draft=draft, runner=("lean", "eager")).target) is EagerRunner

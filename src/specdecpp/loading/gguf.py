@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from specdecpp import machine
+from specdecpp import __version__, machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading.gguf_config import unsupported
 from specdecpp.loading.gguf_header import Header
-from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_reading import GGUFSource, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
-from specdecpp.runners.native import NativeRunner
+from specdecpp.runners.native import NativeRunner, compilation, library
 
 
 class GGUF:
@@ -48,6 +48,7 @@ class GGUF:
         self._source = None if self._unsupported else GGUFSource(self._header)
         self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
         self._native: NativeRunner | None = None
+        self._digest = self._inspected()
 
     @cached_property
     def _file(self) -> GGUFFile:
@@ -68,15 +69,23 @@ class GGUF:
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the checkpoint where the file names it, else of all its weights; remembered while the file is the same."""
-        if re.fullmatch("[0-9a-f]{16,64}", named := self._header.text("specdecpp.fingerprint", "")):
-            return named
+        """That of the checkpoint where the file names it, else of all that its model computes with."""
+        named = self._header.text("specdecpp.fingerprint", "")
+        return named if re.fullmatch("[0-9a-f]{16,64}", named) else self._digest
+
+    def _inspected(self) -> str:
+        """The digest of all that the model computes with, remembered while the file stays the same.
+
+        Raises `RunnerError` where a number is not finite: such a model may compute nonsense for some texts only.
+        """
         state = self._header.state
-        known = machine.recall("gguf", state) or {}
-        if not re.fullmatch("[0-9a-f]{16}", str(known.get("fingerprint"))):
-            known = {"fingerprint": _digest(self._header)}
-            machine.remember("gguf", state, known)
-        return known["fingerprint"]
+        known = (machine.recall("gguf", state) or {}).get("digest")
+        if isinstance(known, str) and re.fullmatch("[0-9a-f]{16}", known):
+            return known
+        check_numbers(self._header)
+        digest = _digest(self._header)
+        machine.remember("gguf", state, {"digest": digest})
+        return digest
 
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
@@ -122,12 +131,25 @@ class GGUF:
             return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
         if kind == "native" and self._source is not None:
             if self._native is None or self._native.vocab_size != vocab_size:
-                source = self._source
-                self._native = NativeRunner(
-                    source.skeleton, stored=source.stored, vocab_size=vocab_size, num_threads=num_threads
-                )
+                self._native = self._compiled(self._source, vocab_size=vocab_size, num_threads=num_threads)
             return self._native.fresh(num_threads=num_threads)
         return {"eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind](self.model, vocab_size=vocab_size)
+
+    def _compiled(self, source: GGUFSource, *, vocab_size: int, num_threads: int) -> NativeRunner:
+        """A native runner, compared with transformers once for this file, this code and this processor."""
+        of = {
+            "model": self._digest,
+            "vocab_size": vocab_size,
+            "code": [__version__, compilation.digest(), library.origin()],
+            "processor": machine.processor(),
+        }
+        is_known = machine.recall("probe", of) is not None
+        runner = NativeRunner(
+            source.skeleton, stored=source.stored, vocab_size=vocab_size, num_threads=num_threads, probe=not is_known
+        )
+        if not is_known:
+            machine.remember("probe", of, {"is_right": True})
+        return runner
 
 
 def is_gguf(name: str | Path) -> bool:

@@ -168,6 +168,7 @@ def _bound(lib: Any) -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     signatures = {
         "native_team": (None, [pointer] * 3),
+        "native_has_dots": (ctypes.c_bool, []),
         "native_new": (pointer, [pointer]),
         "native_matrix": (ctypes.c_bool, [pointer, *[number] * 3, pointer, number, number, ctypes.c_int64, pointer]),
         "native_norm": (ctypes.c_bool, [pointer, number, number, pointer, number]),
