@@ -3,8 +3,8 @@
     python tests/fuzz_gguf.py --num 300 --heads 100              # a line per class of outcome; exit status 1 if one is bad
     python tests/fuzz_gguf.py --num 30 --file model.gguf         # the header of a file of one's own
 
-Nothing is caught but errors that the package raises on purpose: a signal ends the script, and so does a file that takes more than
-two minutes. Seeds are fixed; a bad outcome names its seed. `tests/test_gguf_reading.py` runs a small number.
+Nothing is caught but errors that the package raises on purpose: a signal ends the script, and so does a file that takes more
+than two minutes. Seeds are fixed; a bad outcome names its seed. `tests/test_gguf_reading.py` runs a small number.
 """
 
 import argparse
@@ -217,9 +217,7 @@ def fuzz_files(
 def fuzz_heads(folder: Path, num: int, *, start: int = 0) -> Counter[tuple[str, str]]:
     """The same for the files of the head of the reference pair."""
     AcceptanceHead.from_pretrained(REFERENCE / "head").save_pretrained(folder)
-    files = {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".safetensors", ".json")
-    }
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".safetensors", ".json")}
     found: Counter[tuple[str, str]] = Counter()
     for seed in range(start, start + num):
         rng = random.Random(seed)

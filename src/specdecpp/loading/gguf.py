@@ -18,7 +18,7 @@ import torch
 from specdecpp import __version__, machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading.gguf_config import unsupported
-from specdecpp.loading.gguf_header import Header
+from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
@@ -38,7 +38,7 @@ class GGUF:
         if device_map is not None:
             raise PairError(f"{self.name} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
         self._dtype, self._device = _dtype(dtype), torch.device(device or "cpu")
-        self._header = Header(path)
+        self._header = opened(path)
         self._unsupported = unsupported(self._header)
         if self._unsupported and find_spec("llama_cpp") is None:
             raise MissingExtraError(
