@@ -172,5 +172,5 @@ def _digest(header: Header) -> str:
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
         if entry.data is not None:
-            digest.update(entry.data)
+            digest.update(memoryview(entry.data))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()[:16]
