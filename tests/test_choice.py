@@ -88,10 +88,10 @@ def test_a_runner_that_fails_when_it_is_made_is_left_out(
 ) -> None:
     """Catches one broken runner that keeps a pair from being loaded at all, now or from memory."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RunnerError("other logits than transformers")
 
-    monkeypatch.setattr(LeanRunner, "_check_against_transformers", broken)
+    monkeypatch.setattr(LeanRunner, "__init__", broken)
     target, draft = folders["llama"]
     for _ in range(2):
         assert type(load_pair(target, draft=draft, runner=("lean", "eager")).target) is EagerRunner
@@ -133,8 +133,10 @@ def test_what_is_remembered_is_of_this_machine(home: Path) -> None:
         file.unlink()
     home.rmdir()
     home.write_text("a file where a folder should be")
-    machine.remember("costs", {"a": 1}, {"x": 2})
     assert machine.recall("costs", {"a": 1}) is None
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert machine.recall("costs", {"a": 1}), "as long as this process lives"
+    assert home.is_file()
 
 
 def test_weights_are_not_copied_beyond_the_memory_there_is(
