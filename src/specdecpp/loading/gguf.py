@@ -17,10 +17,12 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf_config import unsupported
 from specdecpp.loading.gguf_header import Header
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
@@ -47,7 +49,7 @@ class GGUF:
             )
         self._source = None if self._unsupported else GGUFSource(self._header)
         self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
-        self._native: NativeRunner | None = None
+        self._runners = Runners()
 
     @cached_property
     def _file(self) -> GGUFFile:
@@ -78,10 +80,13 @@ class GGUF:
             machine.remember("gguf", state, known)
         return known["fingerprint"]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a measurement of the model depends on beside the machine."""
+        return {"fingerprint": self.fingerprint, "file": self._header.state, "dtype": str(self._dtype)}
+
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
-        from specdecpp.loading.models import load_tokenizer  # models knows this class
-
         beside = Path(self.name).parent
         if "tokenizer.huggingface.json" not in self._header and (beside / "tokenizer.json").is_file():
             return load_tokenizer(beside)
@@ -99,6 +104,7 @@ class GGUF:
             return 0
         return self._dtype.itemsize * sum(parameter.numel() for parameter in self._source.skeleton.parameters())
 
+    @cached_property
     def refusals(self) -> dict[str, str | None]:
         """What stands against each kind of runner; None where nothing does."""
         llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
@@ -120,14 +126,11 @@ class GGUF:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
             return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
+        stored: dict[str, Any] = {}
         if kind == "native" and self._source is not None:
-            if self._native is None or self._native.vocab_size != vocab_size:
-                source = self._source
-                self._native = NativeRunner(
-                    source.skeleton, stored=source.stored, vocab_size=vocab_size, num_threads=num_threads
-                )
-            return self._native.fresh(num_threads=num_threads)
-        return {"eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind](self.model, vocab_size=vocab_size)
+            stored = {"model": self._source.skeleton, "stored": self._source.stored}
+        made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
+        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, **stored)
 
 
 def is_gguf(name: str | Path) -> bool:

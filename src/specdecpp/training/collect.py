@@ -28,7 +28,7 @@ import torch
 
 import specdecpp
 from specdecpp.errors import DataError
-from specdecpp.loading.models import fingerprint
+from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs, shards
 from specdecpp.training.jobs import Question, Work
