@@ -118,8 +118,9 @@ def test_checks_are_made_once(
     own = probe.check
     monkeypatch.setattr(probe, "check", lambda runner, *a, **k: checked.append(type(runner).__name__) or own(runner, *a, **k))
     target, draft = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in folders["llama"])
-    for kinds in ("lean", ("lean", "eager"), ("lean", "eager")):
-        load_pair(target, draft=draft, runner=kinds)
+    load_pair(target, draft=draft, runner="lean")
+    for _ in range(2):
+        load_pair(target, draft=draft, runner=("lean", "eager"))
     assert checked == ["LeanRunner"] * 2, "of target and draft"
     monkeypatch.setattr(EagerRunner, "_probe", lambda self: pytest.fail("asked again"))
     load_pair(target, draft=draft, runner="eager")

@@ -277,9 +277,9 @@ class AcceptanceHead(nn.Module):
         for role, made_for, given in (("draft", self.card.draft, draft), ("target", self.card.target, target)):
             if made_for is not None and given is not None and len(made_for) == OLD_DIGITS != len(given):
                 raise HeadError(
-                    f"the head's card tells its {role} by {made_for}, which an earlier version made of a few weights; this {role} "
-                    f"is {given}, of all of them. If it is the model the head was made for, write that as {role!r} into its "
-                    "head.json."
+                    f"the head's card tells its {role} by {made_for}, which an earlier version made of a few weights; this "
+                    f"{role} is {given}, of all of them. If it is the model the head was made for, write that as {role!r} into "
+                    "its head.json."
                 )
             if made_for is not None and given is not None and made_for != given:
                 raise HeadError(

@@ -29,9 +29,8 @@ from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.integrations.requests import Prompt, end_ids, streamer_of_caller
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import Checkpoint
-from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.loading.pair import Pair
-from specdecpp.loading.tokenizers import check_same_tokenizer
+from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import heads

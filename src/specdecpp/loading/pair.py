@@ -90,8 +90,8 @@ def load_pair(
     A load that was done before on this machine is quick: fingerprints, checks and the choice are remembered (`machine.folder`).
     The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what is being done.
 
-    Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `RunnerError` (a cache that cannot be rolled back, a runner that
-    cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file without llama.cpp).
+    Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `RunnerError` (a cache that cannot be rolled back,
+    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file without llama.cpp).
 
     >>> pair = load_pair("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", dtype="bfloat16", device="cuda")    # doctest: +SKIP
     >>> pair = load_pair("target.gguf", draft="draft.gguf")                                            # doctest: +SKIP

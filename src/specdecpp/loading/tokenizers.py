@@ -1,7 +1,8 @@
 """The tokenizer of a model: whether it can spell at all, and whether two are one.
 
-Two are one if the same id means the same token, and the same text gives the same ids. Equal sizes prove nothing, and unequal sizes may be padding; so the vocabularies are compared id by id, then the special
-tokens, then the behaviour of normaliser and pre-tokeniser on texts chosen to tell common ones apart.
+Two are one if the same id means the same token, and the same text gives the same ids. Equal sizes prove nothing, and unequal
+sizes may be padding; so the vocabularies are compared id by id, then the special tokens, then the behaviour of normaliser and
+pre-tokeniser on texts chosen to tell common ones apart.
 """
 
 import filecmp
@@ -65,17 +66,17 @@ def _model_type(folder: Path | None) -> Any:
 def check_spells(tokenizer: Any, name: str | Path) -> None:
     """Raise `PairError` unless some text comes back from its ids, but for blanks and case.
 
-    A text of `PROBES` will do, or tokens of its own, so that vocabularies of other things than language pass. Where there are no
-    files of a tokenizer, transformers makes one up whose only answer is a start token.
+    A text of `PROBES` will do, or tokens of its own, so that vocabularies of other things than language pass. Where there are
+    no files of a tokenizer, transformers makes one up whose only answer is a start token.
     """
     own = (tokenizer.decode([i]) for i in _spread(tokenizer))
     if any(_comes_back(tokenizer, text) for text in PROBES) or sum(_comes_back(tokenizer, text) for text in own) > 1:
         return
     ids = tokenizer(PROBES[0], add_special_tokens=False).input_ids
     raise PairError(
-        f"the tokenizer of {name} cannot spell: {PROBES[0]!r} becomes {list(ids)[:8]}, which reads {tokenizer.decode(ids)!r}, and "
-        f"none of its {len(tokenizer.get_vocab())} tokens comes back as it is. Perhaps its files are missing. Put those of the model "
-        "it was trained with there (tokenizer.json, tokenizer_config.json), or give load_pair(tokenizer=...)."
+        f"the tokenizer of {name} cannot spell: {PROBES[0]!r} becomes {list(ids)[:8]}, which reads {tokenizer.decode(ids)!r}, "
+        f"and none of its {len(tokenizer.get_vocab())} tokens comes back as it is. Perhaps its files are missing. Put those of "
+        "the model it was trained with there (tokenizer.json, tokenizer_config.json), or give load_pair(tokenizer=...)."
     )
 
 
