@@ -25,6 +25,7 @@ from specdecpp.testing import tiny_model, tiny_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(REFERENCE / "target")
 SIZE = len(TOKENIZER) + 3  # a model often scores more ids than its tokenizer has
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 TEXTS = ("Ann's 3 bags\n\n  of 12 apples", "<|user|>\nWHO'LL say\u2028naïve?</s>", "e\u0301\u4e2d\U0001f600  ")
 
@@ -242,8 +243,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     [
         ("gpt2", {}, "not one of"),
         ("mistral", {"sliding_window": 8}, "window of 8"),
-        ("llama", {"mlp_bias": True}, "plain SiLU"),
+        ("llama", {"mlp_bias": True}, "layers have biases"),
+        ("phi3", {}, "not one of"),
+        ("gemma3_text", {}, "not one of"),
         ("qwen3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, "angles are scaled"),
+        ("llama", {"rope_parameters": YARN}, "angles are yarn"),
     ],
 )
 def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any], why: str, tmp_path: Path):

@@ -40,6 +40,7 @@ class Listener:
         self.told.append(what)
         if isinstance(what, End):
             self.ended.set()
+            return
         self.is_held.set()
         assert self.may_go_on.wait(PATIENCE_S)
 

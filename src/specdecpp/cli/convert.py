@@ -1,4 +1,4 @@
-"""`specdecpp convert`: a checkpoint as a GGUF file, the form that llama.cpp reads."""
+"""`specdecpp convert`: a checkpoint as a GGUF file, for smaller weights or for llama.cpp."""
 
 from dataclasses import asdict
 from enum import StrEnum
@@ -25,6 +25,8 @@ class Type(StrEnum):
     f16 = "f16"
     bf16 = "bf16"
     q8_0 = "q8_0"
+    q4_0 = "q4_0"
+    q4_1 = "q4_1"
 
 
 def convert(
@@ -32,10 +34,10 @@ def convert(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A folder or a hub name. None: the reference pair.")
     ] = None,
-    kind: Annotated[Type, typer.Option("--type", metavar="TYPE", help="f32, f16, bf16 or q8_0.")] = Type.f32,
+    kind: Annotated[Type, typer.Option("--type", metavar="TYPE", help="f32, f16, bf16, q8_0, q4_0 or q4_1.")] = Type.f32,
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint as a GGUF file for llama.cpp.
+    """Write a checkpoint as a GGUF file.
 
     Llama, Mistral, Qwen2 and Qwen3 with a byte-level tokenizer. f32 keeps the weights; the others may change what the model
     says. Without a model: target.gguf and draft.gguf of the reference pair.

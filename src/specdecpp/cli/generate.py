@@ -117,7 +117,10 @@ def _prompt_text(argument: str | None) -> str:
         return argument
     if argument is None and sys.stdin.isatty():
         raise ValueError("there is no prompt. Give one as an argument, or pipe it in.")
-    text = sys.stdin.read().removesuffix("\n")
+    try:
+        text = sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start}). Pipe in text.") from error
     if not text:
         raise ValueError("there is no prompt: standard input is empty. Give one as an argument, or pipe it in.")
     return text

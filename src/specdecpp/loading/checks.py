@@ -12,7 +12,7 @@ from typing import Any
 from specdecpp import machine, runners
 from specdecpp.errors import RunnerError
 from specdecpp.runners import Runner
-from specdecpp.runners.native import NativeRunner, compiler
+from specdecpp.runners.native import NativeRunner, compiler, library
 
 log = logging.getLogger("specdecpp.loading")
 
@@ -39,6 +39,8 @@ class Runners:
 
 def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Runner:
     facts = {"runner": kind.__name__, "model": of.identity, "vocab_size": vocab_size, "code": code(), **machine.about()}
+    if kind is NativeRunner:
+        facts["compiled"] = library.origin()
     is_known = machine.recall("check", facts) is not None
     if not is_known:
         log.info("comparing %s with transformers on %s", kind.__name__, of.name)

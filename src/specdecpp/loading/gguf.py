@@ -20,7 +20,7 @@ from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf_config import unsupported
 from specdecpp.loading.gguf_header import Header
-from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_reading import GGUFSource, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
@@ -50,6 +50,7 @@ class GGUF:
         self._source = None if self._unsupported else GGUFSource(self._header)
         self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
         self._runners = Runners()
+        self._digest = self._inspected()
 
     @cached_property
     def _file(self) -> GGUFFile:
@@ -70,20 +71,28 @@ class GGUF:
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the checkpoint where the file names it, else of all its weights; remembered while the file is the same."""
-        if re.fullmatch("[0-9a-f]{16,64}", named := self._header.text("specdecpp.fingerprint", "")):
-            return named
+        """That of the checkpoint where the file names it, else of all that its model computes with."""
+        named = self._header.text("specdecpp.fingerprint", "")
+        return named if re.fullmatch("[0-9a-f]{16,64}", named) else self._digest
+
+    def _inspected(self) -> str:
+        """The digest of all that the model computes with, remembered while the file stays the same.
+
+        Raises `RunnerError` where a number is not finite: such a model may compute nonsense for some texts only.
+        """
         state = self._header.state
-        known = machine.recall("gguf", state) or {}
-        if not re.fullmatch("[0-9a-f]{16}", str(known.get("fingerprint"))):
-            known = {"fingerprint": _digest(self._header)}
-            machine.remember("gguf", state, known)
-        return known["fingerprint"]
+        known = (machine.recall("gguf", state) or {}).get("digest")
+        if isinstance(known, str) and re.fullmatch("[0-9a-f]{32}", known):
+            return known
+        check_numbers(self._header)
+        digest = _digest(self._header)
+        machine.remember("gguf", state, {"digest": digest})
+        return digest
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that a measurement of the model depends on beside the machine."""
-        return {"fingerprint": self.fingerprint, "file": self._header.state, "dtype": str(self._dtype)}
+        return {"fingerprint": self._digest, "dtype": str(self._dtype), "device": str(self._device)}
 
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
@@ -146,7 +155,7 @@ def _dtype(dtype: Any) -> torch.dtype:
 
 
 def _digest(header: Header) -> str:
-    """Sixteen hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors."""
+    """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors."""
     architecture = header.text("general.architecture")
     numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
     digest = hashlib.sha256(str(numbers).encode())
@@ -154,4 +163,4 @@ def _digest(header: Header) -> str:
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
         if entry.data is not None:
             digest.update(entry.data)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:32]

@@ -70,6 +70,7 @@ class Header:
         num_tensors, num_values = self._counts()
         self.values: dict[str, Any] = dict(self._values(num_values))
         found = list(self._infos(num_tensors))
+        self.end = self._at
         self.tensors = dict(self._entries(found))
 
     # What the file says

@@ -140,6 +140,32 @@ class GGUFSource:
         return Stored(entry.kind, entry.shape, data)
 
 
+_SCALES = {
+    **{"Q4_0": (18, 0), "Q4_1": (20, 0, 2), "Q5_0": (22, 0), "Q5_1": (24, 0, 2), "Q8_0": (34, 0)},
+    **{"Q2_K": (84, 80, 82), "Q3_K": (110, 108), "Q4_K": (144, 0, 2), "Q5_K": (176, 0, 2), "Q6_K": (210, 208)},
+}
+"""Bytes of a block, and where in it its float16 scales lie."""
+_EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+
+
+def check_numbers(header: Header) -> None:
+    """Raise `RunnerError` for a tensor with values or scales that are infinite or no numbers. Reads every byte."""
+    for name, entry in header.tensors.items():
+        if entry.data is None:
+            continue
+        if entry.kind in _EXPONENTS:
+            dtype, bits = _EXPONENTS[entry.kind]
+            is_bad = any(
+                (part.view(dtype) & bits == bits).any() for part in np.array_split(entry.data, 1 + entry.data.nbytes // 2**24)
+            )
+        else:
+            size, *places = _SCALES.get(entry.kind, (1,))
+            blocks = entry.data.reshape(-1, size)
+            is_bad = any((blocks[:, at + 1] & 0x7C == 0x7C).any() for at in places)
+        if is_bad:
+            header.fail(f"has {name} with values that are infinite or no numbers")
+
+
 def _halves(num: int, heads: int) -> np.ndarray:
     """Which row of a file is which of transformers: in each head neighbouring pairs -> (first half, second half)."""
     return np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)

@@ -1,4 +1,4 @@
-"""GGUF files: a checkpoint of the Llama family written as llama.cpp reads it.
+"""GGUF files: a checkpoint of the Llama family written as llama.cpp and `gguf_reading` read it.
 
     folder -> model, tokenizer -> metadata, vocabulary, tensors -> FILE.gguf
 
@@ -8,7 +8,7 @@ the scaling of rotary angles, which becomes one factor per frequency. The file s
 (`specdecpp.fingerprint`, `fingerprints`), so that a head trained on the checkpoint is known to fit, and it holds
 the whole tokenizer.json (`tokenizer.huggingface.json`), so that text becomes the same ids.
 
-Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Needs the extra `gguf`.
+Source: the GGUF specification (ggml-org/ggml, docs/gguf.md).
 """
 
 import json
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specdecpp import __version__, machine
-from specdecpp.errors import MissingExtraError, RunnerError
+from specdecpp.errors import RunnerError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import end_ids, load_model
 from specdecpp.loading.tokenizers import load_tokenizer
@@ -45,6 +45,8 @@ _ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+_WIDE = ("token_embd.weight", "output.weight")
+"""What has eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
 _SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITTERS = {
     (_SPLIT % r"\p{N}", False, False): "qwen2",
@@ -57,12 +59,14 @@ what llama.cpp calls the three."""
 
 
 class Precision(StrEnum):
-    """How matrices are stored. Vectors (norms, biases) are always float32."""
+    """How matrices are stored. Vectors are always float32; beside four bits, the embedding and the output layer have eight."""
 
     f32 = "f32"
     f16 = "f16"
     bf16 = "bf16"
     q8_0 = "q8_0"
+    q4_0 = "q4_0"
+    q4_1 = "q4_1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,6 @@ def convert(name: str | Path, path: str | Path, *, precision: Precision = Precis
 
     >>> convert("Qwen/Qwen3-0.6B", "qwen3.gguf", precision=Precision.q8_0)                       # doctest: +SKIP
     """
-    _gguf()  # before anything is fetched
     tokenizer = load_tokenizer(name)
     model = load_model(name, dtype="auto", device=None, device_map=None)
     return write(model, tokenizer, path, precision=precision, name=Path(name).name)
@@ -127,11 +130,13 @@ def write(
     """Write a causal LM of transformers and its tokenizer to a GGUF file, whole or not at all.
 
     Raises `RunnerError` for a model or tokenizer outside the families it can write (Llama, Mistral, Qwen2, Qwen3 with
-    byte-level BPE), and `MissingExtraError` without the package gguf.
+    byte-level BPE).
 
     >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0).num_bytes            # doctest: +SKIP
     """
-    gguf, path = _gguf(), Path(path)
+    import gguf
+
+    path = Path(path)
     if reason := refusal(model):
         raise RunnerError(
             f"{type(model).__name__} cannot be written here: {reason}. llama.cpp's own convert_hf_to_gguf.py knows more "
@@ -140,7 +145,7 @@ def write(
     architecture = _ARCHITECTURES[type(model).__name__]
     vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
     tensors = list(_tensors(model, architecture))
-    kinds = [_kind(tensor, precision) for _, tensor in tensors]
+    kinds = [_kind(tensor, precision, own=own) for own, tensor in tensors]
     mark = fingerprint(model)
     with machine.whole(path) as part:
         writer = gguf.GGUFWriter(part, architecture)
@@ -179,7 +184,9 @@ def refusal(model: Any) -> str | None:
 
 def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
     """GGUF's names and values of all weights, each once: an output layer tied to the embedding has none of its own."""
-    gguf, config = _gguf(), model.config
+    import gguf
+
+    config = model.config
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, parameter in model.named_parameters():  # a tied weight is named once
@@ -208,30 +215,27 @@ def _angle_factors(model: Any) -> Tensor | None:
     return None if torch.allclose(factors, torch.ones_like(factors), rtol=1e-5) else factors
 
 
-def _kind(tensor: Tensor, precision: Precision) -> Any:
-    """How a tensor is stored: q8_0 needs rows of whole blocks of 32, the others fall back to f16."""
-    kinds = _gguf().GGMLQuantizationType
+def _kind(tensor: Tensor, precision: Precision, *, own: str) -> Any:
+    """How a tensor is stored: quantised ones need rows of whole blocks of 32, others fall back to f16."""
+    from gguf import GGMLQuantizationType as Kinds
+
     if tensor.ndim < 2:
-        return kinds.F32
-    if precision is Precision.q8_0 and tensor.shape[-1] % 32:
-        return kinds.F16
-    return kinds[precision.upper()]
+        return Kinds.F32
+    if precision.startswith("q") and tensor.shape[-1] % 32:
+        return Kinds.F16
+    return Kinds.Q8_0 if precision.startswith("q4") and own in _WIDE else Kinds[precision.upper()]
 
 
 def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> None:
     """What the file holds, and the model's hyperparameters."""
-    config, gguf = model.config, _gguf()
+    import gguf
+
+    config = model.config
     head_size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_file_type(
-        {
-            Precision.f32: gguf.LlamaFileType.ALL_F32,
-            Precision.f16: gguf.LlamaFileType.MOSTLY_F16,
-            Precision.bf16: gguf.LlamaFileType.MOSTLY_BF16,
-            Precision.q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
-        }[precision]
-    )
+    share = "ALL" if precision is Precision.f32 else "MOSTLY"
+    writer.add_file_type(gguf.LlamaFileType[f"{share}_{precision.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
@@ -249,12 +253,14 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
 
 def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends: tuple[int, ...]) -> None:
     """The tokenizer in GGUF's keys, and as it is."""
+    from gguf import Keys
+
     writer.add_tokenizer_model("gpt2")  # what GGUF calls byte-level BPE
     writer.add_tokenizer_pre(vocabulary.splitter)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.kinds)
     writer.add_token_merges(vocabulary.merges)
-    writer.add_string(_gguf().Keys.Tokenizer.HF_JSON, tokenizer.backend_tokenizer.to_str())
+    writer.add_string(Keys.Tokenizer.HF_JSON, tokenizer.backend_tokenizer.to_str())
     add = {
         tokenizer.bos_token_id: writer.add_bos_token_id,
         tokenizer.eos_token_id: writer.add_eos_token_id,
@@ -280,7 +286,8 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends
 
 def _write_tensors(writer: Any, tensors: list[tuple[str, Tensor]], kinds: list[Any]) -> None:
     """Sizes first, then one tensor after the other, so that no more than one is held twice."""
-    gguf = _gguf()
+    import gguf
+
     for (name, tensor), kind in zip(tensors, kinds, strict=True):
         block, size = gguf.GGML_QUANT_SIZES[kind]
         writer.add_tensor_info(name, tensor.shape, torch.empty(0).numpy().dtype, tensor.numel() // block * size, raw_dtype=kind)
@@ -318,13 +325,3 @@ def _splitter(whole: dict[str, Any]) -> str:
             "convert_hf_to_gguf.py knows more ways."
         )
     return found
-
-
-def _gguf() -> Any:
-    try:
-        import gguf
-    except ImportError as error:
-        raise MissingExtraError(
-            "writing GGUF files needs the package gguf. Install it with: pip install 'specdecpp[gguf]'"
-        ) from error
-    return gguf

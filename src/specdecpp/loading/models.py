@@ -110,8 +110,8 @@ class Checkpoint:
         }
 
     def _refusal_of_llama_cpp(self) -> str | None:
-        if missing := [name for name in ("llama_cpp", "gguf") if find_spec(name) is None]:
-            return f"{' and '.join(missing)} is not installed (pip install 'specdecpp[gguf]')"
+        if find_spec("llama_cpp") is None:
+            return "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
         if self.model.device.type != "cpu":
             return f"its weights are on {self.model.device}; name a GGUF file instead"
         if self.model.dtype not in PRECISIONS:

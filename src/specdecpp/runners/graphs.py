@@ -1,4 +1,4 @@
-"""The Llama family on a GPU: every pass is a CUDA graph over static caches.
+"""Known families on a GPU: every pass is a CUDA graph over static caches.
 
 A small model's step on a GPU is bound by launching its kernels one by one, and a graph launches all of them at once: what
 that is worth is still to be measured (benchmarks/gpu.py), and recording itself has not been run on a GPU yet. The passes are
@@ -20,12 +20,12 @@ from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, span_of
 
 
 class GraphRunner(LeanRunner):
-    """A model of the Llama family and one sequence in a static cache. See `runners.Runner` for the contract.
+    """A model of a known family and one sequence in a static cache. See `runners.Runner` for the contract.
 
     A cache goes back to a common store when its runner is gone, with what was recorded over it: the next request records
     nothing anew.
 
-    Raises `RunnerError` for a model outside the family, and where its logits are not those of transformers.
+    Raises `RunnerError` for a model outside the families, and where its logits are not those of transformers.
 
     >>> runner = GraphRunner(model.to("cuda"))                       # doctest: +SKIP
     """

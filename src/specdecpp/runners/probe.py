@@ -26,14 +26,22 @@ ruins is hardly checked."""
 ValueOf = Callable[[str], Tensor]
 
 
-def check(runner: Runner, model: Any, *, manner: str, is_rough: bool = False, value_of: ValueOf | None = None) -> None:
+def check(
+    runner: Runner,
+    model: Any,
+    *,
+    manner: str,
+    limit: float = TOLERANCE,
+    is_rough: bool = False,
+    value_of: ValueOf | None = None,
+) -> None:
     """Raise `RunnerError` unless an empty runner gives the logits that `model` gives in float32.
 
     A runner `is_rough` that rounds its sums to the type of the model's weights; it is allowed what transformers loses there.
     The runner is empty again afterwards. `manner` completes "run ..." in the message; `value_of` is that of `expected`.
     """
     ids = tokens(runner.vocab_size, runner.max_length)
-    wide, limit = expected(model, ids, value_of=value_of), TOLERANCE
+    wide = expected(model, ids, value_of=value_of)
     if is_rough:
         with torch.inference_mode():
             own = model(input_ids=torch.tensor([ids], device=_device(model)), use_cache=False).logits[0]
