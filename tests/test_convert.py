@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from specdecpp import cli
 from specdecpp.errors import PairError, RunnerError
 from specdecpp.loading import gguf_writing
+from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_writing import ENDS, FINGERPRINT, Precision, Vocabulary, Written, convert, write
-from specdecpp.loading.models import fingerprint
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import LeanRunner
 from specdecpp.testing import tiny_model, tiny_tokenizer
