@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from specdecpp import EagerRunner, LeanRunner, NativeRunner
 from specdecpp.errors import RunnerError
 from specdecpp.runners import lean, native, probe
+from specdecpp.runners.angles import Angles
 from specdecpp.testing import tiny_model
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -102,8 +103,8 @@ def test_a_pass_that_fails_leaves_the_model_as_it_was() -> None:
 
 
 def mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = lean._Angles.at
-    monkeypatch.setattr(lean._Angles, "at", lambda self, a, b: tuple(t.flip(-1) for t in at(self, a, b)))
+    at = Angles.at
+    monkeypatch.setattr(Angles, "at", lambda self, a, b: tuple(t.flip(-1) for t in at(self, a, b)))
 
 
 def heavy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,7 @@ def heavy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "_causal", lambda n, end, like: like.new_zeros(n, end))
+    monkeypatch.setattr(lean, "_mask", lambda n, num, window, like: like.new_zeros(n, num))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -133,8 +134,8 @@ def test_a_wrong_angle_of_compiled_code_is_found(dtype: torch.dtype, monkeypatch
     """Catches the same in the compiled runner, whose sums are in float32: one angle in a thousand too large is seen."""
     model = tiny_model("llama", seed=1, head_dim=16).to(dtype)
     NativeRunner(model)
-    to = lean._Angles.to
-    monkeypatch.setattr(lean._Angles, "to", lambda self, end: tuple(t * 1.002 for t in to(self, end)))
+    to = Angles.to
+    monkeypatch.setattr(Angles, "to", lambda self, end: tuple(t * 1.002 for t in to(self, end)))
     with pytest.raises(RunnerError, match="other logits than transformers in float32"):
         NativeRunner(model)
 

@@ -25,7 +25,8 @@ from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Rounds, Seen
 from specdecpp.integrations.vllm.settings import Settings
-from specdecpp.loading.models import fingerprint, load_model
+from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Heuristic, Policy, SpecDecPP

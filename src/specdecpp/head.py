@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from specdecpp.errors import HeadError
+from specdecpp.loading.fingerprints import OLD_DIGITS
 
 WEIGHTS, CARD = "head.safetensors", "head.json"
 DIGEST = "weights_sha256"
@@ -94,7 +95,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCard:
-    """What a head was made for and how. `target` and `draft` are fingerprints (`models.fingerprint`), None when unknown."""
+    """What a head was made for and how. `target` and `draft` are fingerprints (`loading.fingerprints`), None when unknown."""
 
     hidden_size: int
     num_layers: int = 3
@@ -272,6 +273,12 @@ class AcceptanceHead(nn.Module):
                 "Use the pair the head was trained on, or train a head for this one."
             )
         for role, made_for, given in (("draft", self.card.draft, draft), ("target", self.card.target, target)):
+            if made_for is not None and given is not None and len(made_for) == OLD_DIGITS != len(given):
+                raise HeadError(
+                    f"the head's card tells its {role} by {made_for}, which an earlier version made of a few weights; this "
+                    f"{role} is {given}, of all of them. If it is the model the head was made for, write that as {role!r} into "
+                    "its head.json."
+                )
             if made_for is not None and given is not None and made_for != given:
                 raise HeadError(
                     f"the head was made for another {role}: its card says {made_for}, this {role} is {given}. "

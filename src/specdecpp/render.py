@@ -109,14 +109,14 @@ def tally(counts: "Counter[str]") -> RenderableType:
 
 
 @contextmanager
-def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner on stderr, where that is a terminal."""
+def waiting(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr, where that is a terminal; the yielded function says what is being done."""
     err = console(stderr=True)
     if quiet or not err.is_terminal:
-        yield
+        yield lambda doing: None
         return
-    with err.status(Text(text, "dim"), spinner_style=ACCENT):
-        yield
+    with err.status(Text(text, "dim"), spinner_style=ACCENT) as status:
+        yield lambda doing: status.update(Text(f"{text}: {doing}", "dim", overflow="ellipsis", no_wrap=True))
 
 
 @contextmanager

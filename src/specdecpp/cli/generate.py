@@ -82,9 +82,12 @@ def generate(
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     with told():
+        from specdecpp.policies import Fixed
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
 
         spec = None if policy is None else parse_policy(policy)
+        if spec is not None and spec.policy == Fixed(k=0) and draft is None:
+            draft = target  # which is never asked; the same name is loaded once
         text = _prompt_text(prompt)
         check_names(target, draft, head, spec)
         seed = secrets.randbelow(2**31) if seed is None else seed

@@ -29,7 +29,7 @@ import torch
 import specdecpp
 from specdecpp import machine
 from specdecpp.errors import DataError
-from specdecpp.loading.models import fingerprint
+from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs, shards
 from specdecpp.training.folders import claimed
