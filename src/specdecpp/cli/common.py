@@ -49,7 +49,11 @@ DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64,
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 RunnerOption = Annotated[
     str | None,
-    typer.Option("--runner", metavar="NAME", help="native, llama.cpp, graphs, lean or eager.  [default: the fastest here]"),
+    typer.Option(
+        "--runner",
+        metavar="NAME",
+        help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
+    ),
 ]
 Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
