@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.loading.models import is_gguf
+from specdecpp.loading.gguf import is_gguf
 from specdecpp.runners import GGUFRunner
 from specdecpp.testing import save_tiny_pair
 
