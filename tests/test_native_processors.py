@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ CUTS = ([1] * 14, [5, 9], [13, 1], [7, 7])
 PROBABILITIES = [torch.rand(size, generator=torch.Generator().manual_seed(size)) ** 8 for size in (5, 64, 65, 4096)]
 POINTS = (0, 250_000, 500_000, 999_999)
 LEVELS = {"x86-64": ("x86_64", "")} | compilation.LEVELS
-"""The processors: -march, and what they are and have."""
+"""The processors, as `compilation.LEVELS` has them."""
 
 
 class Recorder:
@@ -70,7 +71,7 @@ class Recorder:
         self._lib.native_layer(handle, *given)
 
 
-def recorded(kind: str, family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, np.ndarray]:
+def recorded(kind: str, family: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[bytes, np.ndarray]:
     """The calls for a model with weights of a kind, and the logits that this machine's code gives."""
     recorder = Recorder(weights.library())
     monkeypatch.setattr(weights, "library", lambda: recorder)
@@ -81,7 +82,7 @@ def recorded(kind: str, family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[b
         data = parameter.detach().float().contiguous()
         plain = Stored("F32", tuple(data.shape), data.view(torch.uint8).numpy().reshape(len(data) if data.ndim > 1 else 1, -1))
         values[name] = plain if parameter.ndim < 2 else fabricated(kind, *parameter.shape, seed=seed)
-    runner = NativeRunner(model, stored=values, num_threads=1, probe=False)
+    runner = NativeRunner(model, stored=values, num_threads=1, probe=False, **more)
     logits, _ = runner.extend(TEXT, rows=len(TEXT))
     for i, (cos, sin) in enumerate(runner._weights._tables):
         recorder.record("angles", i, content=cos.numpy().tobytes() + sin.numpy().tobytes())
@@ -114,9 +115,23 @@ def results(path: Path) -> Iterator[Any]:
     yield np.frombuffer(content, "<i8", -1, at)
 
 
+@dataclass(frozen=True)
+class Driver:
+    """A program that plays a recording on a processor, and the processor."""
+
+    level: str
+    command: list[str]
+
+    def played(self, records: bytes, folder: Path) -> list[Any]:
+        """What the calls give: `results`."""
+        (folder / "record").write_bytes(records)
+        subprocess.run([*self.command, str(folder / "record"), str(folder / "results")], check=True)
+        return list(results(folder / "results"))
+
+
 @pytest.fixture(scope="session", params=list(LEVELS))
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command that plays a recording as a processor would."""
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Compiled for a processor; skipped after that where neither this one nor an emulator can run it."""
     level = request.param
     kind, needed = LEVELS[level]
     own, emulator = compilation.compiler() or (), []
@@ -125,27 +140,39 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if not cross or not found:
             pytest.skip(f"there is no {kind}-linux-gnu-g++, or no qemu-{kind}-static")
         own, emulator = (cross,), [found]
-    elif not {*machine.processor().split()}.issuperset(needed.split()):
-        pytest.skip(f"this processor is not {level}")
     path = tmp_path_factory.mktemp(level) / "driver"
     flags = [flag for flag in compilation.FLAGS if flag != "-shared"]
-    command = [*own, *flags, f"-march={level}", "-static", "-pthread", f"-I{compilation.SOURCES}", str(DRIVER), "-o", str(path)]
+    flags += [*compilation.flags_of(level), "-static", "-pthread", f"-I{compilation.SOURCES}"]
+    command = [*own, *flags, str(DRIVER), "-o", str(path)]
     subprocess.run(command, check=True)
-    return [*emulator, str(path)]
+    if not emulator and not {*machine.processor().split()}.issuperset(needed.split()):
+        pytest.skip(f"this processor is not {level}: its code compiles, and cannot be run")
+    return Driver(level, [*emulator, str(path)])
 
 
 @pytest.mark.parametrize(("kind", "family"), [*((kind, "llama") for kind in KINDS), ("BF16", "qwen2"), ("F16", "gemma3_text")])
 def test_another_processor_computes_the_same(
-    kind: str, family: str, driver: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, family: str, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches code for another width of registers that reads another place, and rows whose bits depend on the pass there."""
     records, expected = recorded(kind, family, monkeypatch)
-    (tmp_path / "record").write_bytes(records)
-    subprocess.run([*driver, str(tmp_path / "record"), str(tmp_path / "results")], check=True)
-    (logits, states), *others, drawn = results(tmp_path / "results")
+    (logits, states), *others, drawn = driver.played(records, tmp_path)
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
     for other in others:
         assert np.array_equal(other[0], logits)
         assert np.array_equal(other[1], states)
     draw = weights.library().native_draw
     assert drawn.tolist() == [draw(p.data_ptr(), len(p), point * 1e-6) for p in PROBABILITIES for point in POINTS]
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_products_of_bytes_are_the_same_elsewhere(
+    kind: str, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an instruction that takes signed bytes for unsigned ones, or saturates."""
+    if "vnni" not in driver.level or not weights.library().native_has_dots():
+        pytest.skip("it has no products of bytes")
+    records, expected = recorded(kind, "llama", monkeypatch, activations="int8")
+    (logits, _), *others, _ = driver.played(records, tmp_path)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+    assert all(np.array_equal(other[0], logits) for other in others)

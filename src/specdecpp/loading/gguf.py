@@ -19,7 +19,7 @@ from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf_config import unsupported
-from specdecpp.loading.gguf_header import Header
+from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.tokenizers import load_tokenizer
@@ -40,7 +40,7 @@ class GGUF:
         if device_map is not None:
             raise PairError(f"{self.name} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
         self._dtype, self._device = _dtype(dtype), torch.device(device or "cpu")
-        self._header = Header(path)
+        self._header = opened(path)
         self._unsupported = unsupported(self._header)
         if self._unsupported and find_spec("llama_cpp") is None:
             raise MissingExtraError(
@@ -162,5 +162,5 @@ def _digest(header: Header) -> str:
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
         if entry.data is not None:
-            digest.update(entry.data)
+            digest.update(memoryview(entry.data))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()[:32]

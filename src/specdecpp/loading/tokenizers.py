@@ -129,19 +129,25 @@ def _name(token: str | None) -> str:
 def _check_specials(target: Any, draft: Any) -> None:
     for name in ("bos_token_id", "eos_token_id", "unk_token_id"):
         ours, theirs = getattr(target, name, None), getattr(draft, name, None)
-        if ours != theirs:
+        if ours != theirs and None not in (ours, theirs):  # GGUF files name a start token that nobody uses
             raise PairError(
                 f"the tokenizers differ in {name}: {ours} in the target, {theirs} in the draft. {_ADVICE} If the "
                 "vocabularies are otherwise the same, correct the draft's tokenizer_config.json."
             )
     # Padding never reaches a model here, and sizes of one family often pad differently.
     padding = {str(t.pad_token) for t in (target, draft)}
-    ours, theirs = (set(map(str, t.all_special_tokens)) - padding for t in (target, draft))
+    ours, theirs = (_special(t) - padding for t in (target, draft))
     if ours != theirs:
         raise PairError(
             f"the tokenizers mark different special tokens: only the target has {sorted(ours - theirs)[:5]}, only the draft "
             f"has {sorted(theirs - ours)[:5]}. {_ADVICE}"
         )
+
+
+def _special(tokenizer: Any) -> set[str]:
+    """Tokens with a role, and those that are marked as special in the vocabulary: a GGUF file may keep the marks alone."""
+    marked = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return marked | set(map(str, tokenizer.all_special_tokens))
 
 
 def check_path(name: str | Path) -> None:

@@ -125,7 +125,9 @@ class Work:
         return step
 
     def free(self) -> None:
-        """Let go of the caches."""
+        """Let go of the caches, at once: a session and the witness that it tells know each other."""
+        if self._session is not None:
+            self._session.watch = None
         self._session = self._witness = None
 
     def _begin(self) -> Session:
