@@ -264,7 +264,7 @@ def test_a_head_for_another_pair_is_refused() -> None:
     heads.check_head(head, hidden_size=256, **pair)
     for role in ("target", "draft"):
         with pytest.raises(HeadError, match=f"made for another {role}"):
-            heads.check_head(head.with_card(**{role: "0" * 16}), hidden_size=256, **pair)
+            heads.check_head(head.with_card(**{role: "0" * 32}), hidden_size=256, **pair)
     with pytest.raises(HeadError, match="width 256, the draft has width 128"):
         heads.check_head(head, hidden_size=128, **pair)
 

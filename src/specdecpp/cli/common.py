@@ -103,6 +103,7 @@ def load(
     if all(name is None or Path(name).exists() for name in (target, draft)):
         of_transformers.disable_progress_bar()  # it stays for what must be fetched
     with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PairWarning)
         pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
     for warning in caught:
         if issubclass(warning.category, PairWarning):
