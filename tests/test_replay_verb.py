@@ -323,6 +323,22 @@ def test_without_costs_those_of_this_machine_are_measured(on_this_machine: tuple
     assert "are of another target than this pair's" in other.stderr
 
 
+def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
+    """Catches the reference pair that is loaded for whatever labels, so that replay without costs works for its own only; and a
+    pair that has moved since."""
+    own, (_, target, _, draft) = on_this_machine
+    path = own / "collection.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"names": {"target": target, "draft": draft}}))
+    result = call(str(own), "--policy", "fixed:2", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["provenance"]["pair"]["target"]["name"] == f"{own.parent.name}/target"
+    path.write_text(json.dumps(about | {"names": {"target": f"{target}-gone", "draft": draft}}))
+    result = call(str(own), "--policy", "fixed:2")
+    assert result.exit_code == 1
+    assert "Say where it is with --target and --draft, or say the costs" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
