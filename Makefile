@@ -61,7 +61,7 @@ lint: $(STAMP)  ## ruff, pyright, and the documentation built strictly into buil
 docs: $(STAMP)  ## the documentation on http://127.0.0.1:8001, built again as you write
 	$(PY) -m properdocs serve --dev-addr 127.0.0.1:8001 --watch README.md --watch src
 
-wheel: $(STAMP)  ## dist/: the source archive, and the wheel built from it
+wheel: $(STAMP)  ## dist/: the source archive, and the wheel built from it, with code for common processors where CXX compiles it
 	$(PY) -m build
 
 clean:  ## remove what was built and cached; the environment stays

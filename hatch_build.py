@@ -36,7 +36,7 @@ class CompiledCode(BuildHookInterface):
         glibc, of = OLDEST_GLIBC, compilation.digest()
         for level in (level for level, (kind, _) in compilation.LEVELS.items() if kind == machine):
             path = Path(self._folder.name) / "native.so"
-            if reason := compilation.compiled(path, f"-march={level}", *compilation.PORTABLE):
+            if reason := compilation.compiled(path, *compilation.flags_of(level), *compilation.PORTABLE):
                 print(f"specdecpp: the wheel goes without code for {level}: {reason}", file=sys.stderr)  # noqa: T201
                 continue
             glibc = max(glibc, _needs(compilation, path))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from laws import unchecked
 
 from specdecpp import EagerRunner, LeanRunner, load_pair, machine
 from specdecpp.errors import RunnerError
-from specdecpp.loading import choice
+from specdecpp.loading import checks, choice
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import REFERENCE
-from specdecpp.runners import native
+from specdecpp.runners import native, probe
 from specdecpp.testing import save_tiny_pair
 
 
@@ -36,7 +37,7 @@ def test_a_name_is_an_order(folders: dict[str, tuple[Path, Path]], home: Path) -
     pair = load_pair(target, draft=draft, runner="lean")
     assert type(pair.target) is LeanRunner
     assert pair.runners == "lean (as asked)"
-    assert not home.exists(), "nothing to measure"
+    assert not list(home.glob("runners-*")), "nothing to measure"
     with pytest.raises(RunnerError, match=r"no runner can run .*lean: it is not one of"):
         load_pair(folders["gpt2"][0], draft=folders["gpt2"][1], runner="lean")
     with unchecked(), pytest.raises(ValueError, match=r"there is no runner 'turbo'. Runners: graphs"):
@@ -88,15 +89,71 @@ def test_a_runner_that_fails_when_it_is_made_is_left_out(
 ) -> None:
     """Catches one broken runner that keeps a pair from being loaded at all, now or from memory."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RunnerError("other logits than transformers")
 
-    monkeypatch.setattr(LeanRunner, "_check_against_transformers", broken)
+    monkeypatch.setattr(LeanRunner, "__init__", broken)
     target, draft = folders["llama"]
     for _ in range(2):
-        assert type(load_pair(target, draft=draft, runner=("lean", "eager")).target) is EagerRunner
+        pair = load_pair(target, draft=draft, runner=("lean", "eager"))
+        assert type(pair.target) is EagerRunner
+        assert pair.runners.endswith("here. Failed: lean: other logits than transformers"), "not only that others fail"
     with pytest.raises(RunnerError, match="other logits"):
         load_pair(target, draft=draft, runner="lean")
+
+
+def test_what_was_not_tried_is_told_with_its_reason(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
+    """Catches a fast runner that is missing from the choice for a reason that nobody sees."""
+    told = load_pair(folders["llama"][0], draft=folders["llama"][1]).runners
+    assert "; native: its heads are 8 wide, not a multiple of 16" in told
+    assert "Not tried: graphs: its weights are not on a GPU; " in told
+
+
+def test_checks_are_made_once(
+    folders: dict[str, tuple[Path, Path]], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches forward passes at each load that compare what was compared before; a check that is skipped for another config,
+    other weights or other code; and runners that are made although others were chosen."""
+    checked: list[str] = []
+    own = probe.check
+    monkeypatch.setattr(probe, "check", lambda runner, *a, **k: checked.append(type(runner).__name__) or own(runner, *a, **k))
+    target, draft = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in folders["llama"])
+    load_pair(target, draft=draft, runner="lean")
+    for _ in range(2):
+        load_pair(target, draft=draft, runner=("lean", "eager"))
+    assert checked == ["LeanRunner"] * 2, "of target and draft"
+    monkeypatch.setattr(EagerRunner, "_probe", lambda self: pytest.fail("asked again"))
+    load_pair(target, draft=draft, runner="eager")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    load_pair(target, draft=draft, runner="lean")
+    assert len(checked) == 3
+    monkeypatch.setattr(checks, "code", lambda: "another version")
+    load_pair(target, draft=draft, runner="lean")
+    assert len(checked) == 5
+
+
+def test_what_takes_its_time_is_logged(
+    folders: dict[str, tuple[Path, Path]], home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches a load of minutes that says nothing."""
+    target, draft = folders["llama"]
+    with caplog.at_level("INFO", logger="specdecpp.loading"):
+        load_pair(target, draft=draft, runner=("lean", "eager"))
+    for words in ("reading the tokenizer", f"reading the weights of {draft}", "comparing LeanRunner", "trying eager"):
+        assert words in caplog.text
+
+
+def test_one_name_for_both_is_loaded_once(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
+    """Catches weights that lie in memory twice where a model is named as its own draft."""
+    target, _ = folders["llama"]
+    for kind in ("eager", "lean"):
+        pair = load_pair(target, draft=target, runner=kind)
+        assert isinstance(pair.target, EagerRunner)
+        assert isinstance(pair.draft, EagerRunner)
+        assert pair.target.model is pair.draft.model
+        pair.target.extend([3, 4], rows=1)
+        assert (pair.target.length, pair.draft.length) == (2, 0)
 
 
 @pytest.mark.parametrize("positions", [3, 4, 6, 20])
@@ -133,8 +190,10 @@ def test_what_is_remembered_is_of_this_machine(home: Path) -> None:
         file.unlink()
     home.rmdir()
     home.write_text("a file where a folder should be")
-    machine.remember("costs", {"a": 1}, {"x": 2})
     assert machine.recall("costs", {"a": 1}) is None
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert machine.recall("costs", {"a": 1}), "as long as this process lives"
+    assert home.is_file()
 
 
 def test_weights_are_not_copied_beyond_the_memory_there_is(

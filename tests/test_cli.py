@@ -278,6 +278,29 @@ def test_a_target_without_a_draft_is_bad_usage(names: list[str]):
         assert "--target and --draft go together" in refused("generate", "hello", *half, code=2)
 
 
+def test_the_target_alone_needs_no_draft(names: list[str]):
+    """Catches a draft that is demanded, loaded and never asked; and a text that is not the target's own."""
+    options = ["--policy", "target", "--max-tokens", "12"]
+    for more in (["--temperature", "0"], ["--seed", "3"]):
+        alone, beside = (answer("hello", *some, *options, *more) for some in (names[:2], names))
+        assert alone["text"] == beside["text"]
+        assert alone["policy"] == "target"
+    assert answer("hello", *names[:2], *options[:1], "fixed:0", *options[2:])["policy"] == "target"
+    assert "go together" in refused("generate", "hello", *names[2:], *options, code=2)
+
+
+def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tmp_path: Path):
+    """Catches a warning that names a line of our source, or that nobody sees."""
+    shutil.copytree(folder / "target", tmp_path / "target")
+    config = tmp_path / "target" / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [1, 999]}))
+    result = call("generate", "hello", "--target", str(tmp_path / "target"), *names[2:], "--max-tokens", "3")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: ")
+    assert "ids [999] end a text" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_models_that_do_not_fit_fail(folder: Path, names: list[str]):
     """Catches an incompatible pair or head that decodes nonsense instead."""
     other = str(folder / "other" / "draft")

@@ -1,8 +1,10 @@
 """Collection as a whole: one recipe gives one set of bytes whatever happens on the way, and refusals lose nothing."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -18,13 +20,15 @@ import torch
 import yaml
 from typer.testing import CliRunner, Result
 
-from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli
+from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli, machine
+from specdecpp.cli import collect as collecting
 from specdecpp.cli.collect import EXAMPLES
 from specdecpp.loading.pair import load_pair
 from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny_tokenizer
 from specdecpp.training import collect as rooms
 from specdecpp.training import jobs, shards, workers
 from specdecpp.training.collect import Progress, collect
+from specdecpp.training.prompts import gather
 from specdecpp.training.recipe import Recipe
 
 COLLECT = {"max_tokens": 12, "shard_size": 6, "batch": 4, "draws": 2, "seed": 5, "features": ["mixed", "leaf"]}
@@ -177,7 +181,7 @@ MOMENTS = ["half of file 1", "after file 2", "half of file 2", "while sampling",
 KILLED = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
-from specdecpp.training import shards
+from specdecpp import machine
 from specdecpp.training.collect import collect
 from specdecpp.training.recipe import Recipe
 
@@ -188,17 +192,19 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def run(moment):
-    own, num = shards.replace, 0
-    def replace(path, content):
+    own, num = machine.write, 0
+    def write(path, content):
         nonlocal num
         num += 1
         if moment == f"half of file {num}":
-            path.with_name(f"{path.name}.part").write_bytes(content[: len(content) // 2])
-            die()
+            with machine.whole(path) as part:
+                half = content.encode() if isinstance(content, str) else content
+                part.write_bytes(half[: len(half) // 2])
+                die()
         own(path, content)
         if moment == f"after file {num}":
             die()
-    shards.replace = replace
+    machine.write = write
     collect(recipe, pair, progress=lambda p: die() if moment == "while sampling" and p.tokens > 30 else None)
 
 for moment in sys.argv[2:]:
@@ -220,8 +226,8 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(
     command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), *MOMENTS]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [signal.SIGKILL] * len(MOMENTS), done.stderr
-    assert "collection.json.part" in done.stdout.splitlines()[0]
-    assert "shard-00000.parquet.part" in done.stdout.splitlines()[2]
+    assert re.search(r"'collection\.json\.\S+\.part'", done.stdout.splitlines()[0])
+    assert re.search(r"'shard-00000\.parquet\.\S+\.part'", done.stdout.splitlines()[2])
     before = shards.done(recipe.labels)
     assert 0 < len(before) < NUM_SHARDS
     end = collect(recipe, pair)
@@ -369,21 +375,110 @@ def test_a_damaged_shard_stops_the_run_and_can_be_made_anew(whole: Path, begun: 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_keeps_what_is_finished(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_what_is_finished(
+    whole: Path, home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a traceback, half a shard and lost work where the disk is full (/dev/full is one)."""
     recipe = recipe_of(home, tmp_path)
+    monkeypatch.setattr(machine.secrets, "token_hex", lambda num: "0" * num)
+    monkeypatch.setattr(machine, "LEFT_S", float("inf"))  # the device is older than any part
 
     def progress(now: Progress) -> None:
         if now.shards_done == 2 and not full.exists():
             full.symlink_to("/dev/full")
 
-    full = recipe.labels / "shard-00002.parquet.part"
+    full = recipe.labels / f"shard-00002.parquet.{os.getpid()}-0000.part"
     with pytest.raises(DataError, match=r"is full\. The 2 finished shards are safe: make room and run the same command again"):
         collect(recipe, pair, progress=progress)
     assert shards.done(recipe.labels) == [0, 1]
     assert not full.is_symlink()
     collect(recipe, pair)
     assert hashes(recipe.labels) == hashes(whole)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_models_are_loaded(home: Path, tmp_path: Path) -> None:
+    """Catches a traceback, and one that comes after minutes of loading: here the models are not even there."""
+    (tmp_path / "file").write_text("")
+    for out, words in (
+        (tmp_path / "file" / "run", "cannot be made (Not a directory"),
+        (tmp_path / "closed", "cannot be written"),
+    ):
+        if out.name == "closed":
+            (out / "labels").mkdir(parents=True)
+            (out / "labels").chmod(0o500)
+            if os.access(out / "labels", os.W_OK):  # as root everything can be written
+                continue
+        recipe = recipe_of(home, tmp_path, sources=[{"path": str(home / "prompts.jsonl"), "prompt": "text"}])
+        gone = replace(recipe, pair=replace(recipe.pair, target="/nowhere/target", draft="/nowhere/draft"))
+        with pytest.raises(DataError) as refused:
+            collecting.collected(replace(gone, out=out), assume_yes=False, ray=None, quiet=True)
+        assert words in str(refused.value)
+        assert "--out" in str(refused.value)
+
+
+def test_a_failing_disk_is_told(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback where a folder becomes read-only, or its disk fails, in the middle of a run."""
+    recipe = recipe_of(home, tmp_path)
+
+    def fail(path: Path, content: bytes) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(machine, "write", fail)
+    with pytest.raises(DataError, match=r"cannot be written into \(Read-only file system\).*run the same command again"):
+        collect(recipe, pair)
+
+
+def test_two_runs_do_not_share_a_folder(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
+    """Catches two runs that write under the same names, and one that removes what the other is writing."""
+    recipe = recipe_of(home, tmp_path)
+    other = "import sys; from pathlib import Path; from specdecpp.training.folders import claimed\n"
+    other += "with claimed(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", other, str(recipe.labels)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mine\n"
+        half = recipe.labels / "shard-00000.parquet.1-ab.part"
+        half.write_text("half")
+        with pytest.raises(DataError, match=r"another run works in .*labels\. Wait until it has ended"):
+            collect(recipe, pair)
+        assert half.exists()
+        process.kill()
+    collect(recipe, pair)
+    assert hashes(recipe.labels) == hashes(whole)
+
+
+NOT_ABOUT = [
+    "[]",
+    "3",
+    "null",
+    '"x"',
+    "{",
+    '{"pair": []}',
+    '{"num_shards": "4"}',
+    '{"prompts": [1]}',
+    '{"sampling": 3}',
+    "\xff",
+]
+
+
+@pytest.mark.parametrize("content", NOT_ABOUT)
+def test_a_damaged_description_is_told(home: Path, pair: Pair, tmp_path: Path, content: str) -> None:
+    """Catches tracebacks where collection.json is JSON, but not what it was (`[]`), in everybody who reads it."""
+    recipe = recipe_of(home, tmp_path)
+    recipe.labels.mkdir(parents=True)
+    (recipe.labels / shards.COLLECTION).write_bytes(content.encode("latin-1"))
+    for reader in (lambda: collect(recipe, pair), lambda: shards.about(recipe.labels)):
+        with pytest.raises(DataError, match=r"collection\.json.*Put back the file as it was, or collect into another folder"):
+            reader()
+
+
+def test_prompts_with_half_a_character_are_told(home: Path, tmp_path: Path) -> None:
+    """Catches 'utf-8' codec can't encode character, which says neither which row nor what to do."""
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"text": "fine"}\n{"text": "ab\\ud83d"}\n')
+    recipe = recipe_of(home, tmp_path, sources=[{"path": str(rows), "prompt": "text"}])
+    with pytest.raises(DataError, match=r"row 2 of .*prompts\.jsonl holds half of a character \(U\+D83D at character 3\)"):
+        gather(recipe.collect.sources, seed=0)
 
 
 def test_a_large_collection_must_be_asked_for(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
 from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.loading.models import is_gguf
+from specdecpp.loading.gguf import is_gguf
 from specdecpp.runners import GGUFRunner
 from specdecpp.testing import save_tiny_pair
 
@@ -22,12 +23,19 @@ def test_a_gguf_file_is_known_by_its_name(name: str | Path):
 
 
 @pytest.mark.parametrize("is_target", [True, False])
-def test_a_gguf_file_without_llama_cpp_says_how_to_install_it(is_target: bool, tmp_path: Path):
+def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(is_target: bool, tmp_path: Path):
     """Catches an ImportError from the depths, a file that is looked for on the hub, and a checkpoint that is loaded first."""
     target, draft = save_tiny_pair(tmp_path)
-    names = ("x.gguf", draft) if is_target else (target, "x.gguf")
-    with pytest.raises(MissingExtraError, match=r"pip install 'specdecpp\[gguf\]'"):
+    writer = GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    names = (tmp_path / "x.gguf", draft) if is_target else (target, tmp_path / "x.gguf")
+    with pytest.raises(MissingExtraError, match=r"its architecture is mamba.*pip install 'specdecpp\[gguf\]'"):
         load_pair(names[0], draft=names[1])
+    with pytest.raises(RunnerError, match=r"there is no file nowhere\.gguf"):
+        load_pair("nowhere.gguf", draft=draft)
     with pytest.raises(PairError, match="only the target was named"):
         load_pair("x.gguf")
 

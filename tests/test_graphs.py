@@ -268,7 +268,7 @@ def test_a_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_cpu_never_gets_it(tmp_path: Path) -> None:
     """Catches a slow choice."""
     target, _ = save_tiny_pair(tmp_path)
-    refusals = Checkpoint(target, dtype="auto", device=None, device_map=None).refusals()
+    refusals = Checkpoint(target, dtype="auto", device=None, device_map=None).refusals
     assert refusals["graphs"] == "its weights are not on a GPU"
 
 

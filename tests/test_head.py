@@ -1,6 +1,8 @@
 """The acceptance head: its folder, the published reference form, its calibration, and what a bad file says."""
 
+import hashlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from specdecpp import AcceptanceHead, Calibration, HeadCard, HeadError
+from specdecpp.loading.pair import REFERENCE
 
 D = 12
 
@@ -359,8 +362,16 @@ def without(state: dict[str, torch.Tensor], *names: str) -> dict[str, torch.Tens
     return {k: v for k, v in state.items() if k not in names}
 
 
+def without_digest(folder: Path) -> None:
+    path = folder / "head.json"
+    card = json.loads(path.read_text())
+    del card["weights_sha256"]
+    path.write_text(json.dumps(card))
+
+
 def ours(folder: Path, card: str | None = None, weights: bytes | None = None) -> None:
     random_head().save_pretrained(folder)
+    without_digest(folder)
     if card is not None:
         (folder / "head.json").write_text(card, encoding="utf-8")
     if weights is not None:
@@ -436,6 +447,62 @@ def test_a_damaged_head_is_a_head_error_that_names_the_damage(damage: str, tmp_p
     with pytest.raises(HeadError, match=message) as raised:
         AcceptanceHead.from_pretrained(tmp_path)
     assert str(tmp_path) in str(raised.value) or "at least 1" in str(raised.value)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+
+
+def test_a_flipped_bit_of_the_weights_is_told(tmp_path: Path) -> None:
+    """Catches weights that were damaged on the way and decode as if they were the head's own: any bit, anywhere in the file."""
+    random_head().save_pretrained(tmp_path)
+    path = tmp_path / "head.safetensors"
+    whole, dice = path.read_bytes(), random.Random(0)
+    for at in (0, 9, len(whole) - 1, *(dice.randrange(len(whole)) for _ in range(97))):
+        path.write_bytes(flipped(whole, at))
+        with pytest.raises(HeadError, match=r"is not the file that head\.json was written with.*Copy the head again"):
+            AcceptanceHead.from_pretrained(tmp_path)
+    for damaged in (whole[:-1], b"", whole + b"x"):
+        path.write_bytes(damaged)
+        with pytest.raises(HeadError, match="is not the file"):
+            AcceptanceHead.from_pretrained(tmp_path)
+
+
+def test_a_head_without_a_digest_is_read_or_refused(tmp_path: Path) -> None:
+    """Catches heads of an earlier version that are no longer read, and damage that is a signal or a traceback where nobody has
+    written down what the weights were."""
+    head = random_head()
+    ours(tmp_path)
+    assert torch.equal(AcceptanceHead.from_pretrained(tmp_path)(rows()), head(rows()))
+    path = tmp_path / "head.safetensors"
+    whole, dice = path.read_bytes(), random.Random(1)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    refused = 0
+    for at in [*range(8), *(dice.randrange(header) for _ in range(92))]:
+        path.write_bytes(flipped(whole, at))
+        try:
+            AcceptanceHead.from_pretrained(tmp_path)
+        except HeadError:
+            refused += 1
+    assert refused > 50
+    nan = {name: torch.full_like(tensor, torch.nan) for name, tensor in head.state_dict().items()}
+    save_file(nan, path)
+    with pytest.raises(HeadError, match="no finite numbers"):
+        AcceptanceHead.from_pretrained(tmp_path)
+
+
+def test_the_head_that_ships_has_its_digest() -> None:
+    """Catches a card that was changed without its digest, which would let any weights through."""
+    card = json.loads((REFERENCE / "head" / "head.json").read_text())
+    weights = (REFERENCE / "head" / "head.safetensors").read_bytes()
+    assert card["weights_sha256"] == hashlib.sha256(weights).hexdigest()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """Catches a traceback after a training."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadError, match=r"cannot be written into .*file/head .*Name another folder"):
+        random_head().save_pretrained(tmp_path / "file" / "head")
 
 
 def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:

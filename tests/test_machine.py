@@ -1,12 +1,19 @@
 """What is kept on this machine: whole files, and a folder that may be anything."""
 
 import os
+import shutil
+import stat
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specdecpp import machine
+from specdecpp import load_pair, machine
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can be another user")
 
 
 def _half(part: Path) -> None:
@@ -73,3 +80,178 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         machine.write(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _a_file(base: Path) -> None:
+    base.write_text("in the way")
+
+
+def _a_file_below(base: Path) -> None:
+    base.mkdir()
+    (base / "specdecpp").write_text("in the way")
+
+
+def _a_dangling_link(base: Path) -> None:
+    base.mkdir()
+    (base / "specdecpp").symlink_to(base / "nowhere" / "at all")
+
+
+def _a_circle_of_links(base: Path) -> None:
+    base.symlink_to(base)
+
+
+def _everybodys(base: Path) -> None:
+    (base / "specdecpp").mkdir(parents=True)
+    (base / "specdecpp").chmod(0o777)
+
+
+def _the_groups(base: Path) -> None:
+    (base / "specdecpp").mkdir(parents=True)
+    (base / "specdecpp").chmod(0o770)
+
+
+def _in_everybodys(base: Path) -> None:
+    (base / "specdecpp").mkdir(parents=True)
+    base.chmod(0o777)
+
+
+def _somebody_elses(base: Path) -> None:
+    (base / "specdecpp").mkdir(parents=True)
+    os.chown(base / "specdecpp", 65534, 65534)
+
+
+def _in_somebody_elses(base: Path) -> None:
+    (base / "specdecpp").mkdir(parents=True)
+    os.chown(base, 65534, 65534)
+
+
+def test_the_folder_is_made_for_this_user_alone(base: Path) -> None:
+    """Catches a folder that others may look into, and one that is made anew each time."""
+    old = os.umask(0o002)
+    try:
+        assert machine.trouble() is None
+    finally:
+        os.umask(old)
+    assert machine.folder() == base / "specdecpp"
+    assert stat.S_IMODE(machine.folder().stat().st_mode) == 0o700
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert (machine.recall("costs", {"a": 1}) or {})["x"] == 2
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (_a_file, "cannot be made"),
+        (_a_file_below, "cannot be made"),
+        (_a_dangling_link, "cannot be made"),
+        (_a_circle_of_links, "cannot be made"),
+        (_everybodys, "others can write to"),
+        (_the_groups, "others can write to"),
+        (_in_everybodys, "others can write to"),
+        pytest.param(_somebody_elses, "belongs to user 65534", marks=needs_root),
+        pytest.param(_in_somebody_elses, "others can write to", marks=needs_root),
+    ],
+)
+def test_a_folder_that_cannot_be_trusted_gives_way_to_a_temporary_one(
+    made: Callable[[Path], None], told: str, base: Path
+) -> None:
+    """Catches a traceback on the default path, and code or figures that another user could have put there."""
+    made(base)
+    assert told in (machine.trouble() or "")
+    path = machine.folder()
+    assert path != base / "specdecpp"
+    assert machine.folder() == path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert (machine.recall("costs", {"a": 1}) or {})["x"] == 2, "as long as the process lives"
+
+
+def test_links_and_the_folders_of_all_users_may_lie_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a cache on another disk, or under /tmp, that is refused."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(0o1777)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
+    assert machine.trouble() is None
+    (tmp_path / "disk" / "specdecpp").rename(tmp_path / "disk" / "elsewhere")
+    (tmp_path / "disk" / "specdecpp").symlink_to(tmp_path / "disk" / "elsewhere")
+    assert machine.trouble() is None
+
+
+def test_a_relative_cache_is_disregarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a folder of code wherever one happens to be, which the XDG base directories rule out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert machine.folder() == tmp_path / ".cache" / "specdecpp"
+
+
+def test_without_any_folder_nothing_is_kept(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback where not even a temporary folder can be made."""
+
+    def full(**_: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    _a_file(base)
+    monkeypatch.setattr(machine.tempfile, "mkdtemp", full)
+    machine._temporary.cache_clear()
+    try:
+        machine.remember("costs", {"a": 1}, {"x": 2})
+        assert machine.recall("costs", {"a": 1}) is None
+        assert not machine.folder().exists()
+    finally:
+        machine._temporary.cache_clear()
+
+
+BECOME = """
+import os
+from specdecpp import machine
+os.setgroups([]), os.setgid(54321), os.setuid(54321)
+machine.write(machine.folder() / "a", "b")
+print(machine.trouble())
+"""
+
+
+def _told(**env: Path) -> str:
+    """What a process of a user without a name says of the folder, that has written to it. Its temporary folder is TMPDIR."""
+    own = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    own |= {name: str(value) for name, value in env.items()}
+    done = subprocess.run([sys.executable, "-c", BECOME], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_root
+def test_users_without_a_home_and_with_one_that_they_cannot_write() -> None:
+    """Catches RuntimeError without HOME, PermissionError with that of another, and temporary folders that stay."""
+    folder = Path("/tmp") / f"specdecpp-test-{os.getpid()}"  # pytest's own folders are root's alone
+    (folder / "readonly").mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    readonly, tmp = folder / "readonly", folder / "tmp"
+    try:
+        assert _told(TMPDIR=tmp) == "there is no home folder (set XDG_CACHE_HOME)\n"
+        for value in (readonly, Path("/nonexistent")):
+            assert f"{value}/.cache/specdecpp cannot be made" in _told(TMPDIR=tmp, HOME=value)
+        assert f"{readonly}/specdecpp cannot be made" in _told(TMPDIR=tmp, XDG_CACHE_HOME=readonly)
+        (readonly / "specdecpp").mkdir()
+        assert "belongs to user 0" in _told(TMPDIR=tmp, XDG_CACHE_HOME=readonly)
+        os.chown(readonly / "specdecpp", 54321, 54321)
+        (readonly / "specdecpp").chmod(0o500)
+        assert "cannot be written" in _told(TMPDIR=tmp, XDG_CACHE_HOME=readonly)
+        assert os.listdir(folder / "tmp") == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_default_path_goes_on_without_a_folder(base: Path) -> None:
+    """Catches a traceback of `load_pair()` where the cache cannot be written."""
+    _a_dangling_link(base)
+    assert load_pair().runners
+    assert os.listdir(base) == ["specdecpp"]

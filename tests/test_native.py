@@ -161,7 +161,8 @@ def test_greedy_text_is_that_of_generate() -> None:
 def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that would be computed wrongly, or a machine that cannot compile, found out too late."""
     assert "multiple of 16" in (NativeRunner.refusal(tiny_model("llama")) or "")
-    assert "float16 on cpu" in (NativeRunner.refusal(built("llama").to(torch.float16)) or "")
+    assert "float64 on cpu" in (NativeRunner.refusal(built("llama").to(torch.float64)) or "")
+    assert NativeRunner.refusal(built("llama").to(torch.float16)) is None
     assert NativeRunner.refusal(built("llama").to(torch.bfloat16)) is None
     assert "not one of" in (NativeRunner.refusal(tiny_model("gpt2")) or "")
     with pytest.raises(RunnerError, match="Use EagerRunner"):

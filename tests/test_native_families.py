@@ -36,7 +36,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
 
 def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches a norm, scale, activation, window or table of angles that is another layer's, or is left out."""
-    eager, compiled = (r.fresh() for r in runners)
+    eager, compiled = runners[0].fresh(), runners[1].fresh()
     text = TEXT[: compiled.max_length]
     with torch.inference_mode():
         expected, states = eager.forward(input_ids=torch.tensor([text]))

@@ -12,7 +12,7 @@ from quantised import fabricated
 
 from specdecpp import EagerRunner, NativeRunner
 from specdecpp.loading.gguf_reading import Stored
-from specdecpp.runners import native
+from specdecpp.runners import native, probe
 from specdecpp.runners.native.library import library
 from specdecpp.runners.native.weights import KINDS
 from specdecpp.testing import tiny_model
@@ -44,7 +44,7 @@ def filled(model: Any, values: Mapping[str, Stored]) -> Any:
     return model
 
 
-def pair(kinds: Mapping[str, str], **more: Any) -> tuple[EagerRunner, NativeRunner]:
+def pair(kinds: Mapping[str, str], activations: Any = "float32", **more: Any) -> tuple[EagerRunner, NativeRunner]:
     model = tiny_model("llama", seed=3, **(SMALL | more))
     values = stored(model, kinds)
     skeleton = copy.deepcopy(model)
@@ -52,7 +52,7 @@ def pair(kinds: Mapping[str, str], **more: Any) -> tuple[EagerRunner, NativeRunn
         for name, parameter in module._parameters.items():
             module._parameters[name] = None if parameter is None else torch.nn.Parameter(parameter.to("meta"))
     skeleton.tie_weights()
-    runner = NativeRunner(skeleton, stored=values, num_threads=2)
+    runner = NativeRunner(skeleton, stored=values, num_threads=2, activations=activations)
     return EagerRunner(filled(model, values)), runner
 
 
@@ -153,3 +153,29 @@ def test_kinds_are_those_of_the_package_gguf() -> None:
 
     assert {GGMLQuantizationType(number).name: number for number in KINDS.values()} == KINDS
     assert len({*itertools.chain(KINDS.values())}) == len(KINDS)
+
+
+@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind not in ("F32", "F16", "BF16")])
+def rounded(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+    if not library().native_has_dots():
+        pytest.skip("this processor has no products of bytes")
+    return pair({"": request.param}, activations="int8")
+
+
+def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches a zero, a scale or an offset that is forgotten in whole numbers: rounding to bytes is one or two per cent."""
+    eager, compiled = (r.fresh() for r in rounded)
+    expected, _ = eager.extend(TEXT, rows=len(TEXT))
+    logits, _ = compiled.extend(TEXT, rows=len(TEXT))
+    assert 1e-4 < probe.gap(logits, expected) < 0.03
+
+
+def test_rounded_activations_give_the_same_bits_however_a_text_is_cut(rounded: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches rounding that looks at more than its own row."""
+    whole, _ = rounded[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
+    for cuts in ([1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [7, 7]):
+        compiled, tokens, parts = rounded[1].fresh(num_threads=2), list(TEXT), []
+        for n in cuts:
+            parts.append(compiled.extend(tokens[:n], rows=n)[0])
+            tokens = tokens[n:]
+        assert torch.equal(torch.cat(parts), whole)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +22,15 @@ from specdecpp import (
     HeadError,
     Pair,
     PairError,
+    PairWarning,
     PromptError,
     RunnerError,
     SpecDecPP,
     load_pair,
 )
 from specdecpp.decoder import run
-from specdecpp.loading.models import fingerprint
+from specdecpp.loading import fingerprints, models
+from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
@@ -191,6 +194,33 @@ def test_an_incomplete_checkpoint_is_refused(folders: tuple[Path, Path], draft_c
         load_pair(folders[0], draft=draft_copy)
 
 
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"])
+@pytest.mark.parametrize("value", [0, -1, 10**9, 2.5, "two", True])
+def test_sizes_that_no_model_has_are_refused(folders: tuple[Path, Path], draft_copy: Path, field: str, value: Any) -> None:
+    """Catches a model without layers that decodes, one with a billion that fills the memory, and a division by zero."""
+    edit(draft_copy / "config.json", lambda c: c.update({field: value}))
+    with pytest.raises(PairError, match=f"{draft_copy}"):
+        load_pair(folders[0], draft=draft_copy)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_model_without_layers_is_refused(folders: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
+    """Catches the same where the weights agree with the config."""
+    tiny_model(kind, layers=0).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(PairError, match=r"says num_hidden_layers = 0 in its config\.json"):
+        load_pair(folders[0], draft=tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_refused(folders: tuple[Path, Path], draft_copy: Path) -> None:
+    """Catches a draft whose candidates are drawn from NaN."""
+    weights = load_file(draft_copy / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, draft_copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RunnerError, match="no finite numbers"):
+        load_pair(folders[0], draft=draft_copy, runner="eager")
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma"])
 def test_a_tied_output_layer_does_not_count_as_missing(kind: str, tmp_path: Path) -> None:
     """Catches a completeness check that refuses checkpoints whose output layer is the embedding."""
@@ -259,6 +289,48 @@ def test_another_padding_token_is_no_difference(folders: tuple[Path, Path], draf
     assert load_pair(folders[0], draft=draft_copy).tokenizer.pad_token is None
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma"])
+def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
+    """Catches the tokenizer that transformers makes up, for which every prompt is one start token."""
+    tiny_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(PairError, match=rf"tokenizer of {tmp_path} cannot spell: 'Hello world' becomes .*Put those of"):
+        load_pair(tmp_path, draft=tmp_path)
+    assert load_pair(tmp_path, draft=tmp_path, tokenizer=tiny_tokenizer()).ends == (1,)
+
+
+def test_a_tokenizer_that_knows_no_letter_is_refused(folders: tuple[Path, Path], draft_copy: Path) -> None:
+    """Catches texts that become unknown tokens only."""
+    edit(draft_copy / "tokenizer.json", lambda values: values["model"].update(vocab={"<s>": 0, "</s>": 1, "<unk>": 2}))
+    with pytest.raises(PairError, match=r"cannot spell: 'Hello world' becomes \[2, 2,"):
+        load_pair(draft_copy, draft=draft_copy)
+    with pytest.raises(PairError, match=f"tokenizer of {draft_copy} cannot spell"):
+        load_pair(folders[0], draft=draft_copy)
+
+
+def test_a_tokenizer_of_something_else_than_language_is_taken(tmp_path: Path) -> None:
+    """Catches a refusal of models of proteins, whose alphabet has no small letters and no blank."""
+    tokenizer = tiny_tokenizer()
+
+    def of_proteins(values: Any) -> None:
+        values["model"]["vocab"] = {"<s>": 0, "</s>": 1, "<unk>": 2} | {c: i for i, c in enumerate("ACDEFGHIKLMNPQRSTVWY", 3)}
+
+    tiny_model("llama").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    edit(tmp_path / "tokenizer.json", of_proteins)
+    assert load_pair(tmp_path, draft=tmp_path).tokenizer("GATTACA").input_ids == [8, 3, 19, 19, 3, 4, 3]
+
+
+def test_one_tokenizer_is_read_once(folders: tuple[Path, Path], draft_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a second of reading for files that are the same, and files that differ in a byte and are not read."""
+    own, read = models.load_tokenizer, []
+    monkeypatch.setattr(models, "load_tokenizer", lambda name: read.append(name) or own(name))
+    load_pair(folders[0], draft=folders[1])
+    assert read == [str(folders[0])]
+    edit(draft_copy / "tokenizer_config.json", lambda values: values.update(pad_token="N"))
+    load_pair(folders[0], draft=draft_copy)
+    assert read[1:] == [str(folders[0]), str(draft_copy)]
+
+
 # Padded vocabularies
 
 
@@ -309,6 +381,17 @@ def test_without_an_end_id_in_the_model_the_tokenizer_names_it(folders: tuple[Pa
     assert load_pair(target, draft=folders[1]).ends == (1,)
 
 
+@pytest.mark.parametrize(("named", "left"), [([1, 64, 9], (1, 9)), (128009, ()), ([-1, 1], (1,))])
+def test_end_ids_outside_the_vocabulary_are_told(
+    folders: tuple[Path, Path], tmp_path: Path, named: Any, left: tuple[int, ...]
+) -> None:
+    """Catches a text that never ends because its end id is that of another model, in silence."""
+    target = Path(shutil.copytree(folders[0], tmp_path / "target"))
+    edit(target / "generation_config.json", lambda values: values.update(eos_token_id=named))
+    with pytest.warns(PairWarning, match="no other ends a text" if not left else r"are left\. Correct eos_token_id"):
+        assert load_pair(target, draft=folders[1]).ends == left
+
+
 @pytest.mark.parametrize("saved", [torch.bfloat16, torch.float32])
 def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path, saved: torch.dtype) -> None:
     """Catches a head refused for its own pair because that was loaded in another precision or moved."""
@@ -318,7 +401,7 @@ def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path, saved
     pairs = [load_pair(tmp_path / "here", draft=tmp_path / "there", dtype=d) for d in ("float32", "bfloat16")]
     prints = {p for pair in pairs for p in (pair.target_fingerprint, pair.draft_fingerprint)}
     assert len(prints) == 1
-    assert len(prints.pop() or "") == 16
+    assert len(prints.pop() or "") == 32
 
 
 def test_the_fingerprint_tells_weights_apart(folders: tuple[Path, Path]) -> None:
@@ -331,6 +414,65 @@ def test_the_fingerprint_tells_weights_apart(folders: tuple[Path, Path]) -> None
     assert fingerprint(tuned) not in prints
 
 
+@pytest.mark.parametrize("at", [0, 16, 1000, -1])
+def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
+    """Catches a fingerprint that reads some of the values: a head, or a copy as GGUF, of other weights would be taken."""
+    model = tiny_model("llama")
+    before = fingerprint(model), fingerprint(model, is_exact=True)
+    values = model.model.layers[1].mlp.down_proj.weight.data.view(-1)
+    values[at] *= 1.0001
+    assert fingerprint(model) == before[0], "bfloat16 does not tell the two apart"
+    assert fingerprint(model, is_exact=True) != before[1]
+    values[at] *= 1.02
+    assert fingerprint(model) != before[0]
+
+
+def test_a_changed_file_has_another_fingerprint_in_the_same_process(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Catches a fingerprint that is remembered although the weights in the folder were replaced."""
+    target = Path(shutil.copytree(folders[0], tmp_path / "target"))
+    before = load_pair(target, draft=folders[1]).target_fingerprint
+    weights = load_file(target / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][-1, -1] += 1
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    after = load_pair(target, draft=folders[1]).target_fingerprint
+    assert after != before
+
+
+def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches weights that are read again at each load, and a memory that outlives a change of any of the files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_bytes(b"{}")
+    files, made = fingerprints.weight_files(tmp_path), iter("abcdefgh")
+    assert {path.name for path in files} == {"a.safetensors", "config.json"}
+
+    def found() -> str:
+        return fingerprints.remembered(files, lambda: next(made), dtype="auto")
+
+    assert (found(), found()) == ("a", "b"), "files of this second may change again without another time"
+    monkeypatch.setattr(fingerprints, "SETTLED_S", -1.0)
+    assert (found(), found()) == ("c", "c")
+    assert fingerprints.remembered(files, lambda: "z", dtype="float16") == "z"
+    times = (tmp_path / "a.safetensors").stat()
+    (tmp_path / "a.safetensors").write_bytes(b"WEIGHTS")
+    os.utime(tmp_path / "a.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (found(), found()) == ("d", "d"), "same size, and the time put back"
+    (tmp_path / "config.json").write_bytes(b"{ }")
+    assert (found(), found()) == ("e", "e")
+    assert fingerprints.remembered([], lambda: next(made), dtype="auto") == "f"
+    (tmp_path / "adapter_config.json").write_bytes(b"{}")
+    assert fingerprints.weight_files(tmp_path) == [], "weights of an adapter's base lie elsewhere"
+
+
+def test_a_head_of_an_earlier_version_says_what_to_do(folders: tuple[Path, Path], pair: Pair, tmp_path: Path) -> None:
+    """Catches heads of before that are called another pair's, or taken without a look."""
+    AcceptanceHead(HeadCard(hidden_size=32, draft="0123456789abcdef")).save_pretrained(tmp_path)
+    with pytest.raises(HeadError, match=rf"0123456789abcdef, which an earlier .*{pair.draft_fingerprint}.*head\.json"):
+        load_pair(folders[0], draft=folders[1], head=tmp_path)
+    edit(tmp_path / "head.json", lambda card: card.update(draft=pair.draft_fingerprint))
+    assert load_pair(folders[0], draft=folders[1], head=tmp_path).head is not None
+
+
 # Heads
 
 
@@ -338,12 +480,13 @@ def test_a_head_for_another_pair_is_refused_with_both_fingerprints(
     folders: tuple[Path, Path], pair: Pair, tmp_path: Path
 ) -> None:
     """Catches a head that silently judges a draft it never saw."""
-    card = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft="0123456789abcdef")
+    other = 2 * "0123456789abcdef"
+    card = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=other)
     AcceptanceHead(card).save_pretrained(tmp_path)
-    with pytest.raises(HeadError, match=rf"another draft.*0123456789abcdef, this draft is {pair.draft_fingerprint}"):
+    with pytest.raises(HeadError, match=rf"another draft.*{other}, this draft is {pair.draft_fingerprint}"):
         load_pair(folders[0], draft=folders[1], head=tmp_path)
-    head = AcceptanceHead(HeadCard(hidden_size=32, target="0123456789abcdef", draft=pair.draft_fingerprint))
-    with pytest.raises(HeadError, match=rf"another target.*0123456789abcdef, this target is {pair.target_fingerprint}"):
+    head = AcceptanceHead(HeadCard(hidden_size=32, target=other, draft=pair.draft_fingerprint))
+    with pytest.raises(HeadError, match=rf"another target.*{other}, this target is {pair.target_fingerprint}"):
         Decoder(pair, policy=SpecDecPP(head=head))
 
 

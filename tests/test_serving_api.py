@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import torch
@@ -322,6 +323,71 @@ def test_values_that_ask_for_nothing_are_let_through(server: Served) -> None:
     whole = {"messages": [{"role": "user", "content": TEXT}], "temperature": 0, "max_tokens": 9}
     texts = [server.post("/v1/chat/completions", b).json()["choices"][0]["message"]["content"] for b in (split, whole)]
     assert texts[0] == texts[1]
+
+
+OF_SEVERAL_TYPES: list[tuple[str, Any, str, str]] = [
+    ("speculative", 3, "speculative", "speculative must be true or false or an object."),
+    ("speculative", {"policy": 3}, "speculative.policy", "speculative.policy must be text."),
+    ("speculative", {"bool": True}, "speculative.bool", "there is no field speculative.bool here."),
+    ("stop", 3, "stop", "stop must be text or a list."),
+    ("stop", ["a", ""], "stop.1", "stop.1: String should have at least 1 character"),
+    ("stop", "\ud800", "stop", "stop: Input should be a valid string, unable to parse"),
+    ("prompt", {}, "prompt", "prompt must be text or a list."),
+    ("prompt", [], "prompt", "prompt: List should have at least 1 item"),
+    ("prompt", ["a", 1], "prompt.1", "prompt.1 must be text."),
+    ("prompt", [1, "a"], "prompt.1", "prompt.1 must be a whole number."),
+    ("prompt", [1, -1], "prompt.1", "prompt.1: Input should be greater than or equal to 0"),
+    ("prompt", [[1], ["a"]], "prompt.1.0", "prompt.1.0 must be a whole number."),
+    ("prompt", [{}], "prompt.0", "prompt.0 must be text, a whole number or a list."),
+    ("messages", [{"role": "user", "content": 3}], "messages.0.content", "messages.0.content must be text or a list."),
+    ("messages", [{"role": "user", "content": [{}]}], "messages.0.content.0.type", "messages.0.content.0.type: Field required"),
+    ("messages", {}, "messages", "messages must be a list."),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param", "message"), OF_SEVERAL_TYPES, ids=[f"{n}={v}" for n, v, *_ in OF_SEVERAL_TYPES]
+)
+def test_an_error_names_a_field_that_there_is(server: Served, name: str, value: Any, param: str, message: str) -> None:
+    """Catches names of types in the place of a field's, as speculative.bool, and complaints about a type that nobody meant."""
+    path = "/v1/chat/completions" if name == "messages" else "/v1/completions"
+    body = json.dumps({"prompt": TEXT, name: value} if name != "messages" else {name: value})
+    error = server.post(path, content=body, headers={"content-type": "application/json"}).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_half_a_character_is_told_at_every_door(server: Served, pair: Pair, is_stream: bool) -> None:
+    """Catches the tokenizer's internals (TextEncodeInput must be ...) where a prompt holds a lone surrogate."""
+    message = r"the prompt holds half of a character \(U\+D83D at character \d+\)"
+    for path, prompt in (
+        ("/v1/completions", {"prompt": "ab\ud83d"}),
+        ("/v1/completions", {"prompt": ["a", "ab\ud83d"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab\ud83d"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud83d"}]}]}),
+    ):
+        body = json.dumps(prompt | {"stream": is_stream})
+        reply = server.post(path, content=body, headers={"content-type": "application/json"})
+        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert re.match(message, reply.json()["error"]["message"])
+    decoder = Decoder(pair)
+    for prompt in ("ab\ud83d", [{"role": "user", "content": "ab\ud83d"}]):
+        with pytest.raises(sd.PromptError, match=message):
+            next(decoder.stream(prompt)) if is_stream else decoder.generate(prompt)
+    with pytest.raises(sd.PromptError, match="chat template refuses these messages"):
+        decoder.generate([{"role": "user"}])
+
+
+def test_a_wrong_method_is_told_the_right_one(server: Served) -> None:
+    """Catches a 405 without Allow, which the protocol asks for (RFC 9110, 15.5.6)."""
+    for method, path, allowed in (
+        ("DELETE", "/v1/models", "GET"),
+        ("GET", "/v1/completions", "POST"),
+        ("POST", "/health", "GET"),
+    ):
+        reply = httpx2.request(method, f"{server.url}{path}")
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize(

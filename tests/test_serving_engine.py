@@ -1,10 +1,12 @@
 """The engine and the witness without HTTP: turns, places, what is freed, and what a round was decided on."""
 
+import gc
 import math
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +17,11 @@ from specdecpp.decoder import Decoder, run
 from specdecpp.sampling import Sampling, streams
 from specdecpp.serving.engine import End, Engine, Part, Step, Work
 from specdecpp.serving.evidence import LEAST, Witness
+from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
+from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
+from specdecpp.serving.requests import CompletionRequest
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 from specdecpp.verification import GreedyVerification, TokenVerification
@@ -40,6 +45,7 @@ class Listener:
         self.told.append(what)
         if isinstance(what, End):
             self.ended.set()
+            return
         self.is_held.set()
         assert self.may_go_on.wait(PATIENCE_S)
 
@@ -361,3 +367,37 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(sd.MissingExtraError, match=r"uvicorn.*specdecpp\[serve\]"):
         serving.check_extra()
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"logprobs": 1}, {"speculative": {"details": True}}], ids=["plain", "scored", "detailed"]
+)
+def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[str, Any]) -> None:
+    """Catches caches that wait for the garbage collector, as those of requests whose rounds were watched did: the server's
+    memory grew with every one of them."""
+    plan = Intake(decoder.pair, Limits(), policy=decoder.policy)._plan(CompletionRequest(prompt="abc", max_tokens=4, **asked))
+    given = plan.work(lambda what: None, timeout_s=math.inf)
+    held = []
+    gc.disable()
+    try:
+        while not given.is_done:
+            given.turn(most=512)
+            held += [weakref.ref(session.target) for session in [given._session] if session is not None]
+        given.free()
+        assert held
+        assert [cache for cache in held if cache() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_memory_is_given_back_when_nothing_is_left_to_do(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a server that keeps what its busiest hour took, and one that tidies up although nothing was let go."""
+    calls: list[int] = []
+    monkeypatch.setattr("specdecpp.serving.engine.give_back", lambda: calls.append(1))
+    engine, listener = Engine(Limits()), Listener()
+    engine.start()
+    engine.submit(work(decoder, listener, max_tokens=3))
+    assert listener.end.refusal is None
+    engine.stop()
+    assert calls == [1]
+    give_back()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,42 @@ def test_the_key_is_asked_for_where_models_are_used(pair: Pair) -> None:
         assert [server.get(path).status_code for path in ("/health", "/metrics", "/")] == [200] * 3
 
 
+@pytest.mark.parametrize("scheme", ["bearer ", "BEARER  ", "Bearer "])
+def test_the_scheme_of_a_key_may_be_written_in_any_case(pair: Pair, scheme: str) -> None:
+    """Catches a client that is turned away because it writes bearer, which the protocol allows (RFC 9110, 11.1)."""
+    with served(pair, api_key="sesame") as server:
+        assert server.get("/v1/models", headers={"authorization": f"{scheme}sesame"}).status_code == 200
+        for wrong in (f"{scheme}other", "Basic sesame", "sesame", scheme.strip()):
+            assert server.get("/v1/models", headers={"authorization": wrong}).status_code == 401
+
+
+FOREIGN = ("evil.example", "evil.example:80", "localhost.evil.example", "", "127.0.0.1.evil.example", "xn--bcher-kva.example")
+
+
+def test_a_page_that_points_its_name_here_is_turned_away(pair: Pair) -> None:
+    """Catches DNS rebinding: without a key any page could ask this server by a name of its own, and read what it says. Catches
+    hosts that are refused though nobody but a friend would name them."""
+    ask = {"prompt": "abc", "max_tokens": 1}
+    with served(pair, allowed_hosts=("box.lan", "*.home.arpa")) as server:
+        for host in FOREIGN:
+            for reply in (
+                server.get("/health", headers={"host": host}),
+                server.post("/v1/completions", ask, headers={"host": host}),
+            ):
+                assert (reply.status_code, reply.json()["error"]["code"]) == (421, "unknown_host")
+                assert "--allowed-hosts" in reply.json()["error"]["message"]
+            stream = server.post("/v1/completions", {**ask, "stream": True}, headers={"host": host})
+            assert stream.status_code == 421
+        for host in ("LOCALHOST:80", "localhost.", "127.0.0.1", "[::1]:9", "192.168.7.7:8000", "Box.lan:1", "a.home.arpa"):
+            assert server.get("/health", headers={"host": host}).status_code == 200, host
+    for setup in ({"allowed_hosts": ("*",)}, {"api_key": "sesame"}):
+        with served(pair, **setup) as server:
+            assert server.get("/health", headers={"host": FOREIGN[0]}).status_code == 200
+    with served(pair, api_key="sesame", allowed_hosts=("box.lan",)) as server:
+        statuses = [server.get("/health", headers={"host": host}).status_code for host in ("box.lan", FOREIGN[0])]
+        assert statuses == [200, 421]
+
+
 def test_a_conversation_needs_a_template(server: Served) -> None:
     """Catches a 500 where the tokenizer has no chat template."""
     with pytest.raises(openai.BadRequestError, match="no chat template"):
@@ -187,6 +224,55 @@ def test_stopping_drops_what_is_unfinished_and_says_so(endless_pair: Pair, caplo
     events = [record.getMessage() for record in caplog.records]
     assert events.count("dropped") == 1
     assert caplog.records[-1].facts == {"dropped": 1}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_who_asks_while_it_stops_is_told(endless_pair: Pair) -> None:
+    """Catches a door that is shut at the signal, so that nobody ever sees /health say 503, and new requests that see a broken
+    connection."""
+    limits = Limits(max_new_tokens=ENDLESS["max_tokens"], grace_s=PATIENCE_S)
+    with served(endless_pair, limits=limits) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        with client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            server.server.should_exit = True
+            assert eventually(lambda: server.get("/health").status_code == 503)
+            assert server.get("/health").json() == {"status": "stopping", "running": 1, "waiting": 0}
+            late = server.post("/v1/completions", LONG)
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+            assert "retry-after" in late.headers
+        lines.close()
+
+
+def test_a_second_interrupt_ends_requests_with_an_error_of_ours(endless_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Catches "Internal Server Error" as plain text, a stream that breaks off, and a traceback in the log."""
+    limits = Limits(max_new_tokens=ENDLESS["max_tokens"], grace_s=PATIENCE_S)
+    with caplog.at_level(logging.INFO), served(endless_pair, limits=limits) as server, ThreadPoolExecutor() as pool:
+        whole, stream = (pool.submit(server.post, "/v1/completions", {**ENDLESS, "stream": on}) for on in (False, True))
+        assert eventually(lambda: server.engine.num_running == 2)
+        server.server.handle_exit(signal.SIGINT, None)
+        assert eventually(lambda: server.get("/health").status_code == 503)
+        server.server.handle_exit(signal.SIGINT, None)
+        reply, events = whole.result(PATIENCE_S), stream.result(PATIENCE_S)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+        assert json.loads(events.text.split("data: ")[-1])["error"]["code"] == "shutting_down"
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+
+
+def test_an_engine_that_has_failed_says_so(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Catches a server that looks well while its engine is dead, and clients that wait for it without end."""
+    with served(pair) as server:
+        assert server.get("/health").json()["status"] == "ok"
+
+        def fail(step: Any) -> None:
+            raise RuntimeError("lightning")
+
+        server.engine._on_step = fail
+        for _ in range(2):
+            reply = server.post("/v1/completions", LONG)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "failed")
+        health = server.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "failed", "running": 0, "waiting": 0})
+    assert "lightning" in caplog.text
 
 
 def test_the_verb_finishes_what_it_has_begun_and_ends_well(folder: Path) -> None:

@@ -165,18 +165,3 @@ def test_states_beyond_float16_are_cut_to_it_and_stay_finite(records: list[Recor
     from specdecpp.training.trees import half
 
     assert half(torch.tensor([1e6, -1e6, 1.5])).tolist() == [65504.0, -65504.0, 1.5]
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a shard that is half written under its own name, and litter on a full disk."""
-    path = tmp_path / "x.bin"
-    shards.replace(path, b"old")
-
-    def fail(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        shards.replace(path, b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
-    assert path.read_bytes() == b"old"

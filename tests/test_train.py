@@ -1,6 +1,8 @@
 """Training: the objective, what each form of head reads, and a training that is killed; then whole recipes on tiny pairs."""
 
 import json
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +16,13 @@ import yaml
 from records import Process, records
 from typer.testing import CliRunner, Result
 
-from specdecpp import AcceptanceHead, Calibration, cli, load_pair
+from specdecpp import AcceptanceHead, Calibration, cli, load_pair, machine
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
 from specdecpp.training import shards
+from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.plan import GRID, HeadPlan, grid
 from specdecpp.training.train import acceptance_loss, batches, examples, following, train
@@ -360,6 +363,186 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
     whole, killed = (AcceptanceHead.from_pretrained(tmp_path / of / "heads" / "ahead") for of in ("whole", "killed"))
     assert all(torch.equal(v, killed.state_dict()[k]) for k, v in whole.state_dict().items())
     assert whole.card.calibration == killed.card.calibration
+
+
+KILLED_LATE = """
+import os, signal, sys
+from pathlib import Path
+from specdecpp import cli, machine
+from specdecpp.training import pipeline
+
+def die(*given, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def run(moment):
+    when, _, name = moment.partition(" ")
+    if when == "in":
+        setattr(pipeline, name, die)
+    own = Path.replace
+    def replace(self, target):
+        if when == "half" and str(target).endswith(name):
+            self.write_bytes(self.read_bytes()[: self.stat().st_size // 2])
+            die()
+        own(self, target)
+        if when == "after" and str(target).endswith(name):
+            die()
+    Path.replace = replace
+    cli.main()
+
+moments, sys.argv = sys.argv[1].split(";"), sys.argv[1:]
+for moment in moments:
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        run(moment)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], moment, flush=True)
+"""
+MOMENTS = (
+    "after ahead/state.pt",  # its last, as there is one epoch
+    "after ahead/head.safetensors",  # trained, its card not yet written
+    "after head_lagged/head.json",  # all are trained, none is calibrated
+    "in calibrate_head",
+    "half ahead/head.safetensors",
+    "after ahead/head.safetensors",  # calibrated, its card still that of training
+    "half ahead/head.json",
+    "after ahead/head.json",  # one is calibrated
+    "in calibrate_head",
+    "after head_lagged/head.json",
+    "in evaluate",
+    "half evaluation.json",
+)
+
+
+def test_killed_at_any_moment_from_the_last_epoch_to_the_table_it_ends_alike(tmp_path: Path):
+    """Catches a head without its calibration, one that is calibrated twice or refused for ever, lines of epochs that are lost,
+    and half a table: the process is killed (-9) as it saves, calibrates and evaluates, where the last one had come to."""
+    heads = {
+        "ahead": {"width": 16, "num_layers": 1, "epochs": 1},
+        "head_lagged": {"form": "lagged", "text": "leaf", "num_layers": 1, "scalars": [], "epochs": 1},
+    }
+    path = recipe(tmp_path, train=heads)
+    assert call("run", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
+    killed = ["run", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
+    done = subprocess.run([sys.executable, "-c", KILLED_LATE, ";".join(MOMENTS), *killed], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{int(signal.SIGKILL)} {moment}" for moment in MOMENTS], done.stderr
+    assert call(*killed).exit_code == 0
+    files = {of: {p.relative_to(tmp_path / of): p for p in (tmp_path / of / "heads").rglob("*")} for of in ("whole", "killed")}
+    assert files["whole"].keys() == files["killed"].keys()
+    for name, one in files["whole"].items():
+        if one.is_file() and one.suffix != ".pt":
+            assert untimed(one) == untimed(files["killed"][name]), name
+    assert untimed(tmp_path / "whole" / "evaluation.json") == untimed(tmp_path / "killed" / "evaluation.json")
+
+
+def untimed(path: Path) -> bytes:
+    """What a file holds but for the seconds that epochs took."""
+    return re.sub(rb'"elapsed_s": [\d.e-]+', b"", path.read_bytes())
+
+
+def damaged(path: Path, harm: str) -> None:
+    content, dice = path.read_bytes(), random.Random(0)
+    if harm == "flipped":
+        at = content.index(b"PK", 2) // 2 + dice.randrange(9)
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    else:
+        path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "other": b"<html>"}[harm])
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "other", "flipped", "foreign", "a folder"])
+def test_a_damaged_state_is_told_with_the_way_out(harm: str, answers, dev, tmp_path):
+    """Catches the tracebacks of zip, pickle and torch, and an optimiser that goes on from numbers that are not its own."""
+    whole = train(QUICK, answers, dev, ABOUT, tmp_path)
+    state = tmp_path / "state.pt"
+    if harm == "foreign":
+        torch.save({"origin": {"plan": {}}}, state)
+        with pytest.raises(DataError, match="holds a head of another plan"):
+            train(QUICK, answers, dev, ABOUT, tmp_path)
+        torch.save([1], state)
+    elif harm == "a folder":
+        state.unlink()
+        state.mkdir()
+    else:
+        damaged(state, harm)
+    with pytest.raises(DataError, match=r"state\.pt is damaged \(.*Delete that file and run the same command again"):
+        train(QUICK, answers, dev, ABOUT, tmp_path)
+    state.rmdir() if harm == "a folder" else state.unlink()
+    again = train(QUICK, answers, dev, ABOUT, tmp_path)
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in whole.state_dict().items())
+
+
+def test_labels_without_their_description_are_told(answers, dev, tmp_path):
+    """Catches KeyError: 'pair' where collection.json was left behind."""
+    with pytest.raises(DataError, match=r"do not say their pair.*collection\.json is missing"):
+        train(QUICK, answers, dev, {}, tmp_path)
+
+
+def test_what_cannot_be_written_is_told(answers, dev, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """Catches tracebacks where the folder of heads is a file, or its disk fails after an epoch."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be made \(Not a directory"):
+        train(QUICK, answers, dev, ABOUT, tmp_path / "file" / "head")
+
+    def fail(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(machine, "_sync", fail)
+    with pytest.raises(DataError, match=r"cannot be written into \(Input/output error\)\. The epochs before this one are safe"):
+        train(QUICK, answers, dev, ABOUT, tmp_path / "head")
+
+
+def test_two_trainings_do_not_share_a_folder(answers, dev, tmp_path):
+    """Catches two runs that replace each other's states."""
+    with claimed(tmp_path), pytest.raises(DataError, match="another run works in"):
+        train(QUICK, answers, dev, ABOUT, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"collect.dev_share": 0.0},
+            r"no prompts to calibrate on \(calibrate\.split is dev\): its split dev is empty \(train has 24\)",
+        ),
+        ({"collect.split": "test"}, r"no prompts to train on: its split train is empty \(test has 24\)"),
+        ({"collect.splits": ["train"]}, r"no prompts to calibrate on"),
+        (
+            {"calibrate": {"split": "train"}, "collect.dev_share": 0.0},
+            r"no prompts to compare heads on: its split dev is empty",
+        ),
+        ({"collect.features": []}, r"train\.head_lagged reads the leaf text, and collect\.features has none\. Add leaf to it"),
+        ({"train": {"a": {}, "head": {}}}, r"calls a head head, which is the name of a score"),
+        ({"train": {"a": {}, "max_q": {}}}, r"calls a head max_q, which is the name of a score"),
+        ({"train": {}}, r"names no head"),
+        ({"train": {"../a": {}}}, r"train\.\.\./a: a head's name is that of its folder"),
+    ],
+)
+def test_what_a_run_would_find_out_at_its_end_is_told_at_once(changes: dict[str, Any], message: str, tmp_path: Path):
+    """Catches hours of collecting and training before it is seen that nothing is left to calibrate or to compare on."""
+    path = recipe(tmp_path)
+    content = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        at = content["collect"]["sources"][0] if name in ("dev_share", "split") else content[section] if name else content
+        at[name or section] = value
+    path.write_text(yaml.safe_dump(content))
+    result = call("run", str(path), "--quiet")
+    assert result.exit_code == 1
+    assert re.search(message, result.stderr), result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_that_are_too_long_are_seen_before_anything_is_sampled(tmp_path: Path):
+    """Catches a dev split whose prompts leave no room for an answer, which is known once they are encoded."""
+    path = recipe(tmp_path)
+    (tmp_path / "long.jsonl").write_text(json.dumps({"question": "one two three " * 400}) + "\n")
+    content = yaml.safe_load(path.read_text())
+    content["collect"]["sources"][0]["dev_share"] = 0.0
+    content["collect"]["sources"].append({"path": "long.jsonl", "prompt": "field:question", "split": "dev"})
+    path.write_text(yaml.safe_dump(content))
+    result = call("run", str(path), "--quiet")
+    assert (result.exit_code, "its split dev is empty (train has 24)" in result.stderr) == (1, True), result.stderr
+    assert not list((tmp_path / "out" / "labels").iterdir())
 
 
 def test_branches_can_be_asked_for_on_every_answer(tmp_path: Path):

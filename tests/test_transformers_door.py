@@ -647,7 +647,7 @@ def test_rows_of_padding_are_cut_and_tokens_in_them_refused(tmp_path: Path) -> N
 def test_a_head_of_another_draft_is_refused(way: str) -> None:
     """Catches a head that judges states it was not trained on, given by itself or within a rule."""
     head = random_head(32, seed=1)
-    head.card = replace(head.card, draft="0123456789abcdef")
+    head.card = replace(head.card, draft=2 * "0123456789abcdef")
     given = {"head": head} if way == "head" else {"policy": SpecDecPP(head=head, calibrated=False)}
     with pytest.raises(HeadError, match="made for another draft"):
         generate(model_of("llama"), custom_generate=custom_generate(draft_of("llama"), **given))

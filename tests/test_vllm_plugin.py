@@ -25,7 +25,8 @@ from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Rounds, Seen
 from specdecpp.integrations.vllm.settings import Settings
-from specdecpp.loading.models import fingerprint, load_model
+from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Heuristic, Policy, SpecDecPP
@@ -263,7 +264,7 @@ def test_a_head_for_another_pair_is_refused() -> None:
     heads.check_head(head, hidden_size=256, **pair)
     for role in ("target", "draft"):
         with pytest.raises(HeadError, match=f"made for another {role}"):
-            heads.check_head(head.with_card(**{role: "0" * 16}), hidden_size=256, **pair)
+            heads.check_head(head.with_card(**{role: "0" * 32}), hidden_size=256, **pair)
     with pytest.raises(HeadError, match="width 256, the draft has width 128"):
         heads.check_head(head, hidden_size=128, **pair)
 

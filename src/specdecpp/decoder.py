@@ -16,7 +16,7 @@ from specdecpp.policies.head import heads
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import FinishReason, Round, Session
-from specdecpp.text import Detokenizer
+from specdecpp.text import Detokenizer, half_character
 from specdecpp.verification import GreedyVerification, TokenVerification, Verification
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -191,15 +191,15 @@ def best_policy(head: AcceptanceHead | None) -> Policy:
 def encode(pair: Pair, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: text as it is, ids as they are, or chat messages through the tokenizer's template.
 
-    An empty text becomes the tokenizer's start token where it has one.
+    An empty text becomes the tokenizer's start token where it has one. Raises `PromptError` for ids outside the vocabulary, for
+    half a character, and for messages without a template or that it refuses.
     """
     if isinstance(prompt, str):
-        ids = list(pair.tokenizer(prompt).input_ids)
+        ids = list(pair.tokenizer(_whole(prompt)).input_ids)
     elif all(isinstance(t, dict) for t in prompt) and prompt:
         if not getattr(pair.tokenizer, "chat_template", None):
             raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
-        rendered = pair.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
-        ids = list(pair.tokenizer(rendered, add_special_tokens=False).input_ids)
+        ids = list(pair.tokenizer(_whole(_rendered(pair, prompt)), add_special_tokens=False).input_ids)
     else:
         ids = [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
         outside = [t for t in ids if not 0 <= t < pair.target.vocab_size]
@@ -208,3 +208,21 @@ def encode(pair: Pair, prompt: Prompt) -> list[int]:
     if not ids and pair.tokenizer.bos_token_id is not None:
         ids = [pair.tokenizer.bos_token_id]
     return ids
+
+
+def _rendered(pair: Pair, messages: Sequence[Any]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return pair.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except (TemplateError, KeyError, TypeError, AttributeError) as error:  # what templates raise, and what they stumble over
+        raise PromptError(
+            f"the tokenizer's chat template refuses these messages ({error}). Give messages with role and content, in an order "
+            "that it knows."
+        ) from error
+
+
+def _whole(text: str) -> str:
+    if half := half_character(text):
+        raise PromptError(f"the prompt holds half of a character ({half}), which has no encoding. Give whole characters.")
+    return text

@@ -10,7 +10,7 @@ look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small ta
 The published reference has two outputs under a softmax, which is the same function of their difference, and all of its
 blocks share one weight; `AcceptanceHead.from_pretrained` reads that form too.
 
-On disk a head is a folder: `head.safetensors` and `head.json`, its card.
+On disk a head is a folder: `head.safetensors` and `head.json`, its card (`head_files`).
 """
 
 import json
@@ -23,15 +23,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specdecpp import machine
 from specdecpp.errors import HeadError
+from specdecpp.loading.fingerprints import OLD_DIGITS
 
 WEIGHTS, CARD = "head.safetensors", "head.json"
-_REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-
+DIGEST = "weights_sha256"
+"""The key of `head.json` that is about the other file."""
 SCALARS = ("log_q", "entropy", "gap", "depth")
 """What may stand beside the hidden state: log q(Y) and the entropy of q in nats, the gap between its two largest
 probabilities, the candidate's place in the round (from 1)."""
@@ -96,7 +95,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCard:
-    """What a head was made for and how. `target` and `draft` are fingerprints (`models.fingerprint`), None when unknown."""
+    """What a head was made for and how. `target` and `draft` are fingerprints (`loading.fingerprints`), None when unknown."""
 
     hidden_size: int
     num_layers: int = 3
@@ -149,7 +148,7 @@ class HeadCard:
 
     @classmethod
     def from_json(cls, text: str) -> "HeadCard":
-        values = json.loads(text)
+        values = {name: value for name, value in json.loads(text).items() if name != DIGEST}
         values |= {name: tuple(values[name]) for name in ("scalars", "outputs") if name in values}
         values |= {name: Calibration(**values[name]) for name in ("calibration", "greedy") if values.get(name) is not None}
         return cls(**values)
@@ -274,6 +273,12 @@ class AcceptanceHead(nn.Module):
                 "Use the pair the head was trained on, or train a head for this one."
             )
         for role, made_for, given in (("draft", self.card.draft, draft), ("target", self.card.target, target)):
+            if made_for is not None and given is not None and len(made_for) == OLD_DIGITS != len(given):
+                raise HeadError(
+                    f"the head's card tells its {role} by {made_for}, which an earlier version made of a few weights; this "
+                    f"{role} is {given}, of all of them. If it is the model the head was made for, write that as {role!r} into "
+                    "its head.json."
+                )
             if made_for is not None and given is not None and made_for != given:
                 raise HeadError(
                     f"the head was made for another {role}: its card says {made_for}, this {role} is {given}. "
@@ -283,33 +288,23 @@ class AcceptanceHead(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `head.safetensors` and `head.json` into a folder, made if it is missing.
 
-        Both are written under other names first: a run that is killed leaves what was there.
+        Each is written whole or not at all, and the card has the digest of the weights: a run that is killed leaves what was
+        there, or two files that are refused together. Raises `HeadError` for a folder that cannot be written.
         """
-        with machine.whole(Path(folder) / CARD) as card, machine.whole(Path(folder) / WEIGHTS) as weights:
-            save_file({k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()}, weights)
-            card.write_text(self.card.to_json(), encoding="utf-8")
+        from specdecpp import head_files
+
+        head_files.write(self, Path(folder))
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "AcceptanceHead":
         """Read a head: a folder of ours, a folder in the published reference form, or a hub name of either.
 
-        Raises `HeadError` when nothing is there or the files are not a head.
+        Raises `HeadError` when nothing is there, the files are not a head, or the weights are not those that the card was
+        written with. A card without their digest, of an earlier version or written by hand, is taken at its word.
         """
-        folder = _locate(source)
-        try:
-            if (folder / CARD).is_file():
-                head = cls(HeadCard.from_json((folder / CARD).read_text(encoding="utf-8")))
-                head.load_state_dict(load_file(folder / WEIGHTS))
-            else:
-                head = _read_reference(folder)
-        except HeadError:
-            raise
-        except Exception as error:  # json, safetensors and pickle each have errors of their own
-            raise HeadError(
-                f"{folder} does not hold a readable head ({type(error).__name__}: {error}). A head is a folder with "
-                f"{CARD} and {WEIGHTS}; write one with save_pretrained."
-            ) from error
-        return head.eval()
+        from specdecpp import head_files
+
+        return head_files.read(source)
 
 
 class RowEstimator:
@@ -343,48 +338,3 @@ class RowEstimator:
 
 def _sigmoid(logit: float) -> float:
     return 1 / (1 + math.exp(-min(max(logit, -700.0), 700.0)))
-
-
-def _locate(source: str | Path) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise HeadError(f"{folder} is a file. Give the folder that holds {CARD} (or config.json) and the weights.")
-    if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise HeadError(f"there is no head at {folder}. Give a folder with {CARD} and {WEIGHTS}, or a hub name.")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(source)))
-    except Exception as error:  # the hub's own exceptions differ between its versions
-        raise HeadError(f"{source} is neither a local folder nor a head that the hub can deliver ({error}).") from error
-
-
-def _read_reference(folder: Path) -> AcceptanceHead:
-    """The form of the authors' checkpoint: config.json {hidden_size, num_layers}; keys model.{i}.linear.*, model.{D}.*."""
-    config_path = folder / "config.json"
-    weights = next((folder / name for name in _REFERENCE_WEIGHTS if (folder / name).is_file()), None)
-    if not config_path.is_file() or weights is None:
-        raise HeadError(
-            f"{folder} holds no head: expected {CARD} and {WEIGHTS}, or config.json with "
-            f"{' or '.join(_REFERENCE_WEIGHTS)}; found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}."
-        )
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    is_bin = weights.suffix == ".bin"
-    state = torch.load(weights, map_location="cpu", weights_only=True) if is_bin else load_file(weights)
-    state = {name: tensor.float() for name, tensor in state.items()}  # before the subtraction below, which would round
-    num_layers = int(config["num_layers"])
-    head = AcceptanceHead(HeadCard(hidden_size=int(config["hidden_size"]), num_layers=num_layers, notes={"form": "reference"}))
-    # Tied blocks may be stored once: safetensors drops duplicates and keeps the first name.
-    is_stored_once = not any(f"model.{i}.linear.weight" in state for i in range(1, num_layers))
-    ours = {}
-    for i in range(num_layers):
-        at = 0 if is_stored_once else i
-        ours |= {f"blocks.{i}.linear.{part}": state[f"model.{at}.linear.{part}"] for part in ("weight", "bias")}
-    last_weight, last_bias = state[f"model.{num_layers}.weight"], state[f"model.{num_layers}.bias"]
-    if last_weight.shape[0] != 2:
-        raise HeadError(f"the reference form has two outputs (reject, accept); {weights} has {last_weight.shape[0]}")
-    ours |= {"output.weight": last_weight[1:] - last_weight[:1], "output.bias": last_bias[1:] - last_bias[:1]}
-    head.load_state_dict(ours)
-    return head

@@ -23,8 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
 BELIEVED_S = 3600.0
@@ -103,6 +101,8 @@ def _temporary() -> Path:
 
 def about() -> dict[str, Any]:
     """What a measurement depends on beside the models."""
+    import torch
+
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "machine": [platform.node(), processor(), os.cpu_count()],

@@ -68,6 +68,19 @@ class Detokenizer:
         return 0
 
 
+def half_character(text: str) -> str | None:
+    """Where a text holds half of a surrogate pair, or a byte that was no UTF-8: no tokenizer can read that. None: it does not.
+
+    >>> half_character("ab\\ud800")
+    'U+D800 at character 3'
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"U+{ord(text[error.start]):04X} at character {error.start + 1}"
+    return None
+
+
 def _reader(tokenizer: Any) -> Callable[[list[int]], str]:
     """Ids to text without special tokens. What transformers wraps around a fast tokenizer takes longer than that does."""
     from transformers import PreTrainedTokenizerFast as Fast

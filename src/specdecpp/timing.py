@@ -164,7 +164,7 @@ def _about(pair: Pair) -> dict[str, Any]:
         "head": card and [card.form, card.hidden_size, card.width, card.num_layers, card.scalars],
         "target": pair.target_fingerprint,
         "draft": pair.draft_fingerprint,
-        "runners": [[type(r).__name__, getattr(r, "num_threads", None)] for r in runners],
+        "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in runners],
         "devices": [str(r.device) for r in runners],
         "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in runners],
         **machine.about(),

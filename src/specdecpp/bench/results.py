@@ -100,11 +100,11 @@ class Results:
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
-        from specdecpp.training.shards import replace
+        from specdecpp import machine
 
         path = writable(path)
         try:
-            replace(path, (json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
+            machine.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
         except OSError as error:
             raise DataError(f"the results cannot be written to {path} ({error.strerror}). Name another file.") from error
 

@@ -1,7 +1,7 @@
 """`specdecpp collect`: answers of the target and labels for a head, as a recipe says."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from specdecpp.cli.common import BATCHED, DType, Json, Ray, RecipeOut, Yes, cloc
 
 if TYPE_CHECKING:
     from specdecpp.training.collect import Estimate, Progress
+    from specdecpp.training.prompts import Split
     from specdecpp.training.recipe import Recipe
 
 EXAMPLES = (
@@ -54,20 +55,28 @@ def collect(
             write(closing_line(recipe, end) + "\n")
 
 
-def collected(recipe: "Recipe", *, assume_yes: bool, ray: str | None, quiet: bool) -> "Progress":
+def collected(
+    recipe: "Recipe",
+    *,
+    assume_yes: bool,
+    ray: str | None,
+    quiet: bool,
+    check: "Callable[[Sequence[Split]], None]" = lambda splits: None,
+) -> "Progress":
     """Collect what is missing, with the pair that the recipe names."""
     import torch
 
-    from specdecpp.training import shards
+    from specdecpp.training import folders, shards
     from specdecpp.training.collect import collect as run
 
+    folders.writable(recipe.labels)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers unless told not to
     if threads := shards.about(recipe.labels).get("threads"):
         torch.set_num_threads(threads)  # the last digits depend on it
     plan = recipe.pair
     pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, runner=BATCHED)
     with _progress(quiet=quiet) as tell:
-        return run(recipe, pair, progress=tell, assume_yes=assume_yes, ray=ray)
+        return run(recipe, pair, progress=tell, assume_yes=assume_yes, ray=ray, check=check)
 
 
 def closing_line(recipe: "Recipe", end: "Progress") -> str:

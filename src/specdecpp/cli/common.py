@@ -1,9 +1,11 @@
 """What the verbs share: options, errors told in a line, the pair with a spinner, results on stdout."""
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from specdecpp.errors import SpecdecError, UnsoundError
+from specdecpp.errors import PairWarning, SpecdecError, UnsoundError
 
 if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
@@ -47,7 +49,11 @@ DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64,
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 RunnerOption = Annotated[
     str | None,
-    typer.Option("--runner", metavar="NAME", help="native, llama.cpp, graphs, lean or eager.  [default: the fastest here]"),
+    typer.Option(
+        "--runner",
+        metavar="NAME",
+        help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
+    ),
 ]
 Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
@@ -82,9 +88,9 @@ def load(
     runner: str | tuple[str, ...] | None = None,
     quiet: bool = False,
 ) -> "Pair":
-    """The pair, with transformers silenced and a spinner where somebody looks."""
+    """The pair, with transformers silenced, and where somebody looks a spinner that says what takes its time."""
     import torch
-    from transformers.utils import logging
+    from transformers.utils import logging as of_transformers
 
     from specdecpp import render
     from specdecpp.loading.pair import load_pair
@@ -93,11 +99,41 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
-    logging.set_verbosity_error()
+    of_transformers.set_verbosity_error()
     if all(name is None or Path(name).exists() for name in (target, draft)):
-        logging.disable_progress_bar()  # it stays for what must be fetched
-    with render.waiting("loading the pair", quiet=quiet):
-        return load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
+        of_transformers.disable_progress_bar()  # it stays for what must be fetched
+    with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PairWarning)
+        pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
+    for warning in caught:
+        if issubclass(warning.category, PairWarning):
+            print(f"warning: {warning.message}", file=sys.stderr)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return pair
+
+
+@contextmanager
+def _heard(tell: Callable[[str], None]) -> Iterator[None]:
+    """What `load_pair` logs goes to this function."""
+    log, handler = logging.getLogger("specdecpp.loading"), _Told(tell)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+class _Told(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]):
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
 
 
 def clock(seconds: float) -> str:
@@ -129,3 +165,13 @@ def told() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         is_usage = isinstance(error, UnsoundError) or not isinstance(error, SpecdecError)
         raise typer.Exit(2 if is_usage else 1) from None
+    except RecursionError:
+        print(
+            "error: a file is nested too deeply to be read. Give one that this program or a person has written.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1) from None
+    except OSError as error:  # of a disk or a folder that nobody thought of
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}. Nothing that was finished is lost.", file=sys.stderr)
+        raise typer.Exit(1) from None

@@ -82,9 +82,12 @@ def generate(
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     with told():
+        from specdecpp.policies import Fixed
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
 
         spec = None if policy is None else parse_policy(policy)
+        if spec is not None and spec.policy == Fixed(k=0) and draft is None:
+            draft = target  # which is never asked; the same name is loaded once
         text = _prompt_text(prompt)
         check_names(target, draft, head, spec)
         seed = secrets.randbelow(2**31) if seed is None else seed
@@ -114,7 +117,10 @@ def _prompt_text(argument: str | None) -> str:
         return argument
     if argument is None and sys.stdin.isatty():
         raise ValueError("there is no prompt. Give one as an argument, or pipe it in.")
-    text = sys.stdin.read().removesuffix("\n")
+    try:
+        text = sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start}). Pipe in text.") from error
     if not text:
         raise ValueError("there is no prompt: standard input is empty. Give one as an argument, or pipe it in.")
     return text

@@ -1,6 +1,7 @@
 """`specdecpp run`: a whole recipe, from prompts to calibrated heads and the table that compares them."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,9 @@ def run(
 
         recipe = Recipe.read(path)
         recipe = recipe if out is None else replace(recipe, out=out)
-        collected = collecting.collected(recipe, assume_yes=yes, ray=ray, quiet=quiet)
+        pipeline.check(recipe)
+        check = partial(pipeline.check_splits, recipe)
+        collected = collecting.collected(recipe, assume_yes=yes, ray=ray, quiet=quiet, check=check)
         if not as_json:
             write(collecting.closing_line(recipe, collected) + "\n")
         plans = training.chosen(recipe, None)

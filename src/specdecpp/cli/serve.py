@@ -27,6 +27,10 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", envvar="SPECDECPP_API_KEY", help="Ask clients for this key.")
     ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Answer to this name too; repeatable; * for any.  [default: any with a key]"),
+    ] = None,
     max_running: Annotated[int, typer.Option(metavar="N", help="Requests that take turns.")] = 8,
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that wait; more get 429.")] = 64,
     max_prompt: Annotated[int | None, typer.Option(metavar="N", help="Longest prompt, tokens.  [default: the context]")] = None,
@@ -66,5 +70,6 @@ def serve(
             verification=verification.value,
             name=name,
             api_key=api_key,
+            allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
         )
         server.serve(pair, setup, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

@@ -1,6 +1,5 @@
 """`specdecpp train`: the heads of a recipe, on labels that have been collected."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -48,10 +47,10 @@ def train(
         plans = chosen(recipe, heads, is_grid=is_grid)
         with progress(sum(p.epochs for p in plans.values()), quiet=quiet) as tell:
             trained = train_heads(recipe, plans, tell=tell)
-        rows: dict[str, Any] = {}
-        for name in trained:
-            lines = (recipe.heads / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            rows[name] = {"folder": str(recipe.heads / name), "plan": asdict(plans[name]), **json.loads(lines[-1])}
+        rows = {
+            name: {"folder": str(recipe.heads / name), "plan": asdict(plans[name]), **head.card.notes["epochs"][-1]}
+            for name, head in trained.items()
+        }
         if as_json:
             print_json({"heads": rows})
         else:

@@ -27,9 +27,10 @@ from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.integrations.requests import Prompt, end_ids, streamer_of_caller
-from specdecpp.loading.models import Checkpoint, fingerprint, load_tokenizer
+from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import Pair
-from specdecpp.loading.tokenizers import check_same_tokenizer
+from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import heads
@@ -174,13 +175,14 @@ class _Loop:
     def _matched(self, model: Any) -> _Match:
         ranks = _Ranks.of(model)
         vocab_size = _vocab_size(model, self.draft)
+        is_told = self._head is not None or (self._policy is not None and (self._policy.needs_costs or heads(self._policy)))
         pair = Pair(
             target=_runner(model, self._runner, vocab_size),
             draft=_runner(self.draft, self._runner, vocab_size),
             tokenizer=None,
             head=None if self._head is None else self._head.to(self.draft.device),
-            target_fingerprint=fingerprint(model) if ranks.is_alone else None,  # of a shard it says nothing
-            draft_fingerprint=fingerprint(self.draft),
+            target_fingerprint=fingerprint(model) if is_told and ranks.is_alone else None,  # of a shard it says nothing
+            draft_fingerprint=fingerprint(self.draft) if is_told else None,  # all weights are read for it
         )
         policy = self._policy or default_policy(pair)
         for head in heads(policy):

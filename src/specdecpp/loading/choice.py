@@ -5,6 +5,7 @@
 The figures are remembered, so a pair that is loaded again is run as before and its answers stay the same.
 """
 
+import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,8 +15,9 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import RunnerError
+from specdecpp.loading.checks import code
 from specdecpp.loading.gguf import is_gguf
-from specdecpp.loading.models import KINDS, Model
+from specdecpp.loading.models import BY_NAME, KINDS, Model
 from specdecpp.runners import Runner
 
 BUDGET_S = 1.8
@@ -23,8 +25,9 @@ BUDGET_S = 1.8
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 4
-_THREADED = {"native", "llama.cpp"}  # with threads of their own; the others have torch's
+METHOD = 5
+log = logging.getLogger("specdecpp.loading")
+_THREADED = {"native", "native-int8", "llama.cpp"}  # with threads of their own; the others have torch's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +71,44 @@ def choose(target: Model, draft: Model, *, vocab_size: int, kinds: Collection[st
         return Chosen(**_runners(target, draft, only, vocab_size), reason=f"{only.name} ({why})")
     of = {
         "method": METHOD,
-        "models": [target.fingerprint, draft.fingerprint],
+        "models": [target.identity, draft.identity],
         "options": [option.name for option in options],
+        "code": code(),
         **machine.about(),
     }
-    seconds = _seconds(machine.recall("runners", of), options)
-    if seconds is None:
-        times = _measured(target, draft, options, vocab_size)
-        seconds = {option: _typical(found) for option, found in times.items()}
-        named = {option.name: s for option, s in seconds.items()}
-        machine.remember("runners", of, {"round_s": named}, is_steady=machine.is_steady(times.values()))
-    best, *others = sorted(seconds, key=lambda option: seconds[option])
-    told = ", ".join(f"{option.name} {1e3 * seconds[option]:.1f}" for option in others)
-    reason = f"{best.name}: {1e3 * seconds[best]:.1f} ms a round of {CANDIDATES} candidates here; {told or 'others fail'}"
-    return Chosen(**_runners(target, draft, best, vocab_size), reason=reason)
+    found = _found(machine.recall("runners", of), options)
+    if found is None:
+        times, failed = _measured(target, draft, options, vocab_size)
+        found = {option: _typical(seconds) for option, seconds in times.items()}, failed
+        told = {"round_s": {option.name: s for option, s in found[0].items()}, "failed": failed}
+        machine.remember("runners", of, told, is_steady=machine.is_steady(times.values()))
+    seconds, failed = found
+    for best in sorted(seconds, key=lambda option: seconds[option]):
+        try:
+            runners = _runners(target, draft, best, vocab_size)
+        except RunnerError as error:  # it was fine when it was measured
+            failed = {**failed, best.name: str(error)}
+        else:
+            return Chosen(**runners, reason=_reason(best, seconds, failed, refused))
+    raise RunnerError(_listed("no runner works", failed))
+
+
+def _reason(best: Option, seconds: dict[Option, float], failed: dict[str, str], refused: list[str]) -> str:
+    """What was measured, what failed, and what was not tried."""
+    others = [option for option in sorted(seconds, key=lambda option: seconds[option]) if option != best]
+    told = ", ".join(f"{option.name} {1e3 * seconds[option]:.1f}" for option in others if option.name not in failed)
+    reason = f"{best.name}: {1e3 * seconds[best]:.1f} ms a round of {CANDIDATES} candidates here{told and '; '}{told}"
+    if failed:
+        reason += f". {_listed('Failed', failed)}"
+    return f"{reason}. Not tried: {'; '.join(refused)}." if refused else reason
+
+
+def _listed(what: str, failed: dict[str, str]) -> str:
+    """Each reason once, with all that it stands against."""
+    names: dict[str, list[str]] = {}
+    for name, reason in failed.items():
+        names.setdefault(reason.rstrip("."), []).append(name)
+    return f"{what}: " + "; ".join(f"{', '.join(those)}: {reason}" for reason, those in names.items())
 
 
 def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tuple[list[Option], list[str]]:
@@ -92,10 +119,10 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
     refused: list[str] = []
     free, copied = machine.free_bytes(), 0
     is_order = kinds is not None and len(kinds) == 1
-    for kind in kinds or KINDS:
-        own = [_kind(model, kind, is_order=is_order) for model in (target, draft)]
-        refusals = (model.refusals()[k] for model, k in zip((target, draft), own, strict=True))
-        reasons = [f"{kind}: {reason}" for reason in refusals if reason]
+    for kind in kinds or [kind for kind in KINDS if kind not in BY_NAME]:
+        own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in (target, draft)]
+        refusals = ((k, model.refusals[k]) for model, k in zip((target, draft), own, strict=True))
+        reasons = [f"{k}: {reason}" for k, reason in refusals if reason]
         is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
         written = [m.name for m, k in zip((target, draft), own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
         if written and kinds is None and any(option.kinds[0] == "native" for option in options):
@@ -107,18 +134,20 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
             needs = f"its copy of the weights takes {copy / 1e9:.1f} GB, and {max(0, free - copied) / 1e9:.1f} are free"
             reasons.append(f"{kind}: {needs} (ask for it by name)")
         if reasons:
-            refused.append(reasons[0])
+            refused += [reasons[0]] if reasons[0] not in refused else []
             continue
         copied += copy
         options |= {Option(kinds=(own[0], own[1]), threads=threads): None for threads in _threads(own)}
     return list(options), refused
 
 
-def _kind(model: Model, kind: str, *, is_order: bool) -> str:
+def _kind(model: Model, kind: str, *, is_order: bool, is_draft: bool) -> str:
     """The kind of runner that a model gets where the pair gets `kind`."""
-    if is_gguf(model.name) and not is_order and model.refusals()[kind]:
+    if is_gguf(model.name) and not is_order and model.refusals[kind]:
         return "llama.cpp"
-    return "eager" if kind == "lean" and not is_order and model.refusals()["lean"] else kind
+    if kind == "native-int8" and is_draft and model.refusals[kind]:
+        return "native"  # a draft may be as exact as it likes
+    return "eager" if kind == "lean" and not is_order and model.refusals["lean"] else kind
 
 
 def _threads(kinds: list[str]) -> Iterator[tuple[int, int]]:
@@ -136,11 +165,13 @@ def _runners(target: Model, draft: Model, option: Option, vocab_size: int) -> di
     }
 
 
-def _seconds(found: dict[str, Any] | None, options: list[Option]) -> dict[Option, float] | None:
-    """What was remembered; None where it is not for these options."""
+def _found(told: dict[str, Any] | None, options: list[Option]) -> tuple[dict[Option, float], dict[str, str]] | None:
+    """What was remembered: seconds of the options, and why others fail. None where it is not for these options."""
     try:
-        known = found["round_s"] if found else {}
-        return {option: float(known[option.name]) for option in options if option.name in known} or None
+        known, failed = (told["round_s"], told["failed"]) if told else ({}, {})
+        seconds = {option: float(known[option.name]) for option in options if option.name in known}
+        reasons = {option.name: str(failed[option.name]) for option in options if option.name in failed}
+        return (seconds, reasons) if seconds else None
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -150,31 +181,35 @@ def _typical(seconds: list[float]) -> float:
     return sorted(seconds)[len(seconds) // 4]
 
 
-def _measured(target: Model, draft: Model, options: list[Option], vocab_size: int) -> dict[Option, list[float]]:
-    """Seconds of rounds of each option.
+def _measured(
+    target: Model, draft: Model, options: list[Option], vocab_size: int
+) -> tuple[dict[Option, list[float]], dict[str, str]]:
+    """Seconds of rounds of each option, and why others fail.
 
     The options take turns of several rounds, of which the first finds the caches as another option left them. One whose runner
     cannot be made is left out.
     """
-    trials, failed = {}, ""
+    trials: dict[Option, _Trial] = {}
+    failed: dict[str, str] = {}
     for option in options:
+        log.info("trying %s", option.name)
         try:
             trials[option] = _Trial(**_runners(target, draft, option, vocab_size))
         except RunnerError as error:  # a promise that was put to the test and not kept; the others may do
-            failed = str(error)
+            failed[option.name] = str(error)
     if not trials:
-        raise RunnerError(failed)
+        raise RunnerError(_listed("no runner works", failed))
     started = perf_counter()
     single = {option: trial.turn(2) for option, trial in trials.items()}
     if 2 * TURN * sum(map(sum, single.values())) > BUDGET_S:
-        return single
+        return single, failed
     times: dict[Option, list[float]] = {option: [] for option in trials}
     for cycle in range(1, 1 + CYCLES):
         for option, trial in trials.items():
             times[option] += trial.turn(TURN)
         if cycle > 1 and (1 + 1 / cycle) * (perf_counter() - started) > BUDGET_S:
             break  # another cycle would end too late
-    return times
+    return times, failed
 
 
 class _Trial:

@@ -1,6 +1,6 @@
 """A GGUF file as one model of a pair: what it says of itself, and the runners it can have.
 
-    GGUF -> .runner(kind): native (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
+    GGUF -> .runner(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
 Files of the architectures in `gguf_config.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
 llama-cpp-python is installed.
@@ -15,15 +15,18 @@ from typing import Any
 
 import torch
 
-from specdecpp import __version__, machine
+from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf_config import unsupported
-from specdecpp.loading.gguf_header import Header
+from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
-from specdecpp.runners.native import NativeRunner, compilation, library
+from specdecpp.runners.native import NativeRunner
+from specdecpp.runners.native.weights import DTYPES
 
 
 class GGUF:
@@ -38,7 +41,7 @@ class GGUF:
         if device_map is not None:
             raise PairError(f"{self.name} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
         self._dtype, self._device = _dtype(dtype), torch.device(device or "cpu")
-        self._header = Header(path)
+        self._header = opened(path)
         self._unsupported = unsupported(self._header)
         if self._unsupported and find_spec("llama_cpp") is None:
             raise MissingExtraError(
@@ -47,7 +50,7 @@ class GGUF:
             )
         self._source = None if self._unsupported else GGUFSource(self._header)
         self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
-        self._native: NativeRunner | None = None
+        self._runners = Runners()
         self._digest = self._inspected()
 
     @cached_property
@@ -80,17 +83,20 @@ class GGUF:
         """
         state = self._header.state
         known = (machine.recall("gguf", state) or {}).get("digest")
-        if isinstance(known, str) and re.fullmatch("[0-9a-f]{16}", known):
+        if isinstance(known, str) and re.fullmatch("[0-9a-f]{32}", known):
             return known
         check_numbers(self._header)
         digest = _digest(self._header)
         machine.remember("gguf", state, {"digest": digest})
         return digest
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a measurement of the model depends on beside the machine."""
+        return {"fingerprint": self._digest, "dtype": str(self._dtype), "device": str(self._device)}
+
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
-        from specdecpp.loading.models import load_tokenizer  # models knows this class
-
         beside = Path(self.name).parent
         if "tokenizer.huggingface.json" not in self._header and (beside / "tokenizer.json").is_file():
             return load_tokenizer(beside)
@@ -102,24 +108,30 @@ class GGUF:
 
     def copied_bytes(self, kind: str) -> int:
         """Of the machine's memory, that a runner of this kind takes for weights."""
-        if kind == "native":
+        if kind in ("native", "native-int8"):
             return self.num_bytes
         if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
             return 0
         return self._dtype.itemsize * sum(parameter.numel() for parameter in self._source.skeleton.parameters())
 
+    @cached_property
     def refusals(self) -> dict[str, str | None]:
         """What stands against each kind of runner; None where nothing does."""
         llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
         if self._device.type != "cpu":
             llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
         if self._source is None:
-            return dict.fromkeys(("graphs", "native", "lean", "eager"), self._unsupported) | {"llama.cpp": llama_cpp}
+            return dict.fromkeys(("graphs", "native", "native-int8", "lean", "eager"), self._unsupported) | {
+                "llama.cpp": llama_cpp
+            }
         skeleton, is_cuda = self._source.skeleton, self._device.type == "cuda"
         native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
+        native = native or NativeRunner.refusal(skeleton, is_stored=True)
+        is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
         return {
             "graphs": LeanRunner.refusal(skeleton) if is_cuda else "its weights are not on a GPU",
-            "native": native or NativeRunner.refusal(skeleton, is_stored=True),
+            "native": native,
+            "native-int8": native or (None if is_quantised else "its weights are not quantised"),
             "llama.cpp": llama_cpp,
             "lean": LeanRunner.refusal(skeleton),
             "eager": None,
@@ -129,27 +141,13 @@ class GGUF:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
             return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
-        if kind == "native" and self._source is not None:
-            if self._native is None or self._native.vocab_size != vocab_size:
-                self._native = self._compiled(self._source, vocab_size=vocab_size, num_threads=num_threads)
-            return self._native.fresh(num_threads=num_threads)
-        return {"eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind](self.model, vocab_size=vocab_size)
-
-    def _compiled(self, source: GGUFSource, *, vocab_size: int, num_threads: int) -> NativeRunner:
-        """A native runner, compared with transformers once for this file, this code and this processor."""
-        of = {
-            "model": self._digest,
-            "vocab_size": vocab_size,
-            "code": [__version__, compilation.digest(), library.origin()],
-            "processor": machine.processor(),
-        }
-        is_known = machine.recall("probe", of) is not None
-        runner = NativeRunner(
-            source.skeleton, stored=source.stored, vocab_size=vocab_size, num_threads=num_threads, probe=not is_known
-        )
-        if not is_known:
-            machine.remember("probe", of, {"is_right": True})
-        return runner
+        stored: dict[str, Any] = {}
+        if kind in ("native", "native-int8") and self._source is not None:
+            stored = {"model": self._source.skeleton, "stored": self._source.stored}
+            stored |= {"activations": "int8"} if kind == "native-int8" else {}
+            kind = "native"
+        made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
+        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, **stored)
 
 
 def is_gguf(name: str | Path) -> bool:
@@ -165,12 +163,12 @@ def _dtype(dtype: Any) -> torch.dtype:
 
 
 def _digest(header: Header) -> str:
-    """Sixteen hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors."""
+    """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors."""
     architecture = header.text("general.architecture")
     numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
     digest = hashlib.sha256(str(numbers).encode())
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
         if entry.data is not None:
-            digest.update(entry.data)
-    return digest.hexdigest()[:16]
+            digest.update(memoryview(entry.data))  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()[:32]

@@ -89,7 +89,7 @@ def _arguments(header: Header, architecture: str) -> dict[str, Any]:
         "num_key_value_heads": integer("attention.head_count_kv", heads),
         "head_dim": size,
         "max_position_embeddings": header.integer(f"{architecture}.context_length", least=1),
-        "rms_norm_eps": header.number(f"{architecture}.attention.layer_norm_rms_epsilon", above=0, most=1),
+        "rms_norm_eps": header.number(f"{architecture}.attention.layer_norm_rms_epsilon", above=0.0, most=1.0),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_parameters": _angles(header, architecture, size),
         "bos_token_id": None,
@@ -103,7 +103,7 @@ def _arguments(header: Header, architecture: str) -> dict[str, Any]:
             "blk.0.ffn_up.bias" in header.tensors,
         )
     elif architecture == "gemma3":
-        base = header.number(f"{architecture}.rope.freq_base_swa", 1e4, above=0)
+        base = header.number(f"{architecture}.rope.freq_base_swa", 1e4, above=0.0)
         found |= {
             "sliding_window": window,
             "query_pre_attn_scalar": found["hidden_size"] // heads if found["num_hidden_layers"] == _GEMMA_27B else size,
@@ -124,7 +124,7 @@ def _arguments(header: Header, architecture: str) -> dict[str, Any]:
 
 def _angles(header: Header, architecture: str, size: int) -> dict[str, Any]:
     """The rotary angles. Factors in a tensor are Llama 3's if they are what its rule gives; else they replace frequencies."""
-    plain = {"rope_type": "default", "rope_theta": header.number(f"{architecture}.rope.freq_base", 1e4, above=0)}
+    plain = {"rope_type": "default", "rope_theta": header.number(f"{architecture}.rope.freq_base", 1e4, above=0.0)}
     scaling = f"{architecture}.rope.scaling"
     kind = header.text(f"{scaling}.type", "linear" if f"{architecture}.rope.scale_linear" in header else "none")
     original = f"{scaling}.original_context_length"
@@ -145,20 +145,20 @@ def _angles(header: Header, architecture: str, size: int) -> dict[str, Any]:
         return (
             plain
             if kind != "none" or not _is_llama3(factors, plain["rope_theta"])
-            else plain | _LLAMA3 | {"factor": float(factors.max())}
+            else plain | _LLAMA3 | {"factor": round(float(factors.max()), 4)}
         )
     if kind == "none":
         return plain
-    old = header.number(f"{architecture}.rope.scale_linear", 1.0, above=0)
-    factor = header.number(f"{scaling}.factor", old, above=0)
+    old = header.number(f"{architecture}.rope.scale_linear", 1.0, above=0.0)
+    factor = header.number(f"{scaling}.factor", old, above=0.0)
     if kind == "linear":
         return plain if factor == 1 else plain | {"rope_type": "linear", "factor": factor}
     return plain | {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": header.integer(original, least=1),
-        "beta_fast": header.number(f"{scaling}.yarn_beta_fast", 32.0, above=0),
-        "beta_slow": header.number(f"{scaling}.yarn_beta_slow", 1.0, above=0),
+        "beta_fast": header.number(f"{scaling}.yarn_beta_fast", 32.0, above=0.0),
+        "beta_slow": header.number(f"{scaling}.yarn_beta_slow", 1.0, above=0.0),
     }
 
 

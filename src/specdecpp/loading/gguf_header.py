@@ -11,6 +11,7 @@ Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3.
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,15 +62,12 @@ class Header:
                 f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be."
             ) from error
         self._all = np.frombuffer(self._bytes, np.uint8)
-        self.state = {
-            "path": str(self.path.resolve()),
-            "size": stat.st_size,
-            "mtime_ns": stat.st_mtime_ns,
-            "inode": stat.st_ino,
-        }
+        self.state: dict[str, Any] = {"path": str(self.path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        self.state["inode"] = stat.st_ino
         num_tensors, num_values = self._counts()
         self.values: dict[str, Any] = dict(self._values(num_values))
         found = list(self._infos(num_tensors))
+        self.end = self._at
         self.tensors = dict(self._entries(found))
 
     # What the file says
@@ -246,11 +244,10 @@ class Header:
         reached, last = 0, ""
         for name, number, shape, offset in sorted(found, key=lambda info: info[3]):
             kind, block, size = _sizes().get(number, (f"type {number}", 0, 0))
-            if offset % alignment or offset < reached:
-                where = (
-                    f"byte {offset}, within {last}" if offset < reached else f"byte {offset}, off its alignment of {alignment}"
-                )
-                self.fail(f"puts {name} at {where}")
+            if offset % alignment:
+                self.fail(f"puts {name} at byte {offset}, off its alignment of {alignment}")
+            if offset < reached:
+                self.fail(f"puts {name} at byte {offset}, within {last}")
             if not block:
                 yield name, Entry(kind, shape, None)
                 continue
@@ -261,6 +258,27 @@ class Header:
             if start + reached > len(self._all):
                 self.fail(f"is too short: {name} should end at byte {start + reached}, and it has {len(self._all)}")
             yield name, Entry(kind, shape, self._all[start + offset : start + reached].reshape(rows, row))
+
+
+def opened(path: str | Path) -> Header:
+    """A file, or all parts of one that was split, by the name of the first: its metadata and the tensors of all."""
+    header = Header(path)
+    num = header.integer("split.count", 0, most=99_999)
+    if num < 2:
+        return header
+    found = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", header.path.name)
+    if found is None or int(found[3]) != num or header.integer("split.no", 0):
+        header.fail(f"is one of {num} parts", f"Name the first of them, whose name ends in -00001-of-{num:05}.gguf")
+    header.state["parts"] = parts = []
+    for i in range(1, num):
+        part = Header(header.path.with_name(f"{found[1]}-{i + 1:05}-of-{num:05}.gguf"))
+        if part.integer("split.no") != i or header.tensors.keys() & part.tensors.keys():
+            part.fail(f"is not part {i + 1} of {num} of {header.path.name}")
+        header.tensors |= part.tensors
+        parts.append(part.state)
+    if (announced := header.integer("split.tensors.count", len(header.tensors))) != len(header.tensors):
+        header.fail(f"and its other parts have {len(header.tensors)} tensors, where it announces {announced}")
+    return header
 
 
 @cache

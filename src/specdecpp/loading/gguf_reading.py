@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
 from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, unsupported
-from specdecpp.loading.gguf_header import Header
+from specdecpp.loading.gguf_header import Header, opened
 
 _NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
 
@@ -56,7 +56,7 @@ class GGUFSource:
     """
 
     def __init__(self, path: "str | Path | Header"):
-        self.header = path if isinstance(path, Header) else Header(path)
+        self.header = path if isinstance(path, Header) else opened(path)
         self.path = self.header.path
         if reason := unsupported(self.header):
             raise RunnerError(f"{self.path.name} cannot be read here: {reason}.")
@@ -99,7 +99,8 @@ class GGUFSource:
     @cached_property
     def _factors(self) -> Tensor | None:
         entry = self.header.tensors.get(FACTORS)
-        return None if entry is None or entry.data is None else torch.from_numpy(entry.data[0].view("<f4").copy())
+        is_ruled = self._config.rope_parameters.get("rope_type") == "llama3"  # whose frequencies transformers computes
+        return None if is_ruled or entry is None or entry.data is None else torch.from_numpy(entry.data[0].view("<f4").copy())
 
     def _divide(self, rotary: Any, factors: Tensor) -> None:
         """Frequencies by the file's own factors, to the bit."""

@@ -5,7 +5,7 @@
 The weights keep their values but for the type they are stored in. Two things are laid out anew: under the architecture
 "llama" the rows of q and k, because llama.cpp turns neighbouring pairs where transformers turns the two halves of a head; and
 the scaling of rotary angles, which becomes one factor per frequency. The file says which checkpoint it was made from
-(`specdecpp.fingerprint`, that of `models.fingerprint`), so that a head trained on the checkpoint is known to fit, and it holds
+(`specdecpp.fingerprint`, `fingerprints`), so that a head trained on the checkpoint is known to fit, and it holds
 the whole tokenizer.json (`tokenizer.huggingface.json`), so that text becomes the same ids.
 
 Source: the GGUF specification (ggml-org/ggml, docs/gguf.md).
@@ -23,7 +23,9 @@ from torch import Tensor
 
 from specdecpp import __version__, machine
 from specdecpp.errors import RunnerError
-from specdecpp.loading.models import end_ids, fingerprint, load_model, load_tokenizer
+from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.models import end_ids, load_model
+from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.runners.families import described
 from specdecpp.runners.lean import LeanRunner
 
@@ -57,7 +59,7 @@ what llama.cpp calls the three."""
 
 
 class Precision(StrEnum):
-    """How matrices are stored. Vectors (norms, biases) are always float32; beside four bits, embedding and output have eight."""
+    """How matrices are stored. Vectors are always float32; beside four bits, the embedding and the output layer have eight."""
 
     f32 = "f32"
     f16 = "f16"

@@ -7,6 +7,8 @@ format that is kept in `machine.folder()`, by torch with few operations (`lean`)
 """
 
 import hashlib
+import json
+import logging
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,14 +18,32 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import PairError, RunnerError
+from specdecpp.loading import fingerprints
+from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.tokenizers import check_path, first_line, load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
 
-Kind = Literal["graphs", "native", "llama.cpp", "lean", "eager"]
+Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+BY_NAME = ("native-int8",)
+"""Kinds that nobody gets unasked: they change the model that is decoded (`NativeRunner`, activations)."""
+log = logging.getLogger("specdecpp.loading")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+_SIZES = {
+    "num_hidden_layers": 10_000,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "vocab_size": 2**27,
+    "max_position_embeddings": 2**40,
+}
+"""What a config says of a model's size, and the most that is believed."""
 
 
 class Checkpoint:
@@ -31,12 +51,13 @@ class Checkpoint:
 
     def __init__(self, name: str | Path, *, dtype: Any, device: Any, device_map: Any):
         self.name = str(name)
-        self._native: NativeRunner | None = None
         self._where = {"dtype": dtype, "device": device, "device_map": device_map}
+        self._runners = Runners()
 
     @cached_property
     def model(self) -> Any:
         """Loaded when it is first asked for: after the tokenizers, which may show that a pair cannot be one."""
+        log.info("reading the weights of %s", self.name)
         return load_model(self.name, **self._where)
 
     @property
@@ -55,7 +76,21 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(self.model)
+        """That of the weights (`fingerprints`); remembered while their files stay as they are."""
+        files = fingerprints.weight_files(self.name)
+        return fingerprints.remembered(files, lambda: fingerprints.fingerprint(self.model), dtype=self._where["dtype"])
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that a measurement of the model depends on beside the machine."""
+        model = self.model
+        told = {"fingerprint": self.fingerprint, "class": type(model).__name__, "config": self._digest_of_config}
+        return told | {"dtype": str(model.dtype), "device": str(model.device)}
+
+    @cached_property
+    def _digest_of_config(self) -> str:
+        config = self.model.config.to_diff_dict() | {"_name_or_path": None, "transformers_version": None}
+        return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.name)
@@ -63,6 +98,7 @@ class Checkpoint:
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
         return end_ids(self.model, tokenizer)
 
+    @cached_property
     def refusals(self) -> dict[str, str | None]:
         """What stands against each kind of runner; None where nothing does."""
         lean = LeanRunner.refusal(self.model)
@@ -70,6 +106,7 @@ class Checkpoint:
         return {
             "graphs": GraphRunner.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
             "native": NativeRunner.refusal(self.model),
+            "native-int8": "its weights are not quantised (name a GGUF file)",
             "llama.cpp": llama_cpp,
             "lean": lean,
             "eager": None,
@@ -88,13 +125,10 @@ class Checkpoint:
 
     def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
-        if kind == "native":
-            if self._native is None or self._native.vocab_size != vocab_size:
-                self._native = NativeRunner(self.model, vocab_size=vocab_size, num_threads=num_threads)
-            return self._native.fresh(num_threads=num_threads)
         if kind == "llama.cpp":
             return GGUFRunner(self._as_gguf, vocab_size=vocab_size, num_threads=num_threads)
-        return {"eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind](self.model, vocab_size=vocab_size)
+        made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
+        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads)
 
     @cached_property
     def _as_gguf(self) -> GGUFFile:
@@ -102,7 +136,8 @@ class Checkpoint:
         from specdecpp.loading import gguf_writing
 
         precision = PRECISIONS[self.model.dtype]
-        path = machine.folder() / f"{self.fingerprint}-{gguf_writing.FORMAT}-{precision}.gguf"
+        digests = fingerprints.fingerprint(self.model, is_exact=True), self._digest_of_config
+        path = machine.folder() / f"{'-'.join(digests)}-{gguf_writing.FORMAT}-{precision}.gguf"
         if not path.exists():
             kind = gguf_writing.Precision(precision)
             try:
@@ -120,45 +155,26 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if named is None:
         named = tokenizer.eos_token_id
-    return () if named is None else tuple(named) if isinstance(named, list | tuple) else (int(named),)
-
-
-def fingerprint(model: Any) -> str:
-    """Sixteen hex digits that tell a model's weights: shapes of all parameters and a few values of each, as bfloat16.
-
-    The same for a checkpoint wherever it lies and whether it is loaded in bfloat16 or wider.
-    """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        values = parameter.detach().flatten()[:16].to(device="cpu", dtype=torch.bfloat16)
-        digest.update(values.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a folder or hub name. Raises `PairError`."""
-    from transformers import AutoTokenizer
-
-    _check_path(name)
-    try:
-        return AutoTokenizer.from_pretrained(str(name))
-    except Exception as error:  # transformers lets through whatever a damaged file raises
-        raise PairError(f"no tokenizer could be loaded from {name} ({_first_line(error)}).") from error
+    return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:
     """A causal LM by local path or hub name, on its device. Raises `PairError`."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    _check_path(name)
+    check_path(name)
+    try:
+        config = AutoConfig.from_pretrained(str(name))
+    except Exception:  # the model's own loading says what is wrong, or knows more
+        config = None
+    check_config(config, name)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(name), dtype=dtype, device_map=device_map, output_loading_info=True
         )
         model, found = loaded
-    except Exception as error:  # as above, or an unknown dtype
-        raise PairError(f"no causal language model could be loaded from {name} ({_first_line(error)}).") from error
+    except Exception as error:  # transformers lets through whatever a damaged file or an unknown dtype raises
+        raise PairError(f"no causal language model could be loaded from {name} ({first_line(error)}).") from error
     if missing := sorted(found["missing_keys"]):
         raise PairError(
             f"the weights in {name} are incomplete: {len(missing)} are missing, first {', '.join(missing[:3])}. They "
@@ -167,12 +183,26 @@ def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) ->
     return model if device is None else model.to(device)
 
 
-def _check_path(name: str | Path) -> None:
-    """A name that can only be a path must exist: the hub's answer to it would mislead."""
-    text = str(name)
-    if not Path(name).exists() and (isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1):
-        raise PairError(f"there is no folder {name}. Give the folder of a saved model, or a hub name like org/name.")
+def check_config(config: Any, name: str | Path) -> None:
+    """Raise `PairError` for sizes that no model has: none of a thing, or more layers than anybody could hold.
+
+    transformers builds a model without layers, which decodes, and begins to build any other.
+    """
+    told = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for field, most in _SIZES.items():
+        value = getattr(told, field, None)
+        if value is not None and not isinstance(value, list | tuple | dict) and not _is_size(value, most):
+            raise PairError(
+                f"{name} says {field} = {value!r} in its config.json, and a model has a whole number from 1 to {most:,} there. "
+                "The file is damaged, or of another kind of model."
+            )
+    heads, kv_heads = (getattr(told, field, None) for field in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise PairError(
+            f"{name} says num_attention_heads = {heads} and num_key_value_heads = {kv_heads} in its config.json, and every key "
+            "and value head serves equally many. The file is damaged."
+        )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _is_size(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most

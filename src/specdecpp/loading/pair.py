@@ -3,6 +3,8 @@
 With no names, `load_pair()` gives the small reference pair that ships with the package.
 """
 
+import logging
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +12,15 @@ from typing import Any
 
 import torch
 
-from specdecpp.errors import PairError
+from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.choice import choose
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint, Kind, Model
-from specdecpp.loading.tokenizers import check_same_tokenizer
+from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells, have_same_files
 from specdecpp.runners import Runner
 
+log = logging.getLogger("specdecpp.loading")
 REFERENCE = Path(__file__).parents[1] / "reference"
 
 
@@ -84,8 +87,11 @@ def load_pair(
     `runner` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
     run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.runners` says why.
 
-    Raises `PairError` (tokenizers differ, unreadable model), `RunnerError` (a cache that cannot be rolled back, a runner that
-    cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file without llama.cpp).
+    A load that was done before on this machine is quick: fingerprints, checks and the choice are remembered (`machine.folder`).
+    The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what is being done.
+
+    Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `RunnerError` (a cache that cannot be rolled back,
+    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file without llama.cpp).
 
     >>> pair = load_pair("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", dtype="bfloat16", device="cuda")    # doctest: +SKIP
     >>> pair = load_pair("target.gguf", draft="draft.gguf")                                            # doctest: +SKIP
@@ -100,23 +106,54 @@ def load_pair(
     if device is not None and device_map is not None:
         raise ValueError(f"both device={device!r} and device_map={device_map!r} were given. Give one of them.")
     where = {"dtype": dtype, "device": device, "device_map": device_map}
-    p, q = models = [GGUF(name, **where) if is_gguf(name) else Checkpoint(name, **where) for name in (target, draft)]
-    tokenizers = [tokenizer or model.tokenizer() for model in models]
-    check_same_tokenizer(*tokenizers)
-    vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizers[0].get_vocab().values()) + 1)
+    p = GGUF(target, **where) if is_gguf(target) else Checkpoint(target, **where)
+    q = p if str(draft) == str(target) else GGUF(draft, **where) if is_gguf(draft) else Checkpoint(draft, **where)
+    tokenizer = tokenizer or _common_tokenizer(p, q)
+    check_spells(tokenizer, p.name)
+    vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
     chosen = choose(p, q, vocab_size=vocab_size, kinds=[runner] if isinstance(runner, str) else runner)
     return Pair(
         target=chosen.target,
         draft=chosen.draft,
-        tokenizer=tokenizers[0],
+        tokenizer=tokenizer,
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(chosen.draft.device),
-        ends=p.ends(tokenizers[0]),
+        ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
         target_name=str(target),
         draft_name=str(draft),
         target_fingerprint=p.fingerprint,
         draft_fingerprint=q.fingerprint,
         runners=chosen.reason,
     )
+
+
+def _common_tokenizer(target: Model, draft: Model) -> Any:
+    """The target's, loaded once where the files are the same. Raises `PairError` unless it is the draft's too."""
+    log.info("reading the tokenizer of %s", target.name)
+    tokenizer = target.tokenizer()
+    are_folders = not (is_gguf(target.name) or is_gguf(draft.name))
+    if draft is not target and not (are_folders and have_same_files(target.name, draft.name)):
+        other = draft.tokenizer()
+        for own, model in ((tokenizer, target), (other, draft)):
+            check_spells(own, model.name)
+        check_same_tokenizer(tokenizer, other)
+    return tokenizer
+
+
+def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[int, ...]:
+    """Those ids of a text's end that the models have. A `PairWarning` names the others.
+
+    A warning and no error, since an id too many does no harm; but where none is left an answer ends at its limit only.
+    """
+    known = tuple(i for i in ends if isinstance(i, int) and 0 <= i < vocab_size)
+    if unknown := [i for i in ends if i not in known]:
+        left = "no other ends a text, so that answers go on to max_tokens" if not known else f"{[*known]} are left"
+        warnings.warn(
+            f"{name} says that the ids {unknown} end a text, and the models have ids up to {vocab_size - 1}: {left}. Correct "
+            "eos_token_id in its generation_config.json.",
+            PairWarning,
+            stacklevel=3,
+        )
+    return known
 
 
 def common_vocabulary(target: Model, draft: Model, *, num_tokens: int) -> int:

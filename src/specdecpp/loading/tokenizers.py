@@ -1,12 +1,18 @@
-"""Whether two tokenizers are one: the same id must mean the same token, and the same text must give the same ids.
+"""The tokenizer of a model: whether it can spell at all, and whether two are one.
 
-Equal sizes prove nothing, and unequal sizes may be padding; so the vocabularies are compared id by id, then the special
-tokens, then the behaviour of normaliser and pre-tokeniser on texts chosen to tell common ones apart.
+Two are one if the same id means the same token, and the same text gives the same ids. Equal sizes prove nothing, and unequal
+sizes may be padding; so the vocabularies are compared id by id, then the special tokens, then the behaviour of normaliser and
+pre-tokeniser on texts chosen to tell common ones apart.
 """
 
+import filecmp
+import json
+import unicodedata
+from pathlib import Path
 from typing import Any
 
 from specdecpp.errors import PairError
+from specdecpp.loading.fingerprints import folder_of
 
 _ADVICE = "Choose a draft that was trained with the target's tokenizer (usually a smaller model of the same family)."
 
@@ -22,6 +28,72 @@ PROBES = (
     "\U0001f600\u200d\U0001f525 \u00a0\u2009narrow\u202f\r\n",
     "don't we'll I'M can\u2019t",
 )
+
+_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken")
+_OWN_TOKENS = 64  # of a vocabulary that are tried where no common text can be spelt: there are models of proteins and of chess
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a folder or hub name. Raises `PairError`."""
+    from transformers import AutoTokenizer
+
+    check_path(name)
+    try:
+        return AutoTokenizer.from_pretrained(str(name))
+    except Exception as error:  # transformers lets through whatever a damaged file raises
+        raise PairError(f"no tokenizer could be loaded from {name} ({first_line(error)}).") from error
+
+
+def have_same_files(a: str | Path, b: str | Path) -> bool:
+    """Whether two saved models have the same files of a tokenizer, byte by byte: it need be loaded once then."""
+    folders = [folder_of(name) for name in (a, b)]
+    if None in folders or a == b:
+        return a == b
+    ours, theirs = ({path.name: path for end in _FILES for path in folder.glob(end)} for folder in folders if folder)
+    if not ours or ours.keys() != theirs.keys() or _model_type(folders[0]) != _model_type(folders[1]):
+        return False
+    return all(path.is_file() and filecmp.cmp(path, theirs[name], shallow=False) for name, path in ours.items())
+
+
+def _model_type(folder: Path | None) -> Any:
+    """What transformers chooses a tokenizer's class by, where its own files do not say. Raises nothing: None is no type."""
+    try:
+        return folder and json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def check_spells(tokenizer: Any, name: str | Path) -> None:
+    """Raise `PairError` unless some text comes back from its ids, but for blanks and case.
+
+    A text of `PROBES` will do, or tokens of its own, so that vocabularies of other things than language pass. Where there are
+    no files of a tokenizer, transformers makes one up whose only answer is a start token.
+    """
+    own = (tokenizer.decode([i]) for i in _spread(tokenizer))
+    if any(_comes_back(tokenizer, text) for text in PROBES) or sum(_comes_back(tokenizer, text) for text in own) > 1:
+        return
+    ids = tokenizer(PROBES[0], add_special_tokens=False).input_ids
+    raise PairError(
+        f"the tokenizer of {name} cannot spell: {PROBES[0]!r} becomes {list(ids)[:8]}, which reads {tokenizer.decode(ids)!r}, "
+        f"and none of its {len(tokenizer.get_vocab())} tokens comes back as it is. Perhaps its files are missing. Put those of "
+        "the model it was trained with there (tokenizer.json, tokenizer_config.json), or give load_pair(tokenizer=...)."
+    )
+
+
+def _spread(tokenizer: Any) -> list[int]:
+    special = set(tokenizer.all_special_ids)
+    ids = [i for i in sorted(tokenizer.get_vocab().values()) if i not in special]
+    return ids[:: max(1, len(ids) // _OWN_TOKENS)]
+
+
+def _comes_back(tokenizer: Any, text: str) -> bool:
+    """Whether a text with something in it is encoded without special tokens, and decoded to itself."""
+    ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+    return bool(_plain(text)) and _plain(tokenizer.decode(ids, skip_special_tokens=True)) == _plain(text)
+
+
+def _plain(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def check_same_tokenizer(target: Any, draft: Any) -> None:
@@ -57,16 +129,35 @@ def _name(token: str | None) -> str:
 def _check_specials(target: Any, draft: Any) -> None:
     for name in ("bos_token_id", "eos_token_id", "unk_token_id"):
         ours, theirs = getattr(target, name, None), getattr(draft, name, None)
-        if ours != theirs:
+        if ours != theirs and None not in (ours, theirs):  # GGUF files name a start token that nobody uses
             raise PairError(
                 f"the tokenizers differ in {name}: {ours} in the target, {theirs} in the draft. {_ADVICE} If the "
                 "vocabularies are otherwise the same, correct the draft's tokenizer_config.json."
             )
     # Padding never reaches a model here, and sizes of one family often pad differently.
     padding = {str(t.pad_token) for t in (target, draft)}
-    ours, theirs = (set(map(str, t.all_special_tokens)) - padding for t in (target, draft))
+    ours, theirs = (_special(t) - padding for t in (target, draft))
     if ours != theirs:
         raise PairError(
             f"the tokenizers mark different special tokens: only the target has {sorted(ours - theirs)[:5]}, only the draft "
             f"has {sorted(theirs - ours)[:5]}. {_ADVICE}"
         )
+
+
+def _special(tokenizer: Any) -> set[str]:
+    """Tokens with a role, and those that are marked as special in the vocabulary: a GGUF file may keep the marks alone."""
+    marked = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return marked | set(map(str, tokenizer.all_special_tokens))
+
+
+def check_path(name: str | Path) -> None:
+    """A name that can only be a path must exist: the hub's answer to it would mislead. Raises `PairError`."""
+    text = str(name)
+    if not Path(name).exists() and (isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1):
+        raise PairError(f"there is no folder {name}. Give the folder of a saved model, or a hub name like org/name.")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, and its kind where the words alone say little."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return line if line and isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {line}".removesuffix(": ")

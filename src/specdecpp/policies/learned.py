@@ -60,6 +60,7 @@ class Net:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, whole or not at all."""
+
         names = ("weights", "biases", "output", "bias", "notes")
         machine.write(path, json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n")
 

@@ -1,8 +1,8 @@
 """How a model's forward pass is run. One protocol, so that the round does not care.
 
-eager   any causal LM, by transformers                       native  the Llama family on a CPU, by code compiled for it
-lean    the Llama family with fewer operations of torch      graphs  the Llama family on a GPU, in CUDA graphs
-gguf    GGUF files, by llama.cpp
+eager   any causal LM, by transformers                       native  known families on a CPU, by code compiled for it
+lean    known families with fewer operations of torch        graphs  known families on a GPU, in CUDA graphs
+gguf    GGUF files, by llama.cpp                             (`families` says which those are, as data)
 
 `choice` takes the fastest for a pair.
 """

@@ -139,6 +139,11 @@ class EagerRunner:
                 "Speculative decoding needs a model that takes a transformers DynamicCache."
             ) from error
         self._reset()
+        if not bool(before.isfinite().all()):
+            raise RunnerError(
+                f"{name} gives logits that are no finite numbers. Its weights or its config.json are damaged, or their type "
+                f"({before.dtype}) is too narrow: try another dtype."
+            )
         if held != 3:
             raise RunnerError(
                 f"{name} was given 3 tokens and its cache holds {held}, so the two cannot be kept in step. "

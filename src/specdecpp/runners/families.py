@@ -88,17 +88,6 @@ class Family:
     score_scale: float
     """Products of queries and keys are multiplied by it."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a Llama with or without biases and norms of heads: the other points are as there."""
-        told = self.norm_offset, self.activation, self.embedding_scale, self.score_scale, self.rotary_size
-        layers = ((layer.out_norm, layer.down_norm) for layer in self.layers)
-        return (
-            told == (0.0, "silu", 1.0, self.head_size**-0.5, self.head_size)
-            and {*self.views} <= {View(angles=None, window=None)}
-            and {*layers} <= {(None, None)}
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
@@ -146,6 +135,8 @@ def refusal(model: Any) -> str | None:
             return f"its {'scores' if name.startswith('attn') else 'logits'} are squeezed below {cap:g} ({name})"
     if form.windows == "no layer" and getattr(config, "sliding_window", None):
         return f"it asks for a window of {config.sliding_window}, which {type(model).__name__} does not have"
+    if (window := getattr(config, "sliding_window", None)) is not None and window < 1:
+        return f"its window is {window} positions wide"
     if form.windows == "layer types" and (unknown := {*config.layer_types} - _TYPES):
         return f"it has layers of {', '.join(sorted(unknown))}"
     found = model.model.rotary_emb.rope_type

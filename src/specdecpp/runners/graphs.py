@@ -1,4 +1,4 @@
-"""The Llama family on a GPU: every pass is a CUDA graph over static caches.
+"""Known families on a GPU: every pass is a CUDA graph over static caches.
 
 A small model's step on a GPU is bound by launching its kernels one by one, and a graph launches all of them at once: what
 that is worth is still to be measured (benchmarks/gpu.py), and recording itself has not been run on a GPU yet. The passes are
@@ -20,23 +20,23 @@ from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, span_of
 
 
 class GraphRunner(LeanRunner):
-    """A model of the Llama family and one sequence in a static cache. See `runners.Runner` for the contract.
+    """A model of a known family and one sequence in a static cache. See `runners.Runner` for the contract.
 
     A cache goes back to a common store when its runner is gone, with what was recorded over it: the next request records
     nothing anew.
 
-    Raises `RunnerError` for a model outside the family, and where its logits are not those of transformers.
+    Raises `RunnerError` for a model outside the families, and where its logits are not those of transformers.
 
     >>> runner = GraphRunner(model.to("cuda"))                       # doctest: +SKIP
     """
 
     manner: ClassVar[str] = "in CUDA graphs"
 
-    def __init__(self, model: Any, *, vocab_size: int | None = None):
+    def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         self._idle: list[StaticCache] = []
         self._static: StaticCache | None = None
         self._give_back: Any = None
-        super().__init__(model, vocab_size=vocab_size)
+        super().__init__(model, vocab_size=vocab_size, probe=probe)
 
     @staticmethod
     def refusal(model: Any) -> str | None:
@@ -72,7 +72,7 @@ class GraphRunner(LeanRunner):
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         n = len(tokens)
-        if not hasattr(self, "_layers") or n > WIDTHS[-1]:
+        if n > WIDTHS[-1]:
             return super().extend(tokens, rows=rows)
         static, span = self.static, self.make_room(self._length + n)
         program = static.pass_over(bucket(n), span)

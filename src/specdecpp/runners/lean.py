@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
 from specdecpp.runners import families
+from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
 from specdecpp.runners.eager import EagerRunner
 
@@ -59,17 +60,18 @@ class LeanRunner(EagerRunner):
 
     The model keeps its values and goes on working, but the storage of its weights is laid out anew: save it before, not after.
 
-    Raises `RunnerError` for a model outside the families, and where its logits are not those of transformers.
+    Raises `RunnerError` for a model outside the families, and where its logits are not those of transformers (`probe.check`,
+    unless `probe` is False).
 
     >>> runner = LeanRunner(model)                                   # doctest: +SKIP
     """
 
     manner: ClassVar[str] = "lean"
 
-    def __init__(self, model: Any, *, vocab_size: int | None = None):
+    def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         if reason := self.refusal(model):
             raise RunnerError(f"{type(model).__name__} cannot be run {self.manner}: {reason}. Use EagerRunner.")
-        super().__init__(model, vocab_size=vocab_size)
+        super().__init__(model, vocab_size=vocab_size, probe=False)
         family = self.family = families.described(model)
         norm = partial(_norm_of, eps=family.eps, offset=family.norm_offset)
         self._heads, self._kv_heads, self._head_size = family.heads, family.kv_heads, family.head_size
@@ -84,7 +86,8 @@ class LeanRunner(EagerRunner):
         table = partial(Angles, model.model.rotary_emb, dtype=self._embedding.dtype, head_size=family.head_size)
         tables = {kind: table(kind=kind) for kind in {view.angles for view in family.views}}
         self._angles = [tables[view.angles] for view in family.views]
-        self._check_against_transformers()
+        if probe:
+            probing.check(self, model, manner=self.manner, is_rough=not self._is_wide)
 
     @staticmethod
     def refusal(model: Any) -> str | None:
@@ -113,8 +116,6 @@ class LeanRunner(EagerRunner):
     @torch.inference_mode()
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
-        if not hasattr(self, "_layers"):  # while the promises of `EagerRunner` are put to the test
-            return super().extend(tokens, rows=rows)
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
             self._read(tokens[:unseen])
@@ -124,8 +125,6 @@ class LeanRunner(EagerRunner):
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
-        if not hasattr(self, "_layers"):
-            return super().rollback(length)
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
         self._length = length
@@ -194,20 +193,6 @@ class LeanRunner(EagerRunner):
             for old, new in zip(caches, roomy, strict=False):
                 new[:, : self._length] = old[:, : self._length]
             caches[:] = roomy
-
-    def _check_against_transformers(self) -> None:
-        """Logits of a few tokens, read at once and one by one, against those of the model's own forward pass."""
-        tokens = [i % self.vocab_size for i in (1, 2, 3, 5, 8, 2, 1)]
-        own, _ = self.forward(input_ids=torch.tensor([tokens], device=self.device))
-        head, _ = self.extend(tokens[:4], rows=4)
-        tail = [self.extend([token], rows=1)[0] for token in tokens[4:]]
-        self._reset()
-        gap = float((torch.cat([head, *tail]).float() - own[0].float()).abs().max() / own.float().abs().max().clamp(min=1e-6))
-        if gap > (1e-3 if own.dtype in (torch.float32, torch.float64) else 0.1):
-            raise RunnerError(
-                f"{type(self.model).__name__} run {self.manner} gives other logits than transformers (relative difference "
-                f"{gap:.3g}). Use EagerRunner."
-            )
 
 
 class _Norm:

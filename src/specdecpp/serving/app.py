@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Policy
-from specdecpp.serving.gate import Gate
+from specdecpp.serving.gate import Gate, Hosts
 from specdecpp.serving.intake import Intake, Kind
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal, of_validation
@@ -23,13 +23,18 @@ from specdecpp.serving.routes import built_house, router
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a server is told: the rule and verification for requests that name none, limits, the model's name, a key."""
+    """What a server is told: the rule and verification for requests that name none, limits, the model's name, a key.
+
+    `allowed_hosts` are the names that it answers to, beside localhost and addresses (`gate.Hosts`); a "*" stands for any. With
+    a key and no names: any.
+    """
 
     limits: Limits = field(default_factory=Limits)
     policy: Policy | None = None
     verification: Kind = "token"
     name: str | None = None
     api_key: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
 
 
 def build(pair: Pair, setup: Setup) -> FastAPI:
@@ -59,7 +64,8 @@ def build(pair: Pair, setup: Setup) -> FastAPI:
     )
     app.state.house = house
     app.include_router(router)
-    app.add_middleware(Gate, api_key=setup.api_key, max_body_bytes=setup.limits.max_body_bytes)
+    hosts = Hosts("*") if setup.api_key is not None and not setup.allowed_hosts else Hosts(*setup.allowed_hosts)
+    app.add_middleware(Gate, api_key=setup.api_key, max_body_bytes=setup.limits.max_body_bytes, hosts=hosts)
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
@@ -86,7 +92,10 @@ def _as_refusal(error: Exception) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestValidationError):
-        return of_validation(error.errors())
+        return of_validation(error.errors(), error.body)
     if isinstance(error, HTTPException):
-        return Refusal(f"{str(error.detail).rstrip('.').lower()}.", status=error.status_code)
+        if error.status_code == 400:  # the only one that is not our own
+            return Refusal("the body is not JSON that can be read: it is not UTF-8, or too deep, or has a number too long.")
+        message = f"{str(error.detail).rstrip('.').lower()}."
+        return Refusal(message, status=error.status_code, headers=dict(error.headers or {}))
     return Refusal("the server failed on this request; its log says how.", status=500, code="failed")

@@ -12,14 +12,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
+from typing import Literal
 
 from specdecpp.decoder import Decoder, Options
 from specdecpp.serving.evidence import Evidence, Witness
 from specdecpp.serving.limits import Limits
+from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
 from specdecpp.session import Round, Session
 
 log = logging.getLogger(__name__)
+TIDY_S = 10.0
+"""How often freed memory is given back while there is always something to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,8 @@ class End:
 class Work:
     """One request: its answers to make, the session of the current one, and where to tell of it.
 
-    `tell` is called on the engine's thread with every `Step` and one last `End`. `witness` makes one for a session whose
-    rounds somebody asks about.
+    `tell` is called with every `Step`, on the engine's thread, and with one last `End`, on any. `witness` makes one for a
+    session whose rounds somebody asks about.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Work:
         timeout_s: float,
         witness: Callable[[Session], Witness] | None = None,
     ):
-        self.parts, self.tell = tuple(parts), tell
+        self.parts, self._tell = tuple(parts), tell
         self.submitted = monotonic()
         self.queue_s: float | None = None
         self.num_tokens = 0
@@ -75,6 +79,15 @@ class Work:
         self._witness: Witness | None = None
         self._is_read = False
         self._stop: End | None = None
+        self._has_ended, self._ending = False, threading.Lock()
+
+    def tell(self, what: Step | End) -> None:
+        """Pass on a round, or the one end; nothing after that."""
+        with self._ending:
+            if self._has_ended:
+                return
+            self._has_ended = isinstance(what, End)
+        self._tell(what)
 
     def stop(self, refusal: Refusal | None = None) -> None:
         """Have the request end before the next turn. Safe from any thread."""
@@ -112,7 +125,9 @@ class Work:
         return step
 
     def free(self) -> None:
-        """Let go of the caches."""
+        """Let go of the caches, at once: a session and the witness that it tells know each other."""
+        if self._session is not None:
+            self._session.watch = None
         self._session = self._witness = None
 
     def _begin(self) -> Session:
@@ -138,8 +153,9 @@ class Engine:
         self._changed = threading.Condition()
         self._running: deque[Work] = deque()
         self._waiting: deque[Work] = deque()
-        self._is_open = self._is_stopping = False
+        self._is_open = self._is_stopping = self._has_failed = False
         self._mean_s = 1.0
+        self._has_freed, self._tidied = False, monotonic()
         self._thread: threading.Thread | None = None
 
     @property
@@ -153,7 +169,12 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether work is taken on."""
-        return self._is_open and self._thread is not None and self._thread.is_alive()
+        return self._is_open
+
+    @property
+    def status(self) -> Literal["ok", "stopping", "failed"]:
+        """Whether work is taken on, and if not, whether that was asked for."""
+        return "ok" if self._is_open else "failed" if self._has_failed else "stopping"
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, which first calls `prepare`; returns once it has, and raises what it raises."""
@@ -163,9 +184,12 @@ class Engine:
         prepared.result()
 
     def submit(self, work: Work) -> None:
-        """Take a request on. Raises `Refusal`: 429 when all places are taken, 503 when the server is about to stop."""
+        """Take a request on. Raises `Refusal`: 429 when all places are taken, 503 when the server is about to stop, or has
+        failed."""
         with self._changed:
-            if not self.is_open:
+            if self._has_failed:
+                raise _failed()
+            if not self._is_open:
                 raise Refusal("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
             if len(self._running) + len(self._waiting) >= self._limits.capacity:
                 raise Refusal(
@@ -184,11 +208,12 @@ class Engine:
             self._is_open = False
 
     def drop(self, refusal: Refusal) -> list[Work]:
-        """End everything that is here, telling why; what that was."""
+        """End everything that is here, telling why at once: a turn that is being taken may be long. What that was."""
         with self._changed:
             dropped = [*self._running, *self._waiting]
-            for work in dropped:
-                work.stop(refusal)
+        for work in dropped:
+            work.stop(refusal)
+            work.tell(End(refusal=refusal))
         return dropped
 
     def stop(self) -> None:
@@ -207,8 +232,18 @@ class Engine:
             return
         self._is_open = True
         prepared.set_result(None)
-        while (work := self._next()) is not None:
-            self._turn(work)
+        try:
+            while (work := self._next()) is not None:
+                self._turn(work)
+                if monotonic() - self._tidied > TIDY_S:
+                    self._tidy()
+        except BaseException:  # of ours: what the models raise ends one request. Nobody is to wait for a thread that is no more
+            log.exception("the engine has failed")
+            with self._changed:
+                self._is_open, self._has_failed = False, True
+            self.drop(_failed())
+            self._running.clear()
+            self._waiting.clear()
 
     def _next(self) -> Work | None:
         """The request whose turn it is, waiting for one; None when the thread is to end."""
@@ -220,9 +255,16 @@ class Engine:
                 if self._running:
                     self._running.rotate(-1)
                     return self._running[-1]
+                self._tidy()
                 if self._is_stopping:
                     return None
                 self._changed.wait()
+
+    def _tidy(self) -> None:
+        """Give back what requests that have ended held, if any has."""
+        if self._has_freed:
+            give_back()
+            self._has_freed, self._tidied = False, monotonic()
 
     def _sweep(self) -> None:
         """Part with what was called off or took too long."""
@@ -230,7 +272,7 @@ class Engine:
         for line in (self._running, self._waiting):
             for work, end in [(work, end) for work in line if (end := work.over(now))]:
                 line.remove(work)
-                work.free()
+                self._free(work)
                 work.tell(end)
 
     def _turn(self, work: Work) -> None:
@@ -249,9 +291,18 @@ class Engine:
     def _part_with(self, work: Work, end: End) -> None:
         with self._changed:
             self._running.remove(work)
-        work.free()
+        self._free(work)
         self._mean_s += 0.1 * (monotonic() - work.submitted - self._mean_s)
         work.tell(end)
+
+    def _free(self, work: Work) -> None:
+        work.free()
+        self._has_freed = True
+
+
+def _failed() -> Refusal:
+    message = "the server has failed and must be started again; its log says how it failed."
+    return Refusal(message, status=503, code="failed")
 
 
 def _too_late(timeout_s: float, num_tokens: int) -> Refusal:

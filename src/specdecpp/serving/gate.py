@@ -1,9 +1,12 @@
-"""The door that every HTTP request comes through: its name, its key, the length of its body, and its line in the log."""
+"""The door that every HTTP request comes through: its name, the host it asks for, its key, the length of its body, and its line
+in the log."""
 
 import hmac
+import ipaddress
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
@@ -15,14 +18,40 @@ from specdecpp.serving.refusals import Refusal
 
 GUARDED = "/v1/"
 _NAME = re.compile(rb"[\w.-]{1,64}")
+_PORT = re.compile(r":\d*$")
+
+
+class Hosts:
+    """The names in the header Host that are answered: localhost, those given ("*" for any, "*.lan" for all that end so), and
+    every address, since a page that had its own name point here (DNS rebinding) sends its name.
+
+    >>> hosts = Hosts("box.lan")
+    >>> [name in hosts for name in ("box.lan:8000", "LOCALHOST", "192.168.1.7:80", "[::1]:80", "evil.example")]
+    [True, True, True, True, False]
+    """
+
+    def __init__(self, *names: str):
+        self._names = {_bare(name) for name in ("localhost", *names)}
+
+    def __contains__(self, header: str) -> bool:
+        name = _bare(header)
+        if self._names & {"*", name} or any(name.endswith(known[1:]) for known in self._names if known.startswith("*.")):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
 
 class Gate:
-    """ASGI middleware. A request may bring its name in X-Request-Id; paths under /v1/ need the key, where there is one."""
+    """ASGI middleware. A request may bring its name in X-Request-Id; it asks for one of the hosts (in HTTP/1.0 for none, too),
+    and paths under /v1/ need the key, where there is one.
+    """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, api_key: str | None = None):
-        self._app, self._max_body_bytes = app, max_body_bytes
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, api_key: str | None = None, hosts: Hosts | None = None):
+        self._app, self._max_body_bytes, self._hosts = app, max_body_bytes, hosts or Hosts()
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,12 +80,22 @@ class Gate:
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Refusal | None:
         """What stands against a request before its body is read."""
-        has_key = self._key is None or hmac.compare_digest(headers.get(b"authorization", b""), self._key)
-        if path.startswith(GUARDED) and not has_key:
+        if (host := headers.get(b"host", b"localhost").decode("latin-1")) not in self._hosts:
+            message = (
+                f"this server is not known as {host[:256]!r}, only as localhost, by its addresses, and by names that it was "
+                "told. Use one of those, or start it with --allowed-hosts NAME."
+            )
+            return Refusal(message, status=421, code="unknown_host")
+        if path.startswith(GUARDED) and not self._has_key(headers):
             message = "this server needs its key, as the header Authorization: Bearer KEY."
             return Refusal(message, status=401, code="invalid_api_key")
         length = headers.get(b"content-length", b"0")
         return Refusal(self._too_long, status=413) if length.isdigit() and int(length) > self._max_body_bytes else None
+
+    def _has_key(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the key is there, after a scheme whose letters may be of either case (RFC 9110, 11.1)."""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        return self._key is None or (scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(b" "), self._key))
 
     def _bounded(self, receive: Receive) -> Receive:
         """`receive`, which raises when more of the body comes than is allowed: its length need not have been told."""
@@ -75,6 +114,12 @@ class Gate:
     @property
     def _too_long(self) -> str:
         return f"the body is longer than {self._max_body_bytes} bytes, the most that is read."
+
+
+def _bare(host: str) -> str:
+    """A host without its port, its brackets and a last dot, in small letters."""
+    name = host if host.count(":") > 1 and not host.startswith("[") else _PORT.sub("", host)
+    return name.strip("[]").rstrip(".").lower()
 
 
 async def _send(refusal: Refusal, send: Send) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from specdecpp import verification as v
 from specdecpp.decoder import Decoder, Options, default_policy, encode
+from specdecpp.errors import PromptError
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
@@ -145,7 +146,9 @@ class Intake:
         """The ids of one prompt, within the limit."""
         try:
             ids = encode(self._reader, prompt)
-        except Exception as error:  # ours, the template's own, or the tokenizer's
+        except PromptError as error:
+            raise Refusal(str(error), param=_where(prompt)) from error
+        except Exception as error:  # the template's own, or the tokenizer's
             message = str(error).strip().splitlines() or [type(error).__name__]
             raise Refusal(f"the prompt cannot be read: {message[0]}", param=_where(prompt)) from error
         if not ids:

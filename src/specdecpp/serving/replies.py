@@ -93,7 +93,7 @@ class Models(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "stopping", "failed"]
     running: int
     waiting: int
 

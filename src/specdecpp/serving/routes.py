@@ -22,7 +22,7 @@ CLIENT_GONE = 499
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": replies.ErrorReply, "description": "What is wrong with the request; 429 when all places are taken."},
-    503: {"model": replies.ErrorReply, "description": "The server is shutting down."},
+    503: {"model": replies.ErrorReply, "description": "The server is shutting down, or has failed."},
     504: {"model": replies.ErrorReply, "description": "The request took too long."},
 }
 router = APIRouter()
@@ -64,10 +64,10 @@ async def page() -> HTMLResponse:
 
 @router.get("/health", responses={200: {"model": replies.Health}, 503: {"model": replies.Health}})
 async def health(request: Request) -> JSONResponse:
-    """200 while requests are taken on, 503 from the signal to stop."""
+    """200 while requests are taken on; 503 from the signal to stop, and once the engine has failed."""
     engine = _house(request).engine
-    body = {"status": "ok" if engine.is_open else "stopping", "running": engine.num_running, "waiting": engine.num_waiting}
-    return JSONResponse(body, status_code=200 if engine.is_open else 503)
+    body = {"status": engine.status, "running": engine.num_running, "waiting": engine.num_waiting}
+    return JSONResponse(body, status_code=200 if body["status"] == "ok" else 503)
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response)

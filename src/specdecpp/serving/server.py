@@ -25,30 +25,33 @@ SPARE_S = 5
 class Server(uvicorn.Server):
     """A uvicorn server that lets requests finish when it is told to stop, and says which it dropped.
 
-    The first signal closes the door; `grace_s` later what is still unfinished gets an error. A second Ctrl-C ends at once.
+    From the first signal on no request is taken on, which those who ask are told; `grace_s` later, or at a second Ctrl-C, what
+    is still unfinished gets an error. A third Ctrl-C does not wait for that to be sent.
     """
 
     def __init__(self, config: uvicorn.Config, *, engine: Engine, grace_s: float, on_ready: Callable[[], None]):
         super().__init__(config)
         self._engine, self._grace_s, self._on_ready = engine, grace_s, on_ready
+        self._is_hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """As uvicorn's, but a stop that was asked for is no failure: the signal is not raised again afterwards."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        if sig == signal.SIGINT:
+            self.force_exit, self._is_hurried = self._is_hurried, self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logs.told("stopping", running=self._engine.num_running, waiting=self._engine.num_waiting, grace_s=self._grace_s)
-        draining = asyncio.create_task(self._drain())
+        dropped = await self._drain()  # the door stays open meanwhile: /health says 503
         await super().shutdown(sockets)
-        logs.told("stopped", dropped=await draining)
+        logs.told("stopped", dropped=dropped)
 
     async def _drain(self) -> int:
         """Let what is here finish for a while, then end it; how many requests that were."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._grace_s
         self._engine.close()
-        while self._engine.num_running + self._engine.num_waiting and loop.time() < until and not self.force_exit:
+        while self._engine.num_running + self._engine.num_waiting and loop.time() < until and not self._is_hurried:
             await asyncio.sleep(0.05)
         message = "the server is shutting down, and this request was not finished in time. Send it again elsewhere, or later."
         dropped = self._engine.drop(Refusal(message, status=503, code="shutting_down"))
@@ -81,7 +84,7 @@ def server_for(
         server_header=False,
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(setup.limits.grace_s) + SPARE_S,
+        timeout_graceful_shutdown=SPARE_S,
     )
     return Server(config, engine=app.state.house.engine, grace_s=setup.limits.grace_s, on_ready=on_ready)
 

@@ -27,10 +27,12 @@ from typing import Any, get_args
 import torch
 
 import specdecpp
+from specdecpp import machine
 from specdecpp.errors import DataError
-from specdecpp.loading.models import fingerprint
+from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs, shards
+from specdecpp.training.folders import claimed
 from specdecpp.training.jobs import Question, Work
 from specdecpp.training.labels import TOP_K
 from specdecpp.training.prompts import Split, gather
@@ -83,6 +85,7 @@ def collect(
     progress: Callable[[Progress], None] = lambda progress: None,
     assume_yes: bool = False,
     ray: str | None = None,
+    check: Callable[[Sequence[Split]], None] = lambda splits: None,
 ) -> Progress:
     """Make what is missing of the collection in `recipe.labels`, and say where it stands then.
 
@@ -90,10 +93,28 @@ def collect(
     `progress` is told as tokens come and shards are finished, first of all with the estimate.
 
     Raises `DataError` when the folder holds another collection or a damaged shard, when it is to become larger than 20 GB
-    or than the disk and `assume_yes` is not set, and when the disk is full; finished shards stay and are not made again.
+    or than the disk and `assume_yes` is not set, when another run works in it, when it cannot be written into, and when the
+    disk is full; finished shards stay and are not made again. `check` is told the split of every prompt that leaves room for
+    an answer, before any model is run, and may raise.
     """
-    folder = recipe.labels
     items, provenance = prepared(recipe, pair)
+    check([q.split for q in items])
+    with claimed(recipe.labels):
+        return _collected(recipe, pair, items, provenance, progress, assume_yes=assume_yes, ray=ray)
+
+
+def _collected(
+    recipe: Recipe,
+    pair: Pair,
+    items: list[Question],
+    provenance: dict[str, Any],
+    progress: Callable[[Progress], None],
+    *,
+    assume_yes: bool,
+    ray: str | None,
+) -> Progress:
+    """`collect`, in a folder that is this run's own."""
+    folder = recipe.labels
     work = _work(recipe, pair, provenance)
     groups = jobs.groups(items, size=recipe.collect.shard_size)
     jobs.check(pair, work, items)
@@ -103,19 +124,17 @@ def collect(
     _check_size(folder, counter.estimate, assume_yes=assume_yes)
     counter.tell()
     try:
-        for part in folder.glob("*.part"):
-            part.unlink()
         if not (folder / shards.COLLECTION).exists():
-            shards.replace(folder / shards.COLLECTION, (json.dumps(provenance, indent=1) + "\n").encode())
+            machine.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
         for index, files in _made(recipe, pair, work, missing, counter, ray=ray):
             shards.write(folder, index, files)
             counter.finish(index)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        problem = f"the disk that holds {folder} is full" if is_full else f"{folder} cannot be written into ({error.strerror})"
         raise DataError(
-            f"the disk that holds {folder} is full. The {counter.now().shards_done} finished shards are safe: make room and "
-            "run the same command again; it goes on where it stopped."
+            f"{problem}. The {counter.now().shards_done} finished shards are safe: {'make room' if is_full else 'mend that'} "
+            "and run the same command again; it goes on where it stopped."
         ) from error
     return counter.now()
 
@@ -233,8 +252,7 @@ def git_sha() -> str | None:
 
 
 def _opened(folder: Path, provenance: Mapping[str, Any]) -> list[int]:
-    """Make the folder, or see that it holds this very collection; the shards that are finished."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """See that a folder holds nothing, or this very collection; the shards that are finished."""
     finished, recorded = shards.done(folder), shards.about(folder)
     if finished and not recorded:
         raise DataError(f"{folder} holds shards but no {shards.COLLECTION}. Collect into another folder, or empty this one.")

@@ -6,7 +6,8 @@ run which was killed is started again with the same command.
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,56 @@ import torch
 import transformers
 
 import specdecpp
+from specdecpp import machine
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head
-from specdecpp.training.evaluate import Evaluation, evaluate
+from specdecpp.training.evaluate import FREE, Evaluation, evaluate
+from specdecpp.training.folders import writable
 from specdecpp.training.plan import HeadPlan
 from specdecpp.training.progress import Epoch
+from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import Recipe
 from specdecpp.training.train import train
 
 EVALUATION = "evaluation.json"
+
+
+def check(recipe: Recipe) -> None:
+    """Raise `DataError` for what a whole run would find out at its end: no heads, heads that go by the name of a score or read
+    what is not collected, splits that no prompt is on. Reads the prompts; no model is loaded."""
+    _check_named(recipe, recipe.train)
+    first, *others = recipe.train
+    if taken := [name for name in others if name in ("head", *FREE)]:
+        raise DataError(
+            f"{recipe.name} calls a head {taken[0]}, which is the name of a score in its evaluation (head is the first one, "
+            f"{first}). Give it another name."
+        )
+    for name, plan in recipe.train.items():
+        if not plan.is_ahead and plan.text not in recipe.collect.features:
+            raise DataError(
+                f"train.{name} reads the {plan.text} text, and collect.features has "
+                f"{', '.join(recipe.collect.features) or 'none'}. Add {plan.text} to it, or train a look-ahead head."
+            )
+    found = gather(recipe.collect.sources, seed=recipe.collect.seed, splits=recipe.collect.splits)
+    check_splits(recipe, [prompt.split for prompt in found])
+
+
+def check_splits(recipe: Recipe, found: Sequence[Split]) -> None:
+    """Raise `DataError` unless there are prompts on every split that a whole run reads; `found` are the splits of all."""
+    uses: dict[str, str] = {
+        "train": "train on",
+        recipe.calibrate.split: f"calibrate on (calibrate.split is {recipe.calibrate.split})",
+    }
+    if not {"dev", "test"} & set(found):
+        uses.setdefault("dev", "compare heads on")
+    if lacking := [split for split in uses if split not in found]:
+        counts = ", ".join(f"{side} has {num}" for side, num in Counter(found).items()) or "there are no prompts at all"
+        raise DataError(
+            f"{recipe.name} has no prompts to {uses[lacking[0]]}: its split {lacking[0]} is empty ({counts}). A prompt's split "
+            f"is decided by its hash: give more prompts, a larger dev_share, or a source with split: {lacking[0]}."
+        )
 
 
 def train_heads(
@@ -34,8 +74,8 @@ def train_heads(
 
     The labels are read once. Raises `DataError` when there is nothing to train, or nothing to train on.
     """
-    if not plans:
-        raise DataError(f"{recipe.name} names no head. Add one: train: {{head: {{}}}}")
+    _check_named(recipe, plans)
+    writable(recipe.heads)
     about = shards.about(recipe.labels)
     records, dev = (list(shards.read(recipe.labels, split=split)) for split in ("train", "dev"))
     return {
@@ -62,8 +102,19 @@ def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evalu
     first, *_ = heads
     others = {name: head for name, head in heads.items() if name != first}
     found = evaluate(heads[first], shards.read(recipe.labels, split=split), others=others)
-    shards.replace(recipe.out / EVALUATION, (json.dumps(provenance(recipe, split) | found, indent=1) + "\n").encode())
+    path = recipe.out / EVALUATION
+    try:
+        machine.write(path, json.dumps(provenance(recipe, split) | found, indent=1) + "\n")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error.strerror}). The heads are safe: mend that and run the same command again."
+        ) from error
     return found
+
+
+def _check_named(recipe: Recipe, plans: Mapping[str, HeadPlan]) -> None:
+    if not plans:
+        raise DataError(f"{recipe.name} names no head. Add one: train: {{head: {{}}}}")
 
 
 def provenance(recipe: Recipe, split: str) -> dict[str, Any]:

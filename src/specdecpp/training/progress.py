@@ -2,12 +2,14 @@
 
 import json
 import math
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from specdecpp import machine
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.training.plan import HeadPlan
@@ -42,29 +44,42 @@ class Training:
     @classmethod
     def opened(cls, plan: HeadPlan, head: AcceptanceHead, folder: Path, origin: dict[str, Any], num_batches: int) -> "Training":
         """A new run, or the one that was killed in this folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         _initialise(head, plan.seed)
         optimiser = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=0.0)
         steps = plan.epochs * num_batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _rate(s, steps=steps, warmup=plan.warmup))
         run = cls(head, optimiser, schedule, folder, 0, [])
         if (folder / STATE).exists():
-            saved = torch.load(folder / STATE, weights_only=True)
-            if saved["origin"] != origin:
-                changed = [k for k in origin["plan"] if saved["origin"]["plan"].get(k) != origin["plan"][k]] or ["the labels"]
+            try:
+                run._go_on(_read(folder / STATE), origin)
+            except DataError:
+                raise
+            except Exception as error:  # zip, pickle and torch each have errors of their own
                 raise DataError(
-                    f"{folder} holds a head of another plan: {', '.join(changed)} changed. Give this head another name, or "
-                    "remove that folder."
-                )
-            head.load_state_dict(saved["head"])
-            optimiser.load_state_dict(saved["optimiser"])
-            schedule.load_state_dict(saved["schedule"])
-            run.epoch, run.epochs = saved["epoch"], [Epoch(**e) for e in saved["epochs"]]
+                    f"{folder / STATE} is damaged ({_first_line(error)}), so this training cannot go on from it. Delete that "
+                    "file and run the same command again: the head is trained from its beginning."
+                ) from error
         head.train()
         return run
 
+    def _go_on(self, saved: dict[str, Any], origin: dict[str, Any]) -> None:
+        """Take up what `keep` has written. Raises `DataError` for the state of another plan."""
+        if saved["origin"] != origin:
+            changed = [k for k in origin["plan"] if saved["origin"]["plan"].get(k) != origin["plan"][k]] or ["the labels"]
+            raise DataError(
+                f"{self.folder} holds a head of another plan: {', '.join(changed)} changed. Give this head another name, or "
+                "remove that folder."
+            )
+        self.epoch, self.epochs = int(saved["epoch"]), [Epoch(**e) for e in saved["epochs"]]
+        self.head.load_state_dict(saved["head"])
+        self.optimiser.load_state_dict(saved["optimiser"])
+        self.schedule.load_state_dict(saved["schedule"])
+
     def keep(self, epoch: int, line: Epoch, origin: dict[str, Any]) -> None:
-        """Write the state after an epoch, and the lines so far; each file is replaced whole."""
+        """Write the state after an epoch, and the lines so far; each file is replaced whole.
+
+        Raises `DataError` where that cannot be done.
+        """
         self.epoch, self.epochs = epoch, [*self.epochs, line]
         state = {
             "origin": origin,
@@ -74,11 +89,37 @@ class Training:
             "optimiser": self.optimiser.state_dict(),
             "schedule": self.schedule.state_dict(),
         }
-        torch.save(state, self.folder / f"{STATE}.part")
-        (self.folder / f"{STATE}.part").replace(self.folder / STATE)
-        lines = self.folder / f"{METRICS}.part"
-        lines.write_text("".join(json.dumps(asdict(e)) + "\n" for e in self.epochs), encoding="utf-8")
-        lines.replace(self.folder / METRICS)
+        try:
+            with machine.whole(self.folder / STATE) as part:
+                torch.save(state, part)
+            self.write_lines()
+        except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
+            reason = error.strerror if isinstance(error, OSError) else _first_line(error)
+            raise DataError(
+                f"{self.folder} cannot be written into ({reason}). The epochs before this one are safe: mend that and run the "
+                "same command again."
+            ) from error
+
+    def notes(self, origin: dict[str, Any]) -> dict[str, Any]:
+        """What a card says of the training."""
+        return {"train": origin, "epochs": [asdict(e) for e in self.epochs]}
+
+    def write_lines(self) -> None:
+        """`metrics.jsonl`, as the epochs so far make it."""
+        machine.write(self.folder / METRICS, "".join(json.dumps(asdict(e)) + "\n" for e in self.epochs))
+
+
+def _read(path: Path) -> Any:
+    """What torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at the
+    checksums."""
+    with zipfile.ZipFile(path) as archive:
+        if (bad := archive.testzip()) is not None:
+            raise ValueError(f"{bad} is not what was written")
+    return torch.load(path, weights_only=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _rate(at: int, *, steps: int, warmup: float) -> float:

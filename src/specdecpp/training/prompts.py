@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdecpp.errors import DataError, MissingExtraError
+from specdecpp.text import half_character
 
 Row = dict[str, Any]
 Split = Literal["train", "dev", "test"]
@@ -95,13 +96,19 @@ class Source:
         texts: dict[str, None] = {}
         for number, row in enumerate(rows, 1):
             try:
-                texts[build(row)] = None
+                text = build(row)
             except (KeyError, AttributeError, TypeError) as error:
                 columns = ", ".join(row) if isinstance(row, dict) else f"no columns, being a {type(row).__name__}"
                 raise DataError(
                     f"row {number} of {self.path} does not suit the prompt {self.prompt!r} ({type(error).__name__}: {error}); "
                     f"it has {columns}. Choose another of {', '.join(BUILDERS)}, or field:NAME."
                 ) from error
+            if half := half_character(text):
+                raise DataError(
+                    f"row {number} of {self.path} holds half of a character ({half}), which has no encoding. Write whole "
+                    "characters, or leave the row out."
+                )
+            texts[text] = None
         return [
             Prompt(text=t, source=self.label, split=self.split or split_of(t, dev_share=self.dev_share)) for t in texts if t
         ]

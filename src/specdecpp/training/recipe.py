@@ -230,6 +230,9 @@ def _head_plans(plans: Any) -> dict[str, Any]:
 
     if not isinstance(plans, dict):
         raise DataError(f"train must be a mapping of names to heads, got {plans!r}.")
+    for name in map(str, plans):
+        if name in (".", "..") or not name.strip() or "/" in name or "\\" in name or "\0" in name:
+            raise DataError(f"train.{name}: a head's name is that of its folder under heads, so it cannot be {name!r}.")
     return {str(name): build(HeadPlan, values or {}, where=f"train.{name}") for name, values in plans.items()}
 
 

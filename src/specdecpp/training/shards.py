@@ -8,7 +8,6 @@ Each file is written under another name and then renamed. Nothing in them depend
 """
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from specdecpp import machine
 from specdecpp.errors import DataError
 from specdecpp.training.labels import Record
 from specdecpp.training.trees import Branches
@@ -74,22 +74,8 @@ def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[byte
 
 def write(folder: Path, index: int, files: tuple[bytes, bytes]) -> None:
     """Put the two files of `encoded` into the folder, the parquet last."""
-    replace(folder / f"{name_of(index)}.safetensors", files[0])
-    replace(folder / f"{name_of(index)}.parquet", files[1])
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file under another name, see it on the disk, and give it its name."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)  # on a full disk, half a file is in the way
-        raise
+    machine.write(folder / f"{name_of(index)}.safetensors", files[0])
+    machine.write(folder / f"{name_of(index)}.parquet", files[1])
 
 
 def done(folder: Path) -> list[int]:
@@ -129,14 +115,30 @@ def read(
 
 
 def about(folder: Path | str) -> dict[str, Any]:
-    """What `collection.json` says, {} where there is none. Raises `DataError` when it is unreadable."""
+    """What `collection.json` says, {} where there is none. Raises `DataError` when it is unreadable, or says something else."""
     path = Path(folder) / COLLECTION
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not readable JSON ({error}). Collect into another folder.") from error
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not readable JSON ({error}). {_BEGUN_ANEW}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds {_noun(found)} and should hold an object. {_BEGUN_ANEW}")
+    for key, kind in _ABOUT.items():
+        if key in found and not isinstance(found[key], kind):
+            raise DataError(f"{path} is damaged: its {key} is {_noun(found[key])}. {_BEGUN_ANEW}")
+    return found
+
+
+_ABOUT: dict[str, type] = {"digest": str, "pair": dict, "sampling": dict, "prompts": dict, "names": dict, "num_shards": int}
+_ABOUT |= {"vocab_size": int, "threads": int, "collect": dict, "versions": dict}
+_BEGUN_ANEW = "Put back the file as it was, or collect into another folder."
+
+
+def _noun(value: Any) -> str:
+    kinds = {list: "a list", dict: "an object", str: "text", bool: str(value).lower(), type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def damaged(path: Path, reason: str) -> DataError:

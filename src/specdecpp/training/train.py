@@ -22,11 +22,13 @@ from torch import Tensor
 
 from specdecpp.errors import DataError
 from specdecpp.head import CARD, AcceptanceHead
+from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.plan import HeadPlan
 from specdecpp.training.progress import Epoch, Training
 from specdecpp.training.scores import Evidence, answer_evidence, candidate_evidence, head_logits, outputs
+from specdecpp.training.shards import COLLECTION
 
 LONGEST_LOG_RATIO = 10.0
 
@@ -47,13 +49,28 @@ def train(
 
     `about` is what `shards.about` says of the collection. A run that was killed goes on after its last finished epoch and
     ends with the same weights; one that is finished is read back. Raises `DataError` when there are no answers, when they
-    lack what the plan reads, or when the folder holds a head of another plan or collection.
+    lack what the plan reads, when the folder holds a head of another plan or collection or a damaged state, when another run
+    works in it, and when it cannot be written into.
     """
     _check(plan, records)
+    if lacking := [key for key in ("pair", "sampling", "vocab_size") if key not in about]:
+        raise DataError(
+            f"the labels do not say their {lacking[0]}, which a head's card needs: {COLLECTION} is missing beside the shards, "
+            "or damaged. Put it back, or collect into another folder."
+        )
+    with claimed(folder):
+        return _trained(plan, records, dev, about, folder, tell)
+
+
+def _trained(
+    plan: HeadPlan, records: Sequence[Record], dev: Sequence[Record], about: Mapping[str, Any], folder: Path, tell: Tell
+) -> AcceptanceHead:
+    """`train`, in a folder that is this run's own."""
     origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": about.get("digest")}
     run = Training.opened(plan, AcceptanceHead(plan.card(records[0], about)), folder, origin, -(-len(records) // plan.batch))
     if run.epoch == plan.epochs and (folder / CARD).exists():
-        return AcceptanceHead.from_pretrained(folder)
+        head = AcceptanceHead.from_pretrained(folder)
+        return head if "epochs" in head.card.notes else head.with_card(notes=head.card.notes | run.notes(origin))
     started = perf_counter()
     for epoch in range(run.epoch + 1, plan.epochs + 1):
         total, weight = 0.0, 0.0
@@ -63,7 +80,8 @@ def train(
         run.keep(epoch, _epoch(run.head, plan, epoch, total / weight, records, dev, perf_counter() - started), origin)
         tell(run.epochs[-1])
     run.head.eval()
-    finished = run.head.with_card(notes={"train": origin, "epochs": [asdict(e) for e in run.epochs]})
+    finished = run.head.with_card(notes=run.notes(origin))
+    run.write_lines()  # a run may have been killed between these and the state
     finished.save_pretrained(folder)
     return finished
 

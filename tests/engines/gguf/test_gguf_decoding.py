@@ -15,6 +15,7 @@ from specdecpp import cli
 from specdecpp.decoder import encode
 from specdecpp.errors import HeadError, PairError, RunnerError
 from specdecpp.loading import gguf_writing
+from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
@@ -47,7 +48,7 @@ HEAD = REFERENCE / "head"
 
 @pytest.fixture(scope="module")
 def pair(reference: Path) -> Pair:
-    return load_pair(reference / "target-f32.gguf", draft=reference / "draft-f32.gguf", head=HEAD)
+    return load_pair(reference / "target-f32.gguf", draft=reference / "draft-f32.gguf", head=HEAD, runner="llama.cpp")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_the_law_of_two_tokens_is_the_targets(tiny_files: Path, tiny: Any) -> No
     law = {}
     for first, chance in _law(tiny, prompt, sampling).items():
         law |= {(first, second): chance * q for second, q in _law(tiny, [*prompt, first], sampling).items()}
-    pair = load_pair(tiny_files / "target.gguf", draft=tiny_files / "draft.gguf")
+    pair = load_pair(tiny_files / "target.gguf", draft=tiny_files / "draft.gguf", runner="llama.cpp")
     decoder = sd.Decoder(pair, policy=sd.Fixed(k=2))
     counts = dict.fromkeys(law, 0)
     num_rejected = 0
@@ -137,7 +138,7 @@ def _law(model: Any, tokens: list[int], sampling: Sampling) -> dict[int, float]:
 @pytest.mark.parametrize("precision", ["bf16", "q8_0"])
 def test_a_draft_in_fewer_bits_changes_nothing_but_the_pace(precision: str, reference: Path) -> None:
     """Catches a draft whose rounding reaches the text."""
-    pair = load_pair(reference / "target-f32.gguf", draft=reference / f"draft-{precision}.gguf", head=HEAD)
+    pair = load_pair(reference / "target-f32.gguf", draft=reference / f"draft-{precision}.gguf", head=HEAD, runner="llama.cpp")
     answers = [sd.Decoder(pair).generate(prompt, max_tokens=NUM_TOKENS, temperature=0) for prompt in PROMPTS]
     assert [list(a.tokens) for a in answers] == [own_text(tuple(encode(pair, prompt))) for prompt in PROMPTS]
 
@@ -148,10 +149,22 @@ def test_a_file_and_a_checkpoint_make_a_pair(reference: Path) -> None:
         (reference / "target-f32.gguf", REFERENCE / "draft"),
         (REFERENCE / "target", reference / "draft-q8_0.gguf"),
     ):
-        pair = load_pair(target, draft=draft, head=HEAD, dtype="float32")
+        pair = load_pair(target, draft=draft, head=HEAD, dtype="float32", runner="llama.cpp")
         assert pair.ends == load_pair(runner="eager").ends
         out = sd.Decoder(pair).generate(PROMPTS[0], max_tokens=NUM_TOKENS, temperature=0)
         assert list(out.tokens) == own_text(tuple(encode(pair, PROMPTS[0])))
+
+
+@pytest.mark.parametrize("precision", ["f32", "q8_0"])
+def test_llama_cpp_and_the_reader_of_files_see_one_model(precision: str, reference: Path) -> None:
+    """Catches rows of q and k, norms or angles that are put back otherwise than llama.cpp reads them: one file, two readers.
+    llama.cpp multiplies int8 weights with activations in int8."""
+    file = GGUF(reference / f"target-{precision}.gguf")
+    runners = [file.runner(kind, vocab_size=file.num_rows, num_threads=1) for kind in ("native", "llama.cpp")]
+    tokens = file.tokenizer()(practice_prompts()[0]).input_ids
+    ours, theirs = (runner.extend(tokens, rows=len(tokens))[0] for runner in runners)
+    assert float((ours - theirs).abs().max()) < {"f32": 5e-4, "q8_0": 0.5}[precision]
+    assert file.ends(None) == (2,)
 
 
 def test_a_checkpoint_is_run_by_llama_cpp_when_asked() -> None:
@@ -179,9 +192,9 @@ def test_a_file_with_llama_cpps_tokenizer_only(tokenizer: Any, tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(format_of.GGUFWriter, "add_string", lambda to, key, text: None if key == whole else add(to, key, text))
         path = gguf_writing.convert(REFERENCE / "draft", tmp_path / "plain.gguf").path
-    alone = load_pair(path, draft=path)
+    alone = load_pair(path, draft=path, runner="llama.cpp")
     tokenizer.save_pretrained(tmp_path)
-    beside = load_pair(path, draft=path)
+    beside = load_pair(path, draft=path, runner="llama.cpp")
     for text in ("Ann's 3 bags\n\n of 12 apples", *practice_prompts()[::40]):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         for loaded in (alone, beside):
@@ -194,7 +207,7 @@ def test_a_file_with_llama_cpps_tokenizer_only(tokenizer: Any, tmp_path: Path, m
 def test_models_that_do_not_belong_together_are_refused(
     tokenizer: Any, tiny_files: Path, reference: Path, tmp_path: Path
 ) -> None:
-    """Catches ids that mean other tokens, a head of another pair, and a runner that cannot read the file."""
+    """Catches ids that mean other tokens, and a head of another pair."""
     from transformers import AutoTokenizer
 
     other = AutoTokenizer.from_pretrained(REFERENCE / "target")
@@ -208,8 +221,6 @@ def test_models_that_do_not_belong_together_are_refused(
         load_pair(target, draft=tmp_path / "swapped.gguf")
     with pytest.raises(HeadError, match="made for another target"):
         load_pair(tiny_files / "target.gguf", draft=reference / "draft-f32.gguf", head=HEAD)
-    with pytest.raises(RunnerError, match="GGUF file"):
-        load_pair(target, draft=reference / "draft-f32.gguf", runner="eager")
     with pytest.raises(RunnerError, match="there is no file"):
         load_pair(tmp_path / "nothing.gguf", draft=target)
 
@@ -220,7 +231,7 @@ def test_models_that_do_not_belong_together_are_refused(
 def test_a_head_is_calibrated_again_where_it_serves(reference: Path) -> None:
     """Catches states of llama.cpp that are not those the head reads: on an int8 draft the old calibration still holds to a
     few hundredths, and the new one is no worse."""
-    pair = load_pair(reference / "target-f32.gguf", draft=reference / "draft-q8_0.gguf", head=HEAD)
+    pair = load_pair(reference / "target-f32.gguf", draft=reference / "draft-q8_0.gguf", head=HEAD, runner="llama.cpp")
     assert pair.head is not None
     prompts = [[{"role": "user", "content": text}] for text in practice_prompts()[3::20]]
     head = calibrate_live(pair.head, pair, prompts, max_tokens=48)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdecpp.errors import HeadError
 from specdecpp.head import CARD, AcceptanceHead
-from specdecpp.loading.models import fingerprint
+from specdecpp.loading import fingerprints
 
 BESIDE = "specdecpp_head"
 """The folder of a head inside the folder of its draft."""
@@ -54,7 +54,7 @@ def check_head(head: AcceptanceHead, *, target: str, draft: str, hidden_size: in
 
 
 def folder_fingerprint(name: str | Path) -> str | None:
-    """`models.fingerprint` of a saved checkpoint, without loading it: an engine's own weights are fused and sharded.
+    """`fingerprints.fingerprint` of a saved checkpoint, without loading it: an engine's own weights are fused and sharded.
 
     None where it cannot be told: no safetensors, or parameters that transformers stores under other names than it uses.
     """
@@ -62,7 +62,8 @@ def folder_fingerprint(name: str | Path) -> str | None:
     if folder is None:
         return None
     try:
-        return fingerprint(_Stored(folder))
+        files = fingerprints.weight_files(folder)
+        return fingerprints.remembered(files, lambda: fingerprints.fingerprint(_Stored(folder)), dtype="auto")
     except (KeyError, OSError, ValueError):
         return None
 

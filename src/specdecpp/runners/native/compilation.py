@@ -19,12 +19,16 @@ FLAGS = ("-O2", "-fvect-cost-model=dynamic", "-std=c++17", "-shared", "-fPIC")
 """-O3 takes three times as long, for kernels that are unrolled by hand already."""
 PORTABLE = ("-include", str(SOURCES / "portable.h"), "-s", "-Wl,-z,defs")
 """For other machines: names that older systems have too, and no symbols for debugging."""
+_V3 = "avx2 fma f16c bmi1 bmi2 movbe abm"
+_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 LEVELS = {
-    "x86-64-v4": ("x86_64", "avx512f avx512bw avx512cd avx512dq avx512vl avx2 fma f16c bmi1 bmi2 movbe abm"),
-    "x86-64-v3": ("x86_64", "avx2 fma f16c bmi1 bmi2 movbe abm"),
+    "x86-64-v4+avx512vnni": ("x86_64", f"{_V4} avx512_vnni"),
+    "x86-64-v4": ("x86_64", _V4),
+    "x86-64-v3+avxvnni": ("x86_64", f"{_V3} avx_vnni"),
+    "x86-64-v3": ("x86_64", _V3),
     "armv8-a": ("aarch64", "asimd"),
 }
-"""What a wheel has code for, the best first: the name for -march, the machine, and what Linux says of such a processor."""
+"""What a wheel has code for, the best first: what the compiler calls it, the machine, and what Linux says that it has."""
 LONGEST_S = 600.0
 """How long a compiler may take; here it takes 5 to 10 s."""
 
@@ -61,6 +65,12 @@ def compiled(path: Path, *flags: str) -> str | None:
     if process.returncode:
         return f"{shlex.join(command)} fails: {told[:600] or f'exit status {process.returncode}'}"
     return None if path.is_file() else f"{shlex.join(command)} made no file"
+
+
+def flags_of(level: str) -> list[str]:
+    """The flags for a level: an architecture, and more that it has."""
+    architecture, *more = level.split("+")
+    return [f"-march={architecture}", *(f"-m{name}" for name in more)]
 
 
 def absence() -> str:

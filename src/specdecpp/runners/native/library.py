@@ -66,15 +66,18 @@ class Found:
 
 def library() -> Any:
     """The compiled code. Raises `RunnerError` with the reasons, the compiler's words among them."""
-    if isinstance(found := _found(), str):
-        raise RunnerError(f"there is no compiled code: {found}")
-    return found.lib
+    return _or_error(_found()).lib
 
 
 def origin() -> str:
     """Where the compiled code is from: "compiled here", or "shipped for" a kind of processor and why. Raises `RunnerError`."""
-    library()
-    return _found().origin
+    return _or_error(_found()).origin
+
+
+def _or_error(found: Found | str) -> Found:
+    if isinstance(found, str):
+        raise RunnerError(f"there is no compiled code: {found}")
+    return found
 
 
 def refusal() -> str | None:
@@ -165,6 +168,7 @@ def _bound(lib: Any) -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     signatures = {
         "native_team": (None, [pointer] * 3),
+        "native_has_dots": (ctypes.c_bool, []),
         "native_new": (pointer, [pointer]),
         "native_matrix": (ctypes.c_bool, [pointer, *[number] * 3, pointer, number, number, ctypes.c_int64, pointer]),
         "native_norm": (ctypes.c_bool, [pointer, number, number, pointer, number]),

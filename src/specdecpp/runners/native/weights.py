@@ -31,7 +31,7 @@ _ENDS = -1
 
 
 class _Shape(ctypes.Structure):
-    _names = ("layers", "width", "heads", "kv_heads", "size", "rotary", "hidden", "vocab", "is_gelu")
+    _names = ("layers", "width", "heads", "kv_heads", "size", "rotary", "hidden", "vocab", "is_gelu", "is_rounded")
     _fields_ = [(name, ctypes.c_int32) for name in _names]
     _fields_ += [(name, ctypes.c_float) for name in ("eps", "query_scale", "embedding_scale")]
 
@@ -39,7 +39,15 @@ class _Shape(ctypes.Structure):
 class Weights:
     """The weights of a model, and its tables of angles. Raises `MemoryError`, `RunnerError` where nothing can be compiled."""
 
-    def __init__(self, model: Any, family: Family, *, vocab_size: int, stored: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        model: Any,
+        family: Family,
+        *,
+        vocab_size: int,
+        stored: Mapping[str, Any] | None = None,
+        is_rounded: bool = False,
+    ):
         self.lib, self.family = library(), family
         shape = _Shape(
             layers=len(family.layers),
@@ -51,6 +59,7 @@ class Weights:
             hidden=family.hidden,
             vocab=vocab_size,
             is_gelu=family.activation != "silu",
+            is_rounded=is_rounded,
             eps=family.eps,
             query_scale=family.score_scale,
             embedding_scale=family.embedding_scale,

@@ -4,11 +4,12 @@
 
 #include "memory.h"
 #include "packing.h"
+#include "products.h"
 
 // What `weights.py` tells of a model: n rows, w width, h heads of s values, g of them share keys and values, f width of the
 // feed-forward, v rows of the output layer. Of the s values of a head the first `rotary` are turned.
 struct Shape {
-  int32_t layers, width, heads, kv_heads, size, rotary, hidden, vocab, is_gelu;
+  int32_t layers, width, heads, kv_heads, size, rotary, hidden, vocab, is_gelu, is_rounded;
   float eps, query_scale, embedding_scale;
 };
 
@@ -38,7 +39,8 @@ struct Model {
   // Of one pass: n rows of what lies between the products, and each thread's own.
   std::vector<float> x, qkv, mixed, act, branch;
   struct Own {
-    std::vector<float> h, sums, q, scores, gate;
+    std::vector<float> h, q, scores, gate;
+    Room room;
   };
   std::vector<Own> own;
 

@@ -1,12 +1,15 @@
 // A pass of a Llama-like model as one call, sums in float32, and the halves of a round: what `library.py` compiles or has shipped.
 //
-//   vectors -> memory, threads -> matrix -> packing, products -> model -> pass -> round
+//   vectors -> memory -> matrix -> packing, inputs -> sums, rounded_sums -> products -> model, threads -> pass -> round
 //
 // Every weight is read once for all rows of a pass, and the bits of a row do not depend on how many there are.
 
 #include "round.h"
 
 extern "C" {
+
+// Whether products of whole numbers are to be had (`is_rounded`): not on every processor.
+bool native_has_dots() { return HAS_DOTS; }
 
 // Null where there is no memory.
 Model* native_new(const Shape* shape) {

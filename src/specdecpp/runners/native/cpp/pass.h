@@ -116,7 +116,6 @@ static void make_room(Model& m, int threads, int n, int end) {
   if (m.own.size() < size_t(threads)) m.own.resize(threads);
   for (Model::Own& own : m.own) {
     grow(own.h, n * apart(s.width)), grow(own.q, size_t(ROWS) * s.size), grow(own.gate, size_t(n) * GATES * PANEL);
-    grow(own.sums, size_t(n) * (std::max({s.width, m.mix(), s.hidden}) / 16 + 1));
     if (size_t scores = ROWS * apart(up(end, PANEL)); own.scores.size() < scores) own.scores.resize(2 * scores);
   }
 }
@@ -133,17 +132,23 @@ static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, 
   }
   together(threads, [&](int t, int threads, Barrier& barrier) {
     Model::Own& own = m.own[t];
-    float *h = own.h.data(), *sums = own.sums.data();
+    float* h = own.h.data();
     // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
+    auto read = [&](const Matrix& w, const float* x, int n) {
+      return w.is_coded() ? own.room.inputs(w, x, n, s.is_rounded) : Inputs{x, nullptr, nullptr, nullptr, nullptr};
+    };
     auto into = [&](std::initializer_list<const Matrix*> matrices, const float* x, int n, float* y, size_t stride, bool adds) {
       int num = 0, before = 0;
       for (const Matrix* w : matrices) num += w->num_panels();
       Share share(num, t, threads);
-      int group = 0;
+      const Matrix* last = nullptr;
+      Inputs inputs{};
       for (const Matrix* w : matrices) {
         int begin = std::max(share.begin - before, 0), end = std::min(share.end - before, w->num_panels());
-        if (w->is_coded() && begin < end && w->group != group) group_sums(*w, x, n, sums), group = w->group;
-        if (begin < end) product(*w, x, sums, n, begin, end, Store{y, stride, w->out, adds});
+        if (begin < end) {
+          if (!last || last->group != w->group) inputs = read(*w, x, n), last = w;
+          product(*w, inputs, n, begin, end, Store{y, stride, w->out, adds});
+        }
         y += w->out, before += w->num_panels();
       }
     };
@@ -170,18 +175,18 @@ static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, 
       add(w[MIX], m.mixed.data(), layer.norms[AFTER_ATTENTION]);
       barrier.wait();
       norm(x, layer.norms[MLP], s.eps, n, s.width, h, apart(s.width));
-      if (w[GATE].is_coded() || w[UP].is_coded()) group_sums(w[GATE].is_coded() ? w[GATE] : w[UP], h, n, sums);
-      bool is_one_group = w[GATE].group == w[UP].group;
-      Share share(w[GATE].num_panels(), t, threads);
+      const Matrix &gate = w[GATE], &up = w[UP];
+      Share share(gate.num_panels(), t, threads);
+      Inputs inputs = read(gate, h, n);
       for (int panel = share.begin, size; panel < share.end; panel += size) {
         size = std::min(share.end - panel, GATES);
-        if (!is_one_group && w[GATE].is_coded()) group_sums(w[GATE], h, n, sums);
-        float* gate = own.gate.data() - panel * PANEL;
-        product(w[GATE], h, sums, n, panel, panel + size, Store{gate, GATES * PANEL, w[GATE].num_panels() * PANEL});
-        if (!is_one_group && w[UP].is_coded()) group_sums(w[UP], h, n, sums);
+        float* held = own.gate.data() - panel * PANEL;
+        if (gate.group != up.group && panel > share.begin) inputs = read(gate, h, n);
+        product(gate, inputs, n, panel, panel + size, Store{held, GATES * PANEL, gate.num_panels() * PANEL});
+        if (gate.group != up.group) inputs = read(up, h, n);
         Store gated{m.act.data(), apart(s.hidden), s.hidden};
-        gated.gate = gate, gated.gate_stride = GATES * PANEL, gated.is_gelu = s.is_gelu;
-        product(w[UP], h, sums, n, panel, panel + size, gated);
+        gated.gate = held, gated.gate_stride = GATES * PANEL, gated.is_gelu = s.is_gelu;
+        product(up, inputs, n, panel, panel + size, gated);
       }
       barrier.wait();
       add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP]);

@@ -59,7 +59,7 @@ static void together(int threads, const Work& work) {
     std::atomic<bool> is_taken{false};
     std::atomic<Barrier*> barrier{nullptr};
     alignas(64) char room[sizeof(Barrier)];
-  } task{work};
+  } task{work, {false}, {nullptr}, {}};
   auto body = [](void* given) {
     Task& task = *static_cast<Task*>(given);
     if (!task.is_taken.exchange(true)) task.barrier.store(new (task.room) Barrier(team.size()), std::memory_order_release);

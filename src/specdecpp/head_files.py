@@ -1,0 +1,109 @@
+"""A head on disk: a folder with `head.safetensors` and `head.json`, or one in the form that the authors publish theirs in.
+
+The card has the SHA-256 of the file of weights, so that a byte which was changed or lost on the way is told.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+
+from specdecpp import machine
+from specdecpp.errors import HeadError
+from specdecpp.head import CARD, DIGEST, WEIGHTS, AcceptanceHead, HeadCard
+
+_REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def write(head: AcceptanceHead, folder: Path) -> None:
+    """Write both files into a folder, made if it is missing. Raises `HeadError` where that cannot be done."""
+    weights = save({k: v.detach().float().cpu().contiguous() for k, v in head.state_dict().items()})
+    card = json.dumps(json.loads(head.card.to_json()) | {DIGEST: _digest(weights)}, indent=2) + "\n"
+    try:
+        machine.write(folder / WEIGHTS, weights)
+        machine.write(folder / CARD, card)
+    except OSError as error:
+        raise HeadError(f"the head cannot be written into {folder} ({error.strerror}). Name another folder.") from error
+
+
+def read(source: str | Path) -> AcceptanceHead:
+    """A head from a folder of either form, or by the hub name of one. Raises `HeadError`."""
+    folder = _locate(source)
+    try:
+        head = _read_ours(folder) if (folder / CARD).is_file() else _read_reference(folder)
+    except HeadError:
+        raise
+    except Exception as error:  # json, safetensors and pickle each have errors of their own
+        raise HeadError(
+            f"{folder} does not hold a readable head ({type(error).__name__}: {error}). A head is a folder with "
+            f"{CARD} and {WEIGHTS}; write one with save_pretrained."
+        ) from error
+    if bad := [name for name, tensor in head.state_dict().items() if not tensor.isfinite().all()]:
+        raise HeadError(f"the head in {folder} has weights that are no finite numbers, in {bad[0]}. Train it anew.")
+    return head.eval()
+
+
+def _read_ours(folder: Path) -> AcceptanceHead:
+    text = (folder / CARD).read_text(encoding="utf-8")
+    head = AcceptanceHead(HeadCard.from_json(text))
+    weights = (folder / WEIGHTS).read_bytes()
+    written, found = json.loads(text).get(DIGEST), _digest(weights)
+    if written is not None and written != found:
+        raise HeadError(
+            f"{folder / WEIGHTS} is not the file that {CARD} was written with: its SHA-256 is {found}, and {DIGEST} of the "
+            f"card says {written}. Copy the head again, or train it anew; if the weights were changed on purpose, take "
+            f"{DIGEST} out of the card."
+        )
+    head.load_state_dict(load(weights))
+    return head
+
+
+def _digest(weights: bytes) -> str:
+    return hashlib.sha256(weights).hexdigest()
+
+
+def _locate(source: str | Path) -> Path:
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise HeadError(f"{folder} is a file. Give the folder that holds {CARD} (or config.json) and the weights.")
+    if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise HeadError(f"there is no head at {folder}. Give a folder with {CARD} and {WEIGHTS}, or a hub name.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source)))
+    except Exception as error:  # the hub's own exceptions differ between its versions
+        raise HeadError(f"{source} is neither a local folder nor a head that the hub can deliver ({error}).") from error
+
+
+def _read_reference(folder: Path) -> AcceptanceHead:
+    """The form of the authors' checkpoint: config.json {hidden_size, num_layers}; keys model.{i}.linear.*, model.{D}.*."""
+    config_path = folder / "config.json"
+    weights = next((folder / name for name in _REFERENCE_WEIGHTS if (folder / name).is_file()), None)
+    if not config_path.is_file() or weights is None:
+        raise HeadError(
+            f"{folder} holds no head: expected {CARD} and {WEIGHTS}, or config.json with "
+            f"{' or '.join(_REFERENCE_WEIGHTS)}; found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}."
+        )
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    is_bin = weights.suffix == ".bin"
+    state = torch.load(weights, map_location="cpu", weights_only=True) if is_bin else load(weights.read_bytes())
+    state = {name: tensor.float() for name, tensor in state.items()}  # before the subtraction below, which would round
+    num_layers = int(config["num_layers"])
+    head = AcceptanceHead(HeadCard(hidden_size=int(config["hidden_size"]), num_layers=num_layers, notes={"form": "reference"}))
+    # Tied blocks may be stored once: safetensors drops duplicates and keeps the first name.
+    is_stored_once = not any(f"model.{i}.linear.weight" in state for i in range(1, num_layers))
+    ours = {}
+    for i in range(num_layers):
+        at = 0 if is_stored_once else i
+        ours |= {f"blocks.{i}.linear.{part}": state[f"model.{at}.linear.{part}"] for part in ("weight", "bias")}
+    last_weight, last_bias = state[f"model.{num_layers}.weight"], state[f"model.{num_layers}.bias"]
+    if last_weight.shape[0] != 2:
+        raise HeadError(f"the reference form has two outputs (reject, accept); {weights} has {last_weight.shape[0]}")
+    ours |= {"output.weight": last_weight[1:] - last_weight[:1], "output.bias": last_bias[1:] - last_bias[:1]}
+    head.load_state_dict(ours)
+    return head

@@ -1,0 +1,63 @@
+"""The runners of a model, each made once, and put to the test once on a machine.
+
+What was found right is remembered for the model, the code that runs it and the machine; what was not is told again each time.
+"""
+
+import hashlib
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specdecpp import machine, runners
+from specdecpp.errors import RunnerError
+from specdecpp.runners import Runner
+from specdecpp.runners.native import NativeRunner, compiler, library
+
+log = logging.getLogger("specdecpp.loading")
+
+
+class Runners:
+    """The runners of a model by their classes, over one copy of its weights in each layout."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[type, int, str], Any] = {}
+
+    def get(self, kind: type, of: Any, *, vocab_size: int, num_threads: int, **more: Any) -> Runner:
+        """An empty runner of this class over `of.model`, or `more`. `num_threads` is for native. Raises `RunnerError`."""
+        key = kind, vocab_size, more.get("activations", "")
+        if key not in self._made:
+            try:
+                self._made[key] = _checked(kind, more.pop("model", None) or of.model, of, vocab_size=vocab_size, **more)
+            except RunnerError as error:
+                self._made[key] = error
+        made = self._made[key]
+        if isinstance(made, RunnerError):
+            raise made
+        return made.fresh(num_threads=num_threads) if kind is NativeRunner else made.fresh()
+
+
+def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Runner:
+    facts = {"runner": kind.__name__, "model": of.identity, "vocab_size": vocab_size, "code": code(), **machine.about()}
+    if kind is NativeRunner:
+        facts |= {"compiled": library.origin(), "activations": more.get("activations")}
+    is_known = machine.recall("check", facts) is not None
+    if not is_known:
+        log.info("comparing %s with transformers on %s", kind.__name__, of.name)
+    made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
+    if not is_known:
+        machine.remember("check", facts, {})
+    return made
+
+
+@cache
+def code() -> str:
+    """Sixteen hex digits of what runs models here: our sources, the compiler and transformers."""
+    import transformers
+
+    folder = Path(runners.__file__).parent
+    sources = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".hpp"))
+    digest = hashlib.sha256(f"{transformers.__version__} {compiler()}".encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

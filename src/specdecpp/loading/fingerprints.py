@@ -1,0 +1,91 @@
+"""What tells a checkpoint from others: a digest of all its weights, remembered as long as its files stay as they are.
+
+model -> fingerprint           files -> state -> remembered: from memory, else made and kept there
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecpp import machine
+
+FORMAT = 1
+"""Counts up when the same weights get another fingerprint."""
+OLD_DIGITS = 16
+"""Of fingerprints before this format, which read sixteen values of each parameter."""
+SETTLED_S = 2.0
+"""Age of a file from which on its times tell another write; some file systems count in whole seconds."""
+_CHUNK = 2**23
+
+
+def fingerprint(model: Any, *, is_exact: bool = False) -> str:
+    """32 hex digits that tell a model's weights: names and shapes of all parameters, and every value as bfloat16.
+
+    The same for a checkpoint wherever it lies and whether it is loaded in bfloat16 or wider; `is_exact` tells weights apart
+    that bfloat16 does not.
+    """
+    parameters = sorted(model.named_parameters(), key=lambda named: named[0])
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        digests = pool.map(lambda named: _digest(*named, is_exact=is_exact), parameters)
+        return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _digest(name: str, parameter: Tensor, *, is_exact: bool) -> bytes:
+    digest = hashlib.blake2b(f"{name}{tuple(parameter.shape)}".encode(), digest_size=16)
+    for values in parameter.detach().reshape(-1).split(_CHUNK):
+        read = values.to(device="cpu", dtype=values.dtype if is_exact else torch.bfloat16)
+        digest.update(read.view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str:
+    """What `make` gives for the weights in these files, read in this type; from memory where the files are as they were then.
+
+    Without files it is made anew.
+    """
+    import transformers
+
+    before = state(files)
+    of = {"files": before, "dtype": str(dtype), "format": FORMAT, "transformers": transformers.__version__}
+    found = (machine.recall("fingerprint", of) or {}).get("fingerprint") if before else None
+    if isinstance(found, str):
+        return found
+    made = make()
+    newest_s = max((max(times) / 1e9 for *_, times in before), default=0.0)
+    if before and state(files) == before and time.time() - newest_s > SETTLED_S:
+        machine.remember("fingerprint", of, {"fingerprint": made})
+    return made
+
+
+def state(files: list[Path]) -> list[Any]:
+    """What changes when a file does: of each its path, size, inode and the times of its last changes."""
+    found = [(path.resolve(), path.stat()) for path in sorted(files)]
+    return [[str(path), stat.st_size, stat.st_ino, [stat.st_mtime_ns, stat.st_ctime_ns]] for path, stat in found]
+
+
+def folder_of(name: str | Path) -> Path | None:
+    """Where the files of a saved model lie: the folder, or what the hub's cache holds under this name. None: nowhere."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(str(name), "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def weight_files(name: str | Path) -> list[Path]:
+    """The files that a checkpoint's weights are read from, and its configuration. None where some may lie elsewhere."""
+    folder = folder_of(name)
+    if folder is None or (folder / "adapter_config.json").exists():
+        return []
+    return [path for pattern in ("*.safetensors", "*.bin", "config.json") for path in folder.glob(pattern)]

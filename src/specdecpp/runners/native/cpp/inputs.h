@@ -1,0 +1,88 @@
+// What products read, and where their sums go.
+
+#pragma once
+
+#include <vector>
+
+#include "matrix.h"
+
+// How far apart rows of so many values lie that products read: never a power of two, where rows would share a few places of the cache.
+static inline size_t apart(int width) { return (up(width, LANES) / LANES | 1) * LANES; }
+
+// What products read: x [n, in], rows `apart(in)` apart, its sums over the groups of a matrix [n, groups], and for products of whole
+// numbers x rounded to `codes` [n, in] times `scales` [n, groups], whose sums over groups are `totals` and, scaled, `sums`.
+struct Inputs {
+  const float *x, *sums;
+  const int8_t* codes;
+  const float* scales;
+  const int32_t* totals;
+
+  Inputs from(const Matrix& m, int row) const {
+    size_t groups = size_t(row) * m.num_groups();
+    return {x + row * apart(m.in), sums + groups, codes + size_t(row) * m.in, scales + groups, totals + groups};
+  }
+};
+
+// A thread's own room for them.
+struct Room {
+  std::vector<float> sums, scales;
+  std::vector<int8_t> codes;
+  std::vector<int32_t> totals;
+
+  // Of n rows of x, for a matrix of codes and all of the same width and group.
+  Inputs inputs(const Matrix& m, const float* x, int n, bool is_rounded) {
+    size_t groups = m.num_groups(), size = n * groups;
+    if (sums.size() < size) sums.resize(size), scales.resize(size), totals.resize(size);
+    if (is_rounded && codes.size() < size_t(n) * m.in) codes.resize(size_t(n) * m.in);
+    for (int r = 0; r < n; ++r)
+      for (size_t g = 0; g < groups; ++g) {
+        const float* of = x + r * apart(m.in) + g * m.group;
+        size_t place = r * groups + g;
+        Vec sum{};
+        if (!is_rounded) {
+          for (int i = 0; i < m.group; i += LANES) sum += at(of + i);
+          sums[place] = total(sum);
+          continue;
+        }
+        int8_t* to = codes.data() + r * m.in + g * m.group;
+        Vec most{};
+        for (int i = 0; i < m.group; i += LANES) most = at(of + i) > most ? at(of + i) : -at(of + i) > most ? -at(of + i) : most;
+        float top = 0;
+        for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
+        float scale = top / 127, factor = top > 0 ? 127 / top : 0;
+        int32_t whole = 0;
+        for (int i = 0; i < m.group; ++i) whole += to[i] = int8_t(std::lrint(of[i] * factor));
+        scales[place] = scale, totals[place] = whole, sums[place] = scale * float(whole);
+      }
+    return {x, sums.data(), is_rounded ? codes.data() : nullptr, scales.data(), totals.data()};
+  }
+};
+
+// Where sums go: y [n, out], whose rows lie `stride` apart; over what is there, added to it, or times what the gate of a feed-forward
+// layer becomes, whose sums lie as y does.
+struct Store {
+  float* y;
+  size_t stride;
+  int out;
+  bool adds = false;
+  const float* gate = nullptr;
+  size_t gate_stride = 0;
+  bool is_gelu = false;
+
+  void operator()(int panel, int row, Vec a, Vec b) const {
+    float* to = y + row * stride + panel * PANEL;
+    int room = out - panel * PANEL;
+    if (gate) {
+      const float* of = gate + row * gate_stride + panel * PANEL;
+      a *= is_gelu ? gelu(at(of)) : silu(at(of)), b *= is_gelu ? gelu(at(of + LANES)) : silu(at(of + LANES));
+    }
+    if (room >= PANEL) {
+      if (adds) a += at(to), b += at(to + LANES);
+      at(to) = a, at(to + LANES) = b;
+      return;
+    }
+    alignas(64) float sums[PANEL];
+    at(sums) = a, at(sums + LANES) = b;
+    for (int i = 0; i < room; ++i) to[i] = sums[i] + (adds ? to[i] : 0.0f);
+  }
+};

@@ -1,0 +1,580 @@
+"""GGUF files without llama.cpp: the very model and tokenizer that were written, by every runner, or a sentence."""
+
+import shutil
+import struct
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from fuzz_gguf import fuzz_files, fuzz_heads, told
+from quantised import KINDS, fabricated
+from transformers import AutoTokenizer
+
+import specdecpp as sd
+from specdecpp import machine
+from specdecpp.decoder import encode
+from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.loading import gguf as files
+from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf_header import Header, opened
+from specdecpp.loading.gguf_reading import GGUFSource, Stored
+from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.loading.gguf_writing import Precision, write
+from specdecpp.loading.pair import REFERENCE, load_pair
+from specdecpp.loading.tokenizers import PROBES
+from specdecpp.testing import tiny_draft, tiny_model
+
+TOKENIZER = AutoTokenizer.from_pretrained(REFERENCE / "target")
+SIZE = len(TOKENIZER) + 3
+IDS = torch.arange(1, 40)[None]
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+
+
+def model_of(kind: str = "llama", **config: Any) -> Any:
+    return tiny_model(kind, vocab_size=SIZE, **({"hidden_size": 64} | config))
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(IDS).logits
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target.gguf in int8, draft.gguf a noisy copy in float32."""
+    folder, target = tmp_path_factory.mktemp("gguf"), model_of()
+    write(target, TOKENIZER, folder / "target.gguf", precision=Precision.q8_0)
+    write(tiny_draft(target), TOKENIZER, folder / "draft.gguf")
+    return folder
+
+
+def rewritten(source: Path, path: Path, *, change: Callable[[dict[str, Any]], None] | None = None) -> Path:
+    """A file again, by the package's own writer, with other metadata (None: without the key) and tensors ({name: Stored})."""
+    header = Header(source)
+    values = {key: header.values[key] for key in header.values}
+    tensors = {name: Stored(e.kind, e.shape, e.data) for name, e in header.tensors.items() if e.data is not None}
+    both: dict[str, Any] = {"values": values, "tensors": tensors}
+    if change is not None:
+        change(both)
+    writer = gguf.GGUFWriter(
+        path, "llama" if "general.architecture" not in values else str(values["general.architecture"], "utf-8")
+    )
+    for key, value in values.items():
+        _add(writer, key, value)
+    for name, stored in tensors.items():
+        kind = gguf.GGMLQuantizationType[stored.kind]
+        writer.add_tensor_info(name, stored.shape, np.dtype(np.float32), stored.data.nbytes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for stored in tensors.values():
+        writer.write_tensor_data(np.ascontiguousarray(stored.data))
+    writer.close()
+    return path
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if key == "general.architecture" or value is None:
+        return
+    if isinstance(value, bytes | str):
+        writer.add_string(key, value.decode() if isinstance(value, bytes) else value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_array(
+            key, [v.decode() if isinstance(v, bytes) else v for v in (value if isinstance(value, list) else value.tolist())]
+        )
+
+
+# Weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+        ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192}}),
+        ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64, "factor": 3.0}}),
+        ("llama", {"rope_parameters": LINEAR}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {"head_dim": 32}),
+    ],
+)
+def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any], tmp_path: Path):
+    """Catches rows of q and k in llama.cpp's order, lost biases, norms, ties and rotary factors, another epsilon or base."""
+    model = model_of(kind, **config)
+    write(model, TOKENIZER, tmp_path / "m.gguf")
+    source = GGUFSource(tmp_path / "m.gguf")
+    assert {p.device.type for p in source.skeleton.parameters()} == {"meta"}
+    assert torch.allclose(source.skeleton.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq, rtol=1e-6)
+    assert set(source.stored) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert torch.equal(source.stored[name].dequantised(), parameter), name
+    assert torch.allclose(logits_of(source.model()), logits_of(model), atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16", "q8_0", "q4_0", "q4_1"])
+def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path: Path):
+    """Catches rows that are moved apart from their scales, and a type that is taken for another."""
+    model = model_of()
+    write(model, TOKENIZER, tmp_path / "m.gguf", precision=Precision(precision))
+    for name, stored in GGUFSource(tmp_path / "m.gguf").stored.items():
+        exact = model.get_parameter(name).detach().numpy()
+        kind = gguf.GGMLQuantizationType[stored.kind]
+        assert stored.kind == (
+            "F32" if exact.ndim == 1 else "Q8_0" if "q4" in precision and exact.shape[0] == SIZE else precision.upper()
+        )
+        assert stored.data.dtype == np.uint8
+        assert stored.data.shape[0] == (1 if exact.ndim == 1 else exact.shape[0])
+        assert np.array_equal(
+            stored.dequantised().numpy(), gguf.dequantize(gguf.quantize(exact, kind), kind).reshape(exact.shape)
+        )
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q5_0"])
+def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
+    """Catches rows of larger blocks that are counted as smaller ones; the values are random, the shapes those of a model."""
+    write(model_of(hidden_size=256, intermediate_size=512), TOKENIZER, tmp_path / "f.gguf")
+    made = {}
+
+    def change(both: dict[str, Any]) -> None:
+        for i, (name, stored) in enumerate(both["tensors"].items()):
+            if len(stored.shape) == 2:
+                made[name] = both["tensors"][name] = fabricated(kind, *stored.shape, seed=i)
+
+    source = GGUFSource(rewritten(tmp_path / "f.gguf", tmp_path / "m.gguf", change=change))
+    found = source.stored["model.layers.1.mlp.down_proj.weight"]
+    assert found.kind == kind
+    assert torch.equal(found.dequantised(), made["blk.1.ffn_down.weight"].dequantised())
+    q = made["blk.0.attn_q.weight"].dequantised()
+    heads = source.skeleton.config.num_attention_heads
+    put_back = q.reshape(heads, -1, 2, 256).transpose(1, 2).reshape(q.shape)
+    assert torch.equal(source.stored["model.layers.0.self_attn.q_proj.weight"].dequantised(), put_back)
+    assert torch.isfinite(logits_of(source.model())).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fabricated_blocks_are_sane(kind: str):
+    """Catches a test's own weights that overflow or vanish."""
+    values = fabricated(kind, 32, 512, seed=1).dequantised() * 512**0.5
+    assert abs(float(values.mean())) < 0.3
+    assert 0.5 < float(values.std()) < 2
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("gemma3", {}), ("gemma3", {"window": 8}), ("phi3", {})])
+def test_other_families_are_read(kind: str, scale: dict[str, int], tmp_path: Path):
+    """Catches Gemma's norms without the 1 that was added, its second base and window, and Phi's joined rows."""
+    config = (
+        {"head_dim": 16, "sliding_window": scale.get("window", 4096), "query_pre_attn_scalar": 16} if kind == "gemma3" else {}
+    )
+    model = model_of("gemma3_text" if kind == "gemma3" else kind, **config)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", kind)
+    c = model.config
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    if kind == "gemma3":
+        writer.add_sliding_window(c.sliding_window)
+        writer.add_rope_freq_base(c.rope_parameters["full_attention"]["rope_theta"])
+    else:
+        writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy() + (1 if kind == "gemma3" and "norm" in name else 0)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert torch.allclose(logits_of(GGUFSource(tmp_path / "m.gguf").model()), logits_of(model), atol=1e-4)
+
+
+def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
+    """Catches a model of the first part's tensors only, a part of another file, and a later part named as the model."""
+    names = list(Header(sound / "target.gguf").tensors)
+    for i, own in enumerate((names[:7], names[7:])):
+        path = tmp_path / f"m-{i + 1:05}-of-00002.gguf"
+        _part(
+            sound / "target.gguf",
+            path,
+            own,
+            {"split.no": i, "split.count": 2, "split.tensors.count": len(names)},
+            is_first=not i,
+        )
+    first, second = sorted(tmp_path.glob("m-*.gguf"))
+    assert torch.equal(logits_of(GGUFSource(first).model()), logits_of(GGUFSource(sound / "target.gguf").model()))
+    with pytest.raises(RunnerError, match=r"is one of 2 parts.*Name the first"):
+        GGUF(second)
+    shutil.copy(first, tmp_path / "other.gguf")
+    with pytest.raises(RunnerError, match="is one of 2 parts"):
+        opened(tmp_path / "other.gguf")
+    shutil.copy(first, second)
+    with pytest.raises(RunnerError, match="is not part 2 of 2"):
+        opened(first)
+    second.unlink()
+    with pytest.raises(RunnerError, match=r"there is no file .*m-00002-of-00002"):
+        opened(first)
+
+
+def _part(source: Path, path: Path, names: list[str], values: dict[str, int], *, is_first: bool) -> None:
+    def change(both: dict[str, Any]) -> None:
+        for name in [name for name in both["tensors"] if name not in names]:
+            del both["tensors"][name]
+        if not is_first:
+            for key in [key for key in both["values"] if key != "general.architecture"]:
+                del both["values"][key]
+        both["values"].update(values)
+
+    rewritten(source, path, change=change)
+
+
+# Words
+
+
+def ids_of(tokenizer: Any, texts: tuple[str, ...] = PROBES) -> list[list[int]]:
+    return [tokenizer(text).input_ids for text in texts]
+
+
+def without(*keys: str, **others: Any) -> Callable[[dict[str, Any]], None]:
+    """A change that drops keys and sets others (with _ for .)."""
+
+    def change(both: dict[str, Any]) -> None:
+        for key in keys:
+            del both["values"][key]
+        both["values"].update({key.replace("__", "."): value for key, value in others.items()})
+
+    return change
+
+
+def test_the_tokenizer_comes_back_without_its_json(sound: Path, tmp_path: Path):
+    """Catches another way to cut texts, special tokens read as text, and a lost start token or chat template."""
+    path = rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=without("tokenizer.huggingface.json"))
+    tokenizer = GGUF(path).tokenizer()
+    texts = (*PROBES, "<|user|>\nhi</s>", "a  \n\n b", "")
+    if TOKENIZER.backend_tokenizer.normalizer is None:  # that of Qwen composes characters, which this one does not
+        texts = tuple(text for text in texts if "\u0301" not in text)
+    assert ids_of(tokenizer, texts) == ids_of(TOKENIZER, texts)
+    assert [tokenizer.decode(ids) for ids in ids_of(tokenizer)] == [tokenizer.decode(i) for i in ids_of(tokenizer)]
+    assert tokenizer.chat_template == TOKENIZER.chat_template
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (TOKENIZER.bos_token_id, TOKENIZER.eos_token_id)
+
+
+def test_a_tokenizer_beside_the_file_is_taken(sound: Path, tmp_path: Path):
+    """Catches keys of GGUF preferred to the tokenizer itself."""
+    path = rewritten(
+        sound / "target.gguf",
+        tmp_path / "m.gguf",
+        change=without("tokenizer.huggingface.json", tokenizer__ggml__pre="unheard-of"),
+    )
+    with pytest.raises(RunnerError, match=r"cuts texts in a way called 'unheard-of'.*tokenizer.json of its checkpoint beside"):
+        GGUF(path).tokenizer()
+    TOKENIZER.save_pretrained(tmp_path)
+    assert ids_of(GGUF(path).tokenizer()) == ids_of(TOKENIZER)
+
+
+PIECES = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{i:02X}>" for i in range(256)),
+    *"▁abcdehlorstw",
+    "▁h",
+    "el",
+    "lo",
+    "hel",
+    "▁hel",
+    "▁hello",
+]
+PIECES += ["or", "▁w", "▁wor", "he", "ll", "▁he", "<end>"]
+
+
+def spm_file(path: Path, **keys: Any) -> Header:
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 260), 3]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(PIECES)
+    writer.add_token_scores([0.0] * 259 + [-1000.0] * 13 + [-float(i) for i in range(len(PIECES) - 272)])
+    writer.add_token_types(kinds)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for key, value in keys.items():
+        _add(writer, f"tokenizer.ggml.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    return Header(path)
+
+
+def merged(text: str) -> list[int]:
+    """SentencePiece's rule as llama.cpp has it: again and again the pair of the best score, the leftmost of equals."""
+    parts = list("▁" + text.replace(" ", "▁"))
+    scores = {piece: -float(i) for i, piece in enumerate(PIECES[272:])} | dict.fromkeys(PIECES[259:272], -1000.0)
+    while pairs := [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]:
+        at = -max(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return [i for part in parts for i in ([PIECES.index(part)] if part in PIECES else [3 + byte for byte in part.encode()])]
+
+
+def test_scores_become_merges(tmp_path: Path):
+    """Catches merges in another order than that of the scores, lost bytes and a blank too many in front of a decoded text."""
+    tokenizer = tokenizer_of(spm_file(tmp_path / "m.gguf"), num_rows=300)
+    for text in ("hello world", "hel lo", "é\n", "wor ll hell", "  he"):
+        assert tokenizer(text).input_ids == [1, *merged(text)]
+        assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    assert tokenizer("he<end>he").input_ids == [1, *merged("he"), PIECES.index("<end>"), *merged("he")]
+    plain = tokenizer_of(spm_file(tmp_path / "p.gguf", add_space_prefix=False, add_bos_token=False), num_rows=300)
+    assert plain("hel").input_ids == [PIECES.index("hel")]
+
+
+def test_all_ends_are_known(sound: Path, tmp_path: Path):
+    """Catches text that goes on after a turn, because the file names one end only, and an end that is not in the vocabulary."""
+
+    def change(both: dict[str, Any]) -> None:
+        del both["values"]["specdecpp.end_token_ids"]
+        tokens = both["values"]["tokenizer.ggml.tokens"] = list(both["values"]["tokenizer.ggml.tokens"])
+        kinds = both["values"]["tokenizer.ggml.token_type"] = both["values"]["tokenizer.ggml.token_type"].copy()
+        tokens[7], kinds[7] = b"<|im_end|>", 3
+        tokens[100], kinds[100] = b"<|eot_id|>", 1  # a text that only looks so
+        both["values"]["tokenizer.ggml.eot_token_id"] = 9
+
+    assert ends_of(Header(sound / "target.gguf"), num_rows=SIZE) == (1,), "what the model says"
+    header = Header(rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change))
+    assert ends_of(header, num_rows=SIZE) == (2, 7, 9)
+    for named in ("2,99999", "two", "-1", "2,"):
+        path = rewritten(sound / "target.gguf", tmp_path / "n.gguf", change=without(specdecpp__end_token_ids=named))
+        with pytest.raises(RunnerError, match="are no ids of its"):
+            GGUF(path).ends(None)
+
+
+# Runners
+
+
+@pytest.mark.parametrize("runner", ["native", "lean", "eager"])
+def test_every_runner_decodes_the_targets_text(runner: str, sound: Path):
+    """Catches a file that is still left to llama.cpp, and a runner that computes another model than the file holds."""
+    pair = load_pair(sound / "target.gguf", draft=sound / "draft.gguf", runner=runner)
+    assert pair.runners.startswith(runner)
+    prompt = encode(pair, "Ann has 3 bags of 12 apples")
+    out = sd.Decoder(pair, policy=sd.Fixed(k=3)).generate(prompt, max_tokens=12, temperature=0, ignore_eos=True)
+    model, ids = GGUFSource(sound / "target.gguf").model(), list(prompt)
+    with torch.inference_mode():
+        for _ in range(12):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert list(out.tokens) == ids[len(prompt) :]
+
+
+def test_a_file_and_a_checkpoint_are_a_pair(sound: Path, tmp_path: Path):
+    """Catches a checkpoint's head refused beside its own file, and kinds of one model forced on the other."""
+    model = model_of()
+    model.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    pair = load_pair(sound / "target.gguf", draft=tmp_path, runner=("eager", "lean"))
+    assert pair.target_fingerprint == fingerprint(model)
+    assert load_pair(tmp_path, draft=sound / "draft.gguf", runner="eager").runners.startswith("eager")
+
+
+def test_the_values_are_written_out_when_asked_only(sound: Path):
+    """Catches gigabytes of float32 that nobody asked for, where the compiled runner reads the file as it is."""
+    chosen = load_pair(sound / "target.gguf", draft=sound / "draft.gguf").runners
+    assert "lean" not in chosen.partition("(not")[0]
+    assert "eager" not in chosen.partition("(not")[0]
+
+
+def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches a changed weight under an old name, a second digest of the same file, and one of what no weight depends on."""
+    drop = without("specdecpp.fingerprint")
+    path = rewritten(sound / "draft.gguf", tmp_path / "m.gguf", change=drop)
+    first = GGUF(path).fingerprint
+    renamed = rewritten(
+        sound / "draft.gguf", tmp_path / "r.gguf", change=without("specdecpp.fingerprint", general__name="another")
+    )
+    assert GGUF(renamed).fingerprint == first
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "f.gguf").write_bytes(content)
+    assert GGUF(tmp_path / "f.gguf").fingerprint != first
+    if machine.recall("gguf", Header(path).state) is not None:
+        monkeypatch.setattr(files, "_digest", lambda _: pytest.fail("read again"))
+        assert GGUF(path).fingerprint == first
+
+
+# Refusals
+
+
+def _set(**others: Any) -> Callable[[dict[str, Any]], None]:
+    return without(**others)
+
+
+def _tensor(name: str, make: Callable[[Stored], Stored | None]) -> Callable[[dict[str, Any]], None]:
+    def change(both: dict[str, Any]) -> None:
+        stored = make(both["tensors"].pop(name))
+        if stored is not None:
+            both["tensors"][name] = stored
+
+    return change
+
+
+def _nan(stored: Stored) -> Stored:
+    values = stored.data.copy().view("<f4")
+    values[0, 3] = np.nan
+    return Stored("F32", stored.shape, values.view(np.uint8))
+
+
+def _infinite(stored: Stored) -> Stored:
+    data = stored.data.copy()
+    data[5, 34:36] = np.array([np.inf], "<f2").view(np.uint8)
+    return Stored(stored.kind, stored.shape, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "why"),
+    [
+        (_set(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
+        (_set(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
+        (_set(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
+        (_set(llama__attention__value_length=32), MissingExtraError, "keys are 16 wide and its values 32"),
+        (_set(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
+        (_set(llama__block_count=3), RunnerError, "announces 3 layers and has tensors of 2"),
+        (_set(llama__block_count=2**31 + 5), RunnerError, r"block_count = 2147483653, which must lie within 1 and"),
+        (_set(llama__block_count="two"), RunnerError, "block_count that is no whole number"),
+        (_set(llama__attention__head_count_kv=3), RunnerError, "4 heads over 3"),
+        (_set(llama__attention__head_count=8), RunnerError, "has blk.0.attn_q.weight of .64, 64., where its metadata ask for"),
+        (_set(llama__embedding_length=128), RunnerError, "has token_embd.weight of"),
+        (_set(llama__attention__layer_norm_rms_epsilon=float("nan")), RunnerError, "must be finite, above 0"),
+        (_set(llama__rope__freq_base=0.0), RunnerError, "must be finite, above 0"),
+        (without("llama.attention.head_count"), RunnerError, "has no llama.attention.head_count"),
+        (_tensor("blk.1.ffn_up.weight", lambda _: None), RunnerError, "has no blk.1.ffn_up.weight"),
+        (
+            _tensor("output_norm.weight", _nan),
+            RunnerError,
+            "has output_norm.weight with values that are infinite or no numbers",
+        ),
+        (_tensor("blk.1.attn_v.weight", _infinite), RunnerError, "has blk.1.attn_v.weight with values that are infinite"),
+        (
+            lambda both: both["tensors"].update({"blk.0.odd.weight": fabricated("F32", 2, 4, seed=0)}),
+            RunnerError,
+            "has no place for",
+        ),
+        (lambda both: both["tensors"].pop("token_embd.weight"), RunnerError, "has no token_embd.weight"),
+    ],
+)
+def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exception], why: str, sound: Path, tmp_path: Path):
+    """Catches tracebacks of transformers and numpy, models with random rows, and tables as large as a file says."""
+    monkey = rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change)
+    with pytest.raises(error, match=why):
+        load_pair(monkey, draft=sound / "draft.gguf")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_set(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
+        (_set(tokenizer__ggml__eos_token_id=70000), "no such id"),
+        (_set(specdecpp__special_tokens="7"), "no list of texts"),
+        (without("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
+        (without("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
+        (without("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
+        (without("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused(change: Any, why: str, sound: Path, tmp_path: Path):
+    """Catches panics of the tokenizers package, and a tokenizer of other ids than the model has."""
+    with pytest.raises(RunnerError, match=why):
+        GGUF(rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change)).tokenizer()
+
+
+def test_ids_without_a_row_are_refused(sound: Path):
+    """Catches a lookup past the end of the embedding."""
+    with pytest.raises(RunnerError, match="ids up to 4095, and its model scores 100"):
+        tokenizer_of(Header(sound / "target.gguf"), num_rows=100)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda data: b"", "is empty"),
+        (lambda data: b"PK\x03\x04" + data[4:], "is no GGUF file: it begins with"),
+        (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
+        (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "is GGUF version 1"),
+        (lambda data: data[:8] + struct.pack("<Q", 2**62) + data[16:], f"announces {2**62} tensors"),
+        (lambda data: data[:16] + struct.pack("<Q", 2**62) + data[24:], f"announces {2**62} values"),
+        (lambda data: data[:16] + struct.pack("<Q", 60000) + data[24:], "has|announces|ends"),
+        (lambda data: data[:24] + struct.pack("<Q", 2**40) + data[32:], "announces a text of 1099511627776 bytes at byte 24"),
+        (lambda data: data[:100], "announces|ends within its header"),
+        (lambda data: data[:-100], "is too short"),
+        (lambda data: data.replace(b"blk.0.ffn_up", b"blk.1.ffn_up", 1), "two tensors blk.1.ffn_up.weight"),
+        (lambda data: data.replace(b"llama.vocab_size", b"general.fil\xff_xx", 1), "not UTF-8"),
+    ],
+)
+def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, tmp_path: Path):
+    """Catches views past the end of a file, memory for as many values as a file announces, and errors without a file's name."""
+    (tmp_path / "m.gguf").write_bytes(spoil((sound / "target.gguf").read_bytes()))
+    with pytest.raises(RunnerError, match=why) as caught:
+        GGUF(tmp_path / "m.gguf")
+    assert str(tmp_path / "m.gguf") in str(caught.value)
+
+
+def test_what_is_no_file_is_told(tmp_path: Path):
+    """Catches a wait for a pipe, and a traceback for a folder."""
+    with pytest.raises(RunnerError, match="there is no file"):
+        GGUF(tmp_path / "nothing.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(RunnerError, match="there is no file"):
+        GGUF(tmp_path / "folder.gguf")
+    with pytest.raises(PairError, match="device_map"):
+        GGUF(tmp_path / "x.gguf", device_map="auto")
+
+
+def test_offsets_are_checked(sound: Path, tmp_path: Path):
+    """Catches two tensors over the same bytes, and one off its alignment."""
+    data = bytearray((sound / "target.gguf").read_bytes())
+    end = Header(sound / "target.gguf").end
+    at = data.rindex(b"blk.1.attn_k.weight", 0, end) + 19 + 4 + 16 + 4
+    for offset, why in ((0, "within"), (33, "alignment of 32")):
+        struct.pack_into("<Q", data, at, offset)
+        (tmp_path / "m.gguf").write_bytes(data)
+        with pytest.raises(RunnerError, match=why):
+            Header(tmp_path / "m.gguf")
+    struct.pack_into("<I", data, at - 4, 77)
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises((RunnerError, MissingExtraError), match=r"type 77|within|alignment"):
+        GGUF(tmp_path / "m.gguf")
+
+
+# Mutations
+
+
+@pytest.mark.slow
+def test_mutated_files_are_refused_or_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches what nobody thought of: a traceback, a hang, gigabytes. `python tests/fuzz_gguf.py --num 300` tries more."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # one option, so that nothing is timed
+    found = fuzz_files(tmp_path, 60, runner="native")
+    assert not [line for line in told(found) if "bad" in line]
+    assert sum(num for (_, outcome), num in found.items() if outcome == "refused") > 30
+
+
+def test_mutated_heads_are_refused_or_work(tmp_path: Path):
+    """Catches a damaged head that is taken for a head."""
+    found = fuzz_heads(tmp_path, 40)
+    assert not [line for line in told(found) if "bad" in line]
