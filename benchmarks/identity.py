@@ -59,8 +59,8 @@ BLOCK = 10
 class Formats:
     """The files of each format, made when they are first asked for."""
 
-    def __init__(self, file: Path, folder: Path):
-        self._file, self._folder = file, folder
+    def __init__(self, file: Path, folder: Path, runner: Any):
+        self._file, self._folder, self._runner = file, folder, runner
         self._pairs: dict[str, list[sd.Pair]] = {}
 
     def path(self, name: str) -> Path:
@@ -79,7 +79,7 @@ class Formats:
             if not short.exists():
                 cut(target, short, LAYERS)
             near = self.path("q4_0" if name == OWN else OWN)
-            self._pairs[name] = [sd.load_pair(target, draft=draft, runner="native") for draft in (short, near)]
+            self._pairs[name] = [sd.load_pair(target, draft=draft, runner=self._runner) for draft in (short, near)]
         return self._pairs[name]
 
     def _write(self, path: Path, name: str) -> None:
@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of an answer (default: 48)")
     parser.add_argument("--sampled", type=int, default=60, help="answers a rule for the chi-square (default: 60)")
     parser.add_argument("--format", action="append", choices=[OWN, *WRITTEN, *K_QUANTS], help="only this; repeatable")
+    parser.add_argument("--runner", choices=["native", "native-int8"], default="native")
     parser.add_argument("--rotate", type=int, default=2, help="rules a prompt in the formats written anew (default: 2)")
     parser.add_argument("--minutes", type=float, help="stop in time and go on another day")
     parser.add_argument(
@@ -248,7 +249,7 @@ def main() -> None:
     state = opened(args, prompts)
     args.folder.mkdir(parents=True, exist_ok=True)
     began = saved = time.monotonic()
-    for word in work(state, Formats(args.file, args.folder), prompts, args):
+    for word in work(state, Formats(args.file, args.folder, args.runner), prompts, args):
         print(word, flush=True)
         is_over = args.minutes is not None and time.monotonic() - began > 60 * args.minutes
         if is_over or time.monotonic() - saved > 20:
@@ -267,7 +268,7 @@ def opened(args: argparse.Namespace, prompts: list[str]) -> dict[str, Any]:
     settings = {
         "file": hashlib.sha256(args.file.read_bytes()).hexdigest()[:16],
         "prompts": hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:16],
-        **{key: getattr(args, key) for key in ("num", "tokens", "sampled", "rotate")},
+        **{key: getattr(args, key) for key in ("num", "tokens", "sampled", "rotate", "runner")},
     }
     if not args.out.exists():
         about = provenance("python", "benchmarks/identity.py")

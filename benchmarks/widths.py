@@ -35,7 +35,7 @@ def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iter
     """Each kind with each number of threads, holding the context; says why one is missing."""
     model = GGUF(name) if is_gguf(name) else Checkpoint(name, dtype=dtype, device=None, device_map=None)
     for kind in kinds:
-        if reason := model.refusals()[kind]:
+        if reason := model.refusals[kind]:
             print(f"without {kind}: {reason}")
             continue
         for n in threads:
@@ -118,9 +118,7 @@ def _line(row: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="a GGUF file, or a folder with a checkpoint")
-    parser.add_argument(
-        "--runner", action="append", help="native, llama.cpp, lean or eager; repeatable (default: the first two)"
-    )
+    parser.add_argument("--runner", action="append", help="repeatable (default: native, native-int8, llama.cpp)")
     parser.add_argument("--dtype", default="auto", help="of a checkpoint's weights (default: as stored)")
     parser.add_argument("--threads", type=int, action="append", help="repeatable (default: 1 and 2)")
     parser.add_argument("--rows", type=int, action="append", help="repeatable (default: 1, 2, 3, 5, 9, 16)")
@@ -131,7 +129,11 @@ def main() -> None:
     cycles = 2 if args.quick else args.cycles
     about = provenance("python", "benchmarks/widths.py")
     try:
-        made = list(runners(args.model, args.dtype, args.runner or ["native", "llama.cpp"], args.threads or list(THREADS)))
+        made = list(
+            runners(
+                args.model, args.dtype, args.runner or ["native", "native-int8", "llama.cpp"], args.threads or list(THREADS)
+            )
+        )
     except SpecdecError as error:
         raise SystemExit(str(error)) from None
     found = {

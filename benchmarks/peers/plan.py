@@ -70,6 +70,8 @@ def _stages(pair: str) -> tuple[Stage, ...]:
 def settings(pair: str, stage: Stage) -> list[Setting]:
     """Every setting of every engine that has weights of this type."""
     found = [*_llama(), *_openvino(stage), *_ours_compiled("llama.cpp", pair), *_ours_compiled("native", pair)]
+    if stage.dtype in ("int8", "int4", "q4_1"):
+        found += _ours_compiled("native-int8", pair)
     if stage.dtype == "f32" or (pair == SMOLLM2 and stage.dtype == "bf16"):
         found += _transformers()
     if stage.dtype == "f32":
@@ -157,6 +159,7 @@ def workers(names: set[str]) -> dict[str, Worker]:
         "ours eager": (torch, "ours", ("eager",)),
         "ours lean": (torch, "ours", ("lean",)),
         "ours native": (torch, "ours", ("native",)),
+        "ours native-int8": (torch, "ours", ("native-int8",)),
         "ours llama.cpp": (torch, "ours", ("llama.cpp",)),
     }
     return {
