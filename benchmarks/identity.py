@@ -16,6 +16,7 @@ A run does what --minutes leave it time for and goes on where it stopped: the fi
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import time
@@ -89,6 +90,8 @@ class Formats:
     def _quantise(self, path: Path, kind: int) -> None:
         import llama_cpp  # pyright: ignore[reportMissingImports]
 
+        quiet = llama_cpp.llama_log_callback(lambda *_: None)  # it says a line for each tensor
+        llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
         options = llama_cpp.llama_model_quantize_default_params()
         options.ftype = kind
         with machine.whole(path) as part:
@@ -247,6 +250,7 @@ def main() -> None:
     args.format = args.format or [OWN, *WRITTEN, *K_QUANTS]
     prompts = read_prompts(args.prompts, args.num)
     state = opened(args, prompts)
+    args.folder /= state["settings"]["file"]  # what was written of another file stays apart
     args.folder.mkdir(parents=True, exist_ok=True)
     began = saved = time.monotonic()
     for word in work(state, Formats(args.file, args.folder, args.runner), prompts, args):
