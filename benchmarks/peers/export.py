@@ -1,17 +1,23 @@
-"""Checkpoints as OpenVINO models: float32, and with 8-bit weights. Runs in OpenVINO's own environment.
+"""Checkpoints as OpenVINO models: float32, and with packed weights. Runs in OpenVINO's own environment.
 
 python -m peers.export PAIR_FOLDER ...
+
+int8 is nncf's default (a scale and a zero for each row). int4 and q4_1 are as near to GGUF's Q4_0 and Q4_1 as nncf comes:
+groups of 32, a scale each, for q4_1 a zero too; embedding and output layer keep 8 bits, as in the GGUF files.
 """
 
 import sys
 from pathlib import Path
+
+from peers.plan import SMOLLM2
 
 
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         for role in ("target", "draft"):
             _export(folder / role, folder / f"{role}-ov-f32")
-            _compress(folder / f"{role}-ov-f32", folder / f"{role}-ov-int8")
+            for form in ("q4_1",) if folder.name == SMOLLM2 else ("int8", "int4"):
+                _compress(folder / f"{role}-ov-f32", folder / f"{role}-ov-{form}", form)
 
 
 def _export(checkpoint: Path, out: Path) -> None:
@@ -29,7 +35,7 @@ def _export(checkpoint: Path, out: Path) -> None:
     )
 
 
-def _compress(model: Path, out: Path) -> None:
+def _compress(model: Path, out: Path, form: str) -> None:
     if (out / "openvino_model.xml").exists():
         return
     import shutil
@@ -37,8 +43,14 @@ def _compress(model: Path, out: Path) -> None:
     import nncf  # pyright: ignore[reportMissingImports]
     import openvino  # pyright: ignore[reportMissingImports]
 
+    modes = nncf.CompressWeightsMode
+    options = {
+        "int8": {},
+        "int4": {"mode": modes.INT4_SYM, "group_size": 32, "ratio": 1.0},
+        "q4_1": {"mode": modes.INT4_ASYM, "group_size": 32, "ratio": 1.0},
+    }[form]
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("openvino_model.*"), dirs_exist_ok=True)
-    compressed = nncf.compress_weights(openvino.Core().read_model(model / "openvino_model.xml"))
+    compressed = nncf.compress_weights(openvino.Core().read_model(model / "openvino_model.xml"), **options)
     openvino.save_model(compressed, out / "openvino_model.xml")
 
 

@@ -1,4 +1,4 @@
-"""The pairs that are compared, as float32 checkpoints and GGUF files, with their heads, prompts and the target's greedy text.
+"""The pairs of our own, as float32 checkpoints and GGUF files, with their heads, prompts and the target's greedy text.
 
     python -m peers.pairs FOLDER [NAME ...]
 
@@ -83,6 +83,8 @@ def prepare(folder: Path) -> None:
     """Everything of one pair, in a folder that is complete or absent; a head for it, if it has none."""
     if not (folder / "pair.json").exists():
         _write(folder)
+    for role in ("target", "draft"):
+        _write_ggufs(folder, role)
     if not (folder / "head").exists():
         print(f"training a head for {folder}", file=sys.stderr)
         _write_head(folder)
@@ -102,8 +104,7 @@ def _write(folder: Path) -> None:
     for role, model in zip(("target", "draft"), models, strict=True):
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
-        _write_gguf(model, folder, role)
-    prompts = [_ids(tokenizer, prompt) for prompt in PROMPTS]
+    prompts = [as_ids(tokenizer, prompt) for prompt in PROMPTS]
     found = {
         "num_parameters": [sum(p.numel() for p in model.parameters()) for model in models],
         "prompts": prompts,
@@ -151,24 +152,30 @@ def _write_head(folder: Path) -> None:
     shutil.rmtree(work)
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
+def as_ids(tokenizer: Any, text: str) -> list[int]:
+    """A question in the form that the model was trained on."""
     messages = [{"role": "user", "content": f"{text}\nLet's think step by step."}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return tokenizer(rendered, add_special_tokens=False).input_ids
 
 
-def _write_gguf(model: Any, folder: Path, role: str) -> None:
-    """Files of three types, in which no token ends a text: every engine goes on to the last token that it is asked for."""
+def _write_ggufs(folder: Path, role: str) -> None:
+    """The files that are not there yet. In them no token ends a text: every engine goes on to the last that it is asked for."""
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from specdecpp.loading import gguf_writing
 
+    kinds = (getattr(gguf_writing.Precision, name) for name in ("f32", "bf16", "q8_0", "q4_0"))
+    missing = {path: kind for kind in kinds if not (path := folder / f"{role}-{kind}.gguf").exists()}
+    if not missing:
+        return
     whole = (folder / role / "tokenizer.json").read_text(encoding="utf-8").replace('"</s>"', '"[end]"')
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(whole), bos_token="<s>", eos_token="<pad>")
+    model = AutoModelForCausalLM.from_pretrained(folder / role, dtype=torch.float32)
     model.generation_config.eos_token_id = None
-    for precision in (gguf_writing.Precision.f32, gguf_writing.Precision.bf16, gguf_writing.Precision.q8_0):
-        gguf_writing.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
+    for path, precision in missing.items():
+        gguf_writing.write(model, tokenizer, path, precision=precision, name=role)
 
 
 # Random weights that agree

@@ -35,50 +35,52 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much: pairs with the prompts of each cycle, cycles, tokens an answer."""
+    """How much: pairs with the prompts of each cycle, cycles, tokens an answer, and the stages of each pair."""
 
     prompts: dict[str, int]
     cycles: int
     tokens: int
-    stages: tuple[Stage, ...]
+    stages: dict[str, tuple[Stage, ...]]
 
     @classmethod
     def full(cls) -> "Plan":
-        return cls(
-            prompts={"reference": 2, "30m-2m": 1, "120m-2m": 1},
-            cycles=3,
-            tokens=64,
-            stages=(
-                Stage(dtype="f32", threads=1, temperatures=(0.0, 1.0)),
-                Stage(dtype="f32", threads=2, temperatures=(0.0, 1.0)),
-                Stage(dtype="bf16", threads=1, temperatures=(0.0,)),
-                Stage(dtype="int8", threads=1, temperatures=(0.0,)),
-            ),
-        )
+        prompts = {"reference": 2, "30m-2m": 1, "120m-2m": 1, SMOLLM2: 1}
+        return cls(prompts=prompts, cycles=3, tokens=64, stages={name: _stages(name) for name in prompts})
 
     @classmethod
     def quick(cls) -> "Plan":
-        """A smoke run: every engine once, on the reference pair."""
-        stages = (
-            Stage(dtype="f32", threads=1, temperatures=(0.0, 1.0)),
-            Stage(dtype="bf16", threads=1, temperatures=(0.0,)),
-            Stage(dtype="int8", threads=1, temperatures=(0.0,)),
-        )
+        """A smoke run: every engine once with one thread, on the reference pair unless others are named."""
+        full = cls.full()
+        stages = {name: tuple(stage for stage in some if stage.threads == 1) for name, some in full.stages.items()}
         return cls(prompts={"reference": 1}, cycles=1, tokens=24, stages=stages)
+
+
+SMOLLM2 = "smollm2"
+
+
+def _stages(pair: str) -> tuple[Stage, ...]:
+    both = (0.0, 1.0)
+    if pair == SMOLLM2:
+        return tuple(Stage(dtype=dtype, threads=n, temperatures=both) for dtype in ("q4_1", "bf16") for n in (1, 2))
+    whole = tuple(Stage(dtype="f32", threads=n, temperatures=both) for n in (1, 2))
+    packed = tuple(Stage(dtype=dtype, threads=n, temperatures=(0.0,)) for dtype in ("int8", "int4") for n in (1, 2))
+    return (*whole, Stage(dtype="bf16", threads=1, temperatures=(0.0,)), *packed)
 
 
 def settings(pair: str, stage: Stage) -> list[Setting]:
     """Every setting of every engine that has weights of this type."""
-    found = [*_llama(), *_openvino(stage), *_ours_compiled("llama.cpp", pair)]
-    if stage.dtype != "int8":
-        found += _ours_compiled("native", pair)
+    found = [*_llama(), *_openvino(stage), *_ours_compiled("llama.cpp", pair), *_ours_compiled("native", pair)]
+    if stage.dtype in ("int8", "int4", "q4_1"):
+        found += _ours_compiled("native-int8", pair)
+    if stage.dtype == "f32" or (pair == SMOLLM2 and stage.dtype == "bf16"):
+        found += _transformers()
     if stage.dtype == "f32":
-        found += [*_transformers(), *_reference(), *_ours_torch(pair)]
+        found += [*_reference(), *_ours_torch(pair)]
     return [s for s in found if stage.dtype == "f32" or s.name in _FEW]
 
 
 _FEW = ("target alone", "n-max 4", "n-max 8, p-min 0.4", "K = 4", "threshold 0.4", "cost-aware", "cumulative 0.2", "argmax")
-"""What is measured of weights that change the output."""
+"""What is measured of weights that are not float32."""
 
 
 def _transformers() -> Iterator[Setting]:
@@ -122,7 +124,8 @@ def _ours(runner: str, name: str, policy: str) -> Setting:
 
 
 def _adaptive(runner: str, pair: str) -> Iterator[Setting]:
-    yield _ours(runner, "cost-aware", "cost-aware")
+    if pair != SMOLLM2:  # which has no head
+        yield _ours(runner, "cost-aware", "cost-aware")
     yield _ours(runner, "cumulative 0.2", "cumulative:0.2")
     if pair != "reference":  # whose q say nothing
         yield _ours(runner, "EMA", "ema")
@@ -156,6 +159,7 @@ def workers(names: set[str]) -> dict[str, Worker]:
         "ours eager": (torch, "ours", ("eager",)),
         "ours lean": (torch, "ours", ("lean",)),
         "ours native": (torch, "ours", ("native",)),
+        "ours native-int8": (torch, "ours", ("native-int8",)),
         "ours llama.cpp": (torch, "ours", ("llama.cpp",)),
     }
     return {

@@ -16,8 +16,8 @@ from typing import Any
 
 from peers.run import Runs
 
-BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 8.5 / 8}
-"""Of a weight; 8-bit weights come in blocks of 32 with a scale of 16 bits."""
+BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 8.5 / 8, "int4": 4.5 / 8}
+"""Of a weight, where a pair does not say how much is read: packed ones come in blocks of 32 with a scale of 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
         "setting": run.setting.name,
         "pair": run.pair,
         "dtype": run.stage.dtype,
-        "changes_output": run.stage.dtype != "f32",
+        "changes_output": run.stage.dtype not in ("f32", "q4_1"),
         "threads": run.stage.threads,
         "temperature": run.temperature,
     }
@@ -88,7 +88,7 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
     drafts = sum(a["drafted"] for a in answers) / rounds
     speeds = _speeds(run)
     ms = median(_round_ms(cycle, first) for cycle, first in zip(run.cycles, run.first_token_s, strict=True))
-    p, q = (n * _bytes(run) for n in about["num_parameters"])
+    p, q = about.get("num_bytes", {}).get(run.stage.dtype) or [n * _bytes(run) for n in about["num_parameters"]]
     difference = _difference(answers, about["greedy"]) if run.temperature == 0 else None
     return Row(
         **base,

@@ -33,7 +33,7 @@ class Runs:
 def measure(pair: str, folder: Path, plan: Plan, missing: Mapping[str, str], say: Say) -> tuple[list[Runs], dict[str, str]]:
     """All stages of one pair, and the versions of the engines. `missing` are engines that are not there, and why."""
     about = json.loads((folder / "pair.json").read_text())
-    stages = [(stage, settings(pair, stage)) for stage in plan.stages]
+    stages = [(stage, settings(pair, stage)) for stage in plan.stages[pair]]
     pool = workers({setting.worker for _, some in stages for setting in some})
     broken = {s.worker: missing[s.engine] for _, some in stages for s in some if s.engine in missing}
     for name in pool.keys() - broken.keys():  # all at once: they import for seconds

@@ -12,6 +12,9 @@ from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
 
+FORMS = ("int8", "int4", "q4_1")
+"""What `peers.export` packs; bfloat16 is a matter of arithmetic here."""
+
 
 class OpenVINO:
     """One pipeline; token ids in and out."""
@@ -29,7 +32,7 @@ class OpenVINO:
         if load.dtype == "f32":
             exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
             options |= exact
-        form = "int8" if load.dtype == "int8" else "f32"
+        form = load.dtype if load.dtype in FORMS else "f32"
         more: dict[str, Any] = {"ATTENTION_BACKEND": "SDPA"}  # the faster one for the target alone; a draft needs the other
         if self.is_speculative:
             scheduler = genai.SchedulerConfig()

@@ -18,7 +18,7 @@ from typing import Any
 from peers.environments import BINDING
 from peers.protocol import Answer, Load, Request, serve
 
-FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0"}
+FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1"}
 
 
 class Server:
@@ -92,6 +92,7 @@ class LlamaCpp:
                 "seed": request.seed,
                 "cache_prompt": False,
                 "return_tokens": True,
+                "ignore_eos": True,
             }
         )
         clock = found["timings"]

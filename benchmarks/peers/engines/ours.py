@@ -4,11 +4,12 @@ Settings: {"policy": "fixed:4"}, in the words of the command line.
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
 
-FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0"}
+FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1"}
 
 
 class Ours:
@@ -25,19 +26,19 @@ class Ours:
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
-        head = f"{load.folder}/head"
+        head = folder if (folder := Path(load.folder, "head")).exists() else None
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
-        names = [f"{load.folder}/{role}" for role in ("target", "draft")]
+        dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
+        is_file = self.runner == "llama.cpp" or load.dtype not in dtypes
+        target, draft = (
+            f"{load.folder}/{role}{f'-{FILES[load.dtype]}.gguf' if is_file else ''}" for role in ("target", "draft")
+        )
         if self.runner == "llama.cpp":
             import llama_cpp  # pyright: ignore[reportMissingImports]
 
             versions["llama-cpp-python"] = llama_cpp.__version__
-            names = [f"{load.folder}/{role}-{FILES[load.dtype]}.gguf" for role in ("target", "draft")]
-            self.pair = sd.load_pair(names[0], draft=names[1], head=head)
-        else:
-            dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[load.dtype]
-            runner: Any = self.runner
-            self.pair = sd.load_pair(names[0], draft=names[1], head=head, dtype=dtype, runner=runner)
+        runner: Any = self.runner
+        self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
         self.decoders: dict[str, Any] = {}
         return versions
 

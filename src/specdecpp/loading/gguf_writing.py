@@ -261,21 +261,21 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends
     writer.add_token_types(vocabulary.kinds)
     writer.add_token_merges(vocabulary.merges)
     writer.add_string(Keys.Tokenizer.HF_JSON, tokenizer.backend_tokenizer.to_str())
-    add = {
-        tokenizer.bos_token_id: writer.add_bos_token_id,
-        tokenizer.eos_token_id: writer.add_eos_token_id,
-        tokenizer.unk_token_id: writer.add_unk_token_id,
-        tokenizer.pad_token_id: writer.add_pad_token_id,
-    }
-    for token, write_id in add.items():
+    roles = (  # one token may have several
+        (tokenizer.bos_token_id, writer.add_bos_token_id),
+        (tokenizer.eos_token_id, writer.add_eos_token_id),
+        (tokenizer.unk_token_id, writer.add_unk_token_id),
+        (tokenizer.pad_token_id, writer.add_pad_token_id),
+    )
+    for token, write_id in roles:
         if token is not None:
             write_id(token)
     if others := [end for end in ends if end != tokenizer.eos_token_id]:
         writer.add_eot_token_id(others[0])
     if ends:
         writer.add_string(ENDS, ",".join(map(str, ends)))
-    roles = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
-    writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in roles]))
+    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
+    writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in named]))
     ids = tokenizer("a").input_ids
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id)
     writer.add_add_eos_token(tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id)
