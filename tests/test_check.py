@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from specdecpp import cli
+from specdecpp import cli, render
 from specdecpp.bench import advice, check
 from specdecpp.bench.check import Check, Trial
 from specdecpp.bench.machines import Machine
@@ -110,6 +110,29 @@ def test_json_is_one_line_with_everything(folder: Path):
     assert {"sentences", "acceptance", "policy", "speedup", "speedup_interval", "limit", "what_if", "measured", "rows"} <= set(
         said
     )
+
+
+def test_what_is_being_done_is_told_while_it_takes(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Catches minutes of silence on a large pair: every step says that it has begun, and the long ones how far they are."""
+    sets = [encoded(pair, BUILT_IN, num_dev=1, num_test=1)]
+    doing: list[str] = []
+    check.check(pair, sets, Trial(max_tokens=8, num_timed=1), tell=doing.append)
+    assert list(dict.fromkeys(what.partition(":")[0] for what in doing)) == list(check.STEPS)
+    assert f"{check.STEPS[2]}: 4 of 4 answers" in doing
+    assert f"{check.STEPS[4]}: 4 of 4 answers" in doing
+    monkeypatch.setattr(render, "LINE_S", 0.0)
+    with render.stages("checking", 2) as (tick, tell):
+        tell("answers: 0")
+        tell("answers: 8")
+        monkeypatch.setattr(render, "LINE_S", 60.0)
+        tick("answers")
+    with render.stages("checking", 2) as (_, tell):
+        for what in ("labels: 0", "labels: 1", "labels: 2", "the rest: 0"):
+            tell(what)
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["checking: answers: 0", "checking: answers: 8", "checking: labels: 0", "checking: the rest: 0"]
 
 
 def test_prompts_of_a_file_are_used(folder: Path, tmp_path: Path):

@@ -20,12 +20,12 @@ from specdecpp import machine
 from specdecpp.decoder import encode
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading import gguf as files
+from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, Stored
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.gguf_writing import Precision, write
-from specdecpp.loading.models import fingerprint
 from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.loading.tokenizers import PROBES
 from specdecpp.testing import tiny_draft, tiny_model

@@ -18,7 +18,7 @@ from specdecpp.bench.replays import Stage, calibration_of, recorded
 from specdecpp.bench.results import Results, Row
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.loading.pair import load_pair
+from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.testing import save_tiny_pair
@@ -318,9 +318,26 @@ def test_without_costs_those_of_this_machine_are_measured(on_this_machine: tuple
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert (said["costs"]["name"], said["provenance"]["pair"]["target"]["name"]) == ("measured", f"{own.parent.name}/target")
-    other = call(str(own), "--policy", "fixed:2")
+    reference = ["--target", str(REFERENCE / "target"), "--draft", str(REFERENCE / "draft")]
+    other = call(str(own), *reference, "--policy", "fixed:2")
     assert other.exit_code == 1
     assert "are of another target than this pair's" in other.stderr
+
+
+def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
+    """Catches the reference pair that is loaded for whatever labels, so that replay without costs works for its own only; and a
+    pair that has moved since."""
+    own, (_, target, _, draft) = on_this_machine
+    path = own / "collection.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"names": {"target": target, "draft": draft}}))
+    result = call(str(own), "--policy", "fixed:2", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["provenance"]["pair"]["target"]["name"] == f"{own.parent.name}/target"
+    path.write_text(json.dumps(about | {"names": {"target": f"{target}-gone", "draft": draft}}))
+    result = call(str(own), "--policy", "fixed:2")
+    assert result.exit_code == 1
+    assert "Say where it is with --target and --draft, or say the costs" in result.stderr
 
 
 @pytest.mark.parametrize(

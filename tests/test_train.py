@@ -393,6 +393,7 @@ moments, sys.argv = sys.argv[1].split(";"), sys.argv[1:]
 for moment in moments:
     child = os.fork()
     if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         run(moment)
         os._exit(0)
     print(os.waitpid(child, 0)[1], moment, flush=True)
@@ -415,7 +416,7 @@ MOMENTS = (
 
 def test_killed_at_any_moment_from_the_last_epoch_to_the_table_it_ends_alike(tmp_path: Path):
     """Catches a head without its calibration, one that is calibrated twice or refused for ever, lines of epochs that are lost,
-    and half a table: the process is killed (-9) as it saves, calibrates and evaluates, each time where the last one had come to."""
+    and half a table: the process is killed (-9) as it saves, calibrates and evaluates, where the last one had come to."""
     heads = {
         "ahead": {"width": 16, "num_layers": 1, "epochs": 1},
         "head_lagged": {"form": "lagged", "text": "leaf", "num_layers": 1, "scalars": [], "epochs": 1},

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -31,6 +32,8 @@ MEANINGS = {
 }
 WIDTH = 80
 BAR_WIDTH = 20
+LINE_S, REDRAW_S = 5.0, 0.2
+"""How often `stages` tells of a step, as a line and on a terminal."""
 BLOCKS = {"draft": "█", "verify": "▓", "head": "▒", "other": "░"}
 PLAIN_BLOCKS = {"draft": "#", "verify": "=", "head": "+", "other": "."}
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
@@ -120,7 +123,7 @@ def waiting(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 
 @contextmanager
-def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """A bar on stderr with what is done and the time left, where that is a terminal; it moves when the yielded function is told
     what was just done.
 
@@ -137,7 +140,32 @@ def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable
     bars = Progress(*columns, console=err, transient=True, auto_refresh=False, disable=quiet or not err.is_terminal)
     with bars:
         task = bars.add_task(text, total=total, last="")
-        yield lambda name: bars.update(task, advance=1, last=name, refresh=True)
+        yield lambda name, advance=1: bars.update(task, advance=advance, last=name, refresh=True)
+
+
+@contextmanager
+def stages(text: str, total: int, *, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """`progress` for work of a few long steps: (told of a step that is done, told of what is being done meanwhile).
+
+    Without a terminal what is being done is a line on stderr, at most one every `LINE_S`, so that nobody believes it hangs.
+    """
+    err, at, step = console(stderr=True), 0.0, ""
+    every_s = REDRAW_S if err.is_terminal else LINE_S
+    with progress(text, total, quiet=quiet) as tick:
+
+        def tell(doing: str) -> None:
+            nonlocal at, step
+            now, before = perf_counter(), step
+            step = doing.partition(":")[0]
+            if quiet or (step == before and now - at < every_s):
+                return
+            at = now
+            if err.is_terminal:
+                tick(doing, 0)
+            else:
+                err.print(f"  {text}: {doing}", soft_wrap=True)
+
+        yield tick, tell
 
 
 def heading(text: str, note: str = "") -> Text:

@@ -167,7 +167,7 @@ def _about(pair: Pair) -> dict[str, Any]:
         "draft": pair.draft_fingerprint,
         "models": pair.identities,
         "code": code(),
-        "runners": [[type(r).__name__, getattr(r, "num_threads", None)] for r in runners],
+        "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in runners],
         "devices": [str(r.device) for r in runners],
         "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in runners],
         **machine.about(),

@@ -9,6 +9,7 @@ replaying the same answers on another machine: with a cheaper draft, with verifi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 import torch
@@ -121,8 +122,10 @@ def check(
     *,
     recorder: Pair | None = None,
     tick: Tick = lambda step: None,
+    tell: Tick = lambda doing: None,
 ) -> Check:
-    """Measure a pair on all prompts, of both sides, and predict every rule. `tick` is told of each of `STEPS` that is done.
+    """Measure a pair on all prompts, of both sides, and predict every rule. `tick` is told of each of `STEPS` that is done, and
+    `tell`, again and again, which one is being done and how far it is.
 
     `recorder` is the same pair under runners that read whole batches, where those of `pair` do not.
 
@@ -130,9 +133,11 @@ def check(
     """
     prompts = [ids for questions in sets for ids in (*questions.test, *questions.dev)]
     dataset = " and ".join(questions.dataset for questions in sets)
+    tell(f"{STEPS[0]}: rounds of several lengths")
     machine = Machine.here(pair, measure(pair))
     tick(STEPS[0])
-    recording = record(recorder or pair, dataset, prompts, trial, tick=tick)
+    recording = record(recorder or pair, dataset, prompts, trial, tick=tick, tell=tell)
+    tell(f"{STEPS[3]}: settings are chosen")
     stage = Stage(recording, default_field([pair.head] if pair.head else []), seed=trial.seed, repeats=REPEATS)
     rows = stage.rows(machine)
     best, _ = fastest(stage, machine)
@@ -141,7 +146,7 @@ def check(
     if acceptance < GOOD:
         what_if["acceptance"] = chain_speedup(machine.costs, GOOD)
     tick(STEPS[3])
-    alone, own = decoded(pair, prompts[: trial.num_timed], best, machine, trial)
+    alone, own = decoded(pair, prompts[: trial.num_timed], best, machine, trial, tell=tell)
     tick(STEPS[4])
     return Check(
         machine=machine,
@@ -165,7 +170,9 @@ def check_names(*names: str | None) -> None:
         )
 
 
-def record(pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Trial, *, tick: Tick) -> Recording:
+def record(
+    pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Trial, *, tick: Tick, tell: Tick = lambda doing: None
+) -> Recording:
     """Two answers to every prompt: the first choose settings, the others are measured."""
     target, draft = runners_of(pair)
     context = context_of(pair)
@@ -173,6 +180,7 @@ def record(pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Tr
     check_tree_mask(draft, longest=longest if context is None else min(longest, context))
     sampling = Sampling(temperature=trial.temperature)
     twice = [*prompts, *prompts]
+    counted = Counter(most=len(twice) * trial.max_tokens, tell=tell)
     sampled = sample_responses(
         target,
         twice,
@@ -181,6 +189,7 @@ def record(pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Tr
         ends=pair.ends,
         generator=torch.Generator(device=target.device).manual_seed(trial.seed),
         max_length=context,
+        tick=counted,
     )
     tick(STEPS[1])
     how = Labelling(sampling=sampling, ends=pair.ends, draws=1, features=(), branch_length=BRANCH, max_length=context)
@@ -188,10 +197,30 @@ def record(pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Tr
     generator = torch.Generator(device=draft.device).manual_seed(trial.seed + 1)
     terms = Terms(ends=pair.ends, max_tokens=trial.max_tokens, max_length=context)
     heads = {} if pair.head is None else {"head": pair.head}
-    made = traces(label(target, draft, answers, how, generator), terms, heads=heads.values())
+    tell(f"{STEPS[2]}: of {len(answers)} answers")
+    labelled = label(
+        target, draft, answers, how, generator, tick=lambda num: tell(f"{STEPS[2]}: {num} of {len(answers)} answers")
+    )
+    made = traces(labelled, terms, heads=heads.values())
     tick(STEPS[2])
     num = len(prompts)
     return Recording(dev=made[:num], test=made[num:], heads=heads, temperature=trial.temperature)
+
+
+@dataclass
+class Counter:
+    """Tells of tokens as they are sampled."""
+
+    most: int
+    tell: Tick
+    num: int = 0
+
+    def __post_init__(self) -> None:
+        self(0)
+
+    def __call__(self, num_tokens: int) -> None:
+        self.num += num_tokens
+        self.tell(f"{STEPS[1]}: {self.num:,} tokens, of at most {self.most:,}")
 
 
 def fastest(stage: Stage, machine: Machine) -> tuple[Policy, float]:
@@ -221,13 +250,26 @@ def chain_speedup(costs: Costs, acceptance: float) -> float:
 
 
 def decoded(
-    pair: Pair, prompts: Sequence[Sequence[int]], policy: Policy, machine: Machine, trial: Trial
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    policy: Policy,
+    machine: Machine,
+    trial: Trial,
+    *,
+    tell: Tick = lambda doing: None,
 ) -> tuple[Tally, Tally]:
     """(The target alone, the policy) on the clock, in turns."""
     verification = "token" if trial.temperature else "greedy"
     plan = Plan(temperatures=(trial.temperature,), max_tokens=trial.max_tokens, num_cycles=2, seed=trial.seed)
     bench = Bench(pair=pair, rules=(), sets=(), plan=plan, machine=machine)
     pairing = [Contestant(rule=ALONE, policy=p, verification=verification) for p in (TARGET, policy)]
-    runs = bench.interleaved(pairing, prompts, temperature=trial.temperature, num_cycles=plan.num_cycles)
+    tell(f"{STEPS[4]}: in turns with the target alone")
+    numbers = count(1)
+    most = len(pairing) * len(prompts) * plan.num_cycles
+
+    def tick(label: str) -> None:
+        tell(f"{STEPS[4]}: {next(numbers)} of {most} answers")
+
+    runs = bench.interleaved(pairing, prompts, temperature=trial.temperature, num_cycles=plan.num_cycles, tick=tick)
     first, second = (Tally.of([[run.metrics for run in of] for of in runs[c]]) for c in pairing)
     return first, second

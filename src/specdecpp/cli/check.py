@@ -66,8 +66,8 @@ def check(
         is_batched = isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
         recorder = None if is_batched else load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
         recorder = recorder and replace(recorder, head=pair.head)
-        with render.progress("checking", len(checking.STEPS)) as tick:
-            found = checking.check(pair, sets, trial, recorder=recorder, tick=tick)
+        with render.stages("checking", len(checking.STEPS)) as (tick, tell):
+            found = checking.check(pair, sets, trial, recorder=recorder, tick=tick, tell=tell)
         if as_json:
             print_json(advice.to_dict(found))
         else:

@@ -49,7 +49,11 @@ DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64,
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 RunnerOption = Annotated[
     str | None,
-    typer.Option("--runner", metavar="NAME", help="native, llama.cpp, graphs, lean or eager.  [default: the fastest here]"),
+    typer.Option(
+        "--runner",
+        metavar="NAME",
+        help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
+    ),
 ]
 Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
@@ -161,3 +165,13 @@ def told() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         is_usage = isinstance(error, UnsoundError) or not isinstance(error, SpecdecError)
         raise typer.Exit(2 if is_usage else 1) from None
+    except RecursionError:
+        print(
+            "error: a file is nested too deeply to be read. Give one that this program or a person has written.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1) from None
+    except OSError as error:  # of a disk or a folder that nobody thought of
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}. Nothing that was finished is lost.", file=sys.stderr)
+        raise typer.Exit(1) from None

@@ -42,8 +42,8 @@ def replay(
     """Compare every rule on recordings, at any costs.
 
     What would I get on hardware where a draft step takes 0.22 of a target pass? Exact in law for token verification, oracles
-    included. Without --c and --costs: the costs of the pair on this machine, which is the only time that models are
-    loaded.
+    included. Without --c and --costs: the costs on this machine of the pair that the labels name, which is the only time that
+    models are loaded.
     """
     with told():
         from specdecpp import render
@@ -71,10 +71,23 @@ def replay(
 def _here(
     labels: Path, target: str | None, draft: str | None, head: str | None, *, dtype: DType, device: str | None
 ) -> "tuple[Pair, Machine]":
-    """The pair that the labels are of, and its costs on this machine."""
+    """The pair that the labels are of, unless another is named, and its costs on this machine."""
+    from specdecpp import render
     from specdecpp.bench import replays
     from specdecpp.bench.machines import Machine
+    from specdecpp.errors import DataError, PairError
+    from specdecpp.training import shards
 
-    pair = load(target, draft, head, dtype=dtype, device=device)
+    own = shards.about(labels).get("names", {}) if target is None else {}
+    try:
+        pair = load(own.get("target", target), own.get("draft", draft), head, dtype=dtype, device=device)
+    except PairError as error:
+        if not own:
+            raise
+        raise DataError(
+            f"the pair that the labels in {labels} are of cannot be loaded ({error}) Say where it is with --target and "
+            "--draft, or say the costs with --c or --costs."
+        ) from error
     replays.check_pair(labels, pair)
-    return pair, Machine.here(pair)
+    with render.waiting("measuring what steps cost"):
+        return pair, Machine.here(pair)

@@ -21,11 +21,11 @@ class Runners:
     """The runners of a model by their classes, over one copy of its weights in each layout."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[type, int], Any] = {}
+        self._made: dict[tuple[type, int, str], Any] = {}
 
     def get(self, kind: type, of: Any, *, vocab_size: int, num_threads: int, **more: Any) -> Runner:
         """An empty runner of this class over `of.model`, or `more`. `num_threads` is for native. Raises `RunnerError`."""
-        key = kind, vocab_size
+        key = kind, vocab_size, more.get("activations", "")
         if key not in self._made:
             try:
                 self._made[key] = _checked(kind, more.pop("model", None) or of.model, of, vocab_size=vocab_size, **more)
@@ -40,7 +40,7 @@ class Runners:
 def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Runner:
     facts = {"runner": kind.__name__, "model": of.identity, "vocab_size": vocab_size, "code": code(), **machine.about()}
     if kind is NativeRunner:
-        facts["compiled"] = library.origin()
+        facts |= {"compiled": library.origin(), "activations": more.get("activations")}
     is_known = machine.recall("check", facts) is not None
     if not is_known:
         log.info("comparing %s with transformers on %s", kind.__name__, of.name)

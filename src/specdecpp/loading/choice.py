@@ -17,7 +17,7 @@ from specdecpp import machine
 from specdecpp.errors import RunnerError
 from specdecpp.loading.checks import code
 from specdecpp.loading.gguf import is_gguf
-from specdecpp.loading.models import KINDS, Model
+from specdecpp.loading.models import BY_NAME, KINDS, Model
 from specdecpp.runners import Runner
 
 BUDGET_S = 1.8
@@ -27,7 +27,7 @@ COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
 METHOD = 5
 log = logging.getLogger("specdecpp.loading")
-_THREADED = {"native", "llama.cpp"}  # with threads of their own; the others have torch's
+_THREADED = {"native", "native-int8", "llama.cpp"}  # with threads of their own; the others have torch's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +119,10 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
     refused: list[str] = []
     free, copied = machine.free_bytes(), 0
     is_order = kinds is not None and len(kinds) == 1
-    for kind in kinds or KINDS:
-        own = [_kind(model, kind, is_order=is_order) for model in (target, draft)]
-        refusals = (model.refusals[k] for model, k in zip((target, draft), own, strict=True))
-        reasons = [f"{kind}: {reason}" for reason in refusals if reason]
+    for kind in kinds or [kind for kind in KINDS if kind not in BY_NAME]:
+        own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in (target, draft)]
+        refusals = ((k, model.refusals[k]) for model, k in zip((target, draft), own, strict=True))
+        reasons = [f"{k}: {reason}" for k, reason in refusals if reason]
         is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
         written = [m.name for m, k in zip((target, draft), own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
         if written and kinds is None and any(option.kinds[0] == "native" for option in options):
@@ -134,17 +134,19 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
             needs = f"its copy of the weights takes {copy / 1e9:.1f} GB, and {max(0, free - copied) / 1e9:.1f} are free"
             reasons.append(f"{kind}: {needs} (ask for it by name)")
         if reasons:
-            refused.append(reasons[0])
+            refused += [reasons[0]] if reasons[0] not in refused else []
             continue
         copied += copy
         options |= {Option(kinds=(own[0], own[1]), threads=threads): None for threads in _threads(own)}
     return list(options), refused
 
 
-def _kind(model: Model, kind: str, *, is_order: bool) -> str:
+def _kind(model: Model, kind: str, *, is_order: bool, is_draft: bool) -> str:
     """The kind of runner that a model gets where the pair gets `kind`."""
     if is_gguf(model.name) and not is_order and model.refusals[kind]:
         return "llama.cpp"
+    if kind == "native-int8" and is_draft and model.refusals[kind]:
+        return "native"  # a draft may be as exact as it likes
     return "eager" if kind == "lean" and not is_order and model.refusals["lean"] else kind
 
 

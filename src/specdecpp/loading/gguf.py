@@ -1,6 +1,6 @@
 """A GGUF file as one model of a pair: what it says of itself, and the runners it can have.
 
-    GGUF -> .runner(kind): native (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
+    GGUF -> .runner(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
 Files of the architectures in `gguf_config.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
 llama-cpp-python is installed.
@@ -26,6 +26,7 @@ from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
+from specdecpp.runners.native.weights import DTYPES
 
 
 class GGUF:
@@ -107,7 +108,7 @@ class GGUF:
 
     def copied_bytes(self, kind: str) -> int:
         """Of the machine's memory, that a runner of this kind takes for weights."""
-        if kind == "native":
+        if kind in ("native", "native-int8"):
             return self.num_bytes
         if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
             return 0
@@ -120,12 +121,17 @@ class GGUF:
         if self._device.type != "cpu":
             llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
         if self._source is None:
-            return dict.fromkeys(("graphs", "native", "lean", "eager"), self._unsupported) | {"llama.cpp": llama_cpp}
+            return dict.fromkeys(("graphs", "native", "native-int8", "lean", "eager"), self._unsupported) | {
+                "llama.cpp": llama_cpp
+            }
         skeleton, is_cuda = self._source.skeleton, self._device.type == "cuda"
         native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
+        native = native or NativeRunner.refusal(skeleton, is_stored=True)
+        is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
         return {
             "graphs": LeanRunner.refusal(skeleton) if is_cuda else "its weights are not on a GPU",
-            "native": native or NativeRunner.refusal(skeleton, is_stored=True),
+            "native": native,
+            "native-int8": native or (None if is_quantised else "its weights are not quantised"),
             "llama.cpp": llama_cpp,
             "lean": LeanRunner.refusal(skeleton),
             "eager": None,
@@ -136,8 +142,10 @@ class GGUF:
         if kind == "llama.cpp":
             return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
         stored: dict[str, Any] = {}
-        if kind == "native" and self._source is not None:
+        if kind in ("native", "native-int8") and self._source is not None:
             stored = {"model": self._source.skeleton, "stored": self._source.stored}
+            stored |= {"activations": "int8"} if kind == "native-int8" else {}
+            kind = "native"
         made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
         return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, **stored)
 

@@ -26,8 +26,10 @@ from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
 
-Kind = Literal["graphs", "native", "llama.cpp", "lean", "eager"]
+Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+BY_NAME = ("native-int8",)
+"""Kinds that nobody gets unasked: they change the model that is decoded (`NativeRunner`, activations)."""
 log = logging.getLogger("specdecpp.loading")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -104,6 +106,7 @@ class Checkpoint:
         return {
             "graphs": GraphRunner.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
             "native": NativeRunner.refusal(self.model),
+            "native-int8": "its weights are not quantised (name a GGUF file)",
             "llama.cpp": llama_cpp,
             "lean": lean,
             "eager": None,

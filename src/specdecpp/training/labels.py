@@ -10,7 +10,7 @@ and 7, policies.md 9):
     branches[i]    what follows a rejected candidate
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,13 +110,23 @@ class Labelling:
 
 @torch.inference_mode()
 def label(
-    target: EagerRunner, draft: EagerRunner, answers: Sequence[Answer], how: Labelling, generator: torch.Generator
+    target: EagerRunner,
+    draft: EagerRunner,
+    answers: Sequence[Answer],
+    how: Labelling,
+    generator: torch.Generator,
+    *,
+    tick: Callable[[int], None] = lambda num_answers: None,
 ) -> list[Record]:
-    """Records in the order of the answers, made in batches of similar length. The generator lives where the draft does."""
+    """Records in the order of the answers, made in batches of similar length. The generator lives where the draft does.
+
+    `tick` is told how many answers are labelled, after every batch.
+    """
     records: dict[int, Record] = {}
     for chosen in batches([a.num_tokens for a in answers], vocab_size=target.vocab_size):
         made = _label_batch(target, draft, [answers[i] for i in chosen], how, generator)
         records |= dict(zip(chosen, made, strict=True))
+        tick(len(records))
     return [records[i] for i in range(len(answers))]
 
 

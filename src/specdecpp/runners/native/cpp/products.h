@@ -60,7 +60,11 @@ static void product(const Matrix& m, const Inputs& x, int n, int begin, int end,
   if (n <= 2)
     in_blocks<2>(n, [&](int row, auto size) {
       constexpr int N = decltype(size)::num, P = panels_at_once<N>();
-      for (; P > 1 && panel + P <= end; panel += P) panels_of<N, P>(m, x, put, panel, row);
+      for (; panel + P <= end; panel += P) panels_of<N, P>(m, x, put, panel, row);
+      if (P > 2 && end - panel == 3) panels_of<N, P < 3 ? P : 3>(m, x, put, panel, row);
+      if (P > 1 && end - panel == 2) panels_of<N, P < 2 ? P : 2>(m, x, put, panel, row);
+      if (end - panel == 1) panels_of<N, 1>(m, x, put, panel, row);
+      panel = end;
     });
   for (; panel < end; ++panel)
     in_blocks<ROWS>(n, [&](int row, auto size) { panels_of<decltype(size)::num, 1>(m, x, put, panel, row); });
