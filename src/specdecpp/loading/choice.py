@@ -100,7 +100,7 @@ def _reason(best: Option, seconds: dict[Option, float], failed: dict[str, str], 
     reason = f"{best.name}: {1e3 * seconds[best]:.1f} ms a round of {CANDIDATES} candidates here{told and '; '}{told}"
     if failed:
         reason += f". {_listed('Failed', failed)}"
-    return f"{reason}. Not tried: {'; '.join(refused)}." if refused else reason
+    return f"{reason}. {_listed('Not tried', dict(told.split(': ', 1) for told in refused))}." if refused else reason
 
 
 def _listed(what: str, failed: dict[str, str]) -> str:
