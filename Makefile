@@ -49,7 +49,7 @@ engine-%: .engines/%/.stamp
 engines-table: $(STAMP)  ## docs/engines.md: runs the tests that it names, and writes what works where
 	$(PY) tests/engines/table.py
 
-bench-peers: $(STAMP)  ## ours beside other engines, half an hour (the first time an hour more); ARGS=--quick tries it out
+bench-peers: $(STAMP)  ## ours beside other engines, an hour (the first time another one); ARGS=--quick tries it out
 	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers $(ARGS)
 
 lint: $(STAMP)  ## ruff, pyright, and the documentation built strictly into build/docs

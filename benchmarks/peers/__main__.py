@@ -39,12 +39,13 @@ def main() -> None:
     parser.add_argument("--dtype", action="append", help="only weights of this type: f32, bf16, int8, int4, q4_1; repeatable")
     parser.add_argument("--cycles", type=int)
     parser.add_argument("--tokens", type=int)
+    parser.add_argument("--no-heads", action="store_true", help="train none (an hour); rows that need one say so")
     parser.add_argument("--prepare", action="store_true", help="make environments and models, measure nothing")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     plan = _plan(args)
     try:
-        missing = prepare(tuple(plan.prompts), args.smollm2)
+        missing = prepare(tuple(plan.prompts), smollm2=args.smollm2, has_heads=not args.no_heads)
     except env.CannotMakeError as error:
         sys.exit(str(error))
     if args.prepare:
@@ -83,7 +84,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def prepare(names: Sequence[str], smollm2: Path | None = None) -> dict[str, str]:
+def prepare(names: Sequence[str], *, smollm2: Path | None = None, has_heads: bool = True) -> dict[str, str]:
     """Make what is not there; what could not be made, and why. Ours and our own pairs must be.
 
     Raises `CannotMakeError`, also where SmolLM2 is the only pair and cannot be had.
@@ -91,7 +92,7 @@ def prepare(names: Sequence[str], smollm2: Path | None = None) -> dict[str, str]
     missing: dict[str, str] = {}
     env.make_torch()
     if own := [name for name in names if name != SMOLLM2]:
-        env.make_pairs(own)
+        env.make_pairs(own, has_heads=has_heads)
     steps: dict[str, tuple[Callable[[], None], ...]] = {
         "llama.cpp": (env.make_llama,),
         "openvino": (env.make_openvino, lambda: env.export_pairs([name for name in names if name not in missing])),

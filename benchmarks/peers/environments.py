@@ -89,9 +89,10 @@ def make_openvino() -> None:
     _done(OPENVINO)
 
 
-def make_pairs(names: Sequence[str]) -> None:
-    """Write the pairs that are not there yet. Raises `CannotMakeError`."""
-    _run("write the pairs", [python(TORCH), "-m", "peers.pairs", MODELS, *names])
+def make_pairs(names: Sequence[str], *, has_heads: bool) -> None:
+    """Write the pairs that are not there yet, and train their heads. Raises `CannotMakeError`."""
+    options = () if has_heads else ("--no-heads",)
+    _run("write the pairs", [python(TORCH), "-m", "peers.pairs", *options, MODELS, *names])
 
 
 def make_smollm2(name: str, file: Path | None) -> None:

@@ -1,6 +1,6 @@
 """The pairs of our own, as float32 checkpoints and GGUF files, with their heads, prompts and the target's greedy text.
 
-    python -m peers.pairs FOLDER [NAME ...]
+    python -m peers.pairs [--no-heads] FOLDER [NAME ...]
 
 `reference` is the pair that ships. The others have random weights, which cost what trained ones cost, and agree as a trained
 pair does: the target holds the draft's layers within its own, and what the rest of it adds is scaled down until the target
@@ -74,18 +74,20 @@ NAMES = ("reference", *TARGETS)
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder, *names = sys.argv[1:]
+    arguments = sys.argv[1:]
+    has_heads = arguments[0] != "--no-heads"
+    folder, *names = arguments if has_heads else arguments[1:]
     for name in names or NAMES:
-        prepare(Path(folder) / name)
+        prepare(Path(folder) / name, has_head=has_heads)
 
 
-def prepare(folder: Path) -> None:
-    """Everything of one pair, in a folder that is complete or absent; a head for it, if it has none."""
+def prepare(folder: Path, *, has_head: bool = True) -> None:
+    """Everything of one pair, in a folder that is complete or absent; a head for it, if it is to have one and has none."""
     if not (folder / "pair.json").exists():
         _write(folder)
     for role in ("target", "draft"):
         _write_ggufs(folder, role)
-    if not (folder / "head").exists():
+    if has_head and not (folder / "head").exists():
         print(f"training a head for {folder}", file=sys.stderr)
         _write_head(folder)
 

@@ -25,9 +25,12 @@ def markdown(rows: Sequence[Row], provenance: Mapping[str, Any]) -> str:
         f"{', '.join(f'{name} {version}' for name, version in sorted(provenance['versions'].items()))}.\n",
         f"Tokens/s are of whole answers, reading the prompt included; medians over {provenance['plan']['cycles']} interleaved "
         "cycles. ms/round are without the first token. Ratio to ours: tokens/s over those of our fastest setting in the same "
-        "cycle. x floor: a round over the time memory takes to give the weights it reads. bf16 and int8 change what the model "
-        "says. The reference pair's weights are numbers that bfloat16 has too: in its f32 rows native keeps them as such and "
-        "sums in float32, with the same bits as from 32-bit weights.\n",
+        "cycle. x floor: a round over the time memory takes to give the weights it reads. bf16, int8 and int4 change what the "
+        "model says; so do engines, and native-int8, that round activations. The reference pair's weights are numbers that "
+        "bfloat16 has too: in its f32 rows native keeps them as such and sums in float32, with the same bits as from 32-bit "
+        "weights. smollm2 is SmolLM2-135M-Instruct as its Q4_1 file has it, and those values rounded to bfloat16; its draft is "
+        "its own first four layers, which agree seldom: what is measured there is what drafting costs. OpenVINO packs weights "
+        "itself, int4 and q4_1 in groups of 32 as the files do.\n",
         "## In short\n",
         *_summary(rows),
         "",
@@ -100,8 +103,19 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
                 untuned = f", CostAware {rule.ratio_to_ours / row.ratio_to_ours:.2f}" if rule and rule.ratio_to_ours else ""
                 told.append(f"{engine} {1 / row.ratio_to_ours:.2f}{untuned} ({row.setting})")
         told += [f"eager over transformers at K = {k}: {ratio:.2f}" for k in (4, 8) if (ratio := _eager(some, f"K = {k}"))]
+        told += _alone(some)
         head = f"- {_title(pair, dtype, threads, temperature)}: ours {ours.tokens_per_second:,.0f} tokens/s ({ours.runner}, "
         yield f"{head}{ours.setting}) over {'; '.join(told)}"
+
+
+def _alone(rows: Sequence[Row]) -> Iterator[str]:
+    """Our compiled runners over other engines, the target alone."""
+    alone = {(r.engine, r.runner): r.ratio_to_ours for r in rows if r.setting == "target alone" and r.ratio_to_ours}
+    for (engine, runner), ratio in alone.items():
+        theirs = {name: other for (name, _), other in alone.items() if name != "ours"}
+        if engine == "ours" and runner in ("native", "native-int8") and theirs:
+            found = ", ".join(f"{name} {ratio / other:.2f}" for name, other in theirs.items())
+            yield f"target alone, {runner} over {found}"
 
 
 def _eager(rows: Sequence[Row], setting: str) -> float | None:

@@ -5,8 +5,9 @@ ratio_to_ours    tokens per second over those of our best setting on the same we
 ratio_to_floor   the time of a round over the time in which memory gives the weights it reads: the target's once, the
                  draft's once per candidate; what fits a cache can be below 1
 overhead         for ours: the share of the rounds' time outside forward passes (draws, head, acceptance test, text, Python)
-outputs_equal    for greedy float32: whether all tokens are those of the target's own greedy decoding by transformers;
-                 otherwise the first difference and how far the two best logits lie apart there
+outputs_equal    for greedy text: whether all tokens are those of the target's own greedy decoding by transformers in float32
+                 (smollm2: of the values in the file, or of those in bfloat16; other pairs: of the values before they were
+                 rounded or packed); otherwise the first difference and how far the two best logits lie apart there
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
     speeds = _speeds(run)
     ms = median(_round_ms(cycle, first) for cycle, first in zip(run.cycles, run.first_token_s, strict=True))
     p, q = about.get("num_bytes", {}).get(run.stage.dtype) or [n * _bytes(run) for n in about["num_parameters"]]
-    difference = _difference(answers, about["greedy"]) if run.temperature == 0 else None
+    difference = _difference(answers, about.get(f"greedy_{run.stage.dtype}", about["greedy"])) if run.temperature == 0 else None
     return Row(
         **base,
         tokens_per_second=_rounded(median(speeds)),

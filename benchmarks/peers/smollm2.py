@@ -67,12 +67,14 @@ def prepare(folder: Path, file: Path) -> None:
         precision = gguf_writing.Precision.bf16
         gguf_writing.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
     models = [GGUFSource(path).model() for path in (target, draft)]
+    rounded = GGUFSource(target).model(torch.bfloat16).float()
     prompts = [as_ids(tokenizer, prompt) for prompt in PROMPTS]
     found = {
         "num_parameters": [sum(p.numel() for p in model.parameters()) for model in models],
         "num_bytes": {"q4_1": [_read_bytes(path) for path in (target, draft)]},
         "prompts": prompts,
         "greedy": [greedy(models[0], ids) for ids in prompts],
+        "greedy_bf16": [greedy(rounded, ids) for ids in prompts],
         "acceptance": [round(acceptance(models[0], models[1], prompts, temperature), 3) for temperature in (0.0, 1.0)],
     }
     (folder / "pair.json").write_text(json.dumps(found) + "\n")
