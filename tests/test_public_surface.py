@@ -22,7 +22,7 @@ MODULES = {
 # design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
 OFFLINE = ("training", "theory", "bench", "serving", "integrations", "cli")
 # Those of pyproject.toml's dependencies, by the names they are imported by; extras are everything else.
-BASE = {"torch", "transformers", "safetensors", "numpy", "pyarrow", "typer", "rich", "yaml", "jaxtyping"}
+BASE = {"torch", "transformers", "safetensors", "numpy", "pyarrow", "typer", "rich", "yaml", "jaxtyping", "gguf"}
 # Nor is the package's own face, which names a door into another engine and opens it when it is asked for.
 ONLINE = [m for m in MODULES if m != "specdecpp" and m.split(".")[1] not in (*OFFLINE, "testing", "__main__")]
 
