@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-location
 STAMP := $(VENV)/.stamp
 OWN := $(VENV)/.made-by-make
-CODE := src tests recipes benchmarks examples docs/site docs/figures
+CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
 EXACT := verification law session sampling runners lean graphs native compiled_round device_drafting real_models reference_pair
 ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 

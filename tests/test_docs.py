@@ -30,9 +30,10 @@ from served import served
 from typer.testing import CliRunner
 
 import specdecpp
-from specdecpp import Metrics, cli, pair, timing
+from specdecpp import Metrics, cli, timing
 from specdecpp.bench import check
 from specdecpp.bench.results import Row
+from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs
 from specdecpp.request import policy_names

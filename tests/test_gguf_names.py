@@ -1,5 +1,6 @@
 """GGUF files by name, where llama.cpp is not installed, or is and cannot be loaded."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import is_gguf
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import GGUFRunner
 from specdecpp.testing import save_tiny_pair
 
@@ -62,9 +65,11 @@ def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(fault: str, tmp_path:
     assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")
 
 
-def test_a_check_of_gguf_files_says_what_else_to_do():
-    """Catches a refusal that comes after minutes of measuring, and speaks of collection."""
-    result = CliRunner().invoke(cli.app, ["check", "p.gguf", "--draft", "q.gguf"])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: p.gguf is a GGUF file")
-    assert "specdecpp bench --target T.gguf" in result.stderr
+def test_a_check_takes_gguf_files(tmp_path: Path):
+    """Catches a refusal of what `load_pair` runs: answers are sampled by the file's values, and timed as the file is run."""
+    for role in ("target", "draft"):
+        gguf_writing.convert(REFERENCE / "draft", tmp_path / f"{role}.gguf", precision=gguf_writing.Precision.q8_0)
+    names = [str(tmp_path / "target.gguf"), "--draft", str(tmp_path / "draft.gguf")]
+    result = CliRunner().invoke(cli.app, ["check", *names, "--prompts", "2", "--max-tokens", "8", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["acceptance"] > 0.99

@@ -5,8 +5,9 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    machine._temporary.cache_clear()
+    yield tmp_path / "cache"
+    machine._temporary.cache_clear()
 
 
 def _a_file(base: Path) -> None:
@@ -200,13 +204,9 @@ def test_without_any_folder_nothing_is_kept(base: Path, monkeypatch: pytest.Monk
 
     _a_file(base)
     monkeypatch.setattr(machine.tempfile, "mkdtemp", full)
-    machine._temporary.cache_clear()
-    try:
-        machine.remember("costs", {"a": 1}, {"x": 2})
-        assert machine.recall("costs", {"a": 1}) is None
-        assert not machine.folder().exists()
-    finally:
-        machine._temporary.cache_clear()
+    machine.remember("costs", {"a": 1}, {"x": 2})
+    assert machine.recall("costs", {"a": 1}) is None
+    assert not machine.folder().exists()
 
 
 BECOME = """

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +34,13 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own; the process finds the code anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    library._found.cache_clear()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed leaves its folders there
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for found_before in (library._found, machine._temporary):
+        found_before.cache_clear()
     yield tmp_path / "cache" / "specdecpp"
-    library._found.cache_clear()
+    for found_here in (library._found, machine._temporary):
+        found_here.cache_clear()
 
 
 @pytest.fixture

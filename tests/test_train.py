@@ -414,6 +414,7 @@ MOMENTS = (
 )
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_from_the_last_epoch_to_the_table_it_ends_alike(tmp_path: Path):
     """Catches a head without its calibration, one that is calibrated twice or refused for ever, lines of epochs that are lost,
     and half a table: the process is killed (-9) as it saves, calibrates and evaluates, where the last one had come to."""

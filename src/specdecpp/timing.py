@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specdecpp import machine
+from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, SpecDecPP
 from specdecpp.runners import Draws, Runner
@@ -27,7 +28,7 @@ CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 4
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where two turns of all the others would not be over in time."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 10
+METHOD = 11
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -164,6 +165,8 @@ def _about(pair: Pair) -> dict[str, Any]:
         "head": card and [card.form, card.hidden_size, card.width, card.num_layers, card.scalars],
         "target": pair.target_fingerprint,
         "draft": pair.draft_fingerprint,
+        "models": pair.identities,
+        "code": code(),
         "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in runners],
         "devices": [str(r.device) for r in runners],
         "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in runners],

@@ -21,11 +21,10 @@ from specdecpp.bench.replays import Recording, Stage
 from specdecpp.bench.results import Interval, Row
 from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.bench.run import ALONE, Bench, Contestant, Plan
-from specdecpp.errors import RunnerError
-from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.costs import chain_tokens
+from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
 from specdecpp.timing import measure
 from specdecpp.training.jobs import context_of, runners_of
@@ -160,14 +159,9 @@ def check(
     )
 
 
-def check_names(*names: str | None) -> None:
-    """Raise `RunnerError` for GGUF files, before they are loaded: answers are sampled and labelled in batches."""
-    if files := [name for name in names if name is not None and is_gguf(name)]:
-        raise RunnerError(
-            f"{files[0]} is a GGUF file, and a check reads whole batches, which llama.cpp does not do here. Name the "
-            "checkpoints (with --runner llama.cpp they are timed as GGUF), or time the files themselves: specdecpp bench "
-            "--target T.gguf --draft D.gguf"
-        )
+def is_batched(pair: Pair) -> bool:
+    """Whether both models read whole batches, in which answers are sampled and labelled."""
+    return isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
 
 
 def record(

@@ -55,17 +55,22 @@ def check(
         from specdecpp import render
         from specdecpp.bench import advice, questions
         from specdecpp.bench import check as checking
-        from specdecpp.runners import EagerRunner
+        from specdecpp.errors import RunnerError
 
         trial = checking.Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
         check_names(target, draft, head)
-        checking.check_names(target, draft)
         texts = questions.read(data or (), prompt or ())
         pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]
-        is_batched = isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
-        recorder = None if is_batched else load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
-        recorder = recorder and replace(recorder, head=pair.head)
+        recorder = pair
+        if not checking.is_batched(pair):
+            recorder = load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
+        if not checking.is_batched(recorder):
+            raise RunnerError(
+                f"a check reads whole batches, which llama.cpp does not do here ({recorder.runners}). Name checkpoints, or "
+                "time the files themselves: specdecpp bench --target T.gguf --draft D.gguf"
+            )
+        recorder = replace(recorder, head=pair.head)
         with render.stages("checking", len(checking.STEPS)) as (tick, tell):
             found = checking.check(pair, sets, trial, recorder=recorder, tick=tick, tell=tell)
         if as_json:

@@ -25,7 +25,9 @@ BUDGET_S = 1.8
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 5
+METHOD = 6
+FAR = 4.0
+"""How much slower than the fastest an option may be in its first turn and have more of them: the rest cannot catch up."""
 log = logging.getLogger("specdecpp.loading")
 _THREADED = {"native", "native-int8", "llama.cpp"}  # with threads of their own; the others have torch's
 
@@ -100,7 +102,7 @@ def _reason(best: Option, seconds: dict[Option, float], failed: dict[str, str], 
     reason = f"{best.name}: {1e3 * seconds[best]:.1f} ms a round of {CANDIDATES} candidates here{told and '; '}{told}"
     if failed:
         reason += f". {_listed('Failed', failed)}"
-    return f"{reason}. Not tried: {'; '.join(refused)}." if refused else reason
+    return f"{reason}. {_listed('Not tried', dict(told.split(': ', 1) for told in refused))}." if refused else reason
 
 
 def _listed(what: str, failed: dict[str, str]) -> str:
@@ -186,8 +188,8 @@ def _measured(
 ) -> tuple[dict[Option, list[float]], dict[str, str]]:
     """Seconds of rounds of each option, and why others fail.
 
-    The options take turns of several rounds, of which the first finds the caches as another option left them. One whose runner
-    cannot be made is left out.
+    The options take turns of several rounds, of which the first finds the caches as another option left them: a short turn
+    each, and those that are not far behind then take more. One whose runner cannot be made is left out.
     """
     trials: dict[Option, _Trial] = {}
     failed: dict[str, str] = {}
@@ -199,14 +201,15 @@ def _measured(
             failed[option.name] = str(error)
     if not trials:
         raise RunnerError(_listed("no runner works", failed))
+    times = {option: trial.turn(2) for option, trial in trials.items()}
+    least = min(map(min, times.values()))
+    near = [option for option, found in times.items() if min(found) < FAR * least]
+    if 2 * TURN * sum(sum(times[option]) for option in near) > BUDGET_S:
+        return times, failed
     started = perf_counter()
-    single = {option: trial.turn(2) for option, trial in trials.items()}
-    if 2 * TURN * sum(map(sum, single.values())) > BUDGET_S:
-        return single, failed
-    times: dict[Option, list[float]] = {option: [] for option in trials}
     for cycle in range(1, 1 + CYCLES):
-        for option, trial in trials.items():
-            times[option] += trial.turn(TURN)
+        for option in near:
+            times[option] = (times[option] if cycle > 1 else []) + trials[option].turn(TURN)
         if cycle > 1 and (1 + 1 / cycle) * (perf_counter() - started) > BUDGET_S:
             break  # another cycle would end too late
     return times, failed

@@ -42,6 +42,8 @@ class Pair:
     draft_fingerprint: str | None = None
     runners: str = "as they were given"
     """How forward passes are run, and why so."""
+    identities: tuple[dict[str, Any], ...] = ()
+    """What tells the two apart for whoever measures them: a quantised file may have the fingerprint of its checkpoint."""
 
     def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:
@@ -108,8 +110,10 @@ def load_pair(
     where = {"dtype": dtype, "device": device, "device_map": device_map}
     p = GGUF(target, **where) if is_gguf(target) else Checkpoint(target, **where)
     q = p if str(draft) == str(target) else GGUF(draft, **where) if is_gguf(draft) else Checkpoint(draft, **where)
-    tokenizer = tokenizer or _common_tokenizer(p, q)
-    check_spells(tokenizer, p.name)
+    if tokenizer is None:
+        tokenizer = _common_tokenizer(p, q)
+    else:
+        check_spells(tokenizer, "tokenizer=")
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
     chosen = choose(p, q, vocab_size=vocab_size, kinds=[runner] if isinstance(runner, str) else runner)
     return Pair(
@@ -123,6 +127,7 @@ def load_pair(
         target_fingerprint=p.fingerprint,
         draft_fingerprint=q.fingerprint,
         runners=chosen.reason,
+        identities=(p.identity, q.identity),
     )
 
 
@@ -130,11 +135,11 @@ def _common_tokenizer(target: Model, draft: Model) -> Any:
     """The target's, loaded once where the files are the same. Raises `PairError` unless it is the draft's too."""
     log.info("reading the tokenizer of %s", target.name)
     tokenizer = target.tokenizer()
+    check_spells(tokenizer, target.name)
     are_folders = not (is_gguf(target.name) or is_gguf(draft.name))
     if draft is not target and not (are_folders and have_same_files(target.name, draft.name)):
         other = draft.tokenizer()
-        for own, model in ((tokenizer, target), (other, draft)):
-            check_spells(own, model.name)
+        check_spells(other, draft.name)
         check_same_tokenizer(tokenizer, other)
     return tokenizer
 

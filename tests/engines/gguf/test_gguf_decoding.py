@@ -253,7 +253,7 @@ def call(*arguments: object) -> Result:
 def test_the_verbs_take_files(tmp_path: Path) -> None:
     """Catches a verb that knows checkpoints only: convert, generate with the head, calibrate."""
     assert call("convert", "--out", tmp_path).exit_code == 0
-    names = ["--target", tmp_path / "target.gguf", "--draft", tmp_path / "draft.gguf"]
+    names = ["--target", tmp_path / "target.gguf", "--draft", tmp_path / "draft.gguf", "--runner", "llama.cpp"]
     result = call("generate", "Why?", *names, "--head", HEAD, "--max-tokens", 12, "--temperature", 0, "--json")
     assert result.exit_code == 0, result.stderr
     assert (

@@ -110,17 +110,26 @@ static void put_group(const Matrix& m, uint8_t* panel, int o, int g, const Group
     std::memcpy(group + 2 * o, &from.scale, 2);
     if (m.has_offset) std::memcpy(group + 2 * (PANEL + o), &from.offset, 2);
   }
-  for (int i = 0; i < m.group; ++i)
-    codes[i / 8 * m.octet() + code_byte(m.form, i % 8, o)] |= uint8_t((from.codes[i] & (m.form == Form::NIBBLES ? 15 : 255)) << code_bit(m.form, i % 8));
+  int words = m.form == Form::NIBBLES ? 1 : 2;  // of an octet
+  for (int i = 0; i < m.group; i += 8)
+    for (int part = 0; part < words; ++part) {
+      uint32_t word = 0;
+      for (int j = 0; j < 8 / words; ++j)
+        word |= uint32_t(from.codes[i + 4 * part + j] & (words == 1 ? 15 : 255)) << (8 * (j % 4) + code_bit(m.form, j));
+      std::memcpy(codes + i / 8 * m.octet() + code_byte(m.form, 4 * part, o), &word, 4);
+    }
+}
+
+// Every `num`th value of a panel, from `first` on, is that of the next input; those of the row lie `skip` apart.
+template <class Value>
+static void scatter(const uint8_t* row, int in, int skip, uint8_t* panel, int first, int num) {
+  for (int i = 0; i < in; ++i) std::memcpy(panel + sizeof(Value) * (first + size_t(i) * num), row + sizeof(Value) * i * skip, sizeof(Value));
 }
 
 static void put_plain(const Matrix& m, uint8_t* panel, int o, const uint8_t* row, bool is_wide) {
-  for (int i = 0; i < m.in; ++i) {
-    uint8_t* to = panel + i * m.step();
-    if (m.form == Form::WHOLE) std::memcpy(to + 4 * o, row + 4 * i, 4);
-    if (m.form == Form::FLOAT16) std::memcpy(to + 2 * o, row + 2 * i, 2);
-    if (m.form == Form::HALF) std::memcpy(to + 4 * (o % LANES) + 2 * (o / LANES), row + (is_wide ? 4 * i + 2 : 2 * i), 2);
-  }
+  if (m.form == Form::WHOLE) return scatter<uint32_t>(row, m.in, 1, panel, o, PANEL);
+  if (m.form == Form::FLOAT16) return scatter<uint16_t>(row, m.in, 1, panel, o, PANEL);
+  scatter<uint16_t>(row + 2 * is_wide, m.in, 1 + is_wide, panel, o % LANES * 2 + o / LANES, PANEL);
 }
 
 // Rows [out, in] of a kind, `stride` bytes apart, as panels in the arena. float32 that bfloat16 has too is kept in that form, which is
