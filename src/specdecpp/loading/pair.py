@@ -83,8 +83,8 @@ def load_pair(
     """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in runners.
 
     dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
-    is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. dtype and devices are not
-    for GGUF files.
+    is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Of a GGUF file
+    dtype and device are those of its values written out, for the runners of torch; native and llama.cpp take it as it is.
 
     `runner` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
     run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.runners` says why.
@@ -93,7 +93,7 @@ def load_pair(
     The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what is being done.
 
     Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `RunnerError` (a cache that cannot be rolled back,
-    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file without llama.cpp).
+    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file that only llama.cpp knows, without it).
 
     >>> pair = load_pair("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", dtype="bfloat16", device="cuda")    # doctest: +SKIP
     >>> pair = load_pair("target.gguf", draft="draft.gguf")                                            # doctest: +SKIP

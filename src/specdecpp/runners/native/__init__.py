@@ -1,4 +1,4 @@
-"""Models of the Llama family on a CPU, a pass as one call of compiled code.
+"""Llama and its relatives (`families`) on a CPU, a pass as one call of compiled code.
 
 runner   one sequence and its cache       weights   a model in the layout that the code reads
 library  finding, checking, loading       compilation  the compiler, and what a wheel has code for

@@ -1,4 +1,4 @@
-"""Models of the Llama family on a CPU, a pass as one call of compiled code (`native.cpp`).
+"""Llama and its relatives on a CPU, a pass as one call of compiled code (`native.cpp`).
 
 The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
 `machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every
@@ -40,7 +40,7 @@ Activations = Literal["float32", "int8"]
 
 
 class NativeRunner:
-    """A model of the Llama family and one sequence in its cache. See `runners.Runner` for the contract.
+    """A model that `families` describes and one sequence in its cache. See `runners.Runner` for the contract.
 
     `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
     may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
