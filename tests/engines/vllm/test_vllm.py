@@ -286,7 +286,7 @@ def test_the_law_on_route_a_is_the_targets(custom: Any) -> None:
 def test_a_head_that_does_not_fit_ends_the_start(said: str, ours: dict[str, str], tmp_path: Path) -> None:
     """Catches an engine that starts without its head, or with one for another pair, and is slow for no visible reason."""
     if ours.get("head") == "WRONG":
-        AcceptanceHead.from_pretrained(HEAD).with_card(draft="0" * 16).save_pretrained(tmp_path)
+        AcceptanceHead.from_pretrained(HEAD).with_card(draft="0" * 32).save_pretrained(tmp_path)
         ours = {"head": str(tmp_path)}
     with pytest.raises(HeadError, match=said):
         engine(drafting(), ours)
