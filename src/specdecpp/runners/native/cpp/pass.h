@@ -133,10 +133,11 @@ static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, 
   together(threads, [&](int t, int threads, Barrier& barrier) {
     Model::Own& own = m.own[t];
     float* h = own.h.data();
-    // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
+    // What products with a matrix, and with others of its group, read of x.
     auto read = [&](const Matrix& w, const float* x, int n) {
       return w.is_coded() ? own.room.inputs(w, x, n, s.is_rounded) : Inputs{x, nullptr, nullptr, nullptr, nullptr};
     };
+    // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
     auto into = [&](std::initializer_list<const Matrix*> matrices, const float* x, int n, float* y, size_t stride, bool adds) {
       int num = 0, before = 0;
       for (const Matrix* w : matrices) num += w->num_panels();
