@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from peers.provenance import provenance
-from peers.smollm2 import LAYERS, cut
+from peers.smollm2 import LAYERS
 
 import specdecpp as sd
 from specdecpp import machine
@@ -38,6 +38,7 @@ from specdecpp.decoder import encode
 from specdecpp.head import Calibration, HeadCard
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.policies import Costs, Net
 from specdecpp.request import KINDS, WRAPPERS, parse_policy

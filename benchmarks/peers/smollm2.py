@@ -13,24 +13,20 @@ The draft is untrained: it costs what a draft costs, and agrees less often than 
 
 import filecmp
 import json
-import re
 import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from peers.pairs import PROMPTS, acceptance, as_ids, greedy
-from specdecpp import machine
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 
 LAYERS = 4
-_OWN = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture", "general.alignment")
-"""What a writer says by itself."""
 
 
 def main() -> None:
@@ -78,51 +74,6 @@ def prepare(folder: Path, file: Path) -> None:
         "acceptance": [round(acceptance(models[0], models[1], prompts, temperature), 3) for temperature in (0.0, 1.0)],
     }
     (folder / "pair.json").write_text(json.dumps(found) + "\n")
-
-
-def cut(path: Path, out: Path, layers: int) -> None:
-    """Write a GGUF file with the first layers of another, whole or not at all: the bytes of their tensors as they are, and
-    everything that belongs to no layer. Raises ValueError unless there are more layers than that."""
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter
-
-    reader = GGUFReader(path)
-    values = {name: field.contents() for name, field in reader.fields.items()}
-    architecture: Any = values["general.architecture"]
-    num = int(values[f"{architecture}.block_count"])
-    if not 0 < layers < num:
-        raise ValueError(
-            f"{path.name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, and one at least."
-        )
-    with machine.whole(out) as part:
-        writer = GGUFWriter(part, architecture)
-        for name, field in reader.fields.items():
-            value = values[name]
-            if name in (*_OWN, gguf_writing.FINGERPRINT):  # it is another model now
-                continue
-            if name.startswith(f"{architecture}."):
-                value = layers if name.endswith(".block_count") else value[:layers] if _is_by_layer(value, num) else value
-            kind, *_, inner = field.types[0], *field.types
-            writer.add_key_value(name, value, kind, inner if kind == GGUFValueType.ARRAY else None)
-        kept = [tensor for tensor in reader.tensors if _layer(tensor.name) < layers]
-        for tensor in kept:
-            data = tensor.data
-            writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor in kept:
-            writer.write_tensor_data(tensor.data)
-        writer.close()
-
-
-def _layer(name: str) -> int:
-    """Which layer a tensor belongs to; -1 for none."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else -1
-
-
-def _is_by_layer(value: Any, num: int) -> bool:
-    return isinstance(value, list) and len(value) == num
 
 
 def _read_bytes(path: Path) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdecpp import machine
+from specdecpp.runners import trimmed
 
 FORMAT = 1
 """Counts up when the same weights get another fingerprint."""
@@ -25,15 +26,18 @@ _CHUNK = 2**23
 
 
 def fingerprint(model: Any, *, is_exact: bool = False) -> str:
-    """32 hex digits that tell a model's weights: names and shapes of all parameters, and every value as bfloat16.
+    """32 hex digits that tell a model's weights: names and shapes of all parameters, every value as bfloat16, and which tokens
+    are scored where these are not all.
 
     The same for a checkpoint wherever it lies and whether it is loaded in bfloat16 or wider; `is_exact` tells weights apart
     that bfloat16 does not.
     """
+    ids = getattr(model.config, trimmed.KEY, None)
     parameters = sorted(model.named_parameters(), key=lambda named: named[0])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         digests = pool.map(lambda named: _digest(*named, is_exact=is_exact), parameters)
-        return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+        whole = b"".join(digests) + (b"" if ids is None else f"{trimmed.KEY}{sorted(ids)}".encode())
+        return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
 def _digest(name: str, parameter: Tensor, *, is_exact: bool) -> bytes:

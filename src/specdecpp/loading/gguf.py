@@ -8,6 +8,7 @@ llama-cpp-python is installed.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +19,12 @@ import torch
 from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading.checks import Runners
-from specdecpp.loading.gguf_config import unsupported
+from specdecpp.loading.gguf_config import OUTPUT_IDS, unsupported
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, check_numbers
+from specdecpp.loading.gguf_reading import GGUFSource, Stored, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.tokenizers import load_tokenizer
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
 from specdecpp.runners.native.weights import DTYPES
@@ -66,9 +67,20 @@ class GGUF:
         return self._source.model(self._dtype).to(self._device)
 
     @property
+    def stored(self) -> Mapping[str, Stored]:
+        """The weights as they lie in the file, by transformers' names. Raises `RunnerError` as `model` does."""
+        if self._source is None:
+            raise RunnerError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
+        return self._source.stored
+
+    @property
     def num_rows(self) -> int:
         """Rows of the output layer."""
         return self._file.num_rows if self._source is None else self._source.num_rows
+
+    @property
+    def _output_ids(self) -> list[int] | None:
+        return None if self._source is None else getattr(self._source.skeleton.config, trimmed.KEY, None)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -140,7 +152,7 @@ class GGUF:
     def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
-            return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
+            return GGUFRunner(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
         stored: dict[str, Any] = {}
         if kind in ("native", "native-int8") and self._source is not None:
             stored = {"model": self._source.skeleton, "stored": self._source.stored}
@@ -167,6 +179,8 @@ def _digest(header: Header) -> str:
     architecture = header.text("general.architecture")
     numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
     digest = hashlib.sha256(str(numbers).encode())
+    if OUTPUT_IDS in header:
+        digest.update(str(header.numbers(OUTPUT_IDS).tolist()).encode())
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
         if entry.data is not None:

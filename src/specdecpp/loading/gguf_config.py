@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from specdecpp.loading.gguf_header import Header
+from specdecpp.runners import trimmed
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",  # Mistral's files, too, call themselves so
@@ -22,6 +23,8 @@ FAMILIES = {
 """Architectures that are read here, and what transformers calls them."""
 FACTORS = "rope_freqs.weight"
 """The tensor of what each rotary frequency is divided by (Llama 3)."""
+OUTPUT_IDS = f"specdecpp.{trimmed.KEY}"
+"""The metadata key of the tokens that a trimmed output layer scores."""
 _LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 _WIDEST = 2**20
 _GEMMA_27B = 62  # layers of the one Gemma 3 whose attention has another scale
@@ -96,6 +99,8 @@ def _arguments(header: Header, architecture: str) -> dict[str, Any]:
         "eos_token_id": None,
         "pad_token_id": None,
     }
+    if OUTPUT_IDS in header:
+        found[trimmed.KEY] = header.numbers(OUTPUT_IDS).tolist()
     window = header.integer(f"{architecture}.attention.sliding_window", 0)
     if architecture == "llama":
         found["attention_bias"], found["mlp_bias"] = (

@@ -24,8 +24,10 @@ from torch import Tensor
 from specdecpp import __version__, machine
 from specdecpp.errors import RunnerError
 from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.gguf_config import OUTPUT_IDS
 from specdecpp.loading.models import end_ids, load_model
 from specdecpp.loading.tokenizers import load_tokenizer
+from specdecpp.runners import trimmed
 from specdecpp.runners.families import described
 from specdecpp.runners.lean import LeanRunner
 
@@ -152,6 +154,8 @@ def write(
         try:
             _describe(writer, model, name=name, precision=precision)
             writer.add_string(FINGERPRINT, mark)
+            if ids := getattr(model.config, trimmed.KEY, None):
+                writer.add_array(OUTPUT_IDS, list(ids))
             writer.add_string(VERSION, __version__)
             _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
             _write_tensors(writer, tensors, kinds)
@@ -180,6 +184,19 @@ def refusal(model: Any) -> str | None:
     if _ARCHITECTURES[type(model).__name__] != "llama" and _angle_factors(model) is not None:
         return "its rotary angles are scaled"
     return None
+
+
+def quantised(model: Any, architecture: str, precision: Precision) -> dict[str, tuple[Any, Any]]:
+    """All weights by GGUF's names: their bytes as they are stored, and the type. Raises `RunnerError`."""
+    import gguf
+
+    if reason := refusal(model):
+        raise RunnerError(f"{type(model).__name__} cannot be written here: {reason}.")
+    found = {}
+    for name, tensor in _tensors(model, architecture):
+        kind = _kind(tensor, precision, own=name)
+        found[name] = gguf.quants.quantize(tensor.float().cpu().contiguous().numpy(), kind), kind
+    return found
 
 
 def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:

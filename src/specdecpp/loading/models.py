@@ -22,7 +22,7 @@ from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.tokenizers import check_path, first_line, load_tokenizer
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
 
@@ -126,7 +126,8 @@ class Checkpoint:
     def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
-            return GGUFRunner(self._as_gguf, vocab_size=vocab_size, num_threads=num_threads)
+            ids = getattr(self.model.config, trimmed.KEY, None)
+            return GGUFRunner(self._as_gguf, vocab_size=vocab_size, output_ids=ids, num_threads=num_threads)
         made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
         return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads)
 

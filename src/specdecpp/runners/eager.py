@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdecpp.errors import RunnerError
+from specdecpp.runners import trimmed
 
 _POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 
@@ -63,6 +64,7 @@ class EagerRunner:
             raise RunnerError(
                 f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
             )
+        self.output_ids = trimmed.of(config, vocab_size=self.vocab_size, device=output.weight.device)
         self.hidden_size = int(output.weight.shape[1])
         self.max_length = max_length(config)
         self.device = model.get_input_embeddings().weight.device
@@ -95,7 +97,7 @@ class EagerRunner:
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
         self._length += len(tokens)
-        return logits[0, -rows:, : self.vocab_size], hidden[0, -rows:]
+        return self._cut(logits[0, -rows:]), hidden[0, -rows:]
 
     @torch.inference_mode()
     def forward(self, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
@@ -106,7 +108,12 @@ class EagerRunner:
         logits = self.model(**({"use_cache": "past_key_values" in inputs} | inputs)).logits
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
-        return logits[..., : self.vocab_size], hidden
+        return self._cut(logits), hidden
+
+    def _cut(self, logits: Float[Tensor, "*rows R"]) -> Float[Tensor, "*rows V"]:
+        """Without the rows that are padding, and of what is left those that are scored."""
+        logits, ids = logits[..., : self.vocab_size], self.output_ids
+        return logits if ids is None else trimmed.widened(logits[..., ids], ids, vocab_size=self.vocab_size)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
@@ -123,7 +130,8 @@ class EagerRunner:
 
         The cache must hold what it was given, a token must not see its successor, and a rollback must leave no trace.
         """
-        name, last = type(self.model).__name__, self.vocab_size - 1
+        name, last, ids = type(self.model).__name__, self.vocab_size - 1, self.output_ids
+        self.output_ids = None  # all rows are looked at
         first, second = min(1, last), min(2, last)
         try:
             self.extend([first], rows=1)
@@ -139,6 +147,7 @@ class EagerRunner:
                 "Speculative decoding needs a model that takes a transformers DynamicCache."
             ) from error
         self._reset()
+        self.output_ids = ids
         if not bool(before.isfinite().all()):
             raise RunnerError(
                 f"{name} gives logits that are no finite numbers. Its weights or its config.json are damaged, or their type "

@@ -15,6 +15,7 @@ ours.
 import ctypes
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import MissingExtraError, RunnerError
+from specdecpp.runners import trimmed
 
 _ROOM = 1024  # positions a context starts with; it grows by doubling
 _WIDEST = 512  # tokens of one pass
@@ -36,7 +38,7 @@ _ALL_F32 = "0"  # general.file_type
 class GGUFRunner:
     """A GGUF file and one sequence in its cache. See `runners.Runner` for the contract; tensors are on the CPU, float32.
 
-    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. The cache starts with
+    `output_ids` are those that are scored (`trimmed`; None: all). `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. The cache starts with
     room for 1,024 positions and doubles as the text grows. One thread at a time may use a runner; several may use runners
     over one file.
 
@@ -51,6 +53,7 @@ class GGUFRunner:
         path: "str | Path | GGUFFile",
         *,
         vocab_size: int | None = None,
+        output_ids: Sequence[int] | None = None,
         num_threads: int | None = None,
     ):
         self._file = path if isinstance(path, GGUFFile) else GGUFFile(path)
@@ -60,6 +63,7 @@ class GGUFRunner:
             raise RunnerError(
                 f"vocab_size={self.vocab_size} asked of {self._file.path.name}, whose output layer has {rows} rows."
             )
+        self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
         self.hidden_size = self._file.hidden_size
         self.max_length: int | None = self._file.max_length
         self.device = torch.device("cpu")
@@ -98,7 +102,10 @@ class GGUFRunner:
             parts.append(context.outputs(tokens[start : start + _OUTPUTS], self._length + start))
         self._length += len(tokens)
         logits, hidden = parts[0] if len(parts) == 1 else (torch.cat(columns) for columns in zip(*parts, strict=True))
-        return logits[-rows:, : self.vocab_size], hidden[-rows:]
+        logits = logits[-rows:, : self.vocab_size]
+        if (ids := self.output_ids) is not None:  # llama.cpp itself scores all
+            logits = trimmed.widened(logits[:, ids], ids, vocab_size=self.vocab_size)
+        return logits, hidden[-rows:]
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""

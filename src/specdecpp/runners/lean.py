@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
-from specdecpp.runners import families
+from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
 from specdecpp.runners.eager import EagerRunner
@@ -80,6 +80,8 @@ class LeanRunner(EagerRunner):
         self._activation = _ACTIVATIONS[family.activation]
         self._norm = norm(model.get_parameter(family.norm))
         self._output = _share(model.get_parameter(family.output))[:, : self.vocab_size]
+        if self.output_ids is not None:
+            self._output = self._output.T[self.output_ids].T
         self._embedding = model.get_parameter(family.embedding).detach()  # the same storage where the two are tied
         self._is_wide = self._embedding.dtype.itemsize >= 4
         self._layers = [_joined(layer, model.get_parameter, norm) for layer in family.layers]
@@ -121,7 +123,11 @@ class LeanRunner(EagerRunner):
             self._read(tokens[:unseen])
             tokens = tokens[unseen:]
         hidden = self._norm(self._read(tokens)[-rows:])
-        return torch.mm(hidden, self._output), hidden
+        return self._score(hidden), hidden
+
+    def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        logits, ids = torch.mm(hidden, self._output), self.output_ids
+        return logits if ids is None else trimmed.widened(logits, ids, vocab_size=self.vocab_size)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""

@@ -132,7 +132,7 @@ class StaticCache:
 
     def score(self, hidden: Float[Tensor, "W D"]) -> Float[Tensor, "W V"]:
         """Logits."""
-        return torch.mm(hidden, self.body._output)
+        return self.body._score(hidden)
 
     def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], None]) -> Program:
         """The program of this key, recorded now if it is new. The one used longest ago makes room for it."""

@@ -51,7 +51,7 @@ class Training:
         run = cls(head, optimiser, schedule, folder, 0, [])
         if (folder / STATE).exists():
             try:
-                run._go_on(_read(folder / STATE), origin)
+                run._go_on(saved(folder / STATE), origin)
             except DataError:
                 raise
             except Exception as error:  # zip, pickle and torch each have errors of their own
@@ -109,7 +109,7 @@ class Training:
         machine.write(self.folder / METRICS, "".join(json.dumps(asdict(e)) + "\n" for e in self.epochs))
 
 
-def _read(path: Path) -> Any:
+def saved(path: Path) -> Any:
     """What torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at the
     checksums."""
     with zipfile.ZipFile(path) as archive:

@@ -37,6 +37,12 @@ class Head(ctypes.Structure):
     _fields_ += [(name, ctypes.c_double) for name in ("shift", "slope", "bias")]
 
 
+class Part(ctypes.Structure):
+    """The rows of a pass that are of one sequence."""
+
+    _fields_ = [("sequence", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("start", "num", "rows", "row"))]
+
+
 class Drafting(ctypes.Structure):
     """What `native_propose` is told and says: see there."""
 
@@ -171,6 +177,7 @@ def _bound(lib: Any) -> Any:
         "native_has_dots": (ctypes.c_bool, []),
         "native_new": (pointer, [pointer]),
         "native_matrix": (ctypes.c_bool, [pointer, *[number] * 3, pointer, number, number, ctypes.c_int64, pointer]),
+        "native_output_ids": (None, [pointer, pointer, number]),
         "native_norm": (ctypes.c_bool, [pointer, number, number, pointer, number]),
         "native_layer": (None, [pointer, *[number] * 3]),
         "native_angles": (None, [pointer, number, pointer, pointer]),
@@ -179,6 +186,7 @@ def _bound(lib: Any) -> Any:
         "native_sequence_free": (None, [pointer]),
         "native_capacity": (number, [pointer]),
         "native_grow": (ctypes.c_bool, [pointer, pointer, number, number]),
+        "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
         "native_propose": (number, [pointer, number, pointer, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),

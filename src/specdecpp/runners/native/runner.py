@@ -13,7 +13,7 @@ same bits in every sum.
 import ctypes
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,11 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
-from specdecpp.runners import families
+from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
-from specdecpp.runners.native.library import Drafting, Verifying
+from specdecpp.runners.native.library import Drafting, Part, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
 from specdecpp.sampling import inverted
 
@@ -76,6 +76,7 @@ class NativeRunner:
             raise RunnerError(
                 f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
             )
+        self.output_ids = trimmed.of(model.config, vocab_size=self.vocab_size)
         self.hidden_size = family.width
         self.max_length = max_length(model.config)
         self.device, self.dtype = torch.device("cpu"), torch.float32
@@ -84,7 +85,9 @@ class NativeRunner:
         if is_rounded and not library.library().native_has_dots():
             raise RunnerError("this processor has no products of bytes (AVX-512 VNNI, AVX-VNNI). Use activations='float32'.")
         self.activations = activations
-        self._weights = Weights(model, family, vocab_size=self.vocab_size, stored=stored, is_rounded=is_rounded)
+        self._weights = Weights(
+            model, family, vocab_size=self.vocab_size, output_ids=self.output_ids, stored=stored, is_rounded=is_rounded
+        )
         self._reset()
         if probe:
             value_of = None if stored is None else lambda name: stored[name].dequantised()
@@ -146,6 +149,34 @@ class NativeRunner:
             )
         self._length = end
         return logits, states
+
+    @staticmethod
+    def extend_all(
+        runners: Sequence["NativeRunner"], tokens: Sequence[list[int]], *, seen: int | None = None
+    ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B D"], list[Float[Tensor, "n D"]]]:
+        """Append tokens to several sequences over the same weights, in one pass.
+
+        Logits [B, V] and hidden states [B, D] of the last token of each, and with `seen` what that layer reads, [n, D] for the
+        n tokens of each. The bits of a sequence do not depend on the others. Raises ValueError for runners of several models.
+        """
+        first, nums = runners[0], [len(new) for new in tokens]
+        weights, ends = first._weights, [r.length + num for r, num in zip(runners, nums, strict=True)]
+        if any(r._weights is not weights for r in runners) or len({id(r) for r in runners}) < len(runners) or not min(nums):
+            raise ValueError("a pass over several sequences needs a runner for each, all of one model, and a token for each")
+        logits, states = torch.empty(len(runners), first.vocab_size), torch.empty(len(runners), first.hidden_size)
+        inputs = torch.empty(sum(nums) if seen is not None else 0, first.hidden_size)
+        flat = [token for new in tokens for token in new]
+        first._check_ids(flat)
+        with _LOCK:
+            weights.see_to(max(ends))
+            of = zip(runners, nums, ends, strict=True)
+            parts = (Part * len(runners))(*(Part(r._room_for(end), r.length, num, 1, 0) for r, num, end in of))
+            given, layer = (ctypes.c_int64 * len(flat))(*flat), -1 if seen is None else seen
+            out = logits.data_ptr(), states.data_ptr(), layer, inputs.data_ptr()
+            weights.lib.native_pass(weights.handle, first.num_threads, parts, len(runners), given, *out)
+        for runner, end in zip(runners, ends, strict=True):
+            runner._length = end
+        return logits, states, list(inputs.split(nums)) if seen is not None else []
 
     def propose(self, task: Drafting) -> int:
         """Candidates of a round, at least one (`compiled_round`): the cache holds all but the last of them then. How many."""

@@ -45,6 +45,7 @@ class Weights:
         family: Family,
         *,
         vocab_size: int,
+        output_ids: Tensor | None = None,
         stored: Mapping[str, Any] | None = None,
         is_rounded: bool = False,
     ):
@@ -72,9 +73,14 @@ class Weights:
         for i, layer in enumerate(family.layers):
             self._add_layer(i, layer, values)
         self._norm(_ENDS, "last", values.vector(family.norm))
-        self._matrix(_ENDS, "output", values.rows(family.output, 0, vocab_size))
         num_ids = values.num_rows(family.embedding)
-        if family.output != family.embedding or vocab_size != num_ids:
+        if output_ids is None:
+            self._matrix(_ENDS, "output", values.rows(family.output, 0, vocab_size))
+        else:
+            self._matrix(_ENDS, "output", values.chosen(family.output, output_ids))
+            narrow = output_ids.int()
+            self.lib.native_output_ids(self.handle, narrow.data_ptr(), len(narrow))
+        if family.output != family.embedding or output_ids is not None or vocab_size != num_ids:
             self._matrix(_ENDS, "embedding", values.rows(family.embedding, 0, num_ids))
         self.num_ids = num_ids
         rotary, size = model.model.rotary_emb, family.head_size
@@ -143,20 +149,27 @@ class _Values:
         return int((self._model.get_parameter(name) if self._stored is None else self._stored[name]).shape[0])
 
     def rows(self, name: str, start: int, end: int) -> _Rows:
-        """Some rows of a matrix, not copied where they can be read as they are."""
+        """Some rows of a matrix that follow each other, not copied where they can be read as they are."""
+        return self._rows(name, slice(start, end))
+
+    def chosen(self, name: str, ids: Tensor) -> _Rows:
+        """Some rows of a matrix, by their numbers."""
+        return self._rows(name, ids.numpy())
+
+    def _rows(self, name: str, which: Any) -> _Rows:
         found = None if self._stored is None else self._stored[name]
         if found is not None and found.kind in KINDS:
-            lines = found.data[start:end]
+            lines = found.data[which]
             if not lines.flags.c_contiguous:
                 lines = lines.copy()
-            return _Rows(found.kind, (end - start, found.shape[1]), lines.ctypes.data, lines.strides[0], lines)
+            return _Rows(found.kind, (len(lines), found.shape[1]), lines.ctypes.data, lines.strides[0], lines)
         tensor = self._model.get_parameter(name) if found is None else found.dequantised()
-        tensor = tensor.detach()[start:end]
+        tensor = tensor.detach()[which]
         if tensor.dtype not in DTYPES:
             tensor = tensor.float()
         tensor = tensor.contiguous()
         stride = tensor.stride(0) * tensor.element_size()
-        return _Rows(DTYPES[tensor.dtype], (end - start, tensor.shape[1]), tensor.data_ptr(), stride, tensor)
+        return _Rows(DTYPES[tensor.dtype], (len(tensor), tensor.shape[1]), tensor.data_ptr(), stride, tensor)
 
     def split(self, names: tuple[str, ...], sizes: list[int]) -> Iterator[_Rows]:
         """The rows of all these matrices, one after another, in parts of these sizes; a part may not cross a border."""

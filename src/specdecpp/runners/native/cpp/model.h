@@ -34,10 +34,11 @@ struct Model {
   Shape s;
   std::vector<Layer> layers;
   Layer ends;  // embedding, output layer and last norm
+  std::vector<int32_t> output_ids;  // which tokens its rows are of, in rising order; empty: all in their order
   Angles angles[TABLES];
   Arena arena;
   // Of one pass: n rows of what lies between the products, and each thread's own.
-  std::vector<float> x, qkv, mixed, act, branch;
+  std::vector<float> x, qkv, mixed, act, branch, scored;
   struct Own {
     std::vector<float> h, q, scores, gate;
     Room room;
@@ -56,4 +57,10 @@ struct Model {
 struct Sequence {
   int capacity = 0;
   float *keys = nullptr, *values = nullptr;
+};
+
+// The rows of a pass that are of one sequence: n tokens at `start`, from `row` on. Of the last `rows` logits and states are wanted.
+struct Part {
+  Sequence* seq;
+  int32_t start, n, rows, row;
 };

@@ -33,6 +33,9 @@ bool native_matrix(Model* m, int layer, int role, int kind, const uint8_t* rows,
   return to;
 }
 
+// Which tokens the rows of the output layer are of [num], in rising order; without it row i is of token i.
+void native_output_ids(Model* m, const int32_t* ids, int num) { m->output_ids.assign(ids, ids + num); }
+
 // A norm's weights [size].
 bool native_norm(Model* m, int layer, int role, const float* weight, int size) {
   uint8_t* to = m->arena.take(size_t(size) * 4);
@@ -76,6 +79,11 @@ int64_t native_draw(const float* p, int64_t n, double u) { return draw(p, n, u);
 
 void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
   extend(*m, threads, *seq, tokens, n, start, rows, logits, states);
+}
+
+// A pass over tokens of several sequences, those of each after those of the one before.
+void native_pass(Model* m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen, float* inputs) {
+  pass(*m, threads, parts, num_parts, tokens, logits, states, seen, inputs);
 }
 
 int native_propose(Model* m, int threads, Sequence* seq, Drafting* d) { return propose(m, threads, seq, d); }

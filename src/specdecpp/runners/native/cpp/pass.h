@@ -1,4 +1,4 @@
-// A pass: tokens through all layers, into the cache of a sequence.
+// A pass: tokens through all layers, into the caches of their sequences.
 //
 //   embed -> each layer: [norm, q k v | turn, store, attend | out + residual | norm, gate up, activation | down + residual] -> norm, logits
 //
@@ -40,14 +40,16 @@ static void turn(float* v, const float* cos, const float* sin, int size) {
 
 // Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see. Queries go
 // through the cache in blocks, as rows of a product do through a matrix.
-static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, int start, int n, Model::Own& own) {
+static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, Model::Own& own) {
   const Shape& s = m.s;
-  int size = s.size, group = s.heads / s.kv_heads, joined = m.joined();
+  const Sequence& seq = *part.seq;
+  int size = s.size, group = s.heads / s.kv_heads, joined = m.joined(), start = part.start, n = part.n;
+  float *qkv = m.qkv.data() + size_t(part.row) * joined, *mixed = m.mixed.data() + part.row * apart(m.mix());
   const float *cos = m.angles[layer.angles].cos + size_t(start) * size, *sin = m.angles[layer.angles].sin + size_t(start) * size;
   float* keys = seq.keys + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
   float* values = seq.values + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
   for (int r = 0; r < n; ++r) {
-    float* row = m.qkv.data() + size_t(r) * joined;
+    float* row = qkv + size_t(r) * joined;
     float* k = row + (s.heads + kv) * size;
     int place = start + r;
     if (layer.norms[K_NORM]) norm(k, layer.norms[K_NORM], s.eps, 1, size, k, size);
@@ -65,7 +67,7 @@ static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, i
     size_t stride = apart(up(end - begin, PANEL));
     for (int i = 0; i < block; ++i) {
       int r = (first + i) / group;
-      const float* of = m.qkv.data() + size_t(r) * joined + (kv * group + (first + i) % group) * size;
+      const float* of = qkv + size_t(r) * joined + (kv * group + (first + i) % group) * size;
       float* q = queries + size_t(i) * size;
       std::memcpy(q, of, size * 4);
       if (layer.norms[Q_NORM]) norm(q, layer.norms[Q_NORM], s.eps, 1, size, q, size);
@@ -100,7 +102,7 @@ static void attend(Model& m, const Layer& layer, Sequence& seq, int l, int kv, i
       });
     for (int i = 0; i < block; ++i) {
       int r = (first + i) / group, head = kv * group + (first + i) % group;
-      std::memcpy(m.mixed.data() + r * apart(m.mix()) + head * size, queries + i * size, size * 4);
+      std::memcpy(mixed + r * apart(m.mix()) + head * size, queries + i * size, size * 4);
     }
   }
 }
@@ -113,6 +115,7 @@ static void make_room(Model& m, int threads, int n, int end) {
   };
   grow(m.x, size_t(n) * s.width), grow(m.branch, size_t(n) * s.width), grow(m.qkv, size_t(n) * m.joined());
   grow(m.mixed, n * apart(m.mix())), grow(m.act, n * apart(s.hidden));
+  if (!m.output_ids.empty()) grow(m.scored, size_t(n) * m.output_ids.size());
   if (m.own.size() < size_t(threads)) m.own.resize(threads);
   for (Model::Own& own : m.own) {
     grow(own.h, n * apart(s.width)), grow(own.q, size_t(ROWS) * s.size), grow(own.gate, size_t(n) * GATES * PANEL);
@@ -120,10 +123,15 @@ static void make_room(Model& m, int threads, int n, int end) {
   }
 }
 
-// Reads n tokens at `start`; logits [rows, v] and states [rows, w] of the last `rows`. One call at a time for a model.
-static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
+// Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] of what is wanted of each, in their
+// order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. One call at a time for a model.
+static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen = -1,
+                 float* inputs = nullptr) {
   const Shape& s = m.s;
-  make_room(m, threads, n, start + n);
+  int n = 0, end = 0, rows = 0;
+  for (Part* part = parts; part < parts + num_parts; ++part)
+    part->row = n, n += part->n, rows += part->rows, end = std::max(end, part->start + part->n);
+  make_room(m, threads, n, end);
   float* x = m.x.data();
   for (int r = 0; r < n; ++r) {
     float* row = x + size_t(r) * s.width;
@@ -166,12 +174,13 @@ static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, 
       }
     };
     for (int l = 0; l < s.layers; ++l) {
+      if (l == seen && t == 0) std::memcpy(inputs, x, size_t(n) * s.width * 4);  // nobody adds to x before a barrier
       const Layer& layer = m.layers[l];
       const Matrix* w = layer.matrices;
       norm(x, layer.norms[INPUT], s.eps, n, s.width, h, apart(s.width));  // each thread for itself: cheaper than to wait
       into({&w[QUERY], &w[KEY], &w[VALUE]}, h, n, m.qkv.data(), m.joined(), false);
       barrier.wait();
-      for (int kv = t; kv < s.kv_heads; kv += threads) attend(m, layer, seq, l, kv, start, n, own);
+      for (int i = t; i < num_parts * s.kv_heads; i += threads) attend(m, layer, parts[i / s.kv_heads], l, i % s.kv_heads, own);
       barrier.wait();
       add(w[MIX], m.mixed.data(), layer.norms[AFTER_ATTENTION]);
       barrier.wait();
@@ -193,9 +202,26 @@ static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, 
       add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP]);
       barrier.wait();
     }
-    const float* last = x + size_t(n - rows) * s.width;
-    norm(last, m.ends.norms[FINAL], s.eps, rows, s.width, h, apart(s.width));
+    float* next = h;
+    for (const Part* part = parts; part < parts + num_parts; next += part->rows * apart(s.width), ++part) {
+      const float* last = x + size_t(part->row + part->n - part->rows) * s.width;
+      norm(last, m.ends.norms[FINAL], s.eps, part->rows, s.width, next, apart(s.width));
+    }
     for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
-    into({&m.ends.matrices[OUTPUT]}, h, rows, logits, s.vocab, false);
+    const Matrix& output = m.ends.matrices[OUTPUT];
+    if (m.output_ids.empty()) return into({&output}, h, rows, logits, s.vocab, false);
+    into({&output}, h, rows, m.scored.data(), output.out, false);
+    barrier.wait();
+    for (int r = t; r < rows; r += threads) {
+      float* row = logits + size_t(r) * s.vocab;
+      std::fill(row, row + s.vocab, -INFINITY);
+      for (int i = 0; i < output.out; ++i) row[m.output_ids[i]] = m.scored[size_t(r) * output.out + i];
+    }
   });
+}
+
+// The same for one sequence.
+static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
+  Part part{&seq, start, n, rows, 0};
+  pass(m, threads, &part, 1, tokens, logits, states);
 }

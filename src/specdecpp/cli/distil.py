@@ -1,0 +1,103 @@
+"""`specdecpp distil`: a draft for a target that has none, with its head and a verdict."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdecpp.cli.common import Device, Json, Seed, print_json, told, write
+
+if TYPE_CHECKING:
+    from specdecpp.distillation.network import Shape
+    from specdecpp.distillation.run import Step
+
+EXAMPLES = (
+    "specdecpp distil model.gguf --prompts questions.jsonl --minutes 60 --out drafts/model",
+    "specdecpp distil Qwen/Qwen3-0.6B --prompts gsm8k_train.jsonl --prompt gsm8k --tokens 500000 --out drafts/qwen3",
+)
+
+
+def distil(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, a hub name or a GGUF file.")],
+    prompts: Annotated[list[str], typer.Option("--prompts", metavar="FILE", help="Prompts, or a data set. Repeat it for more.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft is made; the same goes on.")],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", metavar="NAME", help="How a row becomes a prompt: alpaca, gsm8k, humaneval, text, field:X."),
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for the head and the check.")] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Or: how much the target writes.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="E+T", help="E of the target's, T of its own.  [default: by speed]")
+    ] = None,
+    output_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens it can say, with --layers.")] = None,
+    temperature: Annotated[float, typer.Option(metavar="X", help="As it will be served.")] = 0.7,
+    top_p: Annotated[float, typer.Option("--top-p", metavar="X", help="As it will be served.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 256,
+    epochs: Annotated[int, typer.Option(metavar="N", help="How often the text is read.")] = 3,
+    loss: Annotated[str, typer.Option(metavar="NAME", help="kl or tv.")] = "kl",
+    head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
+    licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Make a draft for a model that has none, and say whether it pays.
+
+    The target writes answers to the prompts; its first layers, with one or two trained ones on top and an output layer for the
+    likeliest tokens, learn to say the same. Killed at any moment and started again, it goes on where it stopped.
+    """
+    with told():
+        from specdecpp import render
+        from specdecpp.distillation import finishing
+        from specdecpp.distillation.plan import DistilPlan
+        from specdecpp.distillation.run import distil as run
+        from specdecpp.distillation.training import Course
+        from specdecpp.sampling import Sampling
+
+        plan = DistilPlan(
+            target=target,
+            sources=finishing.sources(prompts, prompt or []),
+            out=out,
+            minutes=minutes,
+            tokens=tokens,
+            sampling=Sampling(temperature=temperature, top_p=top_p),
+            shape=_shape(layers, output_tokens),
+            course=Course(epochs=epochs, loss=_loss(loss), seed=seed),
+            max_tokens=max_tokens,
+            seed=seed,
+            device=device,
+            licence=licence,
+        )
+        with render.waiting("distilling", quiet=quiet or as_json) as say:
+            card = run(plan, tell=lambda step: say(_line(step)))
+            if head:
+                card = finishing.finish(plan, card, tell=say)
+        if as_json:
+            print_json(card)
+        else:
+            write("\n".join(finishing.sentences(plan, card)) + "\n")
+
+
+def _line(step: "Step") -> str:
+    return f"{step.doing} {step.done:.0%}{step.told and f': {step.told}'}"
+
+
+def _shape(layers: str | None, tokens: int | None) -> "Shape | None":
+    from specdecpp.distillation.network import Shape
+
+    if layers is None:
+        if tokens is not None:
+            raise ValueError(f"--output-tokens {tokens} goes with --layers, such as --layers 4+2; without both they are chosen.")
+        return None
+    kept, plus, own = layers.partition("+")
+    if not (plus and kept.isdigit() and own.isdigit()):
+        raise ValueError(f"--layers {layers!r} is not E+T, such as 4+2: layers of the target, and layers of its own.")
+    return Shape(kept=int(kept), own=int(own), tokens=tokens)
+
+
+def _loss(name: str) -> Any:
+    return name
+
+

@@ -1,0 +1,222 @@
+"""A draft for a target that has none, from prompts to a verdict; each phase keeps what is finished, so that a run which was
+killed at any moment is started again with the same command and ends with the same draft.
+
+    out/plan.json                 what was settled when it began: shape, prompts, tokens, steps
+    out/text/                     the target's own text, with what the draft learns of it (`writing`, `text`)
+    out/start.pt, training.pt     the start in closed form (`start`), and the training (`training`)
+    out/draft/, draft.gguf        the draft: a checkpoint, and beside a GGUF file one like it
+    out/labels/, heads/           the recipe of its head (`training.pipeline`)
+    out/card.json                 all that is known of it: data, steps, acceptance, verdict
+"""
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specdecpp
+from specdecpp import machine
+from specdecpp.decoder import encode
+from specdecpp.distillation import measuring, network, saving, shapes, start, text
+from specdecpp.distillation.network import Shape
+from specdecpp.distillation.plan import SHARD, DistilPlan
+from specdecpp.distillation.target import Target
+from specdecpp.distillation.training import Lesson, Student, lessons, train
+from specdecpp.distillation.writing import Writer
+from specdecpp.errors import DataError
+from specdecpp.loading.pair import Pair, short_name
+from specdecpp.request import as_prompt
+from specdecpp.training.folders import claimed
+from specdecpp.training.prompts import gather
+
+PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
+HELD = 24
+"""Prompts that the draft is measured on, and not trained on."""
+WRITING = 0.55
+"""The share of a budget in minutes that the target writes for; the rest is for training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What a run decided when it began. `num_shards` are of the text, after one that shapes are compared on."""
+
+    asked: str
+    shape: Shape
+    num_shards: int
+    tried: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Where a run stands: what it is doing, how far it is of 1, and figures in words."""
+
+    doing: str
+    done: float
+    told: str = ""
+
+
+Tell = Callable[[Step], None]
+
+
+def distil(plan: DistilPlan, *, tell: Tell = lambda step: None) -> dict[str, Any]:
+    """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s.
+
+    Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or is another
+    run's, and for damaged files in it; `PairError` and `RunnerError` for a target that cannot be loaded or cut.
+    """
+    with claimed(plan.out):
+        return _distilled(plan, tell)
+
+
+def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
+    target = Target(plan.target, plan.device)
+    prompts = _encoded(plan, target)
+    held, prompts = prompts[:HELD], prompts[HELD:]
+    settled = _settled(plan, target, prompts, tell)
+    writer = _writer(plan, target, settled.shape.kept)
+    _write(plan, writer, prompts, settled.num_shards, tell)
+    paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
+    draft, student, done = _trained(plan, target, settled, paths, tell)
+    tell(Step(doing="measuring", done=0.0))
+    pieces = writer.pieces([ids for _, ids in held], seed=(plan.seed, 2))
+    figures = measuring.by_source(target.model, draft, [source for source, _ in held], pieces)
+    saved = saving.save(draft, target, settled.shape, plan.out)
+    card = {
+        "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
+        "draft": {"files": saved, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
+        "data": {
+            "sources": sorted({source for source, _ in (*held, *prompts)}),
+            "licence": plan.licence,
+            "sampling": asdict(plan.sampling),
+            "tokens": sum(piece.num_answer for path in paths for piece in text.pieces(path)),
+        },
+        "training": {"steps": student.steps, **asdict(plan.course), "last": [asdict(lesson) for lesson in done[-1:]]},
+        "acceptance": figures,
+        "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    machine.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
+    tell(Step(doing="measuring", done=1.0))
+    return card
+
+
+def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
+    """(source, ids) of every prompt that leaves room for an answer, in an order of the seed's."""
+    pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
+    found = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in gather(plan.sources, seed=plan.seed)]
+    room = min(n for n in (target.context, 2**31) if n is not None) - plan.max_tokens
+    kept = [(source, ids) for source, ids in found if 0 < len(ids) <= room]
+    if len(kept) < 2 * HELD:
+        raise DataError(
+            f"{len(kept)} prompts leave room for an answer of {plan.max_tokens} tokens, and a draft needs {2 * HELD}: {HELD} to "
+            "measure it, the others to train it. Give more prompts, or shorter ones."
+        )
+    return kept
+
+
+def _settled(plan: DistilPlan, target: Target, prompts: Sequence[tuple[str, list[int]]], tell: Tell) -> Settled:
+    """As an earlier run wrote it down, else decided now: from a first text, and from the time that it takes."""
+    asked = hashlib.sha256(
+        json.dumps([plan.asked(), target.source.fingerprint, [ids for _, ids in prompts]], sort_keys=True, default=str).encode()
+    ).hexdigest()[:16]
+    path = plan.out / PLAN
+    if path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            told = Settled(**found | {"shape": Shape(**found["shape"]), "tried": tuple(found["tried"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{path} is damaged ({error}). Put it back as it was, or distil into another folder.") from error
+        if told.asked != asked:
+            raise DataError(
+                f"{plan.out} holds a distillation of another kind (target, prompts or options differ). Distil into another "
+                "folder with --out, or put back what was changed; nothing is lost."
+            )
+        return told
+    tell(Step(doing="choosing a shape", done=0.0))
+    began = time.perf_counter()
+    first = _writer(plan, target, 0).pieces([ids for _, ids in prompts[:SHARD]], seed=(plan.seed, 0))
+    num = sum(piece.num_answer for piece in first)
+    rate = num / (time.perf_counter() - began)
+    wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
+    tell(Step(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
+    best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=plan.shape)
+    settled = Settled(
+        asked=asked,
+        shape=best.shape,
+        num_shards=max(1, round(wanted / num)),
+        tried=tuple(asdict(candidate) for candidate in tried),
+    )
+    machine.write(path, json.dumps(asdict(settled), indent=1) + "\n")
+    return settled
+
+
+def _writer(plan: DistilPlan, target: Target, layer: int) -> Writer:
+    return Writer(
+        runner=target.writer,
+        sampling=plan.sampling,
+        max_tokens=plan.max_tokens,
+        ends=target.ends,
+        layer=layer,
+        context=target.context,
+    )
+
+
+def _write(plan: DistilPlan, writer: Writer, prompts: Sequence[tuple[str, list[int]]], num_shards: int, tell: Tell) -> None:
+    """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other uniforms."""
+    folder = plan.out / TEXT
+    folder.mkdir(exist_ok=True)
+    finished = set(text.done(folder))
+    missing = [i for i in range(num_shards) if i not in finished]
+    tokens, began = 0, time.perf_counter()
+    for at, index in enumerate(missing):
+        chosen = [prompts[(index * SHARD + i) % len(prompts)][1] for i in range(SHARD)]
+        pieces = writer.pieces(sorted(chosen, key=len), seed=(plan.seed, 1, index))
+        text.write(folder, index, text.encoded(pieces))
+        tokens += sum(piece.num_answer for piece in pieces)
+        elapsed = time.perf_counter() - began
+        left = elapsed / (at + 1) * (len(missing) - at - 1)
+        told = f"{tokens:,} tokens, {tokens / elapsed:,.0f} a second, {left / 60:,.0f} min left"
+        tell(Step(doing="the target writes", done=(num_shards - len(missing) + at + 1) / num_shards, told=told))
+
+
+def _trained(
+    plan: DistilPlan, target: Target, settled: Settled, paths: Sequence[Path], tell: Tell
+) -> tuple[Any, Student, list[Lesson]]:
+    """The draft, trained."""
+    model, shape, vocab_size = target.model, settled.shape, target.vocab_size
+    first = [piece for path in paths[: 1 + 256 // SHARD] for piece in text.pieces(path)]
+    ids = torch.arange(vocab_size)
+    if shape.tokens is not None and shape.tokens < vocab_size:
+        share = shapes.shares([piece for path in paths for piece in text.pieces(path)], vocab_size)
+        ids = share.topk(shape.tokens).indices.sort().values
+    draft = network.draft(model, shape)
+    own = network.tail(draft, shape.kept)
+    if not (plan.out / START).exists():
+        tell(Step(doing="the start", done=0.0))
+        if start.can_fit(model):
+            start.fit(draft, target.quick, [piece.ids.tolist() for piece in first], shape)
+        with machine.whole(plan.out / START) as part:
+            torch.save(own.model.layers.state_dict(), part)
+    own.model.layers.load_state_dict(torch.load(plan.out / START, weights_only=True))
+    rows = torch.full((vocab_size,), -1)
+    rows[ids] = torch.arange(len(ids))
+    steps = sum(1 for _ in lessons(paths, plan.course))
+    student = Student(own, model.lm_head.weight.detach()[ids.to(model.device)], rows, plan.course, steps)
+    origin = {"asked": settled.asked, "steps": steps}
+    recent: list[float] = []
+
+    def heard(lesson: Lesson) -> None:
+        recent.append(lesson.overlap)
+        left = lesson.elapsed_s / len(recent) * (lesson.steps - lesson.step)
+        mean = sum(recent[-50:]) / len(recent[-50:])
+        told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance {mean:.3f}, {left / 60:,.0f} min left"
+        tell(Step(doing="training", done=lesson.step / lesson.steps, told=told))
+
+    done = train(student, paths, plan.out, origin, tell=heard)
+    draft.config.output_ids = None if len(ids) == vocab_size else ids.tolist()
+    return draft.requires_grad_(False), student, done

@@ -1,0 +1,57 @@
+"""A start in closed form: the layer over the cut learns, by least squares, to do the work of all the layers that are left out.
+
+    x  the state after the kept layers, read by a copy of the layer that follows them in the target
+    y  the state that the target's last layers read
+    the output weights of the copy's feed-forward part are fitted to y minus what is there without it
+
+What that part puts out is linear in them, so that ridge regression finds them from some ten thousand tokens; gradients take
+some hundred thousand to come as far (recipes/smollm2). Each place counts by 1/|y|^2: a norm follows, and the first token's
+state may be a hundred times as long as all others.
+
+Shapes: N positions, F inner width of the feed-forward part, D hidden.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.distillation.network import Shape, batched, caught, layers_of, tail
+from specdecpp.runners import families
+
+RIDGE = 1e-5
+"""Of the mean square of a feature, added to the diagonal."""
+
+
+def can_fit(target: Any) -> bool:
+    """Whether what a feed-forward part puts out is added as it is, not through a norm."""
+    return all(layer.down_norm is None for layer in families.described(target).layers)
+
+
+@torch.inference_mode()
+def fit(draft: Any, target: Any, texts: Sequence[Sequence[int]], shape: Shape, *, batch: int = 8) -> None:
+    """Set the draft's first own layer from the target's passes over some texts (ids)."""
+    own = tail(draft, shape.kept)
+    layer, num = own.model.layers[0], len(target.model.layers)
+    above = target.model.norm if shape.own == 1 else target.model.layers[layers_of(num, shape)[shape.kept + 1]]
+    below, product, after = target.model.layers[shape.kept], layer.mlp.down_proj, [*own.model.layers[1:], own.model.norm][0]
+    product.weight.zero_()
+    gram = cross = torch.zeros((), device=target.device)
+    for start in range(0, len(texts), batch):
+        ids, mask = batched(texts[start : start + batch], device=target.device)
+        with caught(below) as x, caught(above) as y:
+            target.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        with caught(product) as features, caught(after) as out:
+            own.model(inputs_embeds=x[0], attention_mask=mask, use_cache=False)
+        at = mask.bool()
+        f, wanted, found = (states[0][at].float() for states in (features, y, out))
+        weighted = f / wanted.square().mean(-1, keepdim=True)
+        gram, cross = gram + weighted.T @ f, cross + weighted.T @ (wanted - found)
+    product.weight.copy_(_solved(gram, cross).T)
+
+
+def _solved(gram: Float[Tensor, "F F"], cross: Float[Tensor, "F D"]) -> Float[Tensor, "F D"]:
+    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), device=gram.device)
+    return torch.linalg.solve((gram + ridge).double(), cross.double()).float()

@@ -1,0 +1,96 @@
+"""The target of a distillation: its weights for what torch does, and a runner that writes text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from specdecpp.distillation import network
+from specdecpp.distillation.network import Shape
+from specdecpp.loading.gguf import GGUF, is_gguf
+from specdecpp.loading.models import BY_NAME, Checkpoint, Model
+from specdecpp.loading.pair import known_ends
+from specdecpp.loading.tokenizers import check_spells
+from specdecpp.runners import EagerRunner, LeanRunner, NativeRunner, Runner
+
+
+@dataclass(frozen=True)
+class Target:
+    """A checkpoint or a GGUF file. Raises `PairError` and `RunnerError` for what cannot be loaded, or cannot be cut."""
+
+    name: str
+    device: str | None = None
+
+    @cached_property
+    def source(self) -> Model:
+        where = {"dtype": torch.float32, "device": self.device, "device_map": None}
+        return GGUF(self.name, **where) if is_gguf(self.name) else Checkpoint(self.name, **where)
+
+    @cached_property
+    def model(self) -> Any:
+        """In float32."""
+        model = self.source.model
+        network.check(model)
+        return model.requires_grad_(False)
+
+    @cached_property
+    def quick(self) -> Any:
+        """The same with products in bfloat16, where those are quicker."""
+        model = self.model
+        if not network.is_fast_at_half(model.device):
+            return model
+        return network.with_half_products(network.of_layers(model, [*range(len(model.model.layers))]))
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        tokenizer = self.source.tokenizer()
+        check_spells(tokenizer, self.name)
+        return tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self.source.num_rows
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        return known_ends(self.source.ends(self.tokenizer), vocab_size=self.vocab_size, name=self.name)
+
+    @cached_property
+    def context(self) -> int | None:
+        return self.writer.max_length
+
+    @cached_property
+    def writer(self) -> NativeRunner | EagerRunner:
+        """What reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's weights are
+        quantised (a per cent off, and twice as fast); transformers elsewhere."""
+        source, refusals = self.source, self.source.refusals
+        for kind in (*BY_NAME, "native"):
+            if refusals[kind] is None:
+                found = source.runner(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
+                assert isinstance(found, NativeRunner), "both kinds are"
+                return found
+        return EagerRunner(self.quick)
+
+    def runner(self, model: Any, shape: Shape | None) -> Runner:
+        """A model as it would be run here: the target (no shape), or a draft of it whose own layers are stored as the target's
+        are. For timing: what it computes is not looked at."""
+        if model.device.type != "cpu" or NativeRunner.refusal(model) is not None:
+            return LeanRunner(model, probe=False)
+        if not isinstance(self.source, GGUF):
+            return NativeRunner(model, probe=False)
+        stored = self.source.stored
+        if shape is not None:
+            layers = network.layers_of(len(self.model.model.layers), shape)
+            names = {name: f"model.layers.{layers[int(i)]}.{rest}" for name, i, rest in _layered(model)}
+            stored = {name: stored[names.get(name, name)] for name, _ in model.named_parameters()}
+        return NativeRunner(model, stored=stored, probe=False)
+
+
+def _layered(model: Any) -> Iterator[tuple[str, str, str]]:
+    """(name, layer, name within it) of what belongs to a layer."""
+    for name, _ in model.named_parameters():
+        if name.startswith("model.layers."):
+            _, _, layer, rest = name.split(".", 3)
+            yield name, layer, rest

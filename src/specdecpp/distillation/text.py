@@ -1,0 +1,125 @@
+"""The target's own text, and what it makes of it: the pieces that a draft learns from, computed once and kept on disk.
+
+    prompts -> answers of the target, sampled as they will be served -> its pass over them -> a file for each shard
+
+A file holds, for every position of prompt and answer, the state that the draft's own layers read; and for every token of an
+answer the likeliest `TOP` tokens in its place with their log probabilities at temperature 1.
+A shard is made from its number and the seed alone, so that it does not matter when, or by which process.
+
+Shapes: N positions of a shard, A tokens of its answers, D hidden.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from specdecpp import machine
+from specdecpp.distillation.network import batched, caught
+from specdecpp.errors import DataError
+
+TOP = 64
+_CRC = "crc32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One prompt with its answer. Row i of what the target says is of the i-th token of the answer; the state of the answer's
+    last token, which nothing is learned from, is not there."""
+
+    ids: Int[Tensor, " T"]
+    num_prompt: int
+    state: Float[Tensor, "T-1 D"]
+    top: Int[Tensor, "A TOP"]
+    log_p: Float[Tensor, "A TOP"]
+
+    @property
+    def num_answer(self) -> int:
+        return len(self.ids) - self.num_prompt
+
+
+@torch.inference_mode()
+def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, layer: int) -> list[Piece]:
+    """What the target makes of some answers: one pass over all of them. `layer` is the one whose input is the state."""
+    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    ids, mask = batched(texts, device=model.device)
+    with caught(model.model.layers[layer]) as states:
+        hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    pieces = []
+    for row, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        log_p = model.lm_head(hidden[row, len(prompt) - 1 : len(text) - 1]).float().log_softmax(-1)
+        best = log_p.topk(min(TOP, log_p.shape[-1]), -1)
+        pieces.append(
+            Piece(
+                ids=torch.tensor(text),
+                num_prompt=len(prompt),
+                state=states[0][row, : len(text) - 1].bfloat16().cpu(),
+                top=best.indices.cpu(),
+                log_p=best.values.cpu(),
+            )
+        )
+    return pieces
+
+
+def name_of(index: int) -> str:
+    return f"text-{index:05d}.safetensors"
+
+
+def encoded(pieces: Sequence[Piece]) -> bytes:
+    """The pieces of a shard as the bytes of its file."""
+    tensors = {
+        "ids": torch.cat([p.ids for p in pieces]).int(),
+        "lengths": torch.tensor([[p.num_prompt, len(p.ids)] for p in pieces], dtype=torch.int32),
+        "state": torch.cat([p.state for p in pieces]).bfloat16(),
+        "top": torch.cat([p.top for p in pieces]).int(),
+        "log_p": torch.cat([p.log_p for p in pieces]).half(),
+    }
+    return save(tensors, {_CRC: str(_checksum(tensors))})
+
+
+def write(folder: Path, index: int, content: bytes) -> None:
+    machine.write(folder / name_of(index), content)
+
+
+def done(folder: Path) -> list[int]:
+    """The numbers of the shards that are there."""
+    return sorted(int(path.stem.removeprefix("text-")) for path in folder.glob("text-*.safetensors"))
+
+
+def pieces(path: Path) -> Iterator[Piece]:
+    """Those of one shard. Raises `DataError` for a damaged one."""
+    try:
+        with safe_open(path, "pt") as file:
+            whole = {name: file.get_tensor(name) for name in ("ids", "lengths", "state", "top", "log_p")}
+            if (file.metadata() or {}).get(_CRC) != str(_checksum(whole)):
+                raise ValueError("its values are not those that were written")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DataError(
+            f"{path} is damaged ({str(error).splitlines()[0]}). Delete it and run the same command again: it makes this shard "
+            "anew and keeps the others."
+        ) from error
+    start = first = 0
+    for i, (num_prompt, length) in enumerate(whole["lengths"].tolist()):
+        end, last = start + length, first + length - num_prompt
+        yield Piece(
+            ids=whole["ids"][start:end].long(),
+            num_prompt=num_prompt,
+            state=whole["state"][start - i : end - i - 1],
+            top=whole["top"][first:last].long(),
+            log_p=whole["log_p"][first:last].float(),
+        )
+        start, first = end, last
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].contiguous().view(torch.uint8).numpy().data, found)
+    return found

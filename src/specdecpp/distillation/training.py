@@ -1,0 +1,232 @@
+"""Training a draft's own layers on the target's text: sparse distributions, several epochs, nothing of the target is run.
+
+    pieces -> batches of states -> own layers -> logits of the tokens it can say -> loss -> AdamW, cosine
+
+Forward KL over the likeliest tokens and one bucket for all others, or total variation over them, which is 1 - the chance
+of acceptance.
+
+Shapes: B pieces, T positions, A rows (tokens of answers), S tokens that the draft can say.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp import machine
+from specdecpp.distillation import text
+from specdecpp.distillation.network import is_fast_at_half
+from specdecpp.distillation.text import Piece
+from specdecpp.errors import DataError
+from specdecpp.training.progress import saved
+
+Loss = Literal["kl", "tv"]
+STATE = "training.pt"
+SAVED_S = 60.0
+"""How often the state is written."""
+_LEAST = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What the target says in A places, in terms of the draft's rows: probabilities [A, TOP], where a token is one that the
+    draft can say its row, else -1."""
+
+    p: Float[Tensor, "A TOP"]
+    row: Int[Tensor, "A TOP"]
+
+
+def said(pieces: Sequence[Piece], rows: Int[Tensor, " V"]) -> Said:
+    top = torch.cat([piece.top for piece in pieces])
+    return Said(p=torch.cat([piece.log_p for piece in pieces]).exp(), row=rows[top])
+
+
+def overlap(logits: Float[Tensor, "A S"], of: Said) -> Float[Tensor, " A"]:
+    """sum min(p, q) over the target's likeliest tokens: 1 - TV but for the tail, and at most that."""
+    q = _at(logits.log_softmax(-1), of.row).exp()
+    return torch.where(of.row < 0, 0.0, torch.minimum(of.p, q)).sum(-1)
+
+
+def divergence(logits: Float[Tensor, "A S"], of: Said) -> Float[Tensor, " A"]:
+    """KL(p || q) over the likeliest tokens that the draft can say and one bucket for all others."""
+    is_known = of.row >= 0
+    log_q = _at(logits.log_softmax(-1), of.row)
+    p = torch.where(is_known, of.p, 0.0)
+    rest_p = (1 - p.sum(-1)).clamp(min=_LEAST)
+    rest_q = (1 - torch.where(is_known, log_q.exp(), 0.0).sum(-1)).clamp(min=_LEAST)
+    own = torch.where(is_known, p * (p.clamp(min=_LEAST).log() - log_q), 0.0).sum(-1)
+    return own + rest_p * (rest_p.log() - rest_q.log())
+
+
+def _at(log_q: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor, "A TOP"]:
+    return log_q.gather(-1, row.clamp(min=0))
+
+
+def hidden(tail: Any, pieces: Sequence[Piece]) -> Float[Tensor, "A D"]:
+    """What the draft's output layer reads for every token of the answers, from the kept states."""
+    device = next(tail.model.layers.parameters()).device
+    longest = max(len(piece.state) for piece in pieces)
+    state = torch.zeros(len(pieces), longest, pieces[0].state.shape[-1], device=device)
+    mask = torch.zeros(len(pieces), longest, dtype=torch.long, device=device)
+    for i, piece in enumerate(pieces):
+        state[i, : len(piece.state)] = piece.state.to(device)
+        mask[i, : len(piece.state)] = 1
+    found = tail.model(inputs_embeds=state, attention_mask=mask, use_cache=False).last_hidden_state
+    rows = [found[i, piece.num_prompt - 1 : len(piece.state)] for i, piece in enumerate(pieces)]
+    return torch.cat(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a draft is trained. `rows` are the tokens of answers in a batch; the learning rate is reached after a share `warmup` of
+    the steps and falls as a cosine. Raises ValueError for what cannot be trained."""
+
+    epochs: int = 3
+    loss: Loss = "kl"
+    rows: int = 2048
+    lr: float = 1e-3
+    warmup: float = 0.03
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("kl", "tv"):
+            raise ValueError(f"loss is kl or tv, got {self.loss!r}")
+        if min(self.epochs, self.rows) < 1 or not self.lr > 0 or not 0 <= self.warmup < 1 or self.seed < 0:
+            raise ValueError(f"epochs and rows must be at least 1, lr positive, warmup in [0, 1) and seed at least 0, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """Where a training stands after a step. `overlap` is the acceptance on the batch, before the step."""
+
+    step: int
+    steps: int
+    loss: float
+    overlap: float
+    elapsed_s: float
+
+
+class Student:
+    """A draft's own layers between two steps; `keep` writes all that it takes to go on, and `opened` reads it."""
+
+    def __init__(self, tail: Any, output: Float[Tensor, "S D"], rows: Int[Tensor, " V"], course: Course, steps: int):
+        """`output` are the rows of the target's output layer that the draft has, `rows` says which is a token's (-1: none)."""
+        self.tail, self.output, self.rows, self.course, self.steps, self.step = tail, output, rows, course, steps, 0
+        self.own = [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
+        for parameter in self.own:
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
+        self.optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.is_half = is_fast_at_half(self.own[0].device)
+        self.half_output = output.bfloat16() if self.is_half else output
+
+    def learn(self, pieces: Sequence[Piece]) -> tuple[float, float]:
+        """One step; the loss and the acceptance before it."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.course.lr * rate(self.step, steps=self.steps, warmup=self.course.warmup)
+        logits, of = self.logits(pieces), said(pieces, self.rows)
+        with torch.no_grad():
+            accepted = float(overlap(logits, of).mean())
+        loss = divergence(logits, of).mean() if self.course.loss == "kl" else 1 - overlap(logits, of).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.own, 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return float(loss.detach()), accepted
+
+    def logits(self, pieces: Sequence[Piece]) -> Float[Tensor, "A S"]:
+        """Of the tokens that the draft can say, for every token of the answers."""
+        with torch.autocast(self.output.device.type, torch.bfloat16, enabled=self.is_half):
+            return (hidden(self.tail, pieces).to(self.half_output.dtype) @ self.half_output.T).float()
+
+    def keep(self, path: Path, origin: Mapping[str, Any]) -> None:
+        state = {"origin": dict(origin), "step": self.step, "optimiser": self.optimiser.state_dict()}
+        with machine.whole(path) as part:
+            torch.save(state | {"own": [p.detach() for p in self.own]}, part)
+
+    def go_on(self, path: Path, origin: Mapping[str, Any]) -> None:
+        """From a state that `keep` wrote; nothing where there is none. Raises `DataError` for that of another training."""
+        if not path.exists():
+            return
+        try:
+            state = saved(path)
+            if state["origin"] != dict(origin):
+                raise DataError(
+                    f"{path} is of another training: {state['origin']} and not {dict(origin)}. Distil into another folder."
+                )
+            for parameter, value in zip(self.own, state["own"], strict=True):
+                parameter.data.copy_(value)
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.step = int(state["step"])
+        except DataError:
+            raise
+        except Exception as error:  # zip, pickle and torch each have errors of their own
+            raise DataError(
+                f"{path} is damaged ({str(error).splitlines()[0]}), so this training cannot go on from it. Delete that file and "
+                "run the same command again: the draft is trained from its beginning, on the same text."
+            ) from error
+
+
+def batches(pieces: Sequence[Piece], rows: int, generator: torch.Generator) -> Iterator[list[Piece]]:
+    """In a random order, each of about so many tokens of answers; of like lengths, since shorter ones are filled up."""
+    order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].ids))
+    found: list[list[Piece]] = [[]]
+    for i in order:
+        if sum(piece.num_answer for piece in found[-1]) >= rows:
+            found.append([])
+        found[-1].append(pieces[i])
+    yield from (found[i] for i in torch.randperm(len(found), generator=generator).tolist())
+
+
+def lessons(paths: Sequence[Path], course: Course) -> Iterator[list[Piece]]:
+    """All batches of all epochs, in an order of the course's own: some shards are held at once, and mixed."""
+    for epoch in range(course.epochs):
+        generator = torch.Generator().manual_seed(course.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(paths), generator=generator).tolist()
+        for start in range(0, len(order), _MIXED):
+            held = [piece for i in order[start : start + _MIXED] for piece in text.pieces(paths[i])]
+            yield from batches(held, course.rows, generator)
+
+
+_MIXED = 8  # shards
+
+
+def rate(at: int, *, steps: int, warmup: float) -> float:
+    """The learning rate as a share of its highest: a line up, then a cosine down to a tenth."""
+    rising = max(1, round(warmup * steps))
+    if at < rising:
+        return (at + 1) / rising
+    return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (at - rising) / max(1, steps - rising)))
+
+
+def train(
+    student: Student,
+    paths: Sequence[Path],
+    folder: Path,
+    origin: Mapping[str, Any],
+    *,
+    tell: Callable[[Lesson], None] = lambda lesson: None,
+) -> list[Lesson]:
+    """Train to the end, from where a run before left off; what it left is in `folder / STATE`. The lessons of this run."""
+    student.go_on(folder / STATE, origin)
+    began = saved_at = perf_counter()
+    done: list[Lesson] = []
+    for at, batch in enumerate(lessons(paths, student.course)):
+        if at < student.step:
+            continue
+        loss, accepted = student.learn(batch)
+        now = perf_counter()
+        done.append(Lesson(step=at + 1, steps=student.steps, loss=loss, overlap=accepted, elapsed_s=now - began))
+        if now - saved_at > SAVED_S:
+            student.keep(folder / STATE, origin)
+            saved_at = now
+        tell(done[-1])
+    student.keep(folder / STATE, origin)
+    return done

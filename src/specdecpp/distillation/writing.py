@@ -1,0 +1,110 @@
+"""The target writes: answers to prompts as it will be asked for them, with what a draft learns of each token, as they come.
+
+    prompts -> slots of a batch, one pass a step -> a token for each, the state at the cut, the likeliest tokens -> pieces
+
+On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.extend_all`), and a slot takes the next prompt as soon
+as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an answer is
+the same in whatever company it was written. Elsewhere transformers writes whole batches and reads them again (`text.read`).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdecpp.distillation.text import TOP, Piece, read
+from specdecpp.runners import EagerRunner, NativeRunner
+from specdecpp.sampling import Sampling, probabilities
+from specdecpp.training.responses import sample_responses
+
+SLOTS = 16
+"""Answers that are written at once: wider passes of the compiled code are no cheaper by the row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """Who writes and how. `layer` is the one whose input is the state that is kept; `context` the most tokens of a text."""
+
+    runner: NativeRunner | EagerRunner
+    sampling: Sampling
+    max_tokens: int
+    ends: Collection[int]
+    layer: int
+    context: int | None = None
+
+    def pieces(self, prompts: Sequence[Sequence[int]], *, seed: tuple[int, ...]) -> list[Piece]:
+        """One for each prompt (ids). The answers depend on the prompts, the seed and each prompt's place."""
+        if isinstance(self.runner, NativeRunner) and not self.sampling.needs_seen:
+            found = dict(self._written(self.runner, prompts, seed))
+            return [found[i] for i in range(len(prompts))]
+        runner: Any = self.runner
+        generator = torch.Generator(device=runner.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
+        answers = sample_responses(
+            runner,
+            prompts,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            ends=self.ends,
+            generator=generator,
+            max_length=self.context,
+        )
+        return read(runner.model, prompts, answers, layer=self.layer)
+
+    def _written(
+        self, runner: NativeRunner, prompts: Sequence[Sequence[int]], seed: tuple[int, ...]
+    ) -> Iterator[tuple[int, Piece]]:
+        waiting = iter(range(len(prompts)))
+        slots: list[_Slot] = []
+        while True:
+            more = islice(waiting, SLOTS - len(slots))
+            slots += [_Slot(i, list(prompts[i]), runner.fresh(), _uniforms(seed, i), self._limit(prompts[i])) for i in more]
+            if not slots:
+                return
+            unread = [slot.ids[slot.runner.length :] for slot in slots]
+            logits, _, states = NativeRunner.extend_all([slot.runner for slot in slots], unread, seen=self.layer)
+            p = probabilities(logits, self.sampling)
+            best = logits.topk(min(TOP, logits.shape[-1]), -1)
+            log_p = best.values - logits.logsumexp(-1, keepdim=True)
+            for row, slot in enumerate(slots):
+                slot.states.append(states[row].bfloat16())
+                slot.said.append((best.indices[row], log_p[row]))
+                slot.ids.append(runner.draw(p[row], slot.uniforms.random()))
+            for slot in slots:
+                if slot.ids[-1] in self.ends or slot.num_answer == slot.limit:
+                    yield slot.place, slot.piece()
+            slots = [slot for slot in slots if not (slot.ids[-1] in self.ends or slot.num_answer == slot.limit)]
+
+    def _limit(self, prompt: Sequence[int]) -> int:
+        return self.max_tokens if self.context is None else min(self.max_tokens, self.context - len(prompt))
+
+
+@dataclass
+class _Slot:
+    """An answer that is being written."""
+
+    place: int
+    ids: list[int]
+    runner: NativeRunner
+    uniforms: np.random.Generator
+    limit: int
+    states: list[Tensor] = field(default_factory=list)
+    said: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def num_answer(self) -> int:
+        return len(self.said)
+
+    def piece(self) -> Piece:
+        top, log_p = (torch.stack(column) for column in zip(*self.said, strict=True))
+        state = torch.cat(self.states)
+        return Piece(
+            ids=torch.tensor(self.ids), num_prompt=len(self.ids) - self.num_answer, state=state, top=top, log_p=log_p
+        )
+
+
+def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:
+    return np.random.default_rng([*seed, place])
