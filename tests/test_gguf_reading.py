@@ -1,5 +1,6 @@
 """GGUF files without llama.cpp: the very model and tokenizer that were written, by every runner, or a sentence."""
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from specdecpp.loading import gguf as files
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored
+from specdecpp.loading.gguf_reading import GGUFSource, Stored, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.gguf_writing import Precision, write
 from specdecpp.loading.pair import REFERENCE, load_pair
@@ -59,7 +60,7 @@ def rewritten(source: Path, path: Path, *, change: Callable[[dict[str, Any]], No
     """A file again, by the package's own writer, with other metadata (None: without the key) and tensors ({name: Stored})."""
     header = Header(source)
     values = {key: header.values[key] for key in header.values}
-    tensors = {name: Stored(e.kind, e.shape, e.data) for name, e in header.tensors.items() if e.data is not None}
+    tensors = {name: Stored(e.kind, e.shape, e.data) for name, e in header.tensors.items()}
     both: dict[str, Any] = {"values": values, "tensors": tensors}
     if change is not None:
         change(both)
@@ -533,6 +534,36 @@ def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, 
     with pytest.raises(RunnerError, match=why) as caught:
         GGUF(tmp_path / "m.gguf")
     assert str(tmp_path / "m.gguf") in str(caught.value)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path, tmp_path: Path):
+    """Catches a signal that ends the process where a mapped file becomes shorter, and rows of two files in one model."""
+    path = Path(shutil.copy(sound / "target.gguf", tmp_path / "m.gguf"))
+    os.utime(path, (1e9, 1e9))
+    model, header = GGUF(path), Header(path)
+    if is_cut:
+        os.truncate(path, header.end)
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    for read in (
+        lambda: model.runner("native", vocab_size=SIZE, num_threads=1),
+        lambda: model.model,
+        lambda: check_numbers(header),
+        lambda: files._digest(header),
+    ):
+        with pytest.raises(RunnerError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
+            read()
+
+
+def test_no_weights_are_held_by_a_file(sound: Path):
+    """Catches a second copy of the weights in memory beside the one that a runner makes, and files left open."""
+    source = GGUFSource(sound / "target.gguf")
+    assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
+    handle = source.header._file._handle
+    del source
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
 
 
 def test_what_is_no_file_is_told(tmp_path: Path):

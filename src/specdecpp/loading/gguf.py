@@ -49,7 +49,7 @@ class GGUF:
                 "'specdecpp[gguf]'"
             )
         self._source = None if self._unsupported else GGUFSource(self._header)
-        self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
+        self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
         self._runners = Runners()
         self._digest = self._inspected()
 
@@ -169,6 +169,6 @@ def _digest(header: Header) -> str:
     digest = hashlib.sha256(str(numbers).encode())
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
-        if entry.data is not None:
-            digest.update(memoryview(entry.data))  # pyright: ignore[reportArgumentType]
+        for part in entry.parts():
+            digest.update(memoryview(part))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()[:32]
