@@ -21,6 +21,7 @@ from specdecpp import machine
 from specdecpp.decoder import encode
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading import gguf as files
+from specdecpp.loading import gguf_tokenizer
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
@@ -346,6 +347,37 @@ def test_scores_become_merges(tmp_path: Path):
     assert tokenizer("he<end>he").input_ids == [1, *merged("he"), PIECES.index("<end>"), *merged("he")]
     plain = tokenizer_of(spm_file(tmp_path / "p.gguf", add_space_prefix=False, add_bos_token=False), num_rows=300)
     assert plain("hel").input_ids == [PIECES.index("hel")]
+
+
+def test_a_tokenizer_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches seconds at every load for half a million merges; a damaged copy that is believed, or read for another file's; and
+    a folder that cannot be written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    built, own = [], gguf_tokenizer._built
+    monkeypatch.setattr(gguf_tokenizer, "_built", lambda *given: built.append(1) or own(*given))
+    header, text = spm_file(tmp_path / "m.gguf"), "hello wor<end> é"
+    first = tokenizer_of(header, num_rows=300)
+    again = tokenizer_of(spm_file(tmp_path / "r.gguf"), num_rows=300)
+    assert len(built) == 1, "the same keys in another file"
+    assert again(text).input_ids == first(text).input_ids
+    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
+    assert (again.special_tokens_map, again.added_tokens_decoder) == (first.special_tokens_map, first.added_tokens_decoder)
+    (copy,) = (tmp_path / "cache" / "specdecpp").glob("*.tokenizer.json")
+    sound = copy.read_bytes()
+    for spoil in (lambda: copy.write_bytes(sound.replace(b"hello", b"hallo")), lambda: copy.write_bytes(b""), copy.unlink):
+        spoil()
+        built.clear()
+        assert tokenizer_of(header, num_rows=300)(text).input_ids == first(text).input_ids
+        assert built == [1]
+        assert copy.read_bytes() == sound
+    assert tokenizer_of(spm_file(tmp_path / "o.gguf", add_bos_token=False), num_rows=300)("he").input_ids == merged("he")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    copy.unlink()
+    monkeypatch.setattr(machine, "write", full)
+    assert tokenizer_of(header, num_rows=300)(text).input_ids == first(text).input_ids
 
 
 def test_all_ends_are_known(sound: Path, tmp_path: Path):
