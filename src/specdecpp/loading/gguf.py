@@ -137,13 +137,13 @@ class GGUF:
             "eager": None,
         }
 
-    def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
+    def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
             return GGUFRunner(self._file, vocab_size=vocab_size, num_threads=num_threads)
-        stored: dict[str, Any] = {}
+        stored: dict[str, Any] = {"is_checked": is_checked}
         if kind in ("native", "native-int8") and self._source is not None:
-            stored = {"model": self._source.skeleton, "stored": self._source.stored}
+            stored |= {"model": self._source.skeleton, "stored": self._source.stored}
             stored |= {"activations": "int8"} if kind == "native-int8" else {}
             kind = "native"
         made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
