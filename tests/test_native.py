@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import assert_same_bits
 from transformers import AutoModelForCausalLM
 
 from specdecpp import EagerRunner, NativeRunner, Pair, load_pair
@@ -58,14 +59,7 @@ def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner,
 def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
     """Catches sums whose order depends on how many rows are read at once, or on the threads: verification of several
     candidates must see what decoding one by one would have seen."""
-    whole, states = runners[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
-    for cuts in ([1] * 12, [5, 1, 6], [9, 3], [2, 10]):
-        compiled, tokens, parts = runners[1].fresh(num_threads=threads), list(TEXT), []
-        for n in cuts:
-            parts.append(compiled.extend(tokens[:n], rows=n))
-            tokens = tokens[n:]
-        assert torch.equal(torch.cat([p[0] for p in parts]), whole)
-        assert torch.equal(torch.cat([p[1] for p in parts]), states)
+    assert_same_bits(runners[1], TEXT, [1] * 12, [5, 1, 6], [9, 3], [2, 10], threads=threads)
 
 
 def test_a_rollback_leaves_no_trace(runners: tuple[EagerRunner, NativeRunner]) -> None:
