@@ -391,6 +391,14 @@ def test_a_wrong_method_is_told_the_right_one(server: Served) -> None:
         assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
 
 
+def test_a_model_whose_name_has_a_slash_is_found(pair: Pair) -> None:
+    """Catches a server that has no such page for the name that it tells: hub names have one."""
+    with served(pair, name="org/tiny") as server:
+        (listed,) = server.client().models.list().data
+        assert server.client().models.retrieve(listed.id).id == server.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
+        assert server.get("/v1/models/org").status_code == 404
+
+
 def test_head_is_get_without_a_body(server: Served) -> None:
     """Catches a 405 for the monitors that ask /health so, and a body that the next answer on the connection begins with."""
     with httpx2.Client() as client:

@@ -1,6 +1,7 @@
 """The ASGI application: endpoints behind the gate, errors in OpenAI's shape, the engine started and stopped with it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -83,8 +84,6 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 class _AsciiJson(JSONResponse):
     def render(self, content: Any) -> bytes:
-        import json
-
         return json.dumps(content, ensure_ascii=True).encode()
 
 
