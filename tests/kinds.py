@@ -1,10 +1,11 @@
-"""The kinds of transformers models the real-model tests run on, as `testing.tiny_model` takes them."""
+"""The kinds of transformers models the real-model tests run on, as `testing.tiny_model` takes them; what runners must keep."""
 
 from functools import cache
 from typing import Any
 
 import torch
 
+from specdecpp import NativeRunner
 from specdecpp.testing import tiny_model
 
 # Windows of 6: shorter than nearly every sequence in the tests.
@@ -27,3 +28,13 @@ KINDS: dict[str, dict[str, Any]] = {
 def model_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Any:
     """A tiny model, made once per test run; nobody may change it."""
     return tiny_model(kind, seed=seed, **KINDS[kind]).to(dtype)
+
+
+def assert_same_bits(runner: NativeRunner, text: list[int], *cuts: list[int], threads: int) -> None:
+    """Logits and states of a text do not depend on the parts that it is read in, of these lengths, nor on the threads."""
+    whole = runner.fresh(num_threads=1).extend(text, rows=len(text))
+    for lengths in cuts:
+        compiled, ends = runner.fresh(num_threads=threads), [sum(lengths[: i + 1]) for i in range(len(lengths))]
+        parts = [compiled.extend(text[end - n : end], rows=n) for n, end in zip(lengths, ends, strict=True)]
+        for found, expected in zip(zip(*parts, strict=True), whole, strict=True):
+            assert torch.equal(torch.cat(found), expected), f"read {lengths} at a time"

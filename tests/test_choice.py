@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,39 @@ def test_a_runner_that_fails_when_it_is_made_is_left_out(
         assert pair.runners.endswith("here. Failed: lean: other logits than transformers"), "not only that others fail"
     with pytest.raises(RunnerError, match="other logits"):
         load_pair(target, draft=draft, runner="lean")
+
+
+def test_a_runner_that_is_far_behind_is_left_at_once(
+    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches half a minute of a first load for checks and rounds of a runner whose first round has shown that it is slow; one
+    that is given up for a first round that was spent on beginning; and slow ones that are tried before there is a fast one."""
+    clock, passes = [0.0], {"lean": 0, "eager": 0}
+    seconds = {"lean": [0.01], "eager": [10.0]}
+
+    def timed(kind: type[EagerRunner], name: str) -> None:
+        own: Any = kind.extend
+
+        def extend(self: EagerRunner, *given: Any, **more: Any) -> Any:
+            if type(self) is kind:
+                clock[0] += seconds[name][min(passes[name], len(seconds[name]) - 1)]
+                passes[name] += 1
+            return own(self, *given, **more)
+
+        monkeypatch.setattr(kind, "extend", extend)
+
+    timed(LeanRunner, "lean")
+    timed(EagerRunner, "eager")
+    monkeypatch.setattr(choice, "perf_counter", lambda: clock[0])
+    target, draft = folders["llama"]
+    pair = load_pair(target, draft=draft, runner=("eager", "lean"))
+    assert pair.runners == "lean: 50.0 ms a round of 4 candidates here; eager 50000.0"
+    assert passes["eager"] == choice.CANDIDATES + 1, "one round"
+    (file,) = home.glob("runners-*")
+    file.unlink()
+    seconds["eager"] = [0.1, 0.005]
+    passes["eager"] = 0
+    assert load_pair(target, draft=draft, runner=("eager", "lean")).runners.startswith("eager: 25.0 ms")
 
 
 def test_what_was_not_tried_is_told_with_its_reason(folders: dict[str, tuple[Path, Path]], home: Path) -> None:

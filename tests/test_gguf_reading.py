@@ -1,5 +1,6 @@
 """GGUF files without llama.cpp: the very model and tokenizer that were written, by every runner, or a sentence."""
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from specdecpp import machine
 from specdecpp.decoder import encode
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading import gguf as files
+from specdecpp.loading import gguf_tokenizer
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored
+from specdecpp.loading.gguf_reading import GGUFSource, Stored, check_numbers
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.gguf_writing import Precision, write
 from specdecpp.loading.pair import REFERENCE, load_pair
@@ -59,7 +61,7 @@ def rewritten(source: Path, path: Path, *, change: Callable[[dict[str, Any]], No
     """A file again, by the package's own writer, with other metadata (None: without the key) and tensors ({name: Stored})."""
     header = Header(source)
     values = {key: header.values[key] for key in header.values}
-    tensors = {name: Stored(e.kind, e.shape, e.data) for name, e in header.tensors.items() if e.data is not None}
+    tensors = {name: Stored(e.kind, e.shape, e.data) for name, e in header.tensors.items()}
     both: dict[str, Any] = {"values": values, "tensors": tensors}
     if change is not None:
         change(both)
@@ -347,6 +349,37 @@ def test_scores_become_merges(tmp_path: Path):
     assert plain("hel").input_ids == [PIECES.index("hel")]
 
 
+def test_a_tokenizer_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches seconds at every load for half a million merges; a damaged copy that is believed, or read for another file's; and
+    a folder that cannot be written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    built, own = [], gguf_tokenizer._built
+    monkeypatch.setattr(gguf_tokenizer, "_built", lambda *given: built.append(1) or own(*given))
+    header, text = spm_file(tmp_path / "m.gguf"), "hello wor<end> é"
+    first = tokenizer_of(header, num_rows=300)
+    again = tokenizer_of(spm_file(tmp_path / "r.gguf"), num_rows=300)
+    assert len(built) == 1, "the same keys in another file"
+    assert again(text).input_ids == first(text).input_ids
+    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
+    assert (again.special_tokens_map, again.added_tokens_decoder) == (first.special_tokens_map, first.added_tokens_decoder)
+    (copy,) = (tmp_path / "cache" / "specdecpp").glob("*.tokenizer.json")
+    sound = copy.read_bytes()
+    for spoil in (lambda: copy.write_bytes(sound.replace(b"hello", b"hallo")), lambda: copy.write_bytes(b""), copy.unlink):
+        spoil()
+        built.clear()
+        assert tokenizer_of(header, num_rows=300)(text).input_ids == first(text).input_ids
+        assert built == [1]
+        assert copy.read_bytes() == sound
+    assert tokenizer_of(spm_file(tmp_path / "o.gguf", add_bos_token=False), num_rows=300)("he").input_ids == merged("he")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    copy.unlink()
+    monkeypatch.setattr(machine, "write", full)
+    assert tokenizer_of(header, num_rows=300)(text).input_ids == first(text).input_ids
+
+
 def test_all_ends_are_known(sound: Path, tmp_path: Path):
     """Catches text that goes on after a turn, because the file names one end only, and an end that is not in the vocabulary."""
 
@@ -533,6 +566,36 @@ def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, 
     with pytest.raises(RunnerError, match=why) as caught:
         GGUF(tmp_path / "m.gguf")
     assert str(tmp_path / "m.gguf") in str(caught.value)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path, tmp_path: Path):
+    """Catches a signal that ends the process where a mapped file becomes shorter, and rows of two files in one model."""
+    path = Path(shutil.copy(sound / "target.gguf", tmp_path / "m.gguf"))
+    os.utime(path, (1e9, 1e9))
+    model, header = GGUF(path), Header(path)
+    if is_cut:
+        os.truncate(path, header.end)
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    for read in (
+        lambda: model.runner("native", vocab_size=SIZE, num_threads=1),
+        lambda: model.model,
+        lambda: check_numbers(header),
+        lambda: files._digest(header),
+    ):
+        with pytest.raises(RunnerError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
+            read()
+
+
+def test_no_weights_are_held_by_a_file(sound: Path):
+    """Catches a second copy of the weights in memory beside the one that a runner makes, and files left open."""
+    source = GGUFSource(sound / "target.gguf")
+    assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
+    handle = source.header._file._handle
+    del source
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
 
 
 def test_what_is_no_file_is_told(tmp_path: Path):

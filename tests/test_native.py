@@ -1,10 +1,12 @@
 """The compiled runner computes what transformers computes, the same bits however a text is cut; and refuses the rest."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kinds import assert_same_bits
 from transformers import AutoModelForCausalLM
 
 from specdecpp import EagerRunner, NativeRunner, Pair, load_pair
@@ -12,7 +14,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.errors import RunnerError
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
-from specdecpp.runners.native import library
+from specdecpp.runners.native import compilation, library, weights
 from specdecpp.sampling import inverted
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
@@ -58,14 +60,7 @@ def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner,
 def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
     """Catches sums whose order depends on how many rows are read at once, or on the threads: verification of several
     candidates must see what decoding one by one would have seen."""
-    whole, states = runners[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
-    for cuts in ([1] * 12, [5, 1, 6], [9, 3], [2, 10]):
-        compiled, tokens, parts = runners[1].fresh(num_threads=threads), list(TEXT), []
-        for n in cuts:
-            parts.append(compiled.extend(tokens[:n], rows=n))
-            tokens = tokens[n:]
-        assert torch.equal(torch.cat([p[0] for p in parts]), whole)
-        assert torch.equal(torch.cat([p[1] for p in parts]), states)
+    assert_same_bits(runners[1], TEXT, [1] * 12, [5, 1, 6], [9, 3], [2, 10], threads=threads)
 
 
 def test_a_rollback_leaves_no_trace(runners: tuple[EagerRunner, NativeRunner]) -> None:
@@ -133,6 +128,23 @@ def test_weights_kept_in_half_give_the_same_bits(variant: str, tmp_path: Path) -
             assert torch.equal(logits[:, :50], first[0][:, :50])
             assert torch.equal(states, first[1])
         torch.testing.assert_close(whole.fresh().extend(text, rows=len(text))[0], first[0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_numbers_are_those_of_the_compiled_code() -> None:
+    """Catches a number that is changed on one side only: a model with a table too many writes past the others, and rows of one
+    kind are read as another."""
+    code = {path.name: path.read_text(encoding="utf-8") for path in compilation.SOURCES.glob("*.h")}
+
+    def names(kind: str, of: str) -> list[str]:
+        return re.findall(r"\w+(?: = \d+)?", re.search(rf"enum {kind} {{(.*?)}}", code[of], re.DOTALL)[1])  # pyright: ignore[reportOptionalSubscript]
+
+    assert f"constexpr int TABLES = {weights.TABLES};" in code["model.h"]
+    assert set(names("Kind", "packing.h")) == {f"{kind} = {number}" for kind, number in weights.KINDS.items()}
+    assert set(weights.DTYPES.values()) <= set(weights.KINDS)
+    for kind, own in (("Role", weights._ROLES), ("Norm", weights._NORMS)):
+        assert list(range(len(names(kind, "model.h")) - 1)) == list(own.values()), "but for the last, which counts them"
+    (whole, floats) = re.search(r"struct Shape {\s+int32_t (.*?);\s+float (.*?);", code["model.h"]).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    assert f"{whole}, {floats}".split(", ") == [name for name, _ in weights._Shape._fields_]
 
 
 def test_a_padded_vocabulary_is_cut() -> None:

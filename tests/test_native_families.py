@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import test_lean
 import torch
+from kinds import assert_same_bits
 
 from specdecpp import EagerRunner, NativeRunner, Pair
 from specdecpp.decoder import Decoder
@@ -48,14 +49,7 @@ def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner,
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
     """Catches a window whose first block of positions, and so the order of a sum, depends on the rows that are read at once."""
-    whole, states = runners[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
-    for cuts in ([1] * 90, [5, 1, 13, 2, 69], [57, 3, 30]):
-        compiled, tokens, parts = runners[1].fresh(num_threads=threads), list(TEXT), []
-        for n in cuts:
-            parts.append(compiled.extend(tokens[:n], rows=n))
-            tokens = tokens[n:]
-        assert torch.equal(torch.cat([p[0] for p in parts]), whole)
-        assert torch.equal(torch.cat([p[1] for p in parts]), states)
+    assert_same_bits(runners[1], TEXT, [1] * 90, [5, 1, 13, 2, 69], [57, 3, 30], threads=threads)
 
 
 @pytest.mark.parametrize("window", [15, 16, 17, 31, 32, 33, 40, 64, 89, 90])

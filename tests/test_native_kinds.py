@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import assert_same_bits
 from quantised import fabricated
 
 from specdecpp import EagerRunner, NativeRunner
@@ -73,14 +74,9 @@ def test_logits_are_those_of_the_values_in_the_file(runners: tuple[EagerRunner, 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
     """Catches sums whose order depends on how many rows or panels are summed at once."""
-    whole, states = runners[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
-    for cuts in ([1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [6, 8], [7, 7], [4, 10], [11, 3], [12, 2]):
-        compiled, tokens, parts = runners[1].fresh(num_threads=threads), list(TEXT), []
-        for n in cuts:
-            parts.append(compiled.extend(tokens[:n], rows=n))
-            tokens = tokens[n:]
-        assert torch.equal(torch.cat([p[0] for p in parts]), whole)
-        assert torch.equal(torch.cat([p[1] for p in parts]), states)
+    assert_same_bits(
+        runners[1], TEXT, [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [6, 8], [7, 7], [4, 10], [11, 3], [12, 2], threads=threads
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,10 +168,4 @@ def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[Ea
 
 def test_rounded_activations_give_the_same_bits_however_a_text_is_cut(rounded: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches rounding that looks at more than its own row."""
-    whole, _ = rounded[1].fresh(num_threads=1).extend(TEXT, rows=len(TEXT))
-    for cuts in ([1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [7, 7]):
-        compiled, tokens, parts = rounded[1].fresh(num_threads=2), list(TEXT), []
-        for n in cuts:
-            parts.append(compiled.extend(tokens[:n], rows=n)[0])
-            tokens = tokens[n:]
-        assert torch.equal(torch.cat(parts), whole)
+    assert_same_bits(rounded[1], TEXT, [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [7, 7], threads=2)

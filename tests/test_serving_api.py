@@ -382,12 +382,33 @@ def test_half_a_character_is_told_at_every_door(server: Served, pair: Pair, is_s
 def test_a_wrong_method_is_told_the_right_one(server: Served) -> None:
     """Catches a 405 without Allow, which the protocol asks for (RFC 9110, 15.5.6)."""
     for method, path, allowed in (
-        ("DELETE", "/v1/models", "GET"),
+        ("DELETE", "/v1/models", "GET, HEAD"),
         ("GET", "/v1/completions", "POST"),
-        ("POST", "/health", "GET"),
+        ("HEAD", "/v1/completions", "POST"),
+        ("POST", "/health", "GET, HEAD"),
     ):
         reply = httpx2.request(method, f"{server.url}{path}")
         assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
+
+
+def test_a_model_whose_name_has_a_slash_is_found(pair: Pair) -> None:
+    """Catches a server that has no such page for the name that it tells: hub names have one."""
+    with served(pair, name="org/tiny") as server:
+        (listed,) = server.client().models.list().data
+        assert server.client().models.retrieve(listed.id).id == server.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
+        assert server.get("/v1/models/org").status_code == 404
+
+
+def test_head_is_get_without_a_body(server: Served) -> None:
+    """Catches a 405 for the monitors that ask /health so, and a body that the next answer on the connection begins with."""
+    with httpx2.Client() as client:
+        for path in ("/", "/health", "/metrics", "/v1/models", f"/v1/models/{server.name}", "/v1/models/other", "/nothing"):
+            head, got = (client.request(method, f"{server.url}{path}") for method in ("HEAD", "GET"))
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+            assert path == "/metrics" or head.headers["content-length"] == got.headers["content-length"] == str(
+                len(got.content)
+            )
 
 
 @pytest.mark.parametrize(

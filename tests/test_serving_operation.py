@@ -78,7 +78,8 @@ def counters(server: Served) -> dict[str, float]:
 
 
 def test_who_finds_no_place_is_told_when_to_come_again(endless: Served) -> None:
-    """Catches a queue without a bound, a 429 without Retry-After, and places that a stream keeps after its client has gone."""
+    """Catches a queue without a bound, a 429 without Retry-After or one that /metrics does not count, and places that a stream
+    keeps after its client has gone."""
     ask = endless.client().completions.create
     with httpx2.Client(base_url=endless.url, timeout=PATIENCE_S) as client:
         streams = [client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) for _ in range(4)]
@@ -87,6 +88,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(endless: Served) -> None:
         with pytest.raises(openai.RateLimitError, match="all places are taken") as full:
             ask(model=endless.name, prompt="abc")
         assert int(full.value.response.headers["retry-after"]) >= 1
+        assert counters(endless)["specdecpp_requests_totalqueue_full"] >= 1
         full_house = {"status": "ok", "running": 2, "waiting": 2}
         assert eventually(lambda: endless.get("/health").json() == full_house)
         for stream in streams:

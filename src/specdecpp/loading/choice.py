@@ -8,6 +8,7 @@ The figures are remembered, so a pair that is loaded again is run as before and 
 import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -25,9 +26,11 @@ BUDGET_S = 1.8
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 6
+METHOD = 7
 FAR = 4.0
-"""How much slower than the fastest an option may be in its first turn and have more of them: the rest cannot catch up."""
+"""How much slower than the fastest an option may be in its first rounds and have more of them: the rest cannot catch up."""
+LONG_S = 1.0
+"""A first round that takes longer says enough; a shorter one may have been spent on beginning."""
 log = logging.getLogger("specdecpp.loading")
 _THREADED = {"native", "native-int8", "llama.cpp"}  # with threads of their own; the others have torch's
 
@@ -121,7 +124,7 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
     refused: list[str] = []
     free, copied = machine.free_bytes(), 0
     is_order = kinds is not None and len(kinds) == 1
-    for kind in kinds or [kind for kind in KINDS if kind not in BY_NAME]:
+    for kind in sorted(kinds or {*KINDS} - {*BY_NAME}, key=KINDS.index):  # the likely fast ones first
         own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in (target, draft)]
         refusals = ((k, model.refusals[k]) for model, k in zip((target, draft), own, strict=True))
         reasons = [f"{k}: {reason}" for k, reason in refusals if reason]
@@ -159,11 +162,11 @@ def _threads(kinds: list[str]) -> Iterator[tuple[int, int]]:
     yield from ((m, n) for m in sorted(p) for n in sorted(q) if kinds[0] != kinds[1] or n <= m)
 
 
-def _runners(target: Model, draft: Model, option: Option, vocab_size: int) -> dict[str, Runner]:
+def _runners(target: Model, draft: Model, option: Option, vocab_size: int, *, is_checked: bool = True) -> dict[str, Runner]:
     (p, q), (m, n) = option.kinds, option.threads
     return {
-        "target": target.runner(p, vocab_size=vocab_size, num_threads=m),
-        "draft": draft.runner(q, vocab_size=vocab_size, num_threads=n),
+        "target": target.runner(p, vocab_size=vocab_size, num_threads=m, is_checked=is_checked),
+        "draft": draft.runner(q, vocab_size=vocab_size, num_threads=n, is_checked=is_checked),
     }
 
 
@@ -188,22 +191,33 @@ def _measured(
 ) -> tuple[dict[Option, list[float]], dict[str, str]]:
     """Seconds of rounds of each option, and why others fail.
 
-    The options take turns of several rounds, of which the first finds the caches as another option left them: a short turn
-    each, and those that are not far behind then take more. One whose runner cannot be made is left out.
+    One after another they are looked at, and who is far behind is left out at once: its forwards may take seconds each, and a
+    check takes many. The others then take turns of several rounds, of which the first finds the caches as another option left
+    them: a short turn each, and those that are not far behind then take more. One whose runner cannot be made is left out.
     """
     trials: dict[Option, _Trial] = {}
+    times: dict[Option, list[float]] = {}
     failed: dict[str, str] = {}
+    least = inf
     for option in options:
         log.info("trying %s", option.name)
         try:
-            trials[option] = _Trial(**_runners(target, draft, option, vocab_size))
+            seen = _glanced(target, draft, option, vocab_size, FAR * least) if trials else inf
+            if trials and seen > FAR * least:
+                times[option] = [seen]
+                continue
+            trials[option] = trial = _Trial(**_runners(target, draft, option, vocab_size))
+            least = min(least, seen) if len(trials) > 1 else trial.turn(2)[0]
         except RunnerError as error:  # a promise that was put to the test and not kept; the others may do
             failed[option.name] = str(error)
     if not trials:
         raise RunnerError(_listed("no runner works", failed))
-    times = {option: trial.turn(2) for option, trial in trials.items()}
-    least = min(map(min, times.values()))
-    near = [option for option, found in times.items() if min(found) < FAR * least]
+    least = inf
+    for option, trial in trials.items():
+        trial.read()
+        times[option] = trial.turn(2, FAR * least)
+        least = min(least, *times[option])
+    near = [option for option in trials if min(times[option]) < FAR * least]
     if 2 * TURN * sum(sum(times[option]) for option in near) > BUDGET_S:
         return times, failed
     started = perf_counter()
@@ -215,20 +229,38 @@ def _measured(
     return times, failed
 
 
+def _glanced(target: Model, draft: Model, option: Option, vocab_size: int, enough_s: float) -> float:
+    """Seconds of a round of runners that were not checked; 0 where they fail, of which the check tells more."""
+    try:
+        return _Trial(**_runners(target, draft, option, vocab_size, is_checked=False)).turn(2, enough_s)[0]
+    except RunnerError:
+        raise
+    except Exception:
+        return 0.0
+
+
 class _Trial:
-    """The forwards of rounds whose candidates are all rejected, at a short context."""
+    """The forwards of rounds whose candidates are all rejected, in an empty cache or after a short context."""
 
     def __init__(self, *, target: Runner, draft: Runner):
         self._target, self._draft = target, draft
         room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
         self._num = max(0, min(CANDIDATES, room - 2))
-        self._context = min(CONTEXT, room - self._num - 1)
-        for runner in (target, draft):
+        self._room, self._context = min(CONTEXT, room - self._num - 1), 0
+
+    def read(self) -> None:
+        """The context, once."""
+        self._context = self._room
+        for runner in (self._target, self._draft):
             runner.extend([0] * self._context, rows=1)
 
-    def turn(self, num: int) -> list[float]:
-        """Seconds of so many rounds but for the first, which finds the caches as another option left them."""
-        return [self._round_s() for _ in range(num)][1:]
+    def turn(self, num: int, enough_s: float = inf) -> list[float]:
+        """Seconds of so many rounds but for the first, which finds the caches as another option left them.
+
+        Of the first alone, where it takes long and more than is enough to know.
+        """
+        first = self._round_s()
+        return [first] if first > max(enough_s, LONG_S) else [self._round_s() for _ in range(num - 1)]
 
     def _round_s(self) -> float:
         began = perf_counter()

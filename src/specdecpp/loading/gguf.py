@@ -50,7 +50,7 @@ class GGUF:
                 "'specdecpp[gguf]'"
             )
         self._source = None if self._unsupported else GGUFSource(self._header)
-        self.num_bytes = sum(entry.data.nbytes for entry in self._header.tensors.values() if entry.data is not None)
+        self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
         self._runners = Runners()
         self._digest = self._inspected()
 
@@ -149,13 +149,13 @@ class GGUF:
             "eager": None,
         }
 
-    def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
+    def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
             return GGUFRunner(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
-        stored: dict[str, Any] = {}
+        stored: dict[str, Any] = {"is_checked": is_checked}
         if kind in ("native", "native-int8") and self._source is not None:
-            stored = {"model": self._source.skeleton, "stored": self._source.stored}
+            stored |= {"model": self._source.skeleton, "stored": self._source.stored}
             stored |= {"activations": "int8"} if kind == "native-int8" else {}
             kind = "native"
         made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
@@ -183,6 +183,6 @@ def _digest(header: Header) -> str:
         digest.update(str(header.numbers(OUTPUT_IDS).tolist()).encode())
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
-        if entry.data is not None:
-            digest.update(memoryview(entry.data))  # pyright: ignore[reportArgumentType]
+        for part in entry.parts():
+            digest.update(memoryview(part))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()[:32]

@@ -220,7 +220,7 @@ def _rows(header: Header, name: str) -> int:
 
 def _vector(header: Header, name: str) -> np.ndarray:
     entry = header.tensors[name]
-    if entry.kind != "F32" or len(entry.shape) != 1 or entry.data is None:
+    if entry.kind != "F32" or len(entry.shape) != 1:
         header.fail(f"has {name} of {list(entry.shape)} in {entry.kind}, where a list in F32 belongs")
     return entry.data[0].view("<f4")
 

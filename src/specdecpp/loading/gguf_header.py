@@ -9,12 +9,9 @@ Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3.
 """
 
 import math
-import mmap
-import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,25 +19,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from specdecpp.errors import RunnerError
+from specdecpp.loading.gguf_bytes import CHUNK, Entry, File
 
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """GGUF's types of values with a fixed size."""
 _TEXT, _LIST = 8, 9
 _MOST_KEYS, _MOST_TENSORS, _MOST_TEXTS = 2**16, 2**17, 2**22
-_LONGEST_NAME, _LONGEST_TEXT = 2**16, 2**26
+_LONGEST_NAME, _LONGEST_TEXT, _LONGEST_HEADER = 2**16, 2**26, 2**28
 _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor of a file: its type by GGML's name, its shape as torch has it, and its bytes [rows, bytes of a row].
-
-    `data` is None for a type that is not known here.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    data: np.ndarray | None
 
 
 class Header:
@@ -51,23 +37,17 @@ class Header:
         self._at = 0
         if not self.path.is_file():
             raise RunnerError(f"there is no file {self.path}.")
-        try:
-            with self.path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                self._bytes: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file cannot be mapped
+        self._file, self._seen = File(self.path), b""
+        stat = self._file.stat
+        self._size = stat.st_size
+        if not self._size:
             self.fail("is empty")
-        except OSError as error:
-            raise RunnerError(
-                f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be."
-            ) from error
-        self._all = np.frombuffer(self._bytes, np.uint8)
-        self.state: dict[str, Any] = {"path": str(self.path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        self.state: dict[str, Any] = {"path": str(self.path.resolve()), "size": self._size, "mtime_ns": stat.st_mtime_ns}
         self.state["inode"] = stat.st_ino
         num_tensors, num_values = self._counts()
         self.values: dict[str, Any] = dict(self._values(num_values))
         found = list(self._infos(num_tensors))
-        self.end = self._at
+        self.end, self._seen = self._at, b""
         self.tensors = dict(self._entries(found))
 
     # What the file says
@@ -105,7 +85,7 @@ class Header:
         return float(value)
 
     def numbers(self, key: str) -> np.ndarray:
-        """A list of numbers, as a view of the file."""
+        """A list of numbers."""
         value = self._value(key, None)
         return value if isinstance(value, np.ndarray) else self._is_no("list of numbers", key)
 
@@ -140,7 +120,8 @@ class Header:
 
     def _counts(self) -> tuple[int, int]:
         """Of tensors and of values, after the marks of the format."""
-        if (magic := bytes(self._bytes[:4])) != b"GGUF":
+        self._see(4)
+        if (magic := self._seen[:4]) != b"GGUF":
             self.fail(f"is no GGUF file: it begins with {magic!r}, not b'GGUF'", "Name a GGUF file, or fetch this one again")
         self._at = 4
         version = self._read("I")
@@ -154,20 +135,33 @@ class Header:
                 self.fail(f"announces {num} {what}")
         return num_tensors, num_values
 
+    def _see(self, end: int) -> bool:
+        """Read at least so far; whether the file goes so far."""
+        if end <= len(self._seen):
+            return True
+        if end > self._size:
+            return False
+        if end > _LONGEST_HEADER:
+            self.fail(f"announces a header of {end} bytes or more")
+        have = len(self._seen)
+        more = min(max(end - have, have, CHUNK), self._size - have)  # twice as much each time
+        self._seen += self._file.read(have, more).tobytes()
+        return True
+
     def _read(self, kind: str) -> int:
         size = struct.calcsize(kind)
-        if self._at + size > len(self._bytes):
-            self.fail(f"ends within its header, after {len(self._bytes)} bytes")
-        (value,) = struct.unpack_from("<" + kind, self._bytes, self._at)
+        if not self._see(self._at + size):
+            self.fail(f"ends within its header, after {self._size} bytes")
+        (value,) = struct.unpack_from("<" + kind, self._seen, self._at)
         self._at += size
         return value
 
     def _string(self, longest: int) -> bytes:
         size, at = self._read("Q"), self._at
-        if size > longest or at + size > len(self._bytes):
+        if size > longest or not self._see(at + size):
             self.fail(f"announces a text of {size} bytes at byte {at - 8}")
         self._at = at + size
-        return self._bytes[at : at + size]
+        return self._seen[at : at + size]
 
     def _name(self, what: str) -> str:
         at, raw = self._at, self._string(_LONGEST_NAME)
@@ -201,24 +195,23 @@ class Header:
             self.fail(f"has {key}, a list of a type {kind} that is not known here")
         if num > _MOST_TEXTS:
             self.fail(f"announces {num} texts in {key}")
-        texts, at, end, whole, size_of = [], self._at, len(self._bytes), self._bytes, struct.Struct("<Q").unpack_from
+        texts, at, size_of = [], self._at, struct.Struct("<Q").unpack_from
         for _ in range(num):  # hundreds of thousands of them
-            if at + 8 > end or (after := at + 8 + size_of(whole, at)[0]) > end:
+            if not self._see(at + 8) or not self._see(after := at + 8 + size_of(self._seen, at)[0]):
                 self.fail(f"ends within {key}, or a text in it is too long (byte {at})")
-            texts.append(whole[at + 8 : after])
+            texts.append(self._seen[at + 8 : after])
             at = after
         self._at = at
         return texts
 
     def _array(self, key: str, kind: int, num: int) -> np.ndarray:
         dtype = np.dtype(_SCALARS[kind])
-        if self._at + num * dtype.itemsize > len(self._bytes):
+        at, self._at = self._at, self._at + num * dtype.itemsize
+        if not self._see(self._at):
             self.fail(f"announces {num} values in {key}, more than it has bytes for")
-        if kind == 7 and num and self._all[self._at : self._at + num].max() > 1:
+        if kind == 7 and any(value > 1 for value in self._seen[at : self._at]):
             self.fail(f"has a truth value in {key} that is neither 0 nor 1")
-        found = self._all[self._at : self._at + num * dtype.itemsize].view(dtype)
-        self._at += num * dtype.itemsize
-        return found
+        return np.frombuffer(self._seen, dtype, num, at).copy()
 
     def _infos(self, num: int) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
         """Name, type, shape and offset of each tensor."""
@@ -249,15 +242,15 @@ class Header:
             if offset < reached:
                 self.fail(f"puts {name} at byte {offset}, within {last}")
             if not block:
-                yield name, Entry(kind, shape, None)
+                yield name, Entry(kind, shape)
                 continue
             if shape[-1] % block:
                 self.fail(f"has {name} with rows of {shape[-1]} values in {kind}, which packs {block} at a time")
             row, rows = shape[-1] // block * size, math.prod(shape[:-1])
             reached, last = offset + row * rows, name
-            if start + reached > len(self._all):
-                self.fail(f"is too short: {name} should end at byte {start + reached}, and it has {len(self._all)}")
-            yield name, Entry(kind, shape, self._all[start + offset : start + reached].reshape(rows, row))
+            if start + reached > self._size:
+                self.fail(f"is too short: {name} should end at byte {start + reached}, and it has {self._size}")
+            yield name, Entry(kind, shape, self._file, start + offset, rows, row)
 
 
 def opened(path: str | Path) -> Header:

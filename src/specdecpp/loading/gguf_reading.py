@@ -7,7 +7,7 @@ of q and k (llama.cpp turns neighbouring pairs, transformers the two halves of a
 packed; and Gemma's norms, to which 1 was added.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,12 +29,17 @@ class Stored:
     """One matrix or vector as it lies in a file.
 
     `kind` is GGML's name of the type ("F32", "BF16", "Q8_0", "Q4_K", ...), `shape` as torch has it: (out, in) or (n,), `data`
-    uint8 [out, bytes of a row] (a vector: [1, bytes]), a view of the mapped file where nothing had to be moved.
+    uint8 [out, bytes of a row] (a vector: [1, bytes]). `source` is these bytes, or what reads them each time: as many as are
+    in use lie in memory then.
     """
 
     kind: str
     shape: tuple[int, ...]
-    data: np.ndarray
+    source: np.ndarray | Callable[[], np.ndarray]
+
+    @property
+    def data(self) -> np.ndarray:
+        return self.source() if callable(self.source) else self.source
 
     def dequantised(self) -> Tensor:
         """The values, float32, of this shape."""
@@ -100,7 +105,7 @@ class GGUFSource:
     def _factors(self) -> Tensor | None:
         entry = self.header.tensors.get(FACTORS)
         is_ruled = self._config.rope_parameters.get("rope_type") == "llama3"  # whose frequencies transformers computes
-        return None if is_ruled or entry is None or entry.data is None else torch.from_numpy(entry.data[0].view("<f4").copy())
+        return None if is_ruled or entry is None else torch.from_numpy(entry.data[0].view("<f4"))
 
     def _divide(self, rotary: Any, factors: Tensor) -> None:
         """Frequencies by the file's own factors, to the bit."""
@@ -130,15 +135,16 @@ class GGUFSource:
 
     def _stored(self, name: str, own: str) -> Stored:
         entry, architecture = self.header.tensors[own], self.header.text("general.architecture")
-        assert entry.data is not None, "unsupported() has seen its type"
-        data, role = entry.data, name.split(".")[-2]
+        role = name.split(".")[-2]
         heads = {"q_proj": self._config.num_attention_heads, "k_proj": self._config.num_key_value_heads}.get(role)
         if architecture == "llama" and heads:
-            data = data[_halves(entry.shape[0], heads)] if len(entry.shape) > 1 else _vector_halves(entry, heads)
+            order = _halves(entry.shape[0], heads)
+            apart = (entry.shape[0], -1)  # a vector's values, a matrix's rows
+            return Stored(entry.kind, entry.shape, lambda: entry.data.reshape(apart)[order].reshape(entry.rows, entry.row))
         if architecture == "gemma3" and role.endswith("norm"):
-            values = Stored(entry.kind, entry.shape, data).dequantised().numpy() - 1
-            return Stored("F32", entry.shape, values.astype("<f4").reshape(1, -1).view(np.uint8))
-        return Stored(entry.kind, entry.shape, data)
+            given = Stored(entry.kind, entry.shape, lambda: entry.data)
+            return Stored("F32", entry.shape, lambda: (given.dequantised() - 1).reshape(1, -1).view(torch.uint8).numpy())
+        return Stored(entry.kind, entry.shape, lambda: entry.data)
 
 
 _SCALES = {
@@ -152,25 +158,20 @@ _EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2"
 def check_numbers(header: Header) -> None:
     """Raise `RunnerError` for a tensor with values or scales that are infinite or no numbers. Reads every byte."""
     for name, entry in header.tensors.items():
-        if entry.data is None:
-            continue
-        if entry.kind in _EXPONENTS:
-            dtype, bits = _EXPONENTS[entry.kind]
-            is_bad = any(
-                (part.view(dtype) & bits == bits).any() for part in np.array_split(entry.data, 1 + entry.data.nbytes // 2**24)
-            )
-        else:
-            size, *places = _SCALES.get(entry.kind, (1,))
-            blocks = entry.data.reshape(-1, size)
-            is_bad = any((blocks[:, at + 1] & 0x7C == 0x7C).any() for at in places)
-        if is_bad:
+        if any(_is_bad(entry.kind, part) for part in entry.parts()):
             header.fail(f"has {name} with values that are infinite or no numbers")
+
+
+def _is_bad(kind: str, rows: np.ndarray) -> bool:
+    """Whether a value, or a scale of a block, has the exponent of what is infinite or no number."""
+    if kind in _EXPONENTS:
+        dtype, bits = _EXPONENTS[kind]
+        return bool((rows.view(dtype) & bits == bits).any())
+    size, *places = _SCALES.get(kind, (1,))
+    blocks = rows.reshape(-1, size)
+    return any((blocks[:, at + 1] & 0x7C == 0x7C).any() for at in places)
 
 
 def _halves(num: int, heads: int) -> np.ndarray:
     """Which row of a file is which of transformers: in each head neighbouring pairs -> (first half, second half)."""
     return np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
-
-
-def _vector_halves(entry: Any, heads: int) -> np.ndarray:
-    return entry.data.reshape(entry.shape[0], -1)[_halves(entry.shape[0], heads)].reshape(1, -1)

@@ -4,14 +4,19 @@
 
 Two kinds are rebuilt: byte-level BPE ("gpt2"), whose way to cut a text before merging is named in the file, and SentencePiece
 BPE ("llama"), whose merges follow from its scores. The names of the ways to cut are llama.cpp's (src/llama-vocab.cpp); the
-patterns are those of the tokenizers they stand for.
+patterns are those of the tokenizers they stand for. What was rebuilt, which takes seconds for half a million merges, is kept
+as a tokenizer.json in `machine.folder()`.
 """
 
+import hashlib
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specdecpp import machine
 from specdecpp.loading.gguf_header import Header
 
 _NORMAL, _UNKNOWN, _CONTROL, _ADDED = 1, 2, 3, 4
@@ -53,16 +58,21 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        whole = header.text("tokenizer.huggingface.json", "")
-        backend = Tokenizer.from_str(whole) if whole else _built(header)
-        most = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if whole := header.text("tokenizer.huggingface.json", ""):
+            backend = Tokenizer.from_str(whole)
+            most = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+            found, token_of = {"tokenizer_object": backend}, backend.id_to_token
+        else:
+            tokens, kinds = _vocabulary(header)
+            found, most = _kept(header, tokens, kinds), len(tokens) - 1
+            token_of = dict(enumerate(tokens)).get
     except Exception as error:  # the package's own, of all kinds
         if type(error).__module__.startswith("specdecpp"):
             raise
         header.fail(f"has a tokenizer that cannot be built ({str(error).strip() or type(error).__name__})")
     if most >= num_rows:
         header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
-    return _wrapped(backend, header)
+    return _wrapped(found, token_of, header)
 
 
 def ends_of(header: Header, *, num_rows: int) -> tuple[int, ...]:
@@ -97,9 +107,43 @@ def _id(header: Header, key: str, num: int) -> int:
     return header.integer(key, least=0, most=num - 1)
 
 
-def _built(header: Header) -> Any:
+def _kept(header: Header, tokens: list[str], kinds: np.ndarray) -> dict[str, Any]:
+    """From GGUF's own keys, or the file that was written when they were last read; as transformers takes it."""
+    mark = _mark(header)
+    path, of = machine.folder() / f"{mark}.tokenizer.json", {"keys": mark}
+    known = machine.recall("tokenizer", of) or {}
+    try:
+        if known.get("digest") == _digest(path.read_bytes()):
+            return {"tokenizer_file": str(path)}
+    except OSError:
+        pass  # it was removed
+    backend = _built(header, tokens, kinds)
+    content = backend.to_str().encode()
+    try:
+        machine.write(path, content)
+    except OSError:
+        return {"tokenizer_object": backend}
+    machine.remember("tokenizer", of, {"digest": _digest(content)})
+    return {"tokenizer_file": str(path)}
+
+
+def _mark(header: Header) -> str:
+    """Sixteen hex digits of all that a tokenizer is built of: the keys, this code and the package."""
+    import tokenizers
+
+    digest = hashlib.sha256(tokenizers.__version__.encode() + Path(__file__).read_bytes())
+    for key in sorted(key for key in header.values if key.startswith("tokenizer.ggml.")):
+        value = header.values[key]
+        digest.update(key.encode() + (value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()))
+    return digest.hexdigest()[:16]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _built(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
     """From GGUF's own keys."""
-    tokens, kinds = _vocabulary(header)
     model = header.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         header.fail(
@@ -193,7 +237,7 @@ def _frame(backend: Any, header: Header, tokens: list[str], *, is_started: bool)
         backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=[*start, *end])
 
 
-def _wrapped(backend: Any, header: Header) -> Any:
+def _wrapped(found: dict[str, Any], token_of: Callable[[int], str | None], header: Header) -> Any:
     """As a tokenizer of transformers, with its roles and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
@@ -201,11 +245,11 @@ def _wrapped(backend: Any, header: Header) -> Any:
     roles = {}
     for role, name in _ROLES.items():
         if (key := f"tokenizer.ggml.{name}_token_id") in header:
-            token = backend.id_to_token(_id(header, key, 2**31))
+            token = token_of(_id(header, key, 2**31))
             if token is None:
                 header.fail(f"says {key} = {header.values[key]}, and its tokenizer has no such id")
             roles[f"{role}_token"] = token
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=special, **roles)
+    tokenizer = PreTrainedTokenizerFast(**found, extra_special_tokens=special, **roles)
     tokenizer.chat_template = header.text("tokenizer.chat_template") if "tokenizer.chat_template" in header else None
     return tokenizer
 

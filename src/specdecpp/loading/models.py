@@ -123,13 +123,13 @@ class Checkpoint:
 
         return refusal(self.model)
 
-    def runner(self, kind: str, *, vocab_size: int, num_threads: int) -> Runner:
+    def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
         """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
             ids = getattr(self.model.config, trimmed.KEY, None)
             return GGUFRunner(self._as_gguf, vocab_size=vocab_size, output_ids=ids, num_threads=num_threads)
         made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
-        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads)
+        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
 
     @cached_property
     def _as_gguf(self) -> GGUFFile:

@@ -1,6 +1,7 @@
 """The ASGI application: endpoints behind the gate, errors in OpenAI's shape, the engine started and stopped with it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -83,8 +84,6 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 class _AsciiJson(JSONResponse):
     def render(self, content: Any) -> bytes:
-        import json
-
         return json.dumps(content, ensure_ascii=True).encode()
 
 
@@ -97,5 +96,8 @@ def _as_refusal(error: Exception) -> Refusal:
         if error.status_code == 400:  # the only one that is not our own
             return Refusal("the body is not JSON that can be read: it is not UTF-8, or too deep, or has a number too long.")
         message = f"{str(error.detail).rstrip('.').lower()}."
-        return Refusal(message, status=error.status_code, headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"  # `Gate`
+        return Refusal(message, status=error.status_code, headers=headers)
     return Refusal("the server failed on this request; its log says how.", status=500, code="failed")

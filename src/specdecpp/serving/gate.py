@@ -46,7 +46,7 @@ class Hosts:
 
 class Gate:
     """ASGI middleware. A request may bring its name in X-Request-Id; it asks for one of the hosts (in HTTP/1.0 for none, too),
-    and paths under /v1/ need the key, where there is one.
+    and paths under /v1/ need the key, where there is one. HEAD is answered as GET is, without a body (RFC 9110, 9.3.2).
     """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, api_key: str | None = None, hosts: Hosts | None = None):
@@ -61,20 +61,20 @@ class Gate:
         name = given.decode() if _NAME.fullmatch(given) else uuid.uuid4().hex
         facts: dict[str, Any] = {"id": name, "method": scope["method"], "path": scope["path"]}
         scope.setdefault("state", {}).update(name=name, facts=facts)
-        started = monotonic()
+        started, is_head = monotonic(), scope["method"] == "HEAD"
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 facts["status"] = message["status"]
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", name.encode())]}
-            await send(message)
+            await send({**message, "body": b""} if is_head and message["type"] == "http.response.body" else message)
 
         try:
             if refusal := self._refusal(scope["path"], headers):
                 facts["error"] = refusal.message
                 await _send(refusal, named)
             else:
-                await self._app(scope, self._bounded(receive), named)
+                await self._app({**scope, "method": "GET"} if is_head else scope, self._bounded(receive), named)
         finally:
             logs.told("request", **facts, seconds=round(monotonic() - started, 6))
 

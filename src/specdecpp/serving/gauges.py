@@ -54,7 +54,7 @@ class Gauges:
         first_s: float | None = None,
         prefill_s: float = 0.0,
     ) -> None:
-        """Count one request: finished, cancelled, refused or failed."""
+        """Count one request: finished, cancelled, or the code of what it was refused or ended with."""
         self._requests.labels(outcome).inc()
         self._prompt.inc(num_prompt_tokens)
         self._seconds.labels("prefill").inc(prefill_s)

@@ -82,7 +82,7 @@ async def models(request: Request) -> JSONResponse:
     return JSONResponse({"object": "list", "data": [_model(_house(request))]})
 
 
-@router.get("/v1/models/{name}", responses={200: {"model": replies.Model}, "4XX": ERRORS["4XX"]})
+@router.get("/v1/models/{name:path}", responses={200: {"model": replies.Model}, "4XX": ERRORS["4XX"]})
 async def model(name: str, request: Request) -> JSONResponse:
     """The model of that name."""
     house = _house(request)
@@ -109,7 +109,11 @@ async def _answer(body: CompletionRequest | ChatRequest, request: Request, style
     plan = await house.intake.plan(body)
     channel = Channel()
     work = plan.work(channel.put, timeout_s=house.intake.limits.timeout_s)
-    house.engine.submit(work)
+    try:
+        house.engine.submit(work)
+    except Refusal as refusal:
+        house.gauges.ended(refusal.code or "refused", latency_s=0.0)
+        raise
     answer = Answer(plan, style, name=request.state.name, model=house.intake.name, includes_usage=body.includes_usage)
     exchange = Exchange(house=house, answer=answer, work=work, channel=channel, plan=plan, facts=request.state.facts)
     return EventStream(exchange) if body.stream else await exchange.whole(request.receive)
