@@ -169,3 +169,50 @@ def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[Ea
 def test_rounded_activations_give_the_same_bits_however_a_text_is_cut(rounded: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches rounding that looks at more than its own row."""
     assert_same_bits(rounded[1], TEXT, [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [7, 7], threads=2)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K", "BF16"])
+def test_a_trimmed_output_layer_takes_its_rows_of_a_file(kind: str) -> None:
+    """Catches rows of quantised blocks taken by the wrong numbers, or with the wrong stride."""
+    ids = [2, 3, 20, 21, 22, 63]
+    expected = pair({"": kind})[0].extend(TEXT, rows=3)[0]
+    for runner in pair({"": kind}, output_ids=ids):
+        found = runner.extend(TEXT, rows=3)[0]
+        assert (found[:, ids] - expected[:, ids]).abs().max() < 1e-4 * expected.abs().max()
+        assert int(found.isfinite().sum()) == 3 * len(ids)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_several_sequences_in_a_pass_have_the_bits_of_each_alone(
+    runners: tuple[EagerRunner, NativeRunner], threads: int
+) -> None:
+    """Catches rows that read another sequence's cache, positions of another, and sums that depend on the company."""
+    alone = [runners[1].fresh(num_threads=1) for _ in range(5)]
+    together = [runners[1].fresh(num_threads=threads) for _ in alone]
+    for texts in ([TEXT[:n] for n in (1, 9, 4, 14, 2)], [[5], [6, 7], [8], [1], [2, 3, 4]]):
+        logits, hidden, seen = NativeRunner.extend_all(together, texts, seen=1)
+        for i, text in enumerate(texts):
+            expected = alone[i].extend(text, rows=1)
+            assert torch.equal(logits[i], expected[0][0])
+            assert torch.equal(hidden[i], expected[1][0])
+            assert seen[i].shape == (len(text), 256)
+    assert [r.length for r in together] == [r.length for r in alone]
+
+
+def test_what_a_layer_reads_is_told(runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches states of another layer, or of other rows."""
+    model, runner = runners[0].model, runners[1].fresh()
+    found: list[torch.Tensor] = []
+    handle = model.model.layers[1].register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    runners[0].fresh().extend(TEXT, rows=1)
+    handle.remove()
+    (seen,) = NativeRunner.extend_all([runner], [TEXT], seen=1)[2]
+    assert (seen - found[0][0]).abs().max() < 1e-4 * found[0].abs().max()
+
+
+def test_a_pass_over_runners_of_two_models_is_refused(runners: tuple[EagerRunner, NativeRunner]) -> None:
+    """Catches a pass that writes into caches of another shape."""
+    one, other = runners[1].fresh(), pair({"": "Q8_0"})[1]
+    for given, texts in (([one, other], [[1], [2]]), ([one, one], [[1], [2]]), ([one, one.fresh()], [[1], []])):
+        with pytest.raises(ValueError, match="a runner for each"):
+            NativeRunner.extend_all(given, texts)

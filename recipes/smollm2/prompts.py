@@ -20,7 +20,7 @@ from pathlib import Path
 from specdecpp.training.prompts import Source, humaneval
 
 sys.path.append(str(Path(__file__).parents[1] / "reference_pair"))
-from corpus import functions, standard_library  # noqa: E402
+from corpus import functions, standard_library
 
 TASKS = (
     "Explain {} to a child.",
@@ -46,24 +46,28 @@ TASKS = (
     "How would you explain {} to someone from the Middle Ages?",
     "Make a list of things one needs for {}.",
 )
-TOPICS = tuple(
-    "photosynthesis, gravity, the water cycle, electric cars, bicycles, baking bread, chess, gardening, the Roman Empire, jazz, "
-    "volcanoes, the human heart, vaccines, inflation, supply and demand, recycling, solar power, wind energy, the internet, "
-    "databases, machine learning, encryption, public libraries, space travel, the moon, black holes, dinosaurs, whales, bees, "
-    "coral reefs, rain forests, deserts, glaciers, earthquakes, rainbows, sleep, meditation, running a marathon, swimming, "
-    "yoga, a balanced diet, vitamins, coffee, tea, chocolate, cheese, olive oil, rice, pizza, soup, camping, hiking, sailing, "
-    "photography, painting with watercolors, pottery, knitting, carpentry, playing the piano, learning a language, writing a "
-    "novel, reading aloud, public speaking, job interviews, time management, saving money, buying a house, insurance, taxes, "
-    "voting, democracy, human rights, the printing press, the steam engine, the compass, paper, glass, steel, plastic, "
-    "antibiotics, the microscope, telescopes, satellites, weather forecasts, maps, calendars, clocks, money, trade, markets, "
-    "advertising, small businesses, customer service, teamwork, leadership, friendship, honesty, courage, patience, "
-    "curiosity, creativity, humor, grief, childhood, growing old, cats, dogs, horses, birds of prey, spiders, trees, "
-    "mushrooms, roses, cities, bridges, trains, airports, traffic, museums, theater, movies, video games, social media, "
-    "newspapers, radio, board games, football, tennis, the Olympic Games, holidays, birthdays, weddings, traditions, folk "
-    "tales, myths, philosophy, logic, probability, fractions, geometry, prime numbers, statistics, chemistry, atoms, DNA, "
-    "cells, evolution, the brain, memory, dreams, color, sound, light, magnets, batteries, computers, programming, open "
-    "source software, robots, drones, three-dimensional printing, climate change, air pollution, clean water, farming".split(", ")
-)
+TOPICS = """
+photosynthesis; gravity; the water cycle; electric cars; bicycles; baking bread; chess; gardening;
+the Roman Empire; jazz; volcanoes; the human heart; vaccines; inflation; supply and demand;
+recycling; solar power; wind energy; the internet; databases; machine learning; encryption; public
+libraries; space travel; the moon; black holes; dinosaurs; whales; bees; coral reefs; rain forests;
+deserts; glaciers; earthquakes; rainbows; sleep; meditation; running a marathon; swimming; yoga; a
+balanced diet; vitamins; coffee; tea; chocolate; cheese; olive oil; rice; pizza; soup; camping;
+hiking; sailing; photography; painting with watercolors; pottery; knitting; carpentry; playing the
+piano; learning a language; writing a novel; reading aloud; public speaking; job interviews; time
+management; saving money; buying a house; insurance; taxes; voting; democracy; human rights; the
+printing press; the steam engine; the compass; paper; glass; steel; plastic; antibiotics; the
+microscope; telescopes; satellites; weather forecasts; maps; calendars; clocks; money; trade;
+markets; advertising; small businesses; customer service; teamwork; leadership; friendship; honesty;
+courage; patience; curiosity; creativity; humor; grief; childhood; growing old; cats; dogs; horses;
+birds of prey; spiders; trees; mushrooms; roses; cities; bridges; trains; airports; traffic;
+museums; theater; movies; video games; social media; newspapers; radio; board games; football;
+tennis; the Olympic Games; holidays; birthdays; weddings; traditions; folk tales; myths; philosophy;
+logic; probability; fractions; geometry; prime numbers; statistics; chemistry; atoms; DNA; cells;
+evolution; the brain; memory; dreams; color; sound; light; magnets; batteries; computers;
+programming; open source software; robots; drones; three-dimensional printing; climate change; air
+pollution; clean water; farming
+"""
 CHORES = (
     "Rewrite the sentence in the past tense.",
     "Translate the sentence into French.",
@@ -111,32 +115,67 @@ KINDS = (
     ("whole_numbers", "float", "a whole number"),
 )
 SINGLE = (
-    ("sum_of_digits", "n: int", "int", "Return the sum of the digits of n.\n    >>> sum_of_digits(123)\n    6"),
-    ("reverse_words", "text: str", "str", "Reverse the order of the words.\n    >>> reverse_words('a b c')\n    'c b a'"),
-    ("factorial", "n: int", "int", "Return the factorial of n.\n    >>> factorial(5)\n    120"),
-    ("fibonacci", "n: int", "int", "Return the n-th Fibonacci number.\n    >>> fibonacci(10)\n    55"),
-    ("gcd", "a: int, b: int", "int", "Return the greatest common divisor.\n    >>> gcd(12, 18)\n    6"),
-    ("is_anagram", "a: str, b: str", "bool", "Check whether two words are anagrams.\n    >>> is_anagram('listen', 'silent')\n    True"),
-    ("flatten", "items: list", "list", "Flatten a nested list.\n    >>> flatten([1, [2, [3]]])\n    [1, 2, 3]"),
-    ("most_common", "items: list[str]", "str", "Return the most frequent item.\n    >>> most_common(['a', 'b', 'a'])\n    'a'"),
-    ("second_largest", "items: list[int]", "int", "Return the second largest number.\n    >>> second_largest([3, 1, 2])\n    2"),
-    ("rotate", "items: list[int], k: int", "list[int]", "Rotate a list by k places.\n    >>> rotate([1, 2, 3], 1)\n    [3, 1, 2]"),
-    ("to_binary", "n: int", "str", "Return n in binary.\n    >>> to_binary(5)\n    '101'"),
-    ("caesar", "text: str, shift: int", "str", "Shift every letter.\n    >>> caesar('abc', 1)\n    'bcd'"),
-    ("transpose", "rows: list[list[int]]", "list[list[int]]", "Swap rows and columns.\n    >>> transpose([[1, 2], [3, 4]])\n    [[1, 3], [2, 4]]"),
-    ("merge_sorted", "a: list[int], b: list[int]", "list[int]", "Merge two sorted lists.\n    >>> merge_sorted([1, 3], [2])\n    [1, 2, 3]"),
-    ("count_vowels", "text: str", "int", "Count the vowels of a text.\n    >>> count_vowels('hello')\n    2"),
-    ("running_maximum", "items: list[int]", "list[int]", "Return the largest so far.\n    >>> running_maximum([1, 3, 2])\n    [1, 3, 3]"),
-    ("is_balanced", "text: str", "bool", "Check whether brackets are balanced.\n    >>> is_balanced('(())')\n    True"),
-    ("median", "items: list[float]", "float", "Return the median.\n    >>> median([3, 1, 2])\n    2"),
-    ("chunks", "items: list[int], n: int", "list[list[int]]", "Cut a list into pieces of n.\n    >>> chunks([1, 2, 3], 2)\n    [[1, 2], [3]]"),
-    ("common_prefix", "words: list[str]", "str", "Return the longest common prefix.\n    >>> common_prefix(['flow', 'flat'])\n    'fl'"),
-)  # fmt: skip
+    ("sum_of_digits", "n: int", "int", "Return the sum of the digits of n.", "sum_of_digits(123)", "6"),
+    ("reverse_words", "text: str", "str", "Reverse the order of the words.", "reverse_words('a b c')", "'c b a'"),
+    ("factorial", "n: int", "int", "Return the factorial of n.", "factorial(5)", "120"),
+    ("fibonacci", "n: int", "int", "Return the n-th Fibonacci number.", "fibonacci(10)", "55"),
+    ("gcd", "a: int, b: int", "int", "Return the greatest common divisor.", "gcd(12, 18)", "6"),
+    ("is_anagram", "a: str, b: str", "bool", "Check whether two words are anagrams.", "is_anagram('listen', 'silent')", "True"),
+    ("flatten", "items: list", "list", "Flatten a nested list.", "flatten([1, [2, [3]]])", "[1, 2, 3]"),
+    ("most_common", "items: list[str]", "str", "Return the most frequent item.", "most_common(['a', 'b', 'a'])", "'a'"),
+    ("second_largest", "items: list[int]", "int", "Return the second largest number.", "second_largest([3, 1, 2])", "2"),
+    ("rotate", "items: list[int], k: int", "list[int]", "Rotate a list by k places.", "rotate([1, 2, 3], 1)", "[3, 1, 2]"),
+    ("to_binary", "n: int", "str", "Return n in binary.", "to_binary(5)", "'101'"),
+    ("caesar", "text: str, shift: int", "str", "Shift every letter.", "caesar('abc', 1)", "'bcd'"),
+    (
+        "transpose",
+        "rows: list[list[int]]",
+        "list[list[int]]",
+        "Swap rows and columns.",
+        "transpose([[1, 2], [3, 4]])",
+        "[[1, 3], [2, 4]]",
+    ),
+    (
+        "merge_sorted",
+        "a: list[int], b: list[int]",
+        "list[int]",
+        "Merge two sorted lists.",
+        "merge_sorted([1, 3], [2])",
+        "[1, 2, 3]",
+    ),
+    ("count_vowels", "text: str", "int", "Count the vowels of a text.", "count_vowels('hello')", "2"),
+    (
+        "running_maximum",
+        "items: list[int]",
+        "list[int]",
+        "Return the largest so far.",
+        "running_maximum([1, 3, 2])",
+        "[1, 3, 3]",
+    ),
+    ("is_balanced", "text: str", "bool", "Check whether brackets are balanced.", "is_balanced('(())')", "True"),
+    ("median", "items: list[float]", "float", "Return the median.", "median([3, 1, 2])", "2"),
+    (
+        "chunks",
+        "items: list[int], n: int",
+        "list[list[int]]",
+        "Cut a list into pieces of n.",
+        "chunks([1, 2, 3], 2)",
+        "[[1, 2], [3]]",
+    ),
+    (
+        "common_prefix",
+        "words: list[str]",
+        "str",
+        "Return the longest common prefix.",
+        "common_prefix(['flow', 'flat'])",
+        "'fl'",
+    ),
+)
 
 
 def tasks() -> Iterator[str]:
     """Instructions of our own."""
-    yield from (task.format(topic) for task, topic in product(TASKS, TOPICS))
+    yield from (task.format(topic) for task, topic in product(TASKS, " ".join(TOPICS.split()).split("; ")))
     yield from (f"{chore}\nInput: {sentence}" for chore, sentence in product(CHORES, SENTENCES))
 
 
@@ -146,7 +185,8 @@ def programs() -> Iterator[str]:
         (name.format(k=k), given.format(t=t), result.format(t=t), text.format(p=p))
         for (name, given, result, text), (k, t, p) in product(FUNCTIONS, KINDS)
     ]
-    for name, given, result, text in (*found, *SINGLE):
+    found += [(name, *types, f"{text}\n    >>> {call}\n    {value}") for name, *types, text, call, value in SINGLE]
+    for name, given, result, text in found:
         yield f'def {name}({given}) -> {result}:\n    """ {text}\n    """'
 
 
@@ -169,7 +209,13 @@ def main() -> None:
         "library": list(library),
         "programs": [humaneval({"prompt": prompt}) for prompt in programs()],
     }
-    shares = {"questions": 1 / 3, "dolly": 1 / 6, "tasks": 1 / 6, "library": 1 / 3 - len(sources["programs"]) / args.num, "programs": 1}
+    shares = {
+        "questions": 1 / 3,
+        "dolly": 1 / 6,
+        "tasks": 1 / 6,
+        "library": 1 / 3 - len(sources["programs"]) / args.num,
+        "programs": 1,
+    }
     rows = [(name, text) for name, texts in sources.items() for text in shuffled(texts)[: round(shares[name] * args.num)]]
     rows.sort(key=lambda row: hashlib.sha256(("order" + row[1]).encode()).digest())
     args.out.write_text("".join(json.dumps({"source": name, "text": text}) + "\n" for name, text in rows), encoding="utf-8")

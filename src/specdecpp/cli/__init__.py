@@ -9,6 +9,7 @@ One file per verb; what they share is in `common`. `--help` must be quick, so he
     specdecpp calibrate HEAD --labels FOLDER             held-out labels make a head's score a probability
     specdecpp evaluate HEAD --labels FOLDER              heads and free rules side by side
     specdecpp run recipe.yaml                            all four, in order
+    specdecpp distil TARGET --prompts FILE --out DIR     a draft for a model that has none, its head and a verdict
     specdecpp check                                      whether a pair is worth it here, and what to do if not
     specdecpp bench --out results.json                   every rule by the clock, on the same prompts
     specdecpp replay LABELS --c 0.22                     the same from recordings, at any costs
@@ -26,7 +27,22 @@ from typing import Annotated
 import typer
 
 from specdecpp import __version__
-from specdecpp.cli import bench, calibrate, check, collect, convert, demo, evaluate, generate, replay, report, run, serve, train
+from specdecpp.cli import (
+    bench,
+    calibrate,
+    check,
+    collect,
+    convert,
+    demo,
+    distil,
+    evaluate,
+    generate,
+    replay,
+    report,
+    run,
+    serve,
+    train,
+)
 from specdecpp.cli.common import epilog
 
 VERBS = {  # in the order of the help page
@@ -37,6 +53,7 @@ VERBS = {  # in the order of the help page
     "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
     "evaluate": (evaluate.evaluate, evaluate.EXAMPLES),
     "run": (run.run, run.EXAMPLES),
+    "distil": (distil.distil, distil.EXAMPLES),
     "check": (check.check, check.EXAMPLES),
     "bench": (bench.bench, bench.EXAMPLES),
     "replay": (replay.replay, replay.EXAMPLES),

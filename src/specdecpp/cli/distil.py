@@ -1,6 +1,8 @@
 """`specdecpp distil`: a draft for a target that has none, with its head and a verdict."""
 
+import sys
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,14 +14,14 @@ if TYPE_CHECKING:
     from specdecpp.distillation.run import Step
 
 EXAMPLES = (
-    "specdecpp distil model.gguf --prompts questions.jsonl --minutes 60 --out drafts/model",
-    "specdecpp distil Qwen/Qwen3-0.6B --prompts gsm8k_train.jsonl --prompt gsm8k --tokens 500000 --out drafts/qwen3",
+    "specdecpp distil model.gguf --prompts texts.jsonl --minutes 60 --out draft",
+    "specdecpp distil TARGET --prompts A --prompt gsm8k --tokens 500000 --out B",
 )
 
 
 def distil(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, a hub name or a GGUF file.")],
-    prompts: Annotated[list[str], typer.Option("--prompts", metavar="FILE", help="Prompts, or a data set. Repeat it for more.")],
+    prompts: Annotated[list[str], typer.Option("--prompts", metavar="FILE", help="Prompts, or a data set. Repeatable.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft is made; the same goes on.")],
     prompt: Annotated[
         list[str] | None,
@@ -71,13 +73,28 @@ def distil(
             licence=licence,
         )
         with render.waiting("distilling", quiet=quiet or as_json) as say:
-            card = run(plan, tell=lambda step: say(_line(step)))
+            logged = _Logged(is_on=not (quiet or sys.stderr.isatty()))
+            card = run(plan, tell=lambda step: (say(_line(step)), logged(_line(step))))
             if head:
                 card = finishing.finish(plan, card, tell=say)
         if as_json:
             print_json(card)
         else:
             write("\n".join(finishing.sentences(plan, card)) + "\n")
+
+
+class _Logged:
+    """A line on stderr every minute, where that is no terminal: a run takes hours, and its log is all that there is to see."""
+
+    EVERY_S = 60.0
+
+    def __init__(self, *, is_on: bool):
+        self._is_on, self._next = is_on, 0.0
+
+    def __call__(self, line: str) -> None:
+        if self._is_on and monotonic() >= self._next:
+            print(line, file=sys.stderr, flush=True)
+            self._next = monotonic() + self.EVERY_S
 
 
 def _line(step: "Step") -> str:
@@ -89,7 +106,7 @@ def _shape(layers: str | None, tokens: int | None) -> "Shape | None":
 
     if layers is None:
         if tokens is not None:
-            raise ValueError(f"--output-tokens {tokens} goes with --layers, such as --layers 4+2; without both they are chosen.")
+            raise ValueError(f"--output-tokens {tokens} goes with --layers, such as 4+2; without both they are chosen.")
         return None
     kept, plus, own = layers.partition("+")
     if not (plus and kept.isdigit() and own.isdigit()):
@@ -99,5 +116,3 @@ def _shape(layers: str | None, tokens: int | None) -> "Shape | None":
 
 def _loss(name: str) -> Any:
     return name
-
-

@@ -48,7 +48,9 @@ def check(target: Any, shape: Shape | None = None) -> None:
         raise RunnerError(f"no draft can be cut from {name}: {reason}. Name a small model of its family with --start.")
     num = int(target.config.num_hidden_layers)
     if shape is not None and shape.kept + shape.own >= num:
-        raise RunnerError(f"a draft of {shape.kept}+{shape.own} layers is no smaller than {name}, which has {num}. Ask for fewer.")
+        raise RunnerError(
+            f"a draft of {shape.kept}+{shape.own} layers is no smaller than {name} with its {num}. Ask for fewer."
+        )
 
 
 def of_layers(target: Any, indices: list[int]) -> Any:
@@ -72,7 +74,7 @@ def of_layers(target: Any, indices: list[int]) -> Any:
 
 
 def layers_of(num: int, shape: Shape) -> list[int]:
-    """Which of the target's `num` layers a draft's start from: the first, and for its own the one that comes next and the last."""
+    """Which of the target's `num` layers a draft starts from: the first, and for its own the next and the last."""
     return [*range(shape.kept + 1), *range(num - shape.own + 1, num)]
 
 
@@ -82,7 +84,7 @@ def draft(target: Any, shape: Shape) -> Any:
 
 
 def tail(model: Any, kept: int) -> Any:
-    """The layers of a draft from `kept` on as a model of their own, over the same weights; it reads states as `inputs_embeds`."""
+    """A draft's layers from `kept` on as a model of their own, over the same weights; it reads states as `inputs_embeds`."""
     own = of_layers(model, [])
     own.model.layers, own.model.norm = model.model.layers[kept:], model.model.norm
     own.config.num_hidden_layers = len(own.model.layers)

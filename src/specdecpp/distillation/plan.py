@@ -1,5 +1,4 @@
-"""What a distillation is to do, and what was settled when it began: the second is written once, so that a run that was killed goes
-on with the same numbers."""
+"""What a distillation is to do."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,6 +43,6 @@ class DistilPlan:
             raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
 
     def asked(self) -> dict[str, Any]:
-        """All that the draft depends on but for the target and the prompts."""
+        """All that a run depends on but for the target, the prompts and the budget, which may be raised."""
         told = asdict(self)
-        return {key: told[key] for key in ("minutes", "tokens", "sampling", "shape", "course", "max_tokens", "seed")}
+        return {key: told[key] for key in ("sampling", "shape", "course", "max_tokens", "seed")}

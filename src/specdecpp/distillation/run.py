@@ -14,7 +14,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from specdecpp.distillation import measuring, network, saving, shapes, start, te
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import Lesson, Student, lessons, train
+from specdecpp.distillation.training import STATE, Lesson, Student, lessons, own_weights, put, train, trained_layers
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.request import as_prompt
 from specdecpp.training.folders import claimed
+from specdecpp.training.progress import saved
 from specdecpp.training.prompts import gather
 
 PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
@@ -44,11 +45,12 @@ WRITING = 0.55
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a run decided when it began. `num_shards` are of the text, after one that shapes are compared on."""
+    """What a run decided when it began. `num_shards` are of the text, of about `shard_tokens` each."""
 
     asked: str
     shape: Shape
     num_shards: int
+    shard_tokens: int
     tried: tuple[dict[str, Any], ...]
 
 
@@ -67,8 +69,8 @@ Tell = Callable[[Step], None]
 def distil(plan: DistilPlan, *, tell: Tell = lambda step: None) -> dict[str, Any]:
     """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s.
 
-    Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or is another
-    run's, and for damaged files in it; `PairError` and `RunnerError` for a target that cannot be loaded or cut.
+    Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or that
+    another run works in, and for damaged files in it; `PairError` and `RunnerError` for a target that cannot be loaded or cut.
     """
     with claimed(plan.out):
         return _distilled(plan, tell)
@@ -76,6 +78,7 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda step: None) -> dict[str, Any
 
 def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
     target = Target(plan.target, plan.device)
+    network.check(target.model, plan.shape)
     prompts = _encoded(plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
     settled = _settled(plan, target, prompts, tell)
@@ -86,10 +89,10 @@ def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
     tell(Step(doing="measuring", done=0.0))
     pieces = writer.pieces([ids for _, ids in held], seed=(plan.seed, 2))
     figures = measuring.by_source(target.model, draft, [source for source, _ in held], pieces)
-    saved = saving.save(draft, target, settled.shape, plan.out)
+    files = saving.save(draft, target, settled.shape, plan.out)
     card = {
         "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
-        "draft": {"files": saved, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
+        "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
         "data": {
             "sources": sorted({source for source, _ in (*held, *prompts)}),
             "licence": plan.licence,
@@ -113,8 +116,8 @@ def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
     kept = [(source, ids) for source, ids in found if 0 < len(ids) <= room]
     if len(kept) < 2 * HELD:
         raise DataError(
-            f"{len(kept)} prompts leave room for an answer of {plan.max_tokens} tokens, and a draft needs {2 * HELD}: {HELD} to "
-            "measure it, the others to train it. Give more prompts, or shorter ones."
+            f"{len(kept)} prompts leave room for an answer of {plan.max_tokens} tokens, and a draft needs {2 * HELD}: {HELD} "
+            "to measure it, the others to train it. Give more prompts, or shorter ones."
         )
     return kept
 
@@ -136,7 +139,7 @@ def _settled(plan: DistilPlan, target: Target, prompts: Sequence[tuple[str, list
                 f"{plan.out} holds a distillation of another kind (target, prompts or options differ). Distil into another "
                 "folder with --out, or put back what was changed; nothing is lost."
             )
-        return told
+        return _raised(plan, told)
     tell(Step(doing="choosing a shape", done=0.0))
     began = time.perf_counter()
     first = _writer(plan, target, 0).pieces([ids for _, ids in prompts[:SHARD]], seed=(plan.seed, 0))
@@ -149,10 +152,25 @@ def _settled(plan: DistilPlan, target: Target, prompts: Sequence[tuple[str, list
         asked=asked,
         shape=best.shape,
         num_shards=max(1, round(wanted / num)),
+        shard_tokens=num,
         tried=tuple(asdict(candidate) for candidate in tried),
     )
     machine.write(path, json.dumps(asdict(settled), indent=1) + "\n")
     return settled
+
+
+def _raised(plan: DistilPlan, settled: Settled) -> Settled:
+    """With more text where more tokens are asked for than when it began; what was trained is then a new training's start."""
+    num_shards = round((plan.tokens or 0) / settled.shard_tokens)
+    if num_shards <= settled.num_shards:
+        return settled
+    if (plan.out / STATE).exists():
+        with machine.whole(plan.out / START) as part:
+            torch.save(trained_layers(plan.out / STATE), part)
+        (plan.out / STATE).unlink()
+    more = replace(settled, num_shards=num_shards)
+    machine.write(plan.out / PLAN, json.dumps(asdict(more), indent=1) + "\n")
+    return more
 
 
 def _writer(plan: DistilPlan, target: Target, layer: int) -> Writer:
@@ -201,8 +219,8 @@ def _trained(
         if start.can_fit(model):
             start.fit(draft, target.quick, [piece.ids.tolist() for piece in first], shape)
         with machine.whole(plan.out / START) as part:
-            torch.save(own.model.layers.state_dict(), part)
-    own.model.layers.load_state_dict(torch.load(plan.out / START, weights_only=True))
+            torch.save(own_weights(own), part)
+    put(own, saved(plan.out / START))
     rows = torch.full((vocab_size,), -1)
     rows[ids] = torch.arange(len(ids))
     steps = sum(1 for _ in lessons(paths, plan.course))

@@ -1,13 +1,12 @@
 """A draft on disk: a checkpoint of transformers, and beside a target in a GGUF file one like it.
 
-In the file the kept layers, the embedding and the output layer are the target's bytes, and the draft's own layers have eight bits.
+In the file the kept layers, the embedding and the output layer are the target's bytes; the draft's own layers have eight bits.
 """
 
 import copy
 import shutil
 from pathlib import Path
 from typing import Any
-
 
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
@@ -33,5 +32,3 @@ def save(draft: Any, target: Target, shape: Shape, out: Path) -> list[str]:
         return [DRAFT]
     cut(target.name, out / FILE, shape.kept, model=draft)
     return [FILE, DRAFT]
-
-

@@ -50,8 +50,8 @@ class Candidate:
 def choose(
     of: Target, pieces: Sequence[Piece], *, num_tokens: int, fixed: Shape | None = None
 ) -> tuple[Candidate, list[Candidate]]:
-    """The best shape and all that were tried, for so many tokens of training. `pieces` are a first text: three quarters of it fit
-    the starts, the last quarter measures them. `fixed` is the only shape then."""
+    """The best shape and all that were tried, for so many tokens of training. `pieces` are a first text: three quarters of it
+    fit the starts, the last quarter measures them. `fixed` is the only shape then."""
     target = of.model
     cut = max(1, 3 * len(pieces) // 4)
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
@@ -99,9 +99,7 @@ def agreement(target: Any, draft: Any, pieces: Sequence[Piece]) -> float:
     return float(torch.cat(found).mean())
 
 
-def _candidate(
-    shape: Shape, step_s: float, accepted: float, passes: Mapping[int, float], num_tokens: int
-) -> Candidate:
+def _candidate(shape: Shape, step_s: float, accepted: float, passes: Mapping[int, float], num_tokens: int) -> Candidate:
     doublings = max(0.0, math.log2(1 + num_tokens / WORTH))
     expected = max(accepted, min(MOST, accepted + PER_DOUBLING * doublings))
     speeds = {k: chain_tokens(expected, k) * passes[1] / (k * step_s + _between(passes, k + 1)) for k in LENGTHS}

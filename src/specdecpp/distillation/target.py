@@ -10,7 +10,7 @@ import torch
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.models import BY_NAME, Checkpoint, Model
+from specdecpp.loading.models import Checkpoint, Model
 from specdecpp.loading.pair import known_ends
 from specdecpp.loading.tokenizers import check_spells
 from specdecpp.runners import EagerRunner, LeanRunner, NativeRunner, Runner
@@ -66,7 +66,7 @@ class Target:
         """What reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's weights are
         quantised (a per cent off, and twice as fast); transformers elsewhere."""
         source, refusals = self.source, self.source.refusals
-        for kind in (*BY_NAME, "native"):
+        for kind in ("native-int8", "native"):
             if refusals[kind] is None:
                 found = source.runner(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
                 assert isinstance(found, NativeRunner), "both kinds are"

@@ -84,12 +84,12 @@ def hidden(tail: Any, pieces: Sequence[Piece]) -> Float[Tensor, "A D"]:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How a draft is trained. `rows` are the tokens of answers in a batch; the learning rate is reached after a share `warmup` of
-    the steps and falls as a cosine. Raises ValueError for what cannot be trained."""
+    """How a draft is trained. `rows` are the tokens of answers in a batch; the learning rate is reached after a share `warmup`
+    of the steps and falls as a cosine. Raises ValueError for what cannot be trained."""
 
     epochs: int = 3
     loss: Loss = "kl"
-    rows: int = 2048
+    rows: int = 512
     lr: float = 1e-3
     warmup: float = 0.03
     seed: int = 0
@@ -98,7 +98,9 @@ class Course:
         if self.loss not in ("kl", "tv"):
             raise ValueError(f"loss is kl or tv, got {self.loss!r}")
         if min(self.epochs, self.rows) < 1 or not self.lr > 0 or not 0 <= self.warmup < 1 or self.seed < 0:
-            raise ValueError(f"epochs and rows must be at least 1, lr positive, warmup in [0, 1) and seed at least 0, got {self}")
+            raise ValueError(
+                f"epochs and rows must be at least 1, lr positive, warmup in [0, 1) and seed not negative, got {self}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ class Student:
     def __init__(self, tail: Any, output: Float[Tensor, "S D"], rows: Int[Tensor, " V"], course: Course, steps: int):
         """`output` are the rows of the target's output layer that the draft has, `rows` says which is a token's (-1: none)."""
         self.tail, self.output, self.rows, self.course, self.steps, self.step = tail, output, rows, course, steps, 0
-        self.own = [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
+        self.own = own_weights(tail)
         for parameter in self.own:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
@@ -161,17 +163,31 @@ class Student:
                 raise DataError(
                     f"{path} is of another training: {state['origin']} and not {dict(origin)}. Distil into another folder."
                 )
-            for parameter, value in zip(self.own, state["own"], strict=True):
-                parameter.data.copy_(value)
+            put(self.tail, state["own"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.step = int(state["step"])
         except DataError:
             raise
         except Exception as error:  # zip, pickle and torch each have errors of their own
             raise DataError(
-                f"{path} is damaged ({str(error).splitlines()[0]}), so this training cannot go on from it. Delete that file and "
-                "run the same command again: the draft is trained from its beginning, on the same text."
+                f"{path} is damaged ({str(error).splitlines()[0]}), so this training cannot go on from it. Delete that file "
+                "and run the same command again: the draft is trained from its beginning, on the same text."
             ) from error
+
+
+def own_weights(tail: Any) -> list[Tensor]:
+    """What is trained: the draft's own layers and its last norm."""
+    return [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
+
+
+def trained_layers(path: Path) -> list[Tensor]:
+    """The weights in a state that `Student.keep` wrote."""
+    return saved(path)["own"]
+
+
+def put(tail: Any, values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(own_weights(tail), values, strict=True):
+        parameter.data.copy_(value)
 
 
 def batches(pieces: Sequence[Piece], rows: int, generator: torch.Generator) -> Iterator[list[Piece]]:

@@ -2,9 +2,10 @@
 
     prompts -> slots of a batch, one pass a step -> a token for each, the state at the cut, the likeliest tokens -> pieces
 
-On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.extend_all`), and a slot takes the next prompt as soon
-as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an answer is
-the same in whatever company it was written. Elsewhere transformers writes whole batches and reads them again (`text.read`).
+On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.extend_all`), and a slot takes the next prompt as
+soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
+answer is the same in whatever company it was written. Elsewhere transformers writes whole batches and reads them again
+(`text.read`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -101,9 +102,7 @@ class _Slot:
     def piece(self) -> Piece:
         top, log_p = (torch.stack(column) for column in zip(*self.said, strict=True))
         state = torch.cat(self.states)
-        return Piece(
-            ids=torch.tensor(self.ids), num_prompt=len(self.ids) - self.num_answer, state=state, top=top, log_p=log_p
-        )
+        return Piece(ids=torch.tensor(self.ids), num_prompt=len(self.ids) - self.num_answer, state=state, top=top, log_p=log_p)
 
 
 def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:

@@ -44,7 +44,7 @@ def cut(
     num = int(values[f"{architecture}.block_count"])
     if not (0 if model is not None else 1) <= layers < num:
         raise RunnerError(
-            f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, and one at least."
+            f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
         )
     whole = layers if model is None else int(model.config.num_hidden_layers)
     own = {} if model is None else gguf_writing.quantised(model, architecture, precision)

@@ -38,7 +38,8 @@ _ALL_F32 = "0"  # general.file_type
 class GGUFRunner:
     """A GGUF file and one sequence in its cache. See `runners.Runner` for the contract; tensors are on the CPU, float32.
 
-    `output_ids` are those that are scored (`trimmed`; None: all). `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. The cache starts with
+    `output_ids` are those that are scored (`trimmed`; None: all).
+    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. The cache starts with
     room for 1,024 positions and doubles as the text grows. One thread at a time may use a runner; several may use runners
     over one file.
 

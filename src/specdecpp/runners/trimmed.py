@@ -25,7 +25,7 @@ def of(config: Any, *, vocab_size: int, device: torch.device | str = "cpu") -> I
     return checked(getattr(config, KEY, None), vocab_size=vocab_size, device=device)
 
 
-def checked(ids: Sequence[int] | None, *, vocab_size: int, device: torch.device | str = "cpu") -> Int[Tensor, " S"] | None:
+def checked(ids: Any, *, vocab_size: int, device: torch.device | str = "cpu") -> Int[Tensor, " S"] | None:
     """As `of`. Raises `RunnerError` for what is no list of ids, or where none is left."""
     if ids is None:
         return None
@@ -34,7 +34,7 @@ def checked(ids: Sequence[int] | None, *, vocab_size: int, device: torch.device 
         raise RunnerError(f"the config's {KEY} is no list of token ids. Write the ids that the output layer scores, or null.")
     found = sorted({i for i in ids if i < vocab_size})
     if not found:
-        raise RunnerError(f"none of the config's {KEY} is below {vocab_size}, the vocabulary's size. Write ids, or null for all.")
+        raise RunnerError(f"none of the config's {KEY} is below {vocab_size}, the vocabulary's size. Write ids, or null.")
     return None if len(found) == vocab_size else torch.tensor(found, device=device)
 
 

@@ -1,0 +1,90 @@
+"""After the draft: its head, the verdict on the pair, and what is said of both.
+
+out/draft + target -> recipe of a head (`training.pipeline`) -> out/head;   pair with head -> check -> card
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specdecpp import machine
+from specdecpp.bench import advice, check
+from specdecpp.bench.questions import Questions
+from specdecpp.distillation.plan import DistilPlan
+from specdecpp.distillation.run import CARD
+from specdecpp.loading.pair import load_pair
+from specdecpp.training import collect, jobs, pipeline
+from specdecpp.training.plan import HeadPlan
+from specdecpp.training.prompts import Source
+from specdecpp.training.recipe import CollectPlan, PairPlan, Recipe
+
+HEAD = "head"
+ROWS, CHECKED = 160, 8
+"""Prompts that a head is trained on, and that the pair is checked on."""
+BATCHED = ("lean", "eager")
+Say = Callable[[str], None]
+
+
+def sources(files: Sequence[str], builders: Sequence[str]) -> tuple[Source, ...]:
+    """One for each file; of builders one for all or one each, and none where rows have a column `text`. Raises ValueError."""
+    if len(builders) not in (0, 1, len(files)):
+        raise ValueError(f"there are {len(files)} files and {len(builders)} prompt builders. Give one a file, or one for all.")
+    names = list(builders) if len(builders) == len(files) else [*builders, "text"][:1] * len(files)
+    return tuple(Source(path=path, prompt=name) for path, name in zip(files, names, strict=True))
+
+
+def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doing: None) -> dict[str, Any]:
+    """The card with a head and a verdict; what an earlier run finished is kept. Raises as `collect`, `train` and `check` do."""
+    draft = str(plan.out / card["draft"]["files"][0])
+    recipe = _recipe(plan, draft)
+    if not (plan.out / HEAD / "config.json").exists():
+        tell("collecting labels for the head")
+        pipeline.check(recipe)
+        collect.collect(recipe, recipe.pair.load(), assume_yes=True)
+        tell("training the head")
+        heads = pipeline.calibrate_heads(recipe, pipeline.train_heads(recipe, recipe.train))
+        pipeline.evaluate_heads(recipe, heads)
+        shutil.rmtree(plan.out / HEAD, ignore_errors=True)
+        heads[HEAD].save_pretrained(plan.out / HEAD)
+    tell("checking the pair")
+    pair = load_pair(plan.target, draft=draft, head=plan.out / HEAD, device=plan.device)
+    batched = pair
+    if not check.is_batched(pair):
+        batched = replace(load_pair(plan.target, draft=draft, device=plan.device, runner=BATCHED), head=pair.head)
+    items = [list(q.ids) for q in jobs.questions(pair, pipeline.gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
+    asked = Questions(
+        dataset=plan.sources[0].label, dev=tuple(map(tuple, items[:CHECKED])), test=tuple(map(tuple, items[CHECKED:]))
+    )
+    trial = check.Trial(temperature=plan.sampling.temperature, seed=plan.seed, max_tokens=min(96, plan.max_tokens))
+    found = check.check(pair, [asked], trial, recorder=batched, tell=tell)
+    done = {**card, "head": HEAD, "check": advice.to_dict(found)}
+    machine.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
+    return done
+
+
+def sentences(plan: DistilPlan, card: Mapping[str, Any]) -> list[str]:
+    """What came out, and how to use it."""
+    shape, files = card["draft"]["shape"], card["draft"]["files"]
+    tokens = "all tokens" if shape["tokens"] is None else f"{shape['tokens']:,} tokens"
+    said = [f"{plan.out / files[0]}: {shape['kept']} layers of the target and {shape['own']} of its own, {tokens}."]
+    for source, by in card["acceptance"].items():
+        said.append(f"Accepted of {source}: " + ", ".join(f"{value:.2f} ({name})" for name, value in by.items()) + ".")
+    if "check" in card:
+        said += card["check"]["sentences"]
+        said.append(f'load_pair("{plan.target}", draft="{plan.out / files[0]}", head="{plan.out / HEAD}")')
+    return said
+
+
+def _recipe(plan: DistilPlan, draft: str) -> Recipe:
+    share = 1 / len(plan.sources)
+    of = tuple(replace(source, rows=max(8, round(ROWS * share)), dev_share=0.2) for source in plan.sources)
+    return Recipe(
+        collect=CollectPlan(sources=of, max_tokens=min(128, plan.max_tokens), branches=None, shard_size=32, batch=32),
+        pair=PairPlan(target=plan.target, draft=draft, dtype="float32", device=plan.device),
+        sampling=plan.sampling,
+        train={HEAD: HeadPlan(width=64, num_layers=1, scalars=("log_q",), epochs=3)},
+        out=plan.out,
+        name="the head",
+    )

@@ -1,0 +1,216 @@
+"""Distillation at toy size: the same draft however often it is killed, and a draft that agrees more than its start."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specdecpp as sd
+from specdecpp.distillation import network, shapes, start, text
+from specdecpp.distillation.network import Shape
+from specdecpp.distillation.plan import DistilPlan
+from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
+from specdecpp.distillation.target import Target
+from specdecpp.distillation.training import STATE, Course, divergence, overlap, said
+from specdecpp.errors import DataError, RunnerError
+from specdecpp.loading.models import load_model
+from specdecpp.policies import Fixed
+from specdecpp.sampling import Sampling
+from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
+from specdecpp.training.prompts import Source
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of four layers, and prompts."""
+    folder = tmp_path_factory.mktemp("distil")
+    tiny_model("llama", seed=1, layers=4, head_dim=16).save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    rows = [json.dumps({"text": prompt[:40]}) for prompt in practice_prompts()]
+    (folder / "prompts.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+def plan_of(folder: Path, out: Path, **more) -> DistilPlan:
+    asked = {
+        "target": str(folder / "target"),
+        "sources": (Source(path=str(folder / "prompts.jsonl"), prompt="text"),),
+        "out": out,
+        "tokens": 3000,
+        "sampling": Sampling(temperature=0.8),
+        "shape": Shape(kept=1, own=1, tokens=40),
+        "course": Course(epochs=2, rows=128),
+        "max_tokens": 12,
+    }
+    return DistilPlan(**(asked | more))
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """A run that nobody disturbed."""
+    out = folder / "whole"
+    distil(plan_of(folder, out))
+    return out
+
+
+class Killed(Exception):
+    pass
+
+
+def killing(number: int) -> Any:
+    """Raises when it is told something for the n-th time."""
+    left = iter(range(number - 1))
+
+    def tell(step: Any) -> None:
+        if next(left, None) is None:
+            raise Killed
+
+    return tell
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_model(out / "draft", dtype="auto", device=None, device_map=None).state_dict()
+
+
+def test_a_run_that_is_killed_at_every_step_ends_with_the_same_draft(folder, whole, tmp_path):
+    """Catches work that is done twice or never, an order that depends on the run, and a state that lacks something."""
+    kills = 0
+    for number in range(1, 100):
+        try:
+            distil(plan_of(folder, tmp_path / "out"), tell=killing(number))
+            break
+        except Killed:
+            kills += 1
+    assert 10 < kills < 90
+    expected, found = weights(whole), weights(tmp_path / "out")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    same = [json.loads((out / CARD).read_text()) for out in (whole, tmp_path / "out")]
+    assert same[0]["acceptance"] == same[1]["acceptance"]
+
+
+def test_training_makes_a_draft_agree_more(folder, whole):
+    """Catches a loss that is not of the target, rows of the output layer of another token, and states of another layer."""
+    target = Target(str(folder / "target"))
+    pieces = [piece for path in sorted((whole / TEXT).glob("text-*")) for piece in text.pieces(path)]
+    trained: Any = load_model(whole / "draft", dtype="auto", device=None, device_map=None)
+    trained.config.output_ids = None
+    untrained = network.draft(target.model, Shape(kept=1, own=1))
+    found = [shapes.agreement(target.model, draft, pieces) for draft in (untrained, trained)]
+    assert found[1] > found[0] + 0.05
+
+
+def test_the_draft_decodes_exactly(folder, whole):
+    """Catches a draft that is saved as another model than was trained, and a greedy answer that it changes."""
+    pair = sd.load_pair(folder / "target", draft=whole / "draft", runner="eager")
+    assert int(pair.draft.extend([1], rows=1)[0].isfinite().sum()) == 40
+    options = {"max_tokens": 30, "temperature": 0.0}
+    answers = [sd.Decoder(pair, policy=Fixed(k=k)).generate("tell me", **options).tokens for k in (1, 4)]
+    assert answers[0] == answers[1]
+
+
+def test_the_states_and_what_is_said_are_the_targets(folder, whole):
+    """Catches a piece whose rows are shifted by one, or whose states are of another position."""
+    model = Target(str(folder / "target")).model
+    piece = next(text.pieces(whole / TEXT / text.name_of(0)))
+    with torch.inference_mode(), network.caught(model.model.layers[1]) as states:
+        logits = model(input_ids=piece.ids[None, :-1]).logits[0]
+    torch.testing.assert_close(piece.state.float(), states[0][0].bfloat16().float(), rtol=0.02, atol=0.02)
+    log_p = logits[piece.num_prompt - 1 :].log_softmax(-1)
+    torch.testing.assert_close(log_p.gather(-1, piece.top), piece.log_p, rtol=0.01, atol=0.05)
+
+
+def test_the_start_in_closed_form_is_nearer_to_the_target(folder):
+    """Catches weights that are fitted to another layer's state, or put the wrong way round."""
+    target = tiny_model("llama", seed=5, layers=6, hidden_size=64)
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(3, 64, (40,), generator=generator).tolist() for _ in range(24)]
+    shape = Shape(kept=2, own=2)
+    draft = network.draft(target, shape)
+    far = _distance(target, draft, texts)
+    start.fit(draft, target, texts, shape)
+    assert _distance(target, draft, texts) < 0.9 * far
+
+
+def _distance(target, draft, texts) -> float:
+    ids = torch.tensor(texts)
+    with torch.inference_mode():
+        p, q = (model(input_ids=ids).logits.softmax(-1) for model in (target, draft))
+    return float((p - q).abs().sum(-1).mean())
+
+
+def test_losses_are_what_they_say():
+    """Catches a bucket that is counted twice, and a token that the draft cannot say but is scored."""
+    piece = text.Piece(
+        ids=torch.tensor([1, 2, 3]),
+        num_prompt=2,
+        state=torch.zeros(2, 4),
+        top=torch.tensor([[3, 0, 5]]),
+        log_p=torch.tensor([[0.5, 0.25, 0.125]]).log(),
+    )
+    rows = torch.tensor([0, -1, 1, 2, 3, -1])  # the draft says 0, 2, 3 and 4
+    q = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    of = said([piece], rows)
+    assert float(overlap(q.log(), of)) == pytest.approx(0.3 + 0.25)
+    rest = 1 - 0.5 - 0.25
+    expected = (
+        0.5 * torch.tensor(0.5 / 0.3).log() + 0.25 * torch.tensor(0.25 / 0.4).log() + rest * torch.tensor(rest / 0.3).log()
+    )
+    assert float(divergence(q.log(), of)) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_what_cannot_be_distilled_is_said(folder, whole, tmp_path):
+    """Catches tracebacks, and hours that are spent before an error is told."""
+    with pytest.raises(RunnerError, match="no smaller"):
+        distil(plan_of(folder, tmp_path / "a", shape=Shape(kept=3, own=1)))
+    with pytest.raises(DataError, match="distillation of another kind"):
+        distil(plan_of(folder, whole, course=Course(epochs=3, rows=128)))
+    (tmp_path / "few.jsonl").write_text('{"text": "a"}\n{"text": "b"}')
+    few = (Source(path=str(tmp_path / "few.jsonl"), prompt="text"),)
+    with pytest.raises(DataError, match="2 prompts leave room"):
+        distil(plan_of(folder, tmp_path / "b", sources=few))
+    for wrong in ({"tokens": None}, {"minutes": 3.0}, {"tokens": 0}, {"max_tokens": 1}):
+        with pytest.raises(ValueError, match=r"budget|max_tokens"):
+            plan_of(folder, tmp_path, **wrong)
+
+
+def flipped(content: bytes) -> bytes:
+    at = len(content) // 3
+    return content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("name", [PLAN, STATE, f"{TEXT}/{text.name_of(1)}"])
+def test_a_damaged_file_is_told(folder, whole, tmp_path, name):
+    """Catches a flipped byte that is trained on, and a traceback for a file that was cut."""
+    for damage in (lambda content: content[: len(content) // 2], flipped):
+        out = tmp_path / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(whole, out)
+        (out / name).write_bytes(damage((out / name).read_bytes()))
+        with pytest.raises(DataError, match="damaged"):
+            distil(plan_of(folder, out))
+
+
+def test_a_shape_is_chosen_when_none_is_named(folder, tmp_path):
+    """Catches a choice that is not among those that were tried, or that is made anew when the run goes on."""
+    plan = plan_of(folder, tmp_path / "out", shape=None)
+    first = distil(plan)
+    settled = json.loads((tmp_path / "out" / PLAN).read_text())
+    assert settled["shape"] in [candidate["shape"] for candidate in settled["tried"]]
+    assert distil(replace(plan))["draft"]["shape"] == first["draft"]["shape"]
+
+
+def test_more_tokens_go_on_from_what_was_trained(folder, whole, tmp_path):
+    """Catches text that is written again, and a longer training that begins from the start in closed form."""
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    before = {path.name: path.read_bytes() for path in (out / TEXT).iterdir()}
+    card = distil(plan_of(folder, out, tokens=6000))
+    after = {path.name: path.read_bytes() for path in (out / TEXT).iterdir()}
+    assert before.items() < after.items()
+    assert card["data"]["tokens"] > 1.5 * json.loads((whole / CARD).read_text())["data"]["tokens"]
+    first = shutil.copytree(whole, tmp_path / "again")
+    assert distil(plan_of(folder, first, tokens=6000))["acceptance"] == card["acceptance"]
