@@ -20,7 +20,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 # design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
-OFFLINE = ("training", "theory", "bench", "serving", "integrations", "cli")
+OFFLINE = ("training", "distillation", "theory", "bench", "serving", "integrations", "cli")
 # Those of pyproject.toml's dependencies, by the names they are imported by; extras are everything else.
 BASE = {"torch", "transformers", "safetensors", "numpy", "pyarrow", "typer", "rich", "yaml", "jaxtyping", "gguf"}
 # Nor is the package's own face, which names a door into another engine and opens it when it is asked for.

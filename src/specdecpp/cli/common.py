@@ -90,7 +90,6 @@ def load(
 ) -> "Pair":
     """The pair, with transformers silenced, and where somebody looks a spinner that says what takes its time."""
     import torch
-    from transformers.utils import logging as of_transformers
 
     from specdecpp import render
     from specdecpp.loading.pair import load_pair
@@ -99,9 +98,7 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
-    of_transformers.set_verbosity_error()
-    if all(name is None or Path(name).exists() for name in (target, draft)):
-        of_transformers.disable_progress_bar()  # it stays for what must be fetched
+    silence(target, draft)
     with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PairWarning)
         pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
@@ -111,6 +108,15 @@ def load(
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return pair
+
+
+def silence(*names: str | None) -> None:
+    """transformers says errors only; its bars stay for models that must be fetched."""
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.set_verbosity_error()
+    if all(name is None or Path(name).exists() for name in names):
+        of_transformers.disable_progress_bar()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdecpp.cli.common import Device, Json, Seed, print_json, told, write
+from specdecpp.cli.common import Device, Json, Seed, print_json, silence, told, write
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
@@ -72,9 +72,15 @@ def distil(
             device=device,
             licence=licence,
         )
+        silence(target)
         with render.waiting("distilling", quiet=quiet or as_json) as say:
             logged = _Logged(is_on=not (quiet or sys.stderr.isatty()))
-            card = run(plan, tell=lambda step: (say(_line(step)), logged(_line(step))))
+
+            def tell(step: "Step") -> None:
+                say(_line(step))
+                logged(_line(step))
+
+            card = run(plan, tell=tell)
             if head:
                 card = finishing.finish(plan, card, tell=say)
         if as_json:

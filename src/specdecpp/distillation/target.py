@@ -84,7 +84,7 @@ class Target:
         if shape is not None:
             layers = network.layers_of(len(self.model.model.layers), shape)
             names = {name: f"model.layers.{layers[int(i)]}.{rest}" for name, i, rest in _layered(model)}
-            stored = {name: stored[names.get(name, name)] for name, _ in model.named_parameters()}
+            stored = {name: stored[names.get(name) or name] for name, _ in model.named_parameters()}
         return NativeRunner(model, stored=stored, probe=False)
 
 

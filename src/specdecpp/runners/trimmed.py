@@ -7,7 +7,6 @@ weights are those of any model of its kind: other programs run it untrimmed.
 Source: FR-Spec (Zhao et al. 2025), which trims the output layer of an EAGLE draft in this way.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ def checked(ids: Any, *, vocab_size: int, device: torch.device | str = "cpu") ->
     """As `of`. Raises `RunnerError` for what is no list of ids, or where none is left."""
     if ids is None:
         return None
-    is_list = isinstance(ids, Sequence) and not isinstance(ids, str)
-    if not is_list or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+    if not isinstance(ids, list | tuple) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise RunnerError(f"the config's {KEY} is no list of token ids. Write the ids that the output layer scores, or null.")
     found = sorted({i for i in ids if i < vocab_size})
     if not found:
