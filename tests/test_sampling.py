@@ -26,6 +26,27 @@ def marked(tokens, vocab_size):
     return seen
 
 
+def by_sorting(logits, top_p):
+    """Which tokens a nucleus has, by a stable sort of the whole vocabulary."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    p = ordered.softmax(-1)
+    outside = (p.cumsum(-1) - p) >= top_p
+    return ~outside.scatter(-1, order, outside)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_a_nucleus_needs_no_sorted_vocabulary(spread, top_p):
+    """Catches a nucleus that ends where the first few tokens do, and equal tokens that are all taken or all left."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (spread * torch.randn(5, 3001, generator=generator, dtype=torch.float64)).mul(8).round().div(8)
+    logits[1, ::2] = -torch.inf
+    logits[2] = 0.0
+    found = probabilities(logits, Sampling(top_p=top_p)) > 0
+    wanted = by_sorting(logits, top_p) & logits.isfinite()
+    assert torch.equal(found, wanted)
+
+
 @st.composite
 def samplings(draw):
     """Any sampling that is not greedy; each processor is off in part of the examples."""

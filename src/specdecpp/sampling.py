@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _BLOCK = 64
+_LIKELIEST = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +89,35 @@ def probabilities(
         kth = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     if sampling.top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        p = ordered.softmax(-1)
-        outside = (p.cumsum(-1) - p) >= sampling.top_p  # the mass before a token already fills the nucleus
-        logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+        logits = logits.masked_fill(~_nucleus(logits, sampling.top_p), -torch.inf)
     p = logits.softmax(-1)
     if sampling.min_p > 0.0:
         p = p.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), 0.0)
         p = p / p.sum(-1, keepdim=True)
     return p
+
+
+def _nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*rows V"]:
+    """The likeliest tokens, up to the one that fills a share `top_p`; of equal ones those of smaller ids.
+
+    Found among the first few in order, more of them only where those do not hold so much: sorting a whole vocabulary takes
+    longer than a small model's pass.
+    """
+    whole, size, num = logits.logsumexp(-1, keepdim=True), logits.shape[-1], _LIKELIEST
+    while True:
+        first = logits.topk(min(num, size), -1).values
+        p = (first - whole).exp()
+        before = p.cumsum(-1) - p
+        if num >= size or bool((before[..., -1] >= top_p).all()):
+            break
+        num *= 8
+    inside = (before < top_p).sum(-1, keepdim=True)
+    least = first.gather(-1, inside - 1)
+    above, equal = logits > least, logits == least
+    left = inside - above.sum(-1, keepdim=True)
+    if bool((equal.sum(-1, keepdim=True) == left).all()):
+        return above | equal
+    return above | (equal & (equal.cumsum(-1) <= left))
 
 
 def seen_rows(seen: Bool[Tensor, " V"], tokens: Int[Tensor, " K"]) -> Bool[Tensor, "K1 V"]:
