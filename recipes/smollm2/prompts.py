@@ -20,7 +20,7 @@ from pathlib import Path
 from specdecpp.training.prompts import Source, humaneval
 
 sys.path.append(str(Path(__file__).parents[1] / "reference_pair"))
-from corpus import functions, standard_library
+from corpus import functions, standard_library  # pyright: ignore[reportMissingImports]
 
 TASKS = (
     "Explain {} to a child.",
