@@ -1,5 +1,6 @@
 """Rounds in compiled code decide what the host's loop decides, with the same uniforms; what they cannot is left to it."""
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,9 +25,10 @@ from specdecpp.policies import (
 )
 from specdecpp.runners import native
 from specdecpp.runners.acceptance import block_verdict, greedy_verdict, token_verdict
-from specdecpp.runners.compiled_round import CompiledRound, compiled_round
-from specdecpp.runners.native import Verifying
-from specdecpp.sampling import streams
+from specdecpp.runners.compiled_round import CompiledRound, _filters, compiled_round
+from specdecpp.runners.native import Filters, Verifying
+from specdecpp.runners.native.library import library
+from specdecpp.sampling import probabilities, streams
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, tiny_draft, tiny_model
 from specdecpp.verification import (
@@ -101,6 +103,16 @@ MANNERS: dict[str, tuple[Sampling, Verification]] = {
     "plain": (Sampling(), TokenVerification()),
     "warm": (Sampling(temperature=1.7), TokenVerification()),
     "block": (Sampling(temperature=1.3), BlockVerification()),
+    "top-p": (Sampling(temperature=1.2, top_p=0.9), TokenVerification()),
+    "top-p, block": (Sampling(top_p=0.8), BlockVerification()),
+    "top-k": (Sampling(temperature=1.7, top_k=7), TokenVerification()),
+    "min-p": (Sampling(temperature=1.4, min_p=0.05), TokenVerification()),
+    "penalty": (Sampling(temperature=1.1, repetition_penalty=1.4), TokenVerification()),
+    "penalty, greedy": (Sampling(temperature=0.0, repetition_penalty=1.4), TokenVerification()),
+    "all": (
+        Sampling(temperature=1.1, top_k=40, top_p=0.97, min_p=0.002, repetition_penalty=1.05),
+        BlockVerification(),
+    ),
 }
 
 
@@ -140,7 +152,7 @@ def test_rounds_are_those_of_the_host(policy: str, manner: str, pair: Pair) -> N
             assert 0 < a.forward_s <= a.draft_s + a.verify_s
         drafted |= {r.num_drafted for r in ours}
         ended.add(own.finish_reason)
-    assert policy in ("none", "fixed") or len(drafted) > 1
+    assert policy in ("none", "fixed") or sampling.needs_seen or len(drafted) > 1
     assert sampling.is_greedy or "eos" in ended
 
 
@@ -177,9 +189,35 @@ def test_a_draft_that_has_read_nothing_catches_up(pair: Pair) -> None:
     assert [own.step().tokens for _ in range(4)] == [hosts.step().tokens for _ in range(4)]
 
 
+@pytest.mark.parametrize("size", [1, 71, 6_000, 50_000])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
+def test_distributions_are_those_of_the_host(size: int, spread: float) -> None:
+    """Catches a filter in another order, one that sees too few tokens, and ties that are taken by halves."""
+    generator = torch.Generator().manual_seed(size)
+    logits = (spread * torch.randn(size, generator=generator)).mul(16).round().div(16)  # with many that are equal
+    logits[::5] = -torch.inf if size > 5 else logits[::5]
+    seen = torch.rand(size, generator=generator) < 0.3
+    for sampling in (
+        *(Sampling(top_p=p, temperature=0.7) for p in (0.05, 0.503, 0.9003, 0.9991)),
+        *(Sampling(top_k=k) for k in (1, 13, 4_000)),
+        *(Sampling(min_p=p, temperature=1.3) for p in (0.03, 0.9, 1.0)),
+        Sampling(repetition_penalty=1.3),
+        Sampling(temperature=0.9, top_k=50, top_p=0.8003, min_p=0.02, repetition_penalty=0.8),
+    ):
+        found, x = torch.empty(size), logits.clone()
+        marks = seen if sampling.needs_seen else None
+        library().native_distribution(x.data_ptr(), size, ctypes.byref(_filters(sampling, marks)), found.data_ptr())
+        expected = probabilities(logits, sampling, marks)
+        differ = (found > 0) != (expected > 0)  # sums of thousands are rounded: a token at the edge of a nucleus, not more
+        assert int(differ.sum()) <= size // 5_000
+        assert len(set(logits[differ].tolist())) <= 1
+        torch.testing.assert_close(found[~differ], expected[~differ], rtol=1e-3 if differ.any() else 1e-5, atol=0)
+
+
 def verdict(runner: NativeRunner, tokens: list[int], q: torch.Tensor, coins: torch.Tensor, **how: Any) -> Verifying:
     """Of the last token of a context and candidates."""
-    task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, **how)
+    filters = Filters(temperature=how.pop("temperature"), top_p=1.0, penalty=1.0)
+    task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, sampling=filters, **how)
     line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
     task.tokens, task.coins, task.q = line.data_ptr(), coins.data_ptr(), q.data_ptr()
     task.logits, task.states = logits.data_ptr(), states.data_ptr()
@@ -218,7 +256,7 @@ def test_the_verdict_as_a_function_of_uniforms(num: int, pair: Pair) -> None:
 
 
 def test_what_is_left_to_the_host(pair: Pair) -> None:
-    """Catches a request that would lose its penalty, its nucleus, its verification or its stop rule."""
+    """Catches a request that would lose its penalty, its verification or its stop rule."""
 
     class Other(CumulativeConfidence):
         def stop(self, draft: Any, memory: Any) -> str | None:
@@ -236,9 +274,6 @@ def test_what_is_left_to_the_host(pair: Pair) -> None:
     lagged = SpecDecPP(head=random_head(32, seed=1))
     changes: dict[str, Any]
     for changes in (
-        {"sampling": Sampling(top_p=0.9)},
-        {"sampling": Sampling(top_k=5)},
-        {"sampling": Sampling(min_p=0.1)},
         {"sampling": Sampling(repetition_penalty=1.2)},
         {"verification": CompareVerification()},
         {"policy": Entropy()},

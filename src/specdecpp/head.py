@@ -316,6 +316,7 @@ class RowEstimator:
         self._blocks = [(half * w, half * b) for w, b in zip(self.arrays.blocks, self.arrays.biases, strict=True)]
         self._shift, self._slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
 
+    @np.errstate(invalid="ignore")  # a BLAS may compute with what lies beside a short row, and numpy warns of that
     def __call__(self, hidden: Tensor, token: int, scalars: tuple[float, ...]) -> Estimate:
         weight, table, _, _, output, output_bias = self.arrays
         x = hidden.numpy() if hidden.dtype == torch.float32 and not hidden.requires_grad else hidden.detach().float().numpy()

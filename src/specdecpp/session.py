@@ -135,13 +135,14 @@ class Session:
         self._costs = costs
         self._draft_coins, self._verify_coins = coins
         parts = {"target": target, "draft": draft, "policy": policy, "verification": verification, "sampling": sampling}
-        self._whole = compiled_round(**parts, coins=coins, ends=ends) or device_round(**parts, coins=coins, ends=ends)
         self._detokenizer = detokenizer
         self._memory = policy.start()
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
             self._seen[self.tokens] = True
+        self._whole = compiled_round(**parts, coins=coins, ends=ends, seen=self._seen)
+        self._whole = self._whole or device_round(**parts, coins=coins, ends=ends)
         if self.num_tokens_left <= 0:
             self.finish_reason = "length"
 

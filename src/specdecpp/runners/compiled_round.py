@@ -16,13 +16,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from specdecpp.drafting import Draft, Room
 from specdecpp.head import RowEstimator
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import judge_of
 from specdecpp.policies.protocol import Evidence, says_its_floors
-from specdecpp.runners.native import Drafting, Head, NativeRunner, Verifying
+from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
 from specdecpp.runners.protocol import Runner
 from specdecpp.sampling import Dice, Sampling
 from specdecpp.verification import BlockVerification, Coins, GreedyVerification, TokenVerification, Verdict, Verification
@@ -43,17 +45,19 @@ def compiled_round(
     sampling: Sampling,
     coins: tuple[Coins, Coins],
     ends: Sequence[int] = (),
+    seen: Bool[Tensor, " V"] | None = None,
 ) -> "CompiledRound | None":
     """Rounds in compiled code; None where the host has to run them:
 
-    other runners; a repetition penalty, top-k, top-p or min-p; a verification by comparison; a rule that does not say its
-    `floors`; a lagged head; coins that are not `Dice`.
+    other runners; a verification by comparison; a rule that does not say its `floors`; a lagged head; coins that are not
+    `Dice`.
+    `seen` are the tokens of the context, which the caller marks as they come, for a repetition penalty.
     """
     if not (type(target) is NativeRunner and type(draft) is NativeRunner and all(type(c) is Dice for c in coins)):
         return None
-    is_plain = sampling == Sampling(temperature=sampling.temperature)
+    is_marked = seen is not None or not sampling.needs_seen
     is_known = type(verification) in ((GreedyVerification,) if sampling.is_greedy else (TokenVerification, BlockVerification))
-    if not is_plain or not is_known or not says_its_floors(policy):
+    if not is_marked or not is_known or not says_its_floors(policy):
         return None
     rule = judge_of(policy)
     judge = rule and rule.estimator(is_greedy=sampling.is_greedy)
@@ -61,7 +65,7 @@ def compiled_round(
         return None
     head = judge and _compiled(judge)  # pyright: ignore[reportArgumentType]
     is_block = isinstance(verification, BlockVerification)
-    return CompiledRound(target, draft, policy, head, sampling, coins, tuple(ends), is_block=is_block)  # pyright: ignore[reportArgumentType]
+    return CompiledRound(target, draft, policy, head, sampling, coins, tuple(ends), is_block=is_block, seen=seen)  # pyright: ignore[reportArgumentType]
 
 
 def _is_readable(judge: Any) -> bool:
@@ -101,6 +105,17 @@ def _compiled(judge: RowEstimator) -> _CompiledHead:
     return _COMPILED[judge]
 
 
+def _filters(sampling: Sampling, seen: Bool[Tensor, " V"] | None) -> Filters:
+    return Filters(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        penalty=sampling.repetition_penalty,
+        top_k=sampling.top_k or 0,
+        seen=seen.data_ptr() if seen is not None and sampling.needs_seen else None,
+    )
+
+
 class CompiledRound:
     """Runs the rounds of one session: `propose`, then `verify`, as a session's step does."""
 
@@ -115,12 +130,14 @@ class CompiledRound:
         ends: tuple[int, ...],
         *,
         is_block: bool,
+        seen: Bool[Tensor, " V"] | None = None,
     ):
         self.target, self.draft, self.policy = target, draft, policy
         self._head, self._sampling, self._coins = head, sampling, coins
         self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
-        self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), temperature=sampling.temperature)
-        self._verifying = Verifying(temperature=sampling.temperature, is_block=is_block)
+        self._seen, filters = seen, _filters(sampling, seen)  # the tensor is kept, since its address is told
+        self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=filters)
+        self._verifying = Verifying(sampling=filters, is_block=is_block)
         if head is not None:
             self._drafting.head = ctypes.addressof(head.told)
 

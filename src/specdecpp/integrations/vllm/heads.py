@@ -72,24 +72,26 @@ class _Stored:
     """The parameters of a checkpoint on disk; only the pages that are read are loaded."""
 
     def __init__(self, folder: Path):
-        self._folder = folder
+        from transformers import AutoConfig
+
+        self._folder, self.config = folder, AutoConfig.from_pretrained(folder)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         from safetensors import safe_open
 
         files = [safe_open(path, framework="pt") for path in sorted(self._folder.glob("*.safetensors"))]
         home = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (no mapping)
-        for name in _parameter_names(self._folder):
+        for name in _parameter_names(self.config):
             yield name, home[name].get_tensor(name)
 
 
-def _parameter_names(folder: Path) -> list[str]:
+def _parameter_names(config: Any) -> list[str]:
     """As transformers names them; tied ones are stored twice or once, and count once."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        model: Any = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
     return [name for name, _ in model.named_parameters()]
 

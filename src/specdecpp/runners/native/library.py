@@ -43,6 +43,13 @@ class Part(ctypes.Structure):
     _fields_ = [("sequence", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("start", "num", "rows", "row"))]
 
 
+class Filters(ctypes.Structure):
+    """How tokens are drawn, as `sampling.h` reads it."""
+
+    _fields_ = [(name, ctypes.c_float) for name in ("temperature", "top_p", "min_p", "penalty")]
+    _fields_ += [("top_k", ctypes.c_int32), ("seen", ctypes.c_void_p)]
+
+
 class Drafting(ctypes.Structure):
     """What `native_propose` is told and says: see there."""
 
@@ -50,7 +57,7 @@ class Drafting(ctypes.Structure):
     _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
     _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s")]
     _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
-    _fields_ += [("temperature", ctypes.c_float)]
+    _fields_ += [("sampling", Filters)]
 
 
 class Verifying(ctypes.Structure):
@@ -59,7 +66,7 @@ class Verifying(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "logits", "states")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "is_block")]
-    _fields_ += [("temperature", ctypes.c_float)]
+    _fields_ += [("sampling", Filters)]
 
 
 @dataclass(frozen=True)
@@ -186,6 +193,7 @@ def _bound(lib: Any) -> Any:
         "native_sequence_free": (None, [pointer]),
         "native_capacity": (number, [pointer]),
         "native_grow": (ctypes.c_bool, [pointer, pointer, number, number]),
+        "native_distribution": (None, [pointer, number, pointer, pointer]),
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
         "native_propose": (number, [pointer, number, pointer, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer]),

@@ -77,6 +77,9 @@ bool native_grow(const Model* m, Sequence* seq, int capacity, int length) {
 
 int64_t native_draw(const float* p, int64_t n, double u) { return draw(p, n, u); }
 
+// The distribution p [n] of logits x [n], which a penalty changes in place.
+void native_distribution(float* x, int n, const Sampling* s, float* p) { penalise(x, n, *s), distribution(x, n, *s, p); }
+
 void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
   extend(*m, threads, *seq, tokens, n, start, rows, logits, states);
 }

@@ -4,8 +4,8 @@
 
 #include <chrono>
 
-#include "distributions.h"
 #include "pass.h"
+#include "sampling.h"
 
 // The acceptance head of the form that looks ahead (`head.AcceptanceHead`), for a row: x = W [state, scalars] + table[token], blocks
 // x + SiLU(B x + b), P(accepted) = sigmoid(slope (output x + shift) + bias).
@@ -31,7 +31,7 @@ struct Drafting {
   double forward_s, head_s;   // seconds,
   int32_t why;                // and why drafting stopped
   int32_t num_unread, num_ends, start, limit, evidence;
-  float temperature;
+  Sampling sampling;
 };
 struct Verifying {
   const int64_t* tokens;  // those the target has not read and the candidates
@@ -42,7 +42,7 @@ struct Verifying {
   double forward_s;
   int32_t num_accepted;
   int32_t num_tokens, num, start, is_block;
-  float temperature;
+  Sampling sampling;
 };
 
 static double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -73,19 +73,23 @@ static int propose(Model* m, int threads, Sequence* seq, Drafting* d) {
   static thread_local std::vector<float> logits, state;
   logits.resize(s.vocab), state.resize(s.width);
   bool reads_q = d->head || d->evidence == LAST_Q || d->evidence == PRODUCT_OF_Q;
+  const Sampling& sampling = d->sampling;
+  bool is_drawn = sampling.temperature > 0;
+  Seen seen(sampling);
   double evidence = 1.0;
   d->why = ON, d->forward_s = d->head_s = 0;
   while (num < d->limit) {
     if (!(evidence >= d->least[num])) return d->why = STOPPED, num;
     float* row = d->rows + size_t(num) * s.vocab;
     double started = now();
-    float* said = d->temperature > 0 ? logits.data() : row;
+    float* said = is_drawn ? logits.data() : row;
     extend(*m, threads, *seq, pending, n, start, 1, said, state.data());
     d->forward_s += now() - started;
+    penalise(said, s.vocab, sampling);
     int64_t& token = d->tokens[num];
     double q = 1.0;
-    if (d->temperature > 0) {
-      law(said, s.vocab, d->temperature, row);
+    if (is_drawn) {
+      distribution(said, s.vocab, sampling, row);
       token = draw(row, s.vocab, d->uniforms[num]);
       q = row[token];
     } else {
@@ -95,14 +99,15 @@ static int propose(Model* m, int threads, Sequence* seq, Drafting* d) {
     d->confidence[num] = q;
     if (d->head) {
       started = now();
-      const float *x = d->temperature > 0 ? said : row, *p = d->temperature > 0 ? row : logits.data();
-      float factor = d->temperature > 0 ? 1.0f / d->temperature : 1.0f;
+      const float *x = is_drawn ? said : row, *p = is_drawn ? row : logits.data();
+      float factor = is_drawn ? 1.0f / sampling.temperature : 1.0f;
       d->accept[num] = judged(*d->head, state.data(), token, q, num + 1, x, p, s.vocab, factor);
       d->head_s += now() - started;
     }
     if (d->evidence == LAST_Q) evidence = q;
     if (d->evidence == PRODUCT_OF_Q) evidence *= q;
     if (d->evidence == SURVIVAL) evidence *= d->accept[num];
+    seen.add(token);
     pending = &token, start += n, n = 1, ++num;
     if (std::find(d->ends, d->ends + d->num_ends, token) != d->ends + d->num_ends) return d->why = ENDED, num;
   }
@@ -130,12 +135,15 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, fl
   float w = 1.0f;
   static thread_local std::vector<float> rest;
   rest.resize(vocab);
-  law(p, vocab, v.temperature, p);
+  const Sampling& s = v.sampling;
+  Seen seen(s);
+  penalise(p, vocab, s), distribution(p, vocab, s, p);
   *carry = 1.0f;
   for (int i = 0; i < v.num; ++i, p += vocab, q += vocab) {
     float ratio = p[candidates[i]] / q[candidates[i]], heads;
     if (!v.is_block && !(v.coins[i] < ratio)) return count;
-    law(p + vocab, vocab, v.temperature, p + vocab);
+    seen.add(candidates[i]);
+    penalise(p + vocab, vocab, s), distribution(p + vocab, vocab, s, p + vocab);
     if (!v.is_block) {
       ++count;
       continue;
@@ -158,8 +166,14 @@ static void verify(Model* m, int threads, Sequence* seq, Verifying* v) {
   double started = now();
   extend(*m, threads, *seq, v->tokens, v->num_tokens, v->start, num + 1, v->logits, v->states);
   v->forward_s = now() - started;
-  if (v->temperature <= 0) {
-    while (v->next = argmax(v->logits + size_t(i) * vocab, vocab), i < num && v->next == candidates[i]) ++i;
+  if (v->sampling.temperature <= 0) {
+    Seen seen(v->sampling);
+    for (;; seen.add(candidates[i++])) {
+      float* row = v->logits + size_t(i) * vocab;
+      penalise(row, vocab, v->sampling);
+      v->next = argmax(row, vocab);
+      if (i == num || v->next != candidates[i]) break;
+    }
     v->num_accepted = i;
     return;
   }
