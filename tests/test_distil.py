@@ -18,6 +18,7 @@ from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Course, divergence, overlap, said
 from specdecpp.errors import DataError, RunnerError
 from specdecpp.loading.models import load_model
+from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
@@ -214,3 +215,30 @@ def test_more_tokens_go_on_from_what_was_trained(folder, whole, tmp_path):
     assert card["data"]["tokens"] > 1.5 * json.loads((whole / CARD).read_text())["data"]["tokens"]
     first = shutil.copytree(whole, tmp_path / "again")
     assert distil(plan_of(folder, first, tokens=6000))["acceptance"] == card["acceptance"]
+
+
+def test_a_file_gets_a_file(folder, tmp_path):
+    """Catches layers of the target that are not its bytes, rows of q and k that lie as transformers has them, and ids that the
+    file does not say."""
+    from specdecpp.loading import gguf_writing
+    from specdecpp.loading.gguf_reading import GGUFSource
+    from specdecpp.loading.pair import REFERENCE
+
+    whole = tmp_path / "whole.gguf"
+    model = load_model(REFERENCE / "target", dtype=torch.float32, device=None, device_map=None)
+    tokenizer = load_tokenizer(REFERENCE / "target")
+    gguf_writing.write(model, tokenizer, whole, precision=gguf_writing.Precision.q8_0)
+    more = {"target": str(whole), "shape": Shape(kept=2, own=1, tokens=500), "tokens": 1500, "max_tokens": 16}
+    card = distil(plan_of(folder, tmp_path / "out", **more))
+    assert card["draft"]["files"] == ["draft.gguf", "draft"]
+    target, draft = GGUFSource(whole).stored, GGUFSource(tmp_path / "out" / "draft.gguf")
+    for name, stored in draft.stored.items():
+        is_own = name.startswith("model.layers.2.") or name == "model.norm.weight"
+        assert is_own or (stored.data == target[name].data).all()
+    assert len(draft.skeleton.config.output_ids) == 500
+    pairs = [sd.load_pair(whole, draft=tmp_path / "out" / name, runner="eager") for name in ("draft.gguf", "draft")]
+    rows = [pair.draft.extend([5, 9, 7, 300], rows=4)[0] for pair in pairs]
+    scored = rows[0].isfinite()
+    assert torch.equal(scored, rows[1].isfinite())
+    gap = (rows[0][scored].float() - rows[1][scored].float()).abs().mean() / rows[1][scored].float().std()
+    assert gap < 0.05  # eight bits beside bfloat16

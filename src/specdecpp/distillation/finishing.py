@@ -17,7 +17,7 @@ from specdecpp.distillation.run import CARD
 from specdecpp.loading.pair import load_pair
 from specdecpp.training import collect, jobs, pipeline
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.prompts import Source
+from specdecpp.training.prompts import Source, gather
 from specdecpp.training.recipe import CollectPlan, PairPlan, Recipe
 
 HEAD = "head"
@@ -53,7 +53,7 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doin
     batched = pair
     if not check.is_batched(pair):
         batched = replace(load_pair(plan.target, draft=draft, device=plan.device, runner=BATCHED), head=pair.head)
-    items = [list(q.ids) for q in jobs.questions(pair, pipeline.gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
+    items = [list(q.ids) for q in jobs.questions(pair, gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
     asked = Questions(
         dataset=plan.sources[0].label, dev=tuple(map(tuple, items[:CHECKED])), test=tuple(map(tuple, items[CHECKED:]))
     )
