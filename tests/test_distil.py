@@ -16,7 +16,7 @@ from specdecpp.distillation.plan import DistilPlan
 from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Course, divergence, overlap, said
-from specdecpp.errors import DataError, RunnerError
+from specdecpp.errors import DataError, PairError, RunnerError
 from specdecpp.loading.models import load_model
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
@@ -242,3 +242,24 @@ def test_a_file_gets_a_file(folder, tmp_path):
     assert torch.equal(scored, rows[1].isfinite())
     gap = (rows[0][scored].float() - rows[1][scored].float()).abs().mean() / rows[1][scored].float().std()
     assert gap < 0.05  # eight bits beside bfloat16
+
+
+def test_a_small_model_may_be_the_start(folder, tmp_path):
+    """Catches a start that is trained on states of the target, and one of another tokenizer."""
+    small = tiny_model("llama", seed=7, layers=1, hidden_size=16, head_dim=16)
+    small.save_pretrained(tmp_path / "small")
+    tiny_tokenizer().save_pretrained(tmp_path / "small")
+    more = {"shape": None, "start": str(tmp_path / "small"), "tokens": 4000}
+    card = distil(plan_of(folder, tmp_path / "out", **more))
+    assert card["draft"]["shape"] == {"kept": 0, "own": 1, "tokens": None}
+    trained = load_model(tmp_path / "out" / "draft", dtype="auto", device=None, device_map=None)
+    assert trained.config.hidden_size == 16
+    target = Target(str(folder / "target"))
+    pieces = [piece for path in sorted((tmp_path / "out" / TEXT).glob("text-*")) for piece in text.pieces(path)]
+    found = [shapes.agreement(target.model, draft, pieces) for draft in (small, trained)]
+    assert found[1] > found[0] + 0.02
+    with pytest.raises(ValueError, match="layers of its own"):
+        plan_of(folder, tmp_path / "out", start="small")
+    tiny_tokenizer(40).save_pretrained(tmp_path / "small")
+    with pytest.raises(PairError):
+        distil(plan_of(folder, tmp_path / "other", **more))

@@ -33,6 +33,9 @@ def distil(
         str | None, typer.Option(metavar="E+T", help="E of the target's, T of its own.  [default: by speed]")
     ] = None,
     output_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens it can say, with --layers.")] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Train this small model instead.  [default: layers of the target]")
+    ] = None,
     temperature: Annotated[float, typer.Option(metavar="X", help="As it will be served.")] = 0.7,
     top_p: Annotated[float, typer.Option("--top-p", metavar="X", help="As it will be served.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 256,
@@ -66,6 +69,7 @@ def distil(
             tokens=tokens,
             sampling=Sampling(temperature=temperature, top_p=top_p),
             shape=_shape(layers, output_tokens),
+            start=start,
             course=Course(epochs=epochs, loss=_loss(loss), seed=seed),
             max_tokens=max_tokens,
             seed=seed,

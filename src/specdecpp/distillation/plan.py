@@ -27,6 +27,8 @@ class DistilPlan:
     """As it will be served: what the target writes is drawn so."""
     shape: Shape | None = None
     """None: chosen by predicted tokens/s (`shapes`)."""
+    start: str | None = None
+    """A small model with the target's tokenizer, trained instead of layers of the target; its shape is its own."""
     course: Course = field(default_factory=Course)
     max_tokens: int = 256
     seed: int = 0
@@ -39,10 +41,12 @@ class DistilPlan:
             raise ValueError("give a budget, either minutes or tokens that the target writes")
         if (self.minutes is not None and not self.minutes > 0) or (self.tokens is not None and self.tokens < 1):
             raise ValueError(f"the budget must be positive, got {self.minutes or self.tokens}")
+        if self.start is not None and self.shape is not None:
+            raise ValueError(f"{self.start} has layers of its own; leave out the shape, or the start")
         if self.max_tokens < 2 or self.seed < 0:
             raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
 
     def asked(self) -> dict[str, Any]:
         """All that a run depends on but for the target, the prompts and the budget, which may be raised."""
         told = asdict(self)
-        return {key: told[key] for key in ("sampling", "shape", "course", "max_tokens", "seed")}
+        return {key: told[key] for key in ("sampling", "shape", "start", "course", "max_tokens", "seed")}

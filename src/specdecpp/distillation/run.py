@@ -30,7 +30,8 @@ from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Lesson, Student, lessons, own_weights, put, train, trained_layers
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError
-from specdecpp.loading.pair import Pair, short_name
+from specdecpp.loading.pair import Pair, common_vocabulary, short_name
+from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.request import as_prompt
 from specdecpp.training.folders import claimed
 from specdecpp.training.progress import saved
@@ -79,17 +80,18 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda step: None) -> dict[str, Any
 def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
     target = Target(plan.target, plan.device)
     network.check(target.model, plan.shape)
+    small = None if plan.start is None else _small(plan.start, target)
     prompts = _encoded(plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
-    settled = _settled(plan, target, prompts, tell)
+    settled = _settled(plan, target, small, prompts, tell)
     writer = _writer(plan, target, settled.shape.kept)
     _write(plan, writer, prompts, settled.num_shards, tell)
     paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
-    draft, student, done = _trained(plan, target, settled, paths, tell)
+    draft, student, done = _trained(plan, target, small, settled, paths, tell)
     tell(Step(doing="measuring", done=0.0))
     pieces = writer.pieces([ids for _, ids in held], seed=(plan.seed, 2))
     figures = measuring.by_source(target.model, draft, [source for source, _ in held], pieces)
-    files = saving.save(draft, target, settled.shape, plan.out)
+    files = saving.save(draft, target, settled.shape, plan.out, is_cut=small is None)
     card = {
         "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
         "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
@@ -108,6 +110,15 @@ def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
     return card
 
 
+def _small(name: str, target: Target) -> Target:
+    """The small model to start from. Raises `PairError` for one that could not be the target's draft."""
+    small = Target(name, target.device)
+    network.check(small.model)
+    check_same_tokenizer(target.tokenizer, small.tokenizer)
+    common_vocabulary(target.source, small.source, num_tokens=max(target.tokenizer.get_vocab().values()) + 1)
+    return small
+
+
 def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
     """(source, ids) of every prompt that leaves room for an answer, in an order of the seed's."""
     pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
@@ -122,10 +133,12 @@ def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
     return kept
 
 
-def _settled(plan: DistilPlan, target: Target, prompts: Sequence[tuple[str, list[int]]], tell: Tell) -> Settled:
+def _settled(
+    plan: DistilPlan, target: Target, small: Target | None, prompts: Sequence[tuple[str, list[int]]], tell: Tell
+) -> Settled:
     """As an earlier run wrote it down, else decided now: from a first text, and from the time that it takes."""
     asked = hashlib.sha256(
-        json.dumps([plan.asked(), target.source.fingerprint, [ids for _, ids in prompts]], sort_keys=True, default=str).encode()
+        json.dumps([plan.asked(), _marks(target, small), [ids for _, ids in prompts]], sort_keys=True, default=str).encode()
     ).hexdigest()[:16]
     path = plan.out / PLAN
     if path.is_file():
@@ -147,7 +160,7 @@ def _settled(plan: DistilPlan, target: Target, prompts: Sequence[tuple[str, list
     rate = num / (time.perf_counter() - began)
     wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
     tell(Step(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
-    best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=plan.shape)
+    best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=plan.shape, small=small)
     settled = Settled(
         asked=asked,
         shape=best.shape,
@@ -157,6 +170,10 @@ def _settled(plan: DistilPlan, target: Target, prompts: Sequence[tuple[str, list
     )
     machine.write(path, json.dumps(asdict(settled), indent=1) + "\n")
     return settled
+
+
+def _marks(*models: Target | None) -> list[str | None]:
+    return [model and model.source.fingerprint for model in models]
 
 
 def _raised(plan: DistilPlan, settled: Settled) -> Settled:
@@ -203,7 +220,7 @@ def _write(plan: DistilPlan, writer: Writer, prompts: Sequence[tuple[str, list[i
 
 
 def _trained(
-    plan: DistilPlan, target: Target, settled: Settled, paths: Sequence[Path], tell: Tell
+    plan: DistilPlan, target: Target, small: Target | None, settled: Settled, paths: Sequence[Path], tell: Tell
 ) -> tuple[Any, Student, list[Lesson]]:
     """The draft, trained."""
     model, shape, vocab_size = target.model, settled.shape, target.vocab_size
@@ -212,11 +229,11 @@ def _trained(
     if shape.tokens is not None and shape.tokens < vocab_size:
         share = shapes.shares([piece for path in paths for piece in text.pieces(path)], vocab_size)
         ids = share.topk(shape.tokens).indices.sort().values
-    draft = network.draft(model, shape)
+    draft = network.draft(model, shape) if small is None else small.model
     own = network.tail(draft, shape.kept)
     if not (plan.out / START).exists():
         tell(Step(doing="the start", done=0.0))
-        if start.can_fit(model):
+        if small is None and start.can_fit(model):
             start.fit(draft, target.quick, [piece.ids.tolist() for piece in first], shape)
         with machine.whole(plan.out / START) as part:
             torch.save(own_weights(own), part)
@@ -224,7 +241,8 @@ def _trained(
     rows = torch.full((vocab_size,), -1)
     rows[ids] = torch.arange(len(ids))
     steps = sum(1 for _ in lessons(paths, plan.course))
-    student = Student(own, model.lm_head.weight.detach()[ids.to(model.device)], rows, plan.course, steps)
+    output = draft.lm_head.weight.detach()[ids.to(model.device)]
+    student = Student(own, output, rows, plan.course, steps, is_whole=small is not None)
     origin = {"asked": settled.asked, "steps": steps}
     recent: list[float] = []
 

@@ -11,14 +11,15 @@ from typing import Any
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Target
+from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.gguf_cutting import cut
 
 DRAFT, FILE = "draft", "draft.gguf"
 
 
-def save(draft: Any, target: Target, shape: Shape, out: Path) -> list[str]:
-    """Write both, whole or not at all; their names, the one to use first."""
+def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -> list[str]:
+    """Write both, whole or not at all; their names, the one to use first. `is_cut`: the first layers are the target's."""
     part = out / f"{DRAFT}.part"
     shutil.rmtree(part, ignore_errors=True)
     half = network.of_layers(draft, [*range(len(draft.model.layers))])
@@ -28,7 +29,10 @@ def save(draft: Any, target: Target, shape: Shape, out: Path) -> list[str]:
     target.tokenizer.save_pretrained(part)
     shutil.rmtree(out / DRAFT, ignore_errors=True)
     part.rename(out / DRAFT)
-    if not is_gguf(target.name):
+    if not is_gguf(target.name) or (not is_cut and gguf_writing.refusal(draft)):
         return [DRAFT]
-    cut(target.name, out / FILE, shape.kept, model=draft)
+    if is_cut:
+        cut(target.name, out / FILE, shape.kept, model=draft)
+    else:
+        gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
     return [FILE, DRAFT]

@@ -48,25 +48,26 @@ class Candidate:
 
 
 def choose(
-    of: Target, pieces: Sequence[Piece], *, num_tokens: int, fixed: Shape | None = None
+    of: Target, pieces: Sequence[Piece], *, num_tokens: int, fixed: Shape | None = None, small: Target | None = None
 ) -> tuple[Candidate, list[Candidate]]:
     """The best shape and all that were tried, for so many tokens of training. `pieces` are a first text: three quarters of it
-    fit the starts, the last quarter measures them. `fixed` is the only shape then."""
+    fit the starts, the last quarter measures them. `fixed` is the only shape then, and with a small model to start from only
+    its tokens are chosen."""
     target = of.model
     cut = max(1, 3 * len(pieces) // 4)
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
     share = shares(pieces, int(target.config.vocab_size))
     passes = {n: s for n, s in zip(WIDTHS, _seconds(of.runner(target, None), WIDTHS), strict=True)}
     found = []
-    for shape in [fixed] if fixed else shapes(target):
-        draft = network.draft(target, shape)
-        if start.can_fit(target):
+    for shape in [fixed] if fixed else shapes(target) if small is None else [small.shape]:
+        draft = network.draft(target, shape) if small is None else small.model
+        if small is None and start.can_fit(target):
             start.fit(draft, of.quick, texts, shape)
         accepted = agreement(target, draft, held)
         for tokens in [shape.tokens] if fixed else [*(n for n in TOKENS if n < len(share) / 2), None]:
             ids = None if tokens is None else share.topk(tokens).indices.sort().values.tolist()
             draft.config.output_ids = ids
-            (step_s,) = _seconds(of.runner(draft, shape), (1,))
+            (step_s,) = _seconds(of.runner(draft, shape) if small is None else small.runner(draft, None), (1,))
             covered = 1.0 if ids is None else float(share[ids].sum())
             found.append(_candidate(replace(shape, tokens=tokens), step_s, accepted * covered, passes, num_tokens))
         draft.config.output_ids = None

@@ -1,4 +1,5 @@
-"""The target of a distillation: its weights for what torch does, and a runner that writes text."""
+"""The target of a distillation: its weights for what torch does, and a runner that writes text. A small model to start from is
+another such."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class Target:
         tokenizer = self.source.tokenizer()
         check_spells(tokenizer, self.name)
         return tokenizer
+
+    @property
+    def shape(self) -> Shape:
+        """Of a small model that is trained as it is."""
+        return Shape(kept=0, own=len(self.model.model.layers))
 
     @property
     def vocab_size(self) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdecpp import machine
 from specdecpp.distillation import text
-from specdecpp.distillation.network import is_fast_at_half
+from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.text import Piece
 from specdecpp.errors import DataError
 from specdecpp.training.progress import saved
@@ -68,9 +68,13 @@ def _at(log_q: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor,
     return log_q.gather(-1, row.clamp(min=0))
 
 
-def hidden(tail: Any, pieces: Sequence[Piece]) -> Float[Tensor, "A D"]:
-    """What the draft's output layer reads for every token of the answers, from the kept states."""
+def hidden(tail: Any, pieces: Sequence[Piece], *, is_whole: bool = False) -> Float[Tensor, "A D"]:
+    """What the draft's output layer reads for every token of the answers, from the kept states; `is_whole`: from the tokens."""
     device = next(tail.model.layers.parameters()).device
+    if is_whole:
+        ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
+        found = tail.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return _of_answers(found, pieces)
     longest = max(len(piece.state) for piece in pieces)
     state = torch.zeros(len(pieces), longest, pieces[0].state.shape[-1], device=device)
     mask = torch.zeros(len(pieces), longest, dtype=torch.long, device=device)
@@ -78,8 +82,11 @@ def hidden(tail: Any, pieces: Sequence[Piece]) -> Float[Tensor, "A D"]:
         state[i, : len(piece.state)] = piece.state.to(device)
         mask[i, : len(piece.state)] = 1
     found = tail.model(inputs_embeds=state, attention_mask=mask, use_cache=False).last_hidden_state
-    rows = [found[i, piece.num_prompt - 1 : len(piece.state)] for i, piece in enumerate(pieces)]
-    return torch.cat(rows)
+    return _of_answers(found, pieces)
+
+
+def _of_answers(found: Float[Tensor, "B T D"], pieces: Sequence[Piece]) -> Float[Tensor, "A D"]:
+    return torch.cat([found[i, piece.num_prompt - 1 : len(piece.ids) - 1] for i, piece in enumerate(pieces)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +124,19 @@ class Lesson:
 class Student:
     """A draft's own layers between two steps; `keep` writes all that it takes to go on, and `opened` reads it."""
 
-    def __init__(self, tail: Any, output: Float[Tensor, "S D"], rows: Int[Tensor, " V"], course: Course, steps: int):
-        """`output` are the rows of the target's output layer that the draft has, `rows` says which is a token's (-1: none)."""
+    def __init__(
+        self,
+        tail: Any,
+        output: Float[Tensor, "S D"],
+        rows: Int[Tensor, " V"],
+        course: Course,
+        steps: int,
+        *,
+        is_whole: bool = False,
+    ):
+        """`output` are the rows of the output layer that the draft has, `rows` says which is a token's (-1: none). `is_whole`:
+        the draft reads tokens, not states of the target."""
+        self.is_whole = is_whole
         self.tail, self.output, self.rows, self.course, self.steps, self.step = tail, output, rows, course, steps, 0
         self.own = own_weights(tail)
         for parameter in self.own:
@@ -146,7 +164,7 @@ class Student:
     def logits(self, pieces: Sequence[Piece]) -> Float[Tensor, "A S"]:
         """Of the tokens that the draft can say, for every token of the answers."""
         with torch.autocast(self.output.device.type, torch.bfloat16, enabled=self.is_half):
-            return (hidden(self.tail, pieces).to(self.half_output.dtype) @ self.half_output.T).float()
+            return (hidden(self.tail, pieces, is_whole=self.is_whole).to(self.half_output.dtype) @ self.half_output.T).float()
 
     def keep(self, path: Path, origin: Mapping[str, Any]) -> None:
         state = {"origin": dict(origin), "step": self.step, "optimiser": self.optimiser.state_dict()}
