@@ -40,6 +40,8 @@ from specdecpp.training.prompts import gather
 PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
 HELD = 24
 """Prompts that the draft is measured on, and not trained on."""
+FITTED = 2
+"""Shards that the start is fitted on: some ten thousand tokens are enough (`start`)."""
 WRITING = 0.55
 """The share of a budget in minutes that the target writes for; the rest is for training."""
 
@@ -224,7 +226,7 @@ def _trained(
 ) -> tuple[Any, Student, list[Lesson]]:
     """The draft, trained."""
     model, shape, vocab_size = target.model, settled.shape, target.vocab_size
-    first = [piece for path in paths[: 1 + 256 // SHARD] for piece in text.pieces(path)]
+    first = [piece for path in paths[:FITTED] for piece in text.pieces(path)]
     ids = torch.arange(vocab_size)
     if shape.tokens is not None and shape.tokens < vocab_size:
         share = shapes.shares([piece for path in paths for piece in text.pieces(path)], vocab_size)

@@ -47,7 +47,11 @@ def cut(
             f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
         )
     whole = layers if model is None else int(model.config.num_hidden_layers)
-    own = {} if model is None else gguf_writing.quantised(model, architecture, precision)
+    own = {}
+    if model is not None:
+        own = gguf_writing.quantised(
+            model, architecture, precision, is_wanted=lambda name: name == _NORM or _layer(name) >= layers
+        )
     with machine.whole(Path(out)) as part:
         writer = GGUFWriter(part, architecture)
         for name, field in reader.fields.items():
@@ -66,7 +70,7 @@ def cut(
             for tensor in reader.tensors
             if _layer(tensor.name) < layers and (model is None or tensor.name != _NORM)
         }
-        kept |= {name: found for name, found in own.items() if _layer(name) >= layers or name == _NORM}
+        kept |= own
         for name, (data, kind) in kept.items():
             writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, raw_dtype=kind)
         writer.write_header_to_file()

@@ -12,7 +12,7 @@ Source: the GGUF specification (ggml-org/ggml, docs/gguf.md).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -186,14 +186,18 @@ def refusal(model: Any) -> str | None:
     return None
 
 
-def quantised(model: Any, architecture: str, precision: Precision) -> dict[str, tuple[Any, Any]]:
-    """All weights by GGUF's names: their bytes as they are stored, and the type. Raises `RunnerError`."""
+def quantised(
+    model: Any, architecture: str, precision: Precision, *, is_wanted: Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+    """Weights by GGUF's names, those that are wanted: their bytes as they are stored, and the type. Raises `RunnerError`."""
     import gguf
 
     if reason := refusal(model):
         raise RunnerError(f"{type(model).__name__} cannot be written here: {reason}.")
     found = {}
     for name, tensor in _tensors(model, architecture):
+        if not is_wanted(name):
+            continue
         kind = _kind(tensor, precision, own=name)
         found[name] = gguf.quants.quantize(tensor.float().cpu().contiguous().numpy(), kind), kind
     return found
