@@ -317,7 +317,7 @@ def start(
         sampling=sd.Sampling(temperature=temperature),
         prompt=models.prompt,
         max_tokens=max_tokens,
-        coins=streams(0, draft.device, target.device),
+        randomness=streams(0),
         costs=costs,
     )
 

@@ -1,6 +1,6 @@
 """What the tests of exactness share: a request over tables, its exact law under a session, the target's own law."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,16 @@ from jaxtyping import config
 from scipy.stats import chisquare
 
 from specdecpp.head import AcceptanceHead, HeadCard
-from specdecpp.policies import Costs, Policy
-from specdecpp.sampling import Sampling, probabilities
+from specdecpp.policies import Costs, Policy, Stop
+from specdecpp.policies.protocol import decide
+from specdecpp.rounds.draft import Draft
+from specdecpp.rounds.host import propose
+from specdecpp.rounds.verification import Verification
+from specdecpp.runners import Runner
+from specdecpp.sampling import Randomness, Sampling, probabilities
 from specdecpp.session import Piece, Round, Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_law
 from specdecpp.text import Detokenizer
-from specdecpp.verification import Coins, Verification
 
 Law = dict[Any, float]
 
@@ -31,7 +35,7 @@ def unchecked() -> Iterator[None]:
         config.update("jaxtyping_disable", before)
 
 
-def law_of(run: Callable[[Coins], Hashable]) -> Law:
+def law_of(run: Callable[[Randomness], Hashable]) -> Law:
     """`enumerate_law`, with shapes checked on its first path only."""
     run(Enumerator([]))
     with unchecked():
@@ -66,7 +70,7 @@ class Request:
     detokenizer: Callable[[], Detokenizer] | None = None
     costs: Costs = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.0, 5: 1.3})  # noqa: RUF009 (frozen)
 
-    def session(self, policy: Policy, verification: Verification, coins: tuple[Coins, Coins]) -> Session:
+    def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
             target=self.target.fresh(),
             draft=self.draft.fresh(),
@@ -75,7 +79,7 @@ class Request:
             sampling=self.sampling,
             prompt=self.prompt,
             max_tokens=self.max_tokens,
-            coins=coins,
+            randomness=coins,
             ends=self.ends,
             detokenizer=self.detokenizer() if self.detokenizer else None,
             costs=self.costs,
@@ -89,7 +93,7 @@ class Request:
     ) -> Law:
         """The exact law of an outcome of the session, over all of its coins."""
 
-        def run(coins: Coins) -> Hashable:
+        def run(coins: Randomness) -> Hashable:
             session = self.session(policy, verification, (coins, coins))
             return outcome(session, finish(session))
 
@@ -117,6 +121,23 @@ class Request:
         return law
 
 
+def drafted(
+    runner: Runner,
+    pending: list[int],
+    *,
+    policy: Policy,
+    sampling: Sampling,
+    randomness: Randomness,
+    room: int,
+    memory: Any = None,
+    ends: Collection[int] = (),
+    costs: Costs | None = None,
+) -> Draft:
+    """What the host proposes under a policy, where there is room for so many candidates."""
+    decision = decide(policy, memory, costs, room)
+    return propose(runner, pending, decision=decision, sampling=sampling, randomness=randomness, ends=ends, costs=costs)
+
+
 def outcome(
     num_drafted: int, num_accepted: int, costs: Costs | None = None, *, draft_s=0.0, head_s=0.0, verify_s=0.0, other_s=0.0
 ) -> Round:
@@ -126,7 +147,7 @@ def outcome(
         pieces=(*[Piece(token=0, text="", origin="accepted")] * num_accepted, Piece(token=0, text="", origin=own)),
         num_drafted=num_drafted,
         num_accepted=num_accepted,
-        stop_reason="",
+        stop=Stop(),
         judged=(),
         finish_reason=None,
         draft_s=draft_s,

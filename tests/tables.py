@@ -14,10 +14,10 @@ from laws import Law, Request, finish, law_of, unchecked
 
 from specdecpp.head import AcceptanceHead
 from specdecpp.policies import Costs, Policy
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.session import Round, Session
 from specdecpp.theory.replay import Player
 from specdecpp.theory.trace import Opinion, Trace
-from specdecpp.verification import TokenVerification
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.05, 3: 1.4, 4: 1.45})
 NAMES = ("tokens", "log_q", "entropy", "gap")
@@ -45,7 +45,7 @@ class Recording:
                 sampling=r.sampling,
                 prompt=r.prompt,
                 max_tokens=r.max_tokens,
-                coins=(coins, coins),
+                randomness=(coins, coins),
                 ends=r.ends,
                 costs=COSTS,
             )

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 from laws import Request, outcome, random_head, unchecked
+from laws import drafted as host_draft
 
 from specdecpp import Costs, Decoder, Pair, timing
-from specdecpp.drafting import Draft, Room, propose
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
 from specdecpp.policies.cost_aware import HORIZON, Ledger
+from specdecpp.rounds.draft import Draft
+from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
-from specdecpp.verification import BlockVerification, TokenVerification
 
 C, LOW, HIGH = 0.22, 0.5, 0.95
 MEAN = (LOW + HIGH) / 2
@@ -24,34 +25,33 @@ FLAT = Costs.relative(C)
 
 
 class Says(AcceptanceHead):
-    """A head that says the same of every candidate: logits of acceptance and, if given, of the next one's."""
+    """A head that says the same of every candidate."""
 
-    def __init__(self, *logits: float, form: str = "look_ahead"):
+    def __init__(self, logit: float, form: str = "look_ahead"):
         card = HeadCard(
             hidden_size=4,
             num_layers=0,
             form=form,
             vocab_size=4 if form == "look_ahead" else None,
-            outputs=("accept", "next")[: len(logits)],
             calibration=Calibration(num_labels=1),
         )
         super().__init__(card)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.zero_()
-            self.output.bias[:] = torch.tensor(logits)
+            self.output.bias.fill_(logit)
 
 
-def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: int = 0, ahead: float | None = None) -> Draft:
+def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: int = 0) -> Draft:
     """A round with some judged candidates and some that a lagged head has not read yet."""
-    draft = Draft(costs=costs, judged=list(judged), next_acceptance=ahead)
+    draft = Draft(costs=costs, judged=list(judged))
     for _ in range(len(judged) + num_unjudged):
         draft.append(0, q=torch.ones(1, dtype=torch.float64))
     return draft
 
 
-def rule(**options) -> CostAware:
-    return CostAware(head=Says(0.0), **({"foresees": True} | options))
+def rule(form: str = "look_ahead", **options) -> CostAware:
+    return CostAware(head=Says(0.0, form=form), **options)
 
 
 def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
@@ -74,11 +74,11 @@ def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
 
 
 def simulated(policy: CostAware, costs: Costs, num_rounds: int, *, seed: int) -> Ledger:
-    """Rounds of the process under the rule, which is told m."""
+    """Rounds of the process under the rule, which takes m from the acceptance so far."""
     generator, memory = np.random.default_rng(seed), policy.start()
     for _ in range(num_rounds):
         judged: list[float] = []
-        while not policy.stop(seen(costs, judged=tuple(judged), ahead=MEAN), memory) and len(judged) < policy.max_tokens:
+        while not policy.stop(seen(costs, judged=tuple(judged)), memory) and len(judged) < policy.max_tokens:
             judged.append(float(generator.choice((LOW, HIGH))))
         is_rejected = generator.random(len(judged)) >= np.array(judged)
         accepted = int(is_rejected.argmax()) if is_rejected.any() else len(judged)
@@ -96,8 +96,7 @@ def test_once_the_rate_is_known_it_is_the_threshold_of_the_theory(rate: float):
     threshold = 1 - C * rate / MEAN
     for judged in ((1 - threshold - 1e-4,), (1 - threshold + 1e-4,), (0.9, (1 - threshold - 1e-4) / 0.9)):
         is_over = 1 - np.prod(judged) > threshold
-        for ahead in (MEAN, None):
-            assert (rule().stop(seen(judged=judged, ahead=ahead), ledger) is not None) == is_over
+        assert (rule().stop(seen(judged=judged), ledger) is not None) == is_over
 
 
 def test_it_achieves_what_the_best_threshold_does():
@@ -120,14 +119,14 @@ def test_cheap_drafts_go_on_and_dear_ones_stop(c: float, bounds: dict, expected:
     for least in (None, 0, 3):
         options = bounds if least is None else bounds | {"min_tokens": least}
         policy = CostAware(head=Says(3.0, form=form), **options)
-        draft = propose(
+        draft = host_draft(
             TableModel.random(vocab_size=4, depth=1, seed=5, sparsity=0.0),
             [0, 1],
             policy=policy,
             memory=policy.start(),
             sampling=Sampling(),
-            coins=streams(0, "cpu")[0],
-            room=Room(num_tokens=30),
+            randomness=streams(0)[0],
+            room=30,
             costs=Costs.relative(c),
         )
         assert draft.num_tokens == (expected if c < 1 or least is None else least)
@@ -172,35 +171,10 @@ def test_an_unjudged_candidate_counts_as_a_mean_one():
     """Catches a lagged form that takes the free candidate for accepted: S m then has one factor too few."""
     memory = Ledger(num_tokens=1800, seconds=1000.0, num_tested=10**7, num_accepted=7 * 10**6)
     price = 1.8 * C
-    for num_unjudged, ahead, chance in ((0, None, 0.7), (1, None, 0.49), (0, 0.8, 0.8), (1, 0.8, 0.56)):
+    for form, num_unjudged, chance in (("look_ahead", 0, 0.7), ("lagged", 1, 0.49)):
         for survival, is_going in ((price / chance + 0.01, True), (price / chance - 0.01, False)):
-            reason = rule().stop(seen(judged=(survival,), num_unjudged=num_unjudged, ahead=ahead), memory)
+            reason = rule(form).stop(seen(judged=(survival,), num_unjudged=num_unjudged), memory)
             assert (reason is None) == is_going
-
-
-def test_what_the_head_foresees_counts_only_where_that_is_asked_for():
-    """Catches an output that overrules the running mean though the rule was told to leave it."""
-    hopeless = seen(judged=(0.9,), ahead=0.0)
-    assert rule().stop(hopeless, Ledger()) is not None
-    assert rule(foresees=False).stop(hopeless, Ledger()) is None
-
-
-@pytest.mark.parametrize(("form", "num_judged"), [("look_ahead", 3), ("lagged", 2)])
-def test_the_heads_second_output_is_about_the_candidate_after_the_last_judged(form: str, num_judged: int):
-    """Catches an expectation that is read before its candidate, or kept from another round."""
-    policy = CostAware(head=Says(9.0, -1.0, form=form), min_tokens=3, max_tokens=3)
-    draft = propose(
-        TableModel.random(vocab_size=4, depth=1, seed=5, sparsity=0.0),
-        [0, 1],
-        policy=policy,
-        memory=policy.start(),
-        sampling=Sampling(),
-        coins=streams(0, "cpu")[0],
-        room=Room(num_tokens=9),
-        costs=FLAT,
-    )
-    assert len(draft.judged) == num_judged
-    assert draft.next_acceptance == pytest.approx(1 / (1 + np.e))
 
 
 def test_the_prior_gives_way_to_what_is_seen():
@@ -266,8 +240,8 @@ def test_a_bare_session_needs_costs_for_a_rule_that_weighs_them(policy: Policy):
     """Catches a rule that finds None where it looks for costs, rounds later."""
     request = Request(target=pair().target, draft=pair().draft)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=rf"{type(policy).__name__} weighs what steps cost.*costs=Costs"):
-        replace(request, costs=None).session(policy, TokenVerification(), streams(0, "cpu"))  # pyright: ignore
-    replace(request, costs=STEEP).session(policy, TokenVerification(), streams(0, "cpu"))
+        replace(request, costs=None).session(policy, TokenVerification(), streams(0))  # pyright: ignore
+    replace(request, costs=STEEP).session(policy, TokenVerification(), streams(0))
 
 
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])

@@ -192,7 +192,7 @@ def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
         timing._turn(session, 3)
     seen: list[tuple[list[int], torch.Tensor]] = []
     for session in sessions:
-        session.watch = lambda draft, logits, p: seen.append((draft.tokens, logits))
+        session.watch = lambda plan, result: seen.append((result.tokens, result.rows.logits))
         timing._turn(session, 1)
         prompt = session.tokens[: session.num_prompt_tokens]
         tokens, logits = seen[-1]

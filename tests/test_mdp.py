@@ -18,11 +18,11 @@ from laws import Request, law_of, unchecked
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
 from specdecpp.policies.costs import Costs
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel
 from specdecpp.theory import mdp
 from specdecpp.theory.mdp import Lattice, Process, Tally, bounds, fixed, hindsight, look_ahead, optimum, settled_rate, threshold
-from specdecpp.verification import TokenVerification
 
 PAGE = Path(__file__).parent.parent / "docs" / "stopping.md"
 TIGHT = {"rel": 1e-9, "abs": 1e-12}
@@ -139,7 +139,7 @@ def test_a_tally_counts_as_the_metrics_of_a_run_do():
     request = Request(
         target=TableModel.random(vocab_size=4, depth=2, seed=1), draft=TableModel.random(vocab_size=4, depth=2, seed=2)
     )
-    session = request.session(Fixed(k=3), TokenVerification(), streams(0, "cpu"))
+    session = request.session(Fixed(k=3), TokenVerification(), streams(0))
     session.prefill()
     run = Metrics.of([session.step() for _ in range(20)])
     counts = np.array([run.drafted_histogram[k] for k in range(4)], float)

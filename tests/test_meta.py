@@ -9,7 +9,6 @@ import pytest
 from laws import Request, finish, outcome, random_head
 
 from specdecpp import AcceptanceHead, Costs, Decoder, HeadError, Pair
-from specdecpp.drafting import Draft
 from specdecpp.head import Calibration
 from specdecpp.policies import (
     ArgmaxLength,
@@ -25,9 +24,10 @@ from specdecpp.policies import (
 )
 from specdecpp.policies.head import heads
 from specdecpp.policies.meta import Arm, Arms, Gain
+from specdecpp.rounds.draft import Draft
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
-from specdecpp.verification import TokenVerification
 
 COSTS = Costs.relative(0.2)
 GOOD = Request(
@@ -62,7 +62,7 @@ def calibrated_head(seed: int = 0, **card: Any) -> AcceptanceHead:
 
 
 def lengths(request: Request, policy: Policy, seed: int = 0) -> list[int]:
-    return [r.num_drafted for r in finish(request.session(policy, TokenVerification(), streams(seed, "cpu")))]
+    return [r.num_drafted for r in finish(request.session(policy, TokenVerification(), streams(seed)))]
 
 
 # The bandit
@@ -154,8 +154,8 @@ def test_the_head_judges_for_all_arms(form: str):
     sure = SpecDecPP(head=head, calibrated=True, threshold=1.0, max_tokens=3)
     for policy in (Bandit(arms=(Fixed(k=3), sure)), Bandit(arms=(sure, Fixed(k=3))), AutoOff(policy=sure)):
         assert policy.looks_ahead == (form == "look_ahead")
-        rounds = finish(GOOD.session(policy, TokenVerification(), streams(0, "cpu")))[:4]
-        plain = finish(GOOD.session(sure, TokenVerification(), streams(0, "cpu")))[:4]
+        rounds = finish(GOOD.session(policy, TokenVerification(), streams(0)))[:4]
+        plain = finish(GOOD.session(sure, TokenVerification(), streams(0)))[:4]
         assert [r.judged for r in rounds] == [r.judged for r in plain]
         assert all(len(r.judged) == r.num_drafted - (form == "lagged") for r in rounds)
 
@@ -165,7 +165,7 @@ def test_wrappers_of_free_rules_have_no_head():
     for policy in (Bandit(arms=(Fixed(k=1), CumulativeConfidence())), AutoOff(policy=CumulativeConfidence())):
         assert not policy.looks_ahead
         assert heads(policy) == []
-        assert not any(r.judged for r in finish(GOOD.session(policy, TokenVerification(), streams(0, "cpu"))))
+        assert not any(r.judged for r in finish(GOOD.session(policy, TokenVerification(), streams(0))))
 
 
 @pytest.mark.parametrize(

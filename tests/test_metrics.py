@@ -11,10 +11,10 @@ from laws import Request, finish
 
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.session import Piece, Round
 from specdecpp.testing import TableModel
-from specdecpp.verification import TokenVerification
 
 RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "verification_rate", "tokens_per_second")
 
@@ -41,7 +41,7 @@ def sessions():
     target = TableModel.random(vocab_size=4, depth=2, seed=1)
     request = Request(target=target, draft=TableModel.random(vocab_size=4, depth=2, seed=2), max_tokens=12, ends=(3,))
     for seed in range(20):
-        session = request.session(Fixed(k=3), TokenVerification(), streams(seed, "cpu"))
+        session = request.session(Fixed(k=3), TokenVerification(), streams(seed))
         yield session, finish(session)
 
 

@@ -28,13 +28,13 @@ from specdecpp.policies import (
     SpecDecPP,
 )
 from specdecpp.policies.head import HeadPolicy
+from specdecpp.rounds.verification import GreedyVerification
 from specdecpp.sampling import Sampling
 from specdecpp.testing import Enumerator, TableModel
 from specdecpp.theory import mdp
 from specdecpp.theory.replay import Player, replay
 from specdecpp.theory.replayed import Replayed
 from specdecpp.theory.trace import Opinion, Trace
-from specdecpp.verification import GreedyVerification
 
 CHECKED = Calibration(temperature=1.5, bias=0.3, num_labels=1)
 SCALARS = ("log_q", "entropy", "gap", "depth")

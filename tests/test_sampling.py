@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdecpp.sampling import Dice, Sampling, probabilities, seen_rows, streams
+from specdecpp.sampling import Sampling, Uniforms, probabilities, seen_rows, streams
 from specdecpp.testing import tiny_model
 
 OFF = Sampling()
@@ -185,7 +185,7 @@ def test_seen_rows_grow_by_one_candidate_each():
 
 
 def dice(seed=0):
-    return Dice(torch.Generator().manual_seed(seed))
+    return Uniforms(torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("u", [0.0, 0.3, 0.5, 1 - 2.0**-53])
@@ -254,7 +254,7 @@ def test_streams_are_reproducible_and_apart():
 
     Agreement of 2000 fair coins of two streams lies within 5.2 standard deviations; 1 false alarm in 10^6 seeds.
     """
-    first, again, other = (streams(seed, "cpu") for seed in (7, 7, 8))
+    first, again, other = (streams(seed) for seed in (7, 7, 8))
     sequences = [draws(one) for one in (*first, *other)]
     assert torch.equal(sequences[1], draws(again[1])), "the first has not been drawn from yet"
     assert torch.equal(sequences[0], draws(again[0]))
@@ -266,9 +266,9 @@ def test_streams_are_reproducible_and_apart():
 def test_a_negative_seed_is_refused():
     """Catches numpy's own message, which does not say what was wrong."""
     with pytest.raises(ValueError, match="seed must be at least 0, got -3"):
-        streams(-3, "cpu")
+        streams(-3)
 
 
 def test_streams_without_a_seed_differ():
     """Catches a default seed: two requests without one would give the same answer (2^-63 false alarms)."""
-    assert not torch.equal(draws(streams(None, "cpu")[0]), draws(streams(None, "cpu")[0]))
+    assert not torch.equal(draws(streams(None)[0]), draws(streams(None)[0]))

@@ -14,6 +14,7 @@ from served import PATIENCE_S, eventually
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder, run
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
 from specdecpp.serving.engine import End, Engine, Part, Step, Work
 from specdecpp.serving.evidence import LEAST, Witness
@@ -24,7 +25,6 @@ from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import CompletionRequest
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
-from specdecpp.verification import GreedyVerification, TokenVerification
 
 
 @pytest.fixture(scope="module")
@@ -258,10 +258,10 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
         sampling=sampling,
         prompt=[0],
         max_tokens=12,
-        coins=streams(seed, "cpu"),
+        randomness=streams(seed),
         ends=(5,),
     )
-    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, floors=session.floors, **asked)
+    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
     found = []
     while session.finish_reason is None:
         context = list(session.tokens)
@@ -324,15 +324,15 @@ def test_floors_say_when_a_rule_goes_on() -> None:
         for _, evidence, _ in watched(Sampling(), seed=seed, policy=asked, details=True):
             story = evidence.story
             assert story is not None
-            assert story["floors"] == [0.0, 0.3, 0.3, 0.3][: len(story["survival"])]
-            is_over = [survival >= floor for survival, floor in zip(story["survival"], story["floors"], strict=True)]
+            assert story["thresholds"] == [0.0, 0.3, 0.3, 0.3][: len(story["survival"])]
+            is_over = [survival >= floor for survival, floor in zip(story["survival"], story["thresholds"], strict=True)]
             assert all(is_over[:-1])
             assert not story["stop_reason"].startswith("product") or not is_over[-1]
             num_stopped += story["stop_reason"].startswith("product")
     assert num_stopped > 10
     for rule in (sd.Fixed(k=3), sd.MaxConfidence(threshold=0.3)):
         stories = [evidence.story for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
-        assert [story["floors"] for story in stories if story] == [None] * len(stories)
+        assert [story["thresholds"] for story in stories if story] == [None] * len(stories)
 
 
 def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:

@@ -9,10 +9,10 @@ from laws import Request, finish, random_head, total_variation
 
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import AutoOff, Bandit, CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
+from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.text import Detokenizer
-from specdecpp.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 VERIFICATIONS = [TokenVerification(), BlockVerification(), CompareVerification()]
 POLICIES = [
@@ -57,7 +57,7 @@ def count(*, wrong_after=None, policy=None, target_length=None, draft_length=Non
         draft=counting(wrong_after=wrong_after, max_length=draft_length),
         **{"prompt": (0,), **request},
     )
-    session = made.session(policy or Fixed(k=3), TokenVerification(), streams(0, "cpu"))
+    session = made.session(policy or Fixed(k=3), TokenVerification(), streams(0))
     return session, finish(session)
 
 
@@ -71,7 +71,7 @@ def told(rounds):
 def test_every_round_keeps_its_books(policy, verification):
     """Catches a cache cut in the wrong place, tokens that are not in the pieces, and miscounted candidates."""
     for seed in range(8):
-        session = TABLES.session(policy, verification, streams(seed, "cpu"))
+        session = TABLES.session(policy, verification, streams(seed))
         session.prefill()
         while session.finish_reason is None:
             before = list(session.tokens)
@@ -184,7 +184,7 @@ def test_prefill_reads_all_but_the_last_token(prompt, most):
     """Catches a token that is read twice or never, at once and in parts, also when prefill is left out; and a draft with room
     for one candidate that is not read to."""
     request = Request(target=counting(), draft=counting(max_length=len(prompt)), prompt=prompt, max_tokens=9)
-    sessions = [request.session(Fixed(k=1), TokenVerification(), streams(0, "cpu")) for _ in range(2)]
+    sessions = [request.session(Fixed(k=1), TokenVerification(), streams(0)) for _ in range(2)]
     num = max(1, math.ceil((len(prompt) - 1) / (most or 9)))
     assert [sessions[0].prefill(most) for _ in range(num)] == [False] * (num - 1) + [True]
     assert sessions[0].target.tokens == sessions[0].draft.tokens == list(prompt[:-1])
@@ -203,7 +203,7 @@ def test_sessions_of_one_pair_do_not_disturb_each_other():
     """Catches state shared by two requests: interleaved, they must answer as they do alone."""
 
     def start(seed):
-        return TABLES.session(Heuristic(start_tokens=2), BlockVerification(), streams(seed, "cpu"))
+        return TABLES.session(Heuristic(start_tokens=2), BlockVerification(), streams(seed))
 
     alone = []
     for seed in (3, 4):
@@ -223,9 +223,9 @@ def test_candidates_and_verdicts_have_a_stream_each():
     """Catches one stream for both, or the two exchanged: candidates come from the first, all else from the second."""
 
     def told(k, draft_seed, verify_seed):
-        coins = streams(draft_seed, "cpu")[0], streams(verify_seed, "cpu")[1]
+        coins = streams(draft_seed)[0], streams(verify_seed)[1]
         session, candidates = replace(TABLES, ends=()).session(Fixed(k=k), TokenVerification(), coins), []
-        session.watch = lambda draft, logits, p: candidates.append(draft.tokens)
+        session.watch = lambda plan, result: candidates.append(result.tokens)
         finish(session)
         return candidates[0] if k else session.tokens
 
@@ -238,17 +238,17 @@ def test_who_watches_sees_raw_logits_and_the_law_made_of_them(temperature):
     """Catches logits that are already penalised or p under both names, and a greedy p that is only good for its argmax."""
     sampling = Sampling(temperature=temperature, repetition_penalty=1.7)
     session = replace(TABLES, sampling=sampling, ends=()).session(
-        Fixed(k=2), GreedyVerification() if sampling.is_greedy else TokenVerification(), streams(0, "cpu")
+        Fixed(k=2), GreedyVerification() if sampling.is_greedy else TokenVerification(), streams(0)
     )
     rows = []
 
-    def watch(draft, logits, p):
-        for i in range(draft.num_tokens + 1):
-            context = [*session.tokens, *draft.tokens[:i]]
+    def watch(plan, result):
+        for i in range(result.num_drafted + 1):
+            context = [*session.tokens, *result.tokens[:i]]
             seen = torch.tensor([t in context for t in range(4)])
-            assert torch.equal(logits[i], TABLES.target.law(context).log())
-            assert torch.equal(p[i], probabilities(logits[i], sampling, seen))
-            rows.append(p[i])
+            assert torch.equal(result.rows.logits[i], TABLES.target.law(context).log())
+            assert torch.equal(result.rows.p[i], probabilities(result.rows.logits[i], sampling, seen))
+            rows.append(result.rows.p[i])
 
     session.watch = watch
     finish(session)
@@ -260,24 +260,24 @@ def test_temperature_0_is_refused_where_q_is_needed(verification):
     """Catches a failure in the middle of a round: greedy candidates carry no distribution."""
     request = replace(TABLES, sampling=Sampling(temperature=0.0))
     with pytest.raises(UnsoundError, match=r"no distribution q.*GreedyVerification"):
-        request.session(Fixed(k=1), verification, streams(0, "cpu"))
-    session = request.session(Fixed(k=2), CompareVerification(), streams(0, "cpu"))
-    greedy = request.session(Fixed(k=2), GreedyVerification(), streams(0, "cpu"))
+        request.session(Fixed(k=1), verification, streams(0))
+    session = request.session(Fixed(k=2), CompareVerification(), streams(0))
+    greedy = request.session(Fixed(k=2), GreedyVerification(), streams(0))
     finish(session)
     finish(greedy)
     assert session.tokens == greedy.tokens
 
 
-def test_floors_hold_from_the_least_number_of_candidates_on():
-    """Catches a floor that is shown where the rule is not asked yet, and one candidate too late."""
+def test_thresholds_hold_from_the_least_number_of_candidates_on():
+    """Catches a threshold where the rule is not asked yet, and one candidate too late."""
 
-    def floors(policy):
-        made = TABLES.session(policy, TokenVerification(), streams(0, "cpu")).floors(3)
-        return made and made.least
+    def least(policy):
+        rule = TABLES.session(policy, TokenVerification(), streams(0))._plan().decision.rule
+        return rule and rule.least[:4]
 
-    assert floors(CumulativeConfidence(threshold=0.3)) == (0.0, 0.3, 0.3, 0.3)
-    assert floors(CumulativeConfidence(threshold=0.3, min_tokens=2)) == (0.0, 0.0, 0.3, 0.3)
-    assert (floors(Fixed(k=3)), floors(Bandit(arms=(Fixed(k=0), Fixed(k=2))))) == ((), None)
+    assert least(CumulativeConfidence(threshold=0.3)) == (0.0, 0.3, 0.3, 0.3)
+    assert least(CumulativeConfidence(threshold=0.3, min_tokens=2)) == (-math.inf, -math.inf, 0.3, 0.3)
+    assert (least(Fixed(k=3)), least(Bandit(arms=(Fixed(k=0), Fixed(k=2))))) == ((), ())
 
 
 @pytest.mark.parametrize(("k", "expected"), [(0, ["1b", "2b", "3b"]), (1, ["1a 2b", "3b"]), (2, ["1a 2a 3b"])])
@@ -291,7 +291,7 @@ def test_the_penalty_sees_prompt_answer_and_candidates(k, expected):
         max_tokens=3,
         sampling=Sampling(temperature=0.0, repetition_penalty=5.0),
     )
-    session = request.session(Fixed(k=k), GreedyVerification(), streams(0, "cpu"))
+    session = request.session(Fixed(k=k), GreedyVerification(), streams(0))
     rounds = finish(session)
     assert session.tokens == [0, 1, 2, 3]
     assert told(rounds) == expected
@@ -328,7 +328,7 @@ def test_a_stop_string_ends_the_answer_inside_a_round():
     """Catches candidates after the stop string that stay in the answer, or a reason that says length."""
     spell = sure(lambda t: 4 + (t - 3) % 3, 7)  # abcabc...
     request = Request(target=spell, draft=spell, prompt=(4,), max_tokens=9, detokenizer=read_with("ca"))
-    session = request.session(Fixed(k=5), TokenVerification(), streams(0, "cpu"))
+    session = request.session(Fixed(k=5), TokenVerification(), streams(0))
     (outcome,) = finish(session)
     assert (outcome.text, outcome.finish_reason, session.finish_reason) == ("b", "stop", "stop")
     assert told([outcome]) == ["5a 6a 4a"]
@@ -340,7 +340,7 @@ def test_text_held_back_comes_with_the_end(ends, max_tokens, reason):
     """Catches a tail that looked like a stop string and is lost when the answer ends otherwise."""
     spell = sure(lambda t: min(t + 1, 6), 7)  # abccc...
     request = Request(target=spell, draft=spell, prompt=(3,), ends=ends, max_tokens=max_tokens, detokenizer=read_with("abcc"))
-    session = request.session(Fixed(k=1), TokenVerification(), streams(0, "cpu"))
+    session = request.session(Fixed(k=1), TokenVerification(), streams(0))
     rounds = finish(session)
     assert session.finish_reason == reason
     assert "".join(r.text for r in rounds) == "ab"
@@ -350,20 +350,13 @@ def test_the_parts_of_a_round_are_its_whole_time(monkeypatch):
     """Catches a part that is counted twice or nowhere, and one reading of the prompt that is forgotten for another. The clock
     moves by one whenever it is looked at: twice for a forward pass or a judgement, once where a part of a round ends."""
     clock = iter(map(float, range(100))).__next__
-    for module in ("drafting", "session"):
+    for module in ("rounds.host", "session"):
         monkeypatch.setattr(f"specdecpp.{module}.perf_counter", clock)
     policy = SpecDecPP(head=random_head(4, seed=1), threshold=1.0, max_tokens=3)
-    session = replace(TABLES, prompt=(0, 1, 2), ends=()).session(policy, TokenVerification(), streams(0, "cpu"))
+    session = replace(TABLES, prompt=(0, 1, 2), ends=()).session(policy, TokenVerification(), streams(0))
     assert [session.prefill(1), session.prefill()] == [False, True]
     assert session.prefill_s == 2
-    forward = []
-
-    def watch(draft, logits, p):
-        forward.append(draft.forward_s)
-        draft.late_s = 0.25  # as where a device has gone on with it
-
-    session.watch = watch
     outcome = session.step()
-    assert (outcome.num_drafted, len(outcome.judged), forward) == (3, 2, [3])
-    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1.25, 2, 2.75, 1)
+    assert (outcome.num_drafted, len(outcome.judged)) == (3, 2)
+    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1, 2, 3, 2)
     assert outcome.forward_s == 3 + 1

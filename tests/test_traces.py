@@ -16,6 +16,7 @@ from specdecpp import EagerRunner, Sampling
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft
@@ -25,7 +26,6 @@ from specdecpp.theory.trace import Trace
 from specdecpp.training.labels import Answer, Labelling, Record, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, judged, trace, traces
-from specdecpp.verification import TokenVerification
 
 PROCESS = Process.random(6, seed=1, end=5)
 CHECKED = Calibration(rejection_weight=3.0, temperature=1.5, bias=0.3, num_labels=1)
@@ -172,7 +172,7 @@ def decoded(policy: Policy) -> np.ndarray:
             sampling=Sampling(),
             prompt=[3 + i % 50, 5],
             max_tokens=MAX_TOKENS,
-            coins=streams(1000 + i, torch.device("cpu")),
+            randomness=streams(1000 + i),
             ends=ENDS,
             costs=COSTS,
         )

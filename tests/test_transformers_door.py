@@ -308,7 +308,7 @@ def test_processors_keep_the_law_of_sampling_without_a_draft(name: str, verifica
             sampling=Sampling(),
             prompt=LAW_PROMPT,
             max_tokens=LAW_TOKENS,
-            coins=(coins, coins),
+            randomness=(coins, coins),
             ends=(LAW_END,),
         )
         return answer(session, finish(session))

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from laws import law_of
 
-from specdecpp.testing import Enumerator
-from specdecpp.verification import (
+from specdecpp.rounds.verification import (
     BlockVerification,
     CompareVerification,
     GreedyVerification,
@@ -21,6 +20,7 @@ from specdecpp.verification import (
     residual,
     token_acceptance,
 )
+from specdecpp.testing import Enumerator
 
 VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 MOST_CANDIDATES = {2: 3, 3: 3, 4: 2, 5: 2, 6: 2}  # what an enumeration can walk in a moment, by vocabulary

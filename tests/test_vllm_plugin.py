@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from laws import drafted as host_draft
 
 from specdecpp.decoder import Decoder
-from specdecpp.drafting import Draft, Room, propose
 from specdecpp.errors import HeadError, RunnerError, UnsoundError
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard
 from specdecpp.integrations.vllm import heads, routes
@@ -31,6 +31,7 @@ from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Heuristic, Policy, SpecDecPP
 from specdecpp.request import parse_policy
+from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
 
 
@@ -370,14 +371,15 @@ def test_every_row_drafts_as_it_would_alone(name: str, pair: Pair) -> None:
         [seen(s, context=0, sampled=len(c), ends=ends, is_greedy=True) for s, c in zip(states, contexts, strict=True)]
     )
     alone = [
-        propose(
+        host_draft(
             pair.draft.fresh(),
             context,
             policy=policy,
             memory=policy.start(),
             sampling=Sampling(temperature=0.0),
-            coins=streams(0, "cpu")[0],
-            room=Room(num_tokens=12, ends=ends),
+            randomness=streams(0)[0],
+            room=12,
+            ends=ends,
             costs=Costs.relative(0.15),
         ).tokens
         for context in contexts

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         ArgmaxLength,
         AutoOff,
         Bandit,
-        Classifier,
         CostAware,
         Costs,
         CumulativeConfidence,
@@ -44,20 +43,19 @@ if TYPE_CHECKING:
         Fixed,
         Heuristic,
         MaxConfidence,
-        Net,
         Policy,
         SpecDecPP,
     )
-    from specdecpp.runners import EagerRunner, GGUFRunner, GraphRunner, LeanRunner, NativeRunner, Runner
-    from specdecpp.sampling import Sampling
-    from specdecpp.session import Piece, Round
-    from specdecpp.verification import (
+    from specdecpp.rounds.verification import (
         BlockVerification,
         CompareVerification,
         GreedyVerification,
         TokenVerification,
         Verdict,
     )
+    from specdecpp.runners import EagerRunner, GGUFRunner, GraphRunner, LeanRunner, NativeRunner, Runner
+    from specdecpp.sampling import Sampling
+    from specdecpp.session import Piece, Round
 
 _HOMES = {
     "specdecpp.decoder": ("Decoder", "Output"),
@@ -82,7 +80,6 @@ _HOMES = {
         "ArgmaxLength",
         "AutoOff",
         "Bandit",
-        "Classifier",
         "CostAware",
         "Costs",
         "CumulativeConfidence",
@@ -91,14 +88,13 @@ _HOMES = {
         "Fixed",
         "Heuristic",
         "MaxConfidence",
-        "Net",
         "Policy",
         "SpecDecPP",
     ),
     "specdecpp.runners": ("EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"),
     "specdecpp.sampling": ("Sampling",),
     "specdecpp.session": ("Piece", "Round"),
-    "specdecpp.verification": (
+    "specdecpp.rounds.verification": (
         "BlockVerification",
         "CompareVerification",
         "GreedyVerification",
@@ -133,8 +129,6 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "Entropy",
     "DraftVerify",
     "AdaptiveEntropy",
-    "Classifier",
-    "Net",
     "SpecDecPP",
     "CostAware",
     "Bandit",

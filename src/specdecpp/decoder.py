@@ -13,11 +13,11 @@ from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer, half_character
-from specdecpp.verification import GreedyVerification, TokenVerification, Verification
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
@@ -132,7 +132,7 @@ class Decoder:
             sampling=sampling,
             prompt=encode(self.pair, prompt),
             max_tokens=options.get("max_tokens", 256),
-            coins=streams(seed, draft.device, target.device, draw=draft.draw if isinstance(draft, Draws) else None),
+            randomness=streams(seed, draw=draft.draw if isinstance(draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
             costs=self.costs if seed is not None else self._running_costs(),

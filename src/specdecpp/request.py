@@ -18,7 +18,6 @@ from specdecpp.policies import (
     ArgmaxLength,
     AutoOff,
     Bandit,
-    Classifier,
     CostAware,
     CumulativeConfidence,
     DraftVerify,
@@ -26,7 +25,6 @@ from specdecpp.policies import (
     Fixed,
     Heuristic,
     MaxConfidence,
-    Net,
     Policy,
     SpecDecPP,
 )
@@ -51,9 +49,8 @@ KINDS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
     "entropy": (Entropy, "threshold", ("c", *BOUNDS)),
     "draft-verify": (DraftVerify, "threshold", ("aim", "step", *BOUNDS)),
     "adaptive-entropy": (AdaptiveEntropy, "threshold", ("gamma", "aim", "step", *BOUNDS)),
-    "mlp": (Classifier, "net", ("threshold", *BOUNDS)),
     "specdecpp": (SpecDecPP, "threshold", ("calibrated", *BOUNDS)),
-    "cost-aware": (CostAware, "prior", ("prior_rounds", "foresees", *BOUNDS)),
+    "cost-aware": (CostAware, "prior", ("prior_rounds", *BOUNDS)),
 }
 # name: (class, the field that holds the other rules, its own parameters)
 WRAPPERS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
@@ -108,15 +105,13 @@ def parse_policy(spec: str) -> PolicySpec:
         raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
     kind, main, others = KINDS[name]
     values = _values(spec, kind, rest, main, others)
-    if kind is Classifier and "net" not in values:
-        raise ValueError(f"policy {spec!r} needs the file of its trained network: mlp:FILE.")
     needed = {"head": None} if issubclass(kind, HeadPolicy) else {}
     return PolicySpec(kind(**needed, **values), typed=values)
 
 
 def policy_names() -> list[str]:
     """Every policy with what may follow its name: fixed:k, target, ..., auto-off:POLICY, bandit:POLICY|POLICY."""
-    names = [f"{name}:{'FILE' if main == 'net' else main}" for name, (_, main, _) in KINDS.items()]
+    names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
     return [names[0], TARGET, *names[1:], "auto-off:POLICY", "bandit:POLICY|POLICY"]
 
 
@@ -241,10 +236,8 @@ def _values(spec: str, kind: type[Policy], text: str, main: str, others: Sequenc
     return values
 
 
-def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float | Net:
+def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float:
     """One value, of the type that the field's default has."""
-    if key == "net":
-        return Net.from_pretrained(text)
     default = next(f.default for f in fields(kind) if f.name == key)
     assert default is not MISSING, "every other parameter of a spec has a default"
     wanted = type(default)
@@ -256,6 +249,4 @@ def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | f
 
 
 def _text(value: object) -> str:
-    if isinstance(value, Net):
-        return value.source or "net"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,6 +9,7 @@ Shapes: V vocabulary; leading axes are rows.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -103,6 +104,8 @@ def _nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*r
     Found among the first few in order, more of them only where those do not hold so much: sorting a whole vocabulary takes
     longer than a small model's pass.
     """
+    if logits.is_cuda:
+        return _sorted_nucleus(logits, top_p)
     whole, size, num = logits.logsumexp(-1, keepdim=True), logits.shape[-1], _LIKELIEST
     while True:
         first = logits.topk(min(num, size), -1).values
@@ -120,6 +123,13 @@ def _nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*r
     return above | (equal & (equal.cumsum(-1) <= left))
 
 
+def _sorted_nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*rows V"]:
+    """The same by sorting, whose steps do not depend on what it finds: a graph on a GPU can hold them."""
+    falling, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    p = falling.softmax(-1)
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < top_p)
+
+
 def seen_rows(seen: Bool[Tensor, " V"], tokens: Int[Tensor, " K"]) -> Bool[Tensor, "K1 V"]:
     """The contexts of K + 1 consecutive positions: row i has seen the context and the first i candidates."""
     rows = seen.repeat(len(tokens) + 1, 1)
@@ -128,43 +138,55 @@ def seen_rows(seen: Bool[Tensor, " V"], tokens: Int[Tensor, " K"]) -> Bool[Tenso
     return rows
 
 
-class Dice:
-    """A stream of random draws from an explicit generator. `testing.Enumerator` is the one that tries every outcome.
+@runtime_checkable
+class Randomness(Protocol):
+    """A stream of random draws: `Uniforms`, or `testing.Enumerator`, which tries every outcome."""
 
-    `draw` finds the index of p for a point, where there is a faster way than `inverted`.
+    def categorical(self, p: Float[Tensor, " V"]) -> int:
+        """One index drawn from p, of any positive scale."""
+        ...
+
+    def bernoulli(self, h: Float[Tensor, " K"]) -> Bool[Tensor, " K"]:
+        """Independent coins with heads probabilities h."""
+        ...
+
+
+class Uniforms:
+    """Randomness from uniforms on [0, 1) of a generator on the CPU, one for each draw, wherever p lies: so a seed means the
+    same draws on every device.
+
+    `draw` finds the index of p for a uniform, where there is a faster way than `inverted`.
     """
 
     def __init__(self, generator: torch.Generator, *, draw: "Draw | None" = None):
         self.generator = generator
         self._draw = draw or inverted
-        self._points: list[float] = []
+        self._ready: list[float] = []
 
     def categorical(self, p: Float[Tensor, " V"]) -> int:
-        """One index drawn from p (any positive scale), by inverting its running sum in float64."""
+        """By inverting the running sum of p in float64."""
+        (u,) = self.take(1)
         if p.device.type == "cpu":
-            return self._draw(p, self.take(1)[0])
+            return self._draw(p, u)
         wide = torch.float32 if p.device.type == "mps" else torch.float64  # MPS has no float64
         cdf = p.cumsum(-1, dtype=wide)
-        u = torch.rand(1, generator=self.generator, device=p.device, dtype=wide) * cdf[-1]
-        return min(int(torch.searchsorted(cdf, u, right=True)), p.shape[-1] - 1)
+        return min(int(torch.searchsorted(cdf, u * cdf[-1:], right=True)), p.shape[-1] - 1)
 
     def bernoulli(self, h: Float[Tensor, " K"]) -> Bool[Tensor, " K"]:
-        """Independent coins with heads probabilities h: true while u < h, u uniform on [0, 1)."""
-        if h.device.type == "cpu":
-            return torch.tensor(self.take(len(h)), dtype=torch.float64) < h
-        return torch.rand(h.shape, generator=self.generator, device=h.device, dtype=h.dtype) < h
+        """True while u < h."""
+        return torch.tensor(self.take(len(h)), dtype=torch.float64).to(h.device, dtype=h.dtype if h.is_mps else None) < h
 
     def peek(self, num: int) -> list[float]:
-        """The next uniforms on [0, 1) of a stream on a CPU. They stay the next ones."""
-        while len(self._points) < num:  # many at a time: a call of the generator takes longer than a draw may
-            self._points += torch.rand((_BLOCK,), generator=self.generator, dtype=torch.float64).tolist()
-        return self._points[:num]
+        """The next uniforms. They stay the next ones."""
+        while len(self._ready) < num:  # many at a time: a call of the generator takes longer than a draw may
+            self._ready += torch.rand((_BLOCK,), generator=self.generator, dtype=torch.float64).tolist()
+        return self._ready[:num]
 
     def take(self, num: int) -> list[float]:
-        """The next uniforms on [0, 1) of a stream on a CPU, which are used up then."""
-        points = self.peek(num)
-        del self._points[:num]
-        return points
+        """The next uniforms, which are used up then."""
+        taken = self.peek(num)
+        del self._ready[:num]
+        return taken
 
 
 Draw = Callable[[Tensor, float], int]
@@ -192,24 +214,16 @@ def inverted(p: Float[Tensor, " V"], u: float) -> int:
     return block * _BLOCK + place
 
 
-def streams(
-    seed: int | None,
-    device: torch.device | str,
-    verify_device: torch.device | str | None = None,
-    *,
-    draw: Draw | None = None,
-) -> tuple[Dice, Dice]:
+def streams(seed: int | None, *, draw: Draw | None = None) -> tuple[Uniforms, Uniforms]:
     """Two independent streams, one to draft and one to verify: block verification needs them apart (policies 6).
 
-    Each lives where its model does; the second on `device` too unless told otherwise. Without a seed both start from
-    entropy of the operating system. Raises ValueError for a negative seed.
+    Without a seed both start from entropy of the operating system. Raises ValueError for a negative seed.
     """
     if seed is not None and seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}; use None for a fresh one")
-    dice = []
-    devices = (device, device if verify_device is None else verify_device)
-    for child, device in zip(np.random.SeedSequence(seed).spawn(2), devices, strict=True):
-        generator = torch.Generator(device=device)
+    made = []
+    for child in np.random.SeedSequence(seed).spawn(2):
+        generator = torch.Generator()
         generator.manual_seed(int(child.generate_state(1, np.uint64)[0] >> 1))
-        dice.append(Dice(generator, draw=draw))
-    return dice[0], dice[1]
+        made.append(Uniforms(generator, draw=draw))
+    return made[0], made[1]

@@ -1,30 +1,25 @@
-"""One request being decoded. `step()` is the round, and the whole library in one function:
+"""One request being decoded. `step()` is the round:
 
-    draft (the policy stops it) -> verify -> commit -> roll back
+    plan -> run (draft, stop, verify: an engine of `rounds`) -> commit, roll back -> learn
 
 A session owns its two caches; several of them can share one pair, step by step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from specdecpp.drafting import Draft, Room, propose
 from specdecpp.errors import PromptError, UnsoundError
-from specdecpp.policies import CostClock, Costs, Policy
-from specdecpp.policies.protocol import Floors
+from specdecpp.policies import CostClock, Costs, Policy, Stop
+from specdecpp.policies.protocol import decide
+from specdecpp.rounds import Plan, Request, Result, engine_for
+from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
-from specdecpp.runners.compiled_round import compiled_round
-from specdecpp.runners.device_round import device_round
-from specdecpp.sampling import Sampling, penalised, probabilities, seen_rows
+from specdecpp.sampling import Randomness, Sampling
 from specdecpp.text import Detokenizer
-from specdecpp.verification import Coins, Verdict, Verification
 
 Origin = Literal["accepted", "correction", "bonus"]
 FinishReason = Literal["eos", "stop", "length"]
@@ -56,7 +51,7 @@ class Round:
     pieces: tuple[Piece, ...]
     num_drafted: int
     num_accepted: int
-    stop_reason: str
+    stop: Stop
     judged: tuple[float, ...]
     finish_reason: FinishReason | None
     draft_s: float
@@ -65,6 +60,11 @@ class Round:
     other_s: float
     forward_s: float = 0.0
     expected_s: float = 0.0
+
+    @property
+    def stop_reason(self) -> str:
+        """Why drafting stopped, in words."""
+        return str(self.stop)
 
     @property
     def num_tokens(self) -> int:
@@ -79,22 +79,19 @@ class Round:
         return [p.token for p in self.pieces]
 
 
-Watch = Callable[[Draft, Float[Tensor, "K1 V"], Float[Tensor, "K1 V"]], None]
-"""Sees what a round is decided on: the candidates, the target's raw logits, and p, the law they make for this request.
-
-Row i is the target's at the i-th piece of the round.
-"""
+Watch = Callable[[Plan, Result], None]
+"""Sees a round before it is committed, with the rows that it was decided on (`rounds.Rows`)."""
 
 
 class Session:
     """Decode one prompt, round by round, until `finish_reason` is set.
 
-    `target` and `draft` are empty runners; `coins` are two independent streams, one to draft and one to verify. `ends` are
+    `target` and `draft` are empty runners; `randomness` are two independent streams, one to draft and one to verify. `ends` are
     the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
     `UnsoundError` for temperature 0 under a verification that needs q.
 
     `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
-    is for requests that nobody wants to repeat. `watch`, where it is set, sees every round before it is decided.
+    is for requests that nobody wants to repeat. `watch`, where it is set, sees every round; that changes nothing else.
     """
 
     def __init__(
@@ -107,7 +104,7 @@ class Session:
         sampling: Sampling,
         prompt: Sequence[int],
         max_tokens: int,
-        coins: tuple[Coins, Coins],
+        randomness: tuple[Randomness, Randomness],
         ends: Sequence[int] = (),
         detokenizer: Detokenizer | None = None,
         costs: Costs | CostClock | None = None,
@@ -124,7 +121,7 @@ class Session:
                 "Use GreedyVerification(), as the Decoder does."
             )
         self.target, self.draft = target, draft
-        self.policy, self.verification, self.sampling = policy, verification, sampling
+        self.policy, self.sampling = policy, sampling
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_tokens = max_tokens
@@ -133,16 +130,23 @@ class Session:
         self.prefill_s = 0.0
         self.watch: Watch | None = None
         self._costs = costs
-        self._draft_coins, self._verify_coins = coins
-        parts = {"target": target, "draft": draft, "policy": policy, "verification": verification, "sampling": sampling}
         self._detokenizer = detokenizer
         self._memory = policy.start()
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
             self._seen[self.tokens] = True
-        self._whole = compiled_round(**parts, coins=coins, ends=ends, seen=self._seen)
-        self._whole = self._whole or device_round(**parts, coins=coins, ends=ends)
+        self._request = Request(
+            target=target,
+            draft=draft,
+            policy=policy,
+            verification=verification,
+            sampling=sampling,
+            randomness=randomness,
+            ends=self.ends,
+            seen=self._seen,
+        )
+        self.engine = engine_for(self._request)
         if self.num_tokens_left <= 0:
             self.finish_reason = "length"
 
@@ -156,17 +160,6 @@ class Session:
         """How many more tokens may be emitted: by `max_tokens`, and by the target's context."""
         left = self.max_tokens - (len(self.tokens) - self.num_prompt_tokens)
         return left if self.target.max_length is None else min(left, self.target.max_length - len(self.tokens))
-
-    def floors(self, limit: int) -> Floors | None:
-        """What the policy asks of its evidence in a round of at most `limit` candidates, where it can be said beforehand.
-
-        Nothing, 0, below its least number of candidates.
-        """
-        floors = self.policy.floors(self._memory, self.costs, limit)
-        if floors is None:
-            return None
-        least = (floor if k >= self.policy.min_tokens else 0.0 for k, floor in enumerate(floors.least))
-        return replace(floors, least=tuple(least))
 
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
@@ -185,92 +178,59 @@ class Session:
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
         started = perf_counter()
-        room = Room(num_tokens=max(0, min(self.num_tokens_left - 1, self._draft_room())), ends=self.ends)
-        draft, verify = self._propose(room)
-        drafted = perf_counter()
-        verdict = verify(draft)
-        verified = perf_counter()
-        drafted += draft.late_s
-        pieces = self._commit(draft, verdict)
-        # The last piece is the target's own unless the answer ended before it.
-        num_accepted = sum(p.origin == "accepted" for p in pieces)
-        timing = {
-            "draft_s": drafted - started - draft.head_s,
-            "head_s": draft.head_s,
-            "verify_s": verified - drafted,
-            "other_s": perf_counter() - verified,
-            "forward_s": draft.forward_s + draft.pass_s,
-        }
-        outcome = Round(
-            pieces=tuple(pieces),
-            num_drafted=draft.num_tokens,
-            num_accepted=num_accepted,
-            stop_reason=draft.stop_reason,
-            judged=tuple(draft.judged),
-            finish_reason=self.finish_reason,
-            expected_s=self.costs.round_s(draft.num_tokens) if self.costs else 0.0,
-            **timing,
-        )
-        self._memory = self.policy.learn(self._memory, outcome)
-        if isinstance(self._costs, CostClock):
-            self._costs.update(outcome)
-        return outcome
+        plan = self._plan()
+        (result,) = self.engine.run([plan])
+        if self.watch is not None:
+            self.watch(plan, result)
+        pieces = self._commit(result)
+        return self._learn(result, pieces, perf_counter() - started)
+
+    def _plan(self) -> Plan:
+        """The coming round: one place is the target's own."""
+        costs, room = self.costs, max(0, min(self.num_tokens_left - 1, self._draft_room()))
+        decision = decide(self.policy, self._memory, costs, room)
+        return Plan(self._request, self.tokens, decision, costs, self.watch is not None)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
-    def _propose(self, room: Room) -> tuple[Draft, Callable[[Draft], Verdict]]:
-        """Candidates, and what verifies them: both without the host where runners and rule can, and nobody watches."""
-        if self._whole is not None and self.watch is None:
-            draft = self._whole.propose(self.tokens, memory=self._memory, room=room, costs=self.costs)
-            if draft is not None:
-                return draft, partial(self._whole.verify, self.tokens)
-        draft = propose(
-            self.draft,
-            self.tokens[self.draft.length :],
-            policy=self.policy,
-            memory=self._memory,
-            sampling=self.sampling,
-            coins=self._draft_coins,
-            room=room,
-            seen=self._seen,
-            costs=self.costs,
-        )
-        return draft, self._verify
-
-    def _verify(self, draft: Draft) -> Verdict:
-        """One target pass over what it has not read and the candidates, and the acceptance test."""
-        unread = self.tokens[self.target.length :]
-        started = perf_counter()
-        logits, _ = self.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
-        draft.pass_s = perf_counter() - started
-        tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
-        seen = None if self._seen is None else seen_rows(self._seen, tokens)
-        if self.verification.greedy_only and self.watch is None:
-            p = penalised(logits, self.sampling, seen)  # whose argmax is all that counts
-        else:
-            p = probabilities(logits, self.sampling, seen)
-        if self.watch is not None:
-            self.watch(draft, logits, p)
-        q = [row.to(p.device) for row in draft.q if row is not None]
-        return self.verification(p, torch.stack(q) if q else p[:0], tokens, self._verify_coins)
-
-    def _commit(self, draft: Draft, verdict: Verdict) -> list[Piece]:
+    def _commit(self, result: Result) -> tuple[Piece, ...]:
         """Append what was decided, token by token until the answer ends; cut both caches to what was kept."""
-        own: Origin = "bonus" if verdict.num_accepted == draft.num_tokens else "correction"
-        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in draft.tokens[: verdict.num_accepted]]
+        own: Origin = "bonus" if result.num_accepted == result.num_drafted else "correction"
+        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
         pieces = []
-        for token, origin in [*kept, (verdict.next_token, own)]:
+        for token, origin in [*kept, (result.next_token, own)]:
             self.tokens.append(token)
             pieces.append(Piece(token=token, text=self._text_of(token), origin=origin))
             if self._seen is not None:
                 self._seen[token] = True
             if self.finish_reason:
-                return pieces
+                return tuple(pieces)
         self.target.rollback(len(self.tokens) - 1)
         self.draft.rollback(min(self.draft.length, len(self.tokens) - 1))
-        return pieces
+        return tuple(pieces)
+
+    def _learn(self, result: Result, pieces: tuple[Piece, ...], elapsed_s: float) -> Round:
+        """The round as it is told; the policy and the clock learn from it."""
+        outcome = Round(
+            pieces=pieces,
+            num_drafted=result.num_drafted,
+            num_accepted=sum(p.origin == "accepted" for p in pieces),  # those that ended in the answer
+            stop=result.stop,
+            judged=tuple(result.judged),
+            finish_reason=self.finish_reason,
+            draft_s=result.draft_s,
+            head_s=result.head_s,
+            verify_s=result.verify_s,
+            other_s=max(0.0, elapsed_s - result.draft_s - result.head_s - result.verify_s),
+            forward_s=result.forward_s,
+            expected_s=self.costs.round_s(result.num_drafted) if self.costs else 0.0,
+        )
+        self._memory = self.policy.learn(self._memory, outcome)
+        if isinstance(self._costs, CostClock):
+            self._costs.update(outcome)
+        return outcome
 
     def _text_of(self, token: int) -> str:
         """The text a token releases; sets `finish_reason` where the answer ends with it."""

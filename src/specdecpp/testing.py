@@ -79,7 +79,7 @@ class TableModel:
 
 
 class Enumerator:
-    """Coins that follow a script of choices and record the probability of the path; beyond the script they take the first
+    """Randomness that follow a script of choices and record the probability of the path; beyond the script they take the first
     possible outcome and note the others. `enumerate_law` drives it through every path."""
 
     def __init__(self, script: Sequence[int]):

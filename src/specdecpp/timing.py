@@ -19,10 +19,10 @@ from specdecpp import machine
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, SpecDecPP
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.runners import Draws, Runner
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
-from specdecpp.verification import TokenVerification
 
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 4
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
@@ -152,7 +152,7 @@ def _session(pair: Pair, runners: tuple[Runner, Runner], k: int) -> Session | No
         sampling=Sampling(),
         prompt=[i % target.vocab_size for i in range(context)],
         max_tokens=TURN * (k + 2),
-        coins=streams(k, draft.device, target.device, draw=draft.draw if isinstance(draft, Draws) else None),
+        randomness=streams(k, draw=draft.draw if isinstance(draft, Draws) else None),
     )
 
 

@@ -21,22 +21,10 @@ from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import label_of, spec_of
+from specdecpp.rounds.verification import VERIFICATIONS
 from specdecpp.sampling import Sampling
 from specdecpp.turns import interleaved
-from specdecpp.verification import (
-    BlockVerification,
-    CompareVerification,
-    GreedyVerification,
-    TokenVerification,
-    Verification,
-)
 
-VERIFICATIONS: dict[str, Verification] = {
-    "token": TokenVerification(),
-    "block": BlockVerification(),
-    "compare": CompareVerification(),
-    "greedy": GreedyVerification(),
-}
 WARM_UP_TOKENS = 4
 Tick = Callable[[str], None]
 

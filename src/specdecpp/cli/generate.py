@@ -127,11 +127,10 @@ def _prompt_text(argument: str | None) -> str:
 
 
 def _decoder(pair: "Pair", policy: "Policy | None", kind: Verification, *, is_greedy: bool) -> "Decoder":
-    from specdecpp import verification as v
     from specdecpp.decoder import Decoder
+    from specdecpp.rounds.verification import VERIFICATIONS
 
-    kinds = {"token": v.TokenVerification(), "block": v.BlockVerification(), "compare": v.CompareVerification()}
-    return Decoder(pair, policy=policy, verification=v.GreedyVerification() if is_greedy else kinds[kind.value])
+    return Decoder(pair, policy=policy, verification=VERIFICATIONS["greedy" if is_greedy else kind.value])
 
 
 def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":

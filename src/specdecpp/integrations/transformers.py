@@ -34,11 +34,11 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import heads
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Round, Session
 from specdecpp.timing import measure, measured
-from specdecpp.verification import GreedyVerification, TokenVerification, Verification
 
 MakeRunner = Callable[..., EagerRunner]
 _KEPT_IN = "_specdecpp_runners"
@@ -155,7 +155,7 @@ class _Loop:
             sampling=sampling,
             prompt=prompt.tokens,
             max_tokens=config.max_length - len(prompt.padding) - len(prompt.tokens),
-            coins=streams(0 if sampling.is_greedy else self._agreed_seed(match.ranks), draft.device, target.device),
+            randomness=streams(0 if sampling.is_greedy else self._agreed_seed(match.ranks)),
             ends=end_ids(config),
             costs=match.costs,
         )

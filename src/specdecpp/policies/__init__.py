@@ -11,7 +11,6 @@
 | `Entropy` | sqrt(c H(q)) > threshold | q | confidence.py |
 | `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
-| `Classifier` | net(prod q, entropy, depth) < threshold | q, a tiny trained network | learned.py |
 | `SpecDecPP` | 1 - prod head(x_i) > threshold | a trained head | head.py |
 | `CostAware` | another candidate costs more than it brings: the default | head, outcomes, costs | cost_aware.py |
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
@@ -30,9 +29,8 @@ from specdecpp.policies.costs import CostClock, Costs
 from specdecpp.policies.fixed import Fixed, Heuristic
 from specdecpp.policies.head import SpecDecPP
 from specdecpp.policies.history import AcceptanceEMA, ArgmaxLength
-from specdecpp.policies.learned import Classifier, Net
 from specdecpp.policies.meta import AutoOff, Bandit
-from specdecpp.policies.protocol import Candidates, Outcome, Policy
+from specdecpp.policies.protocol import Candidates, Outcome, Policy, Rule, Stop
 
 __all__ = [
     "AcceptanceEMA",
@@ -41,7 +39,6 @@ __all__ = [
     "AutoOff",
     "Bandit",
     "Candidates",
-    "Classifier",
     "CostAware",
     "CostClock",
     "Costs",
@@ -51,8 +48,9 @@ __all__ = [
     "Fixed",
     "Heuristic",
     "MaxConfidence",
-    "Net",
     "Outcome",
     "Policy",
+    "Rule",
     "SpecDecPP",
+    "Stop",
 ]

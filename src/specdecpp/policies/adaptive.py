@@ -9,13 +9,15 @@ After every round, with m a running mean of the accepted share (Zhang et al. 202
 So the threshold moves by 0.001 a round: it drifts over thousands of tokens, and hardly within one short answer.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdecpp.policies.protocol import Policy, check_probability
+from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.protocol import Candidates, Outcome
+    from specdecpp.policies.costs import Costs
+    from specdecpp.policies.protocol import Outcome
 
 MEMORY, INERTIA = 0.5, 0.9
 
@@ -61,10 +63,8 @@ class DraftVerify(AdaptivePolicy):
     It starts at 0.5, their value for sampling; for greedy decoding theirs is 0.8.
     """
 
-    def stop(self, draft: "Candidates", memory: Drift) -> str | None:
-        if draft.num_tokens and (q := draft.confidence(-1)) < memory.threshold:
-            return f"q = {q:.2f} < {memory.threshold:.2f}"
-        return None
+    def rule(self, memory: Drift, costs: "Costs | None", limit: int) -> Rule:
+        return Rule(Evidence.LAST_Q, (0.0,) + (memory.threshold,) * limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,5 @@ class AdaptiveEntropy(AdaptivePolicy):
         if not self.gamma > 0:
             raise ValueError(f"AdaptiveEntropy needs gamma > 0, got {self.gamma}")
 
-    def stop(self, draft: "Candidates", memory: Drift) -> str | None:
-        if draft.num_tokens and (bound := 1 - (self.gamma * draft.entropy(-1)) ** 0.5) < memory.threshold:
-            return f"1 - sqrt(gamma*H) = {bound:.2f} < {memory.threshold:.2f}"
-        return None
+    def rule(self, memory: Drift, costs: "Costs | None", limit: int) -> Rule:
+        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf,) + (-((1 - memory.threshold) ** 2) / self.gamma,) * limit)

@@ -4,14 +4,14 @@ q(x) is the probability under the distribution the candidate was drawn from. Wit
 one-hot and says nothing; the unwarped softmax (temperature 1) is read instead.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probability
+from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.policies.costs import Costs
-    from specdecpp.policies.protocol import Candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,8 @@ class MaxConfidence(Policy):
     def drops_last(self) -> bool:
         return self.drop
 
-    def stop(self, draft: "Candidates", memory: Any) -> str | None:
-        if draft.num_tokens and (q := draft.confidence(-1)) < self.threshold:
-            return f"q = {q:.2f} < {self.threshold:g}"
-        return None
-
-    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors | None:
-        return None if self.drop else Floors(evidence=Evidence.LAST_Q, least=(0.0,) + (self.threshold,) * limit)
+    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
+        return Rule(Evidence.LAST_Q, (0.0,) + (self.threshold,) * limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +50,8 @@ class CumulativeConfidence(Policy):
         super().__post_init__()
         check_probability("CumulativeConfidence.threshold", self.threshold)
 
-    def stop(self, draft: "Candidates", memory: Any) -> str | None:
-        if draft.num_tokens and (product := draft.cumulative_confidence) < self.threshold:
-            return f"product of q = {product:.2f} < {self.threshold:g}"
-        return None
-
-    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors:
-        return Floors(evidence=Evidence.PRODUCT_OF_Q, least=(0.0,) + (self.threshold,) * limit)
+    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
+        return Rule(Evidence.PRODUCT_OF_Q, (0.0,) + (self.threshold,) * limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +70,5 @@ class Entropy(Policy):
         if not (self.c > 0 and self.threshold >= 0):
             raise ValueError(f"Entropy needs c > 0 and threshold >= 0, got c={self.c} and threshold={self.threshold}")
 
-    def stop(self, draft: "Candidates", memory: Any) -> str | None:
-        if draft.num_tokens and (bound := (self.c * draft.entropy(-1)) ** 0.5) > self.threshold:
-            return f"sqrt(c*H) = {bound:.2f} > {self.threshold:g}"
-        return None
+    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
+        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf,) + (-(self.threshold**2) / self.c,) * limit)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 from specdecpp.policies.costs import Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import Evidence, Floors, check_probability
+from specdecpp.policies.protocol import Evidence, Rule, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.protocol import Candidates, Outcome
+    from specdecpp.policies.protocol import Outcome
 
 
 HORIZON = 8
@@ -65,16 +65,12 @@ class CostAware(HeadPolicy):
     so far and rho the rate it has achieved. Before there is anything to go by, both are those of a chain with acceptance
     `prior`, which counts for `prior_rounds` rounds.
 
-    `foresees=True` takes m from the head's output `next` instead, where it has one. That is a better guess of m and gives no
-    more speed: hard tokens come in groups, where a token is also worth more time than on average (LOG.md).
-
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
 
     min_tokens: int = 1
     prior: float = 0.7
     prior_rounds: int = 8
-    foresees: bool = False
     calibrated: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,35 +89,22 @@ class CostAware(HeadPolicy):
     def learn(self, memory: Ledger, outcome: "Outcome") -> Ledger:
         return memory.with_round(outcome)
 
-    def stop(self, draft: "Candidates", memory: Ledger) -> str | None:
-        assert draft.costs is not None, "the session gives costs to a policy that needs them"
-        costs, num, mean = draft.costs, draft.num_tokens, self.mean_acceptance(memory)
-        rho, chance = self.rate(memory, costs), self._next_chance(draft, mean)
-        one_more, longer = _plans(costs, self.max_tokens)
-        if chance > rho * one_more[num]:
-            return None
-        if any(chance * chain_tokens(mean, j - 1) > rho * seconds for at, j, seconds in longer if at == num):
-            return None
-        return f"S m = {chance:.2f} <= {rho * costs.step_s(num):.2f}"
-
-    def floors(self, memory: Ledger, costs: Costs | None, limit: int) -> Floors | None:
+    def rule(self, memory: Ledger, costs: Costs | None, limit: int) -> Rule:
         """All terms but S are known when a round begins, and each plan asks for an S above some number."""
-        if self.foresees:
-            return None
         assert costs is not None, "the session gives costs to a policy that needs them"
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
         if not mean > 0:
-            return Floors(evidence=Evidence.SURVIVAL, least=(math.inf,) * (limit + 1))
-        # The last candidate has not been judged by a head that lags, and `stop` asks for more than the floor, not for as much.
+            return Rule(Evidence.SURVIVAL, (math.inf,) * (limit + 1))
+        # The last candidate has not been judged by a head that lags, and more than the threshold is asked for, not as much.
         scale = rho / mean if self.looks_ahead else rho / mean**2
         one_more, longer = _plans(costs, self.max_tokens)
-        floors = [scale * seconds for seconds in one_more[: limit + 1]]
+        least = [scale * seconds for seconds in one_more[: limit + 1]]
         for num, j, seconds in longer:
             if num <= limit:
-                floors[num] = min(floors[num], scale * seconds / chain_tokens(mean, j - 1))
+                least[num] = min(least[num], scale * seconds / chain_tokens(mean, j - 1))
         if not self.looks_ahead:
-            floors[0] *= mean
-        return Floors(evidence=Evidence.SURVIVAL, least=tuple(math.nextafter(floor, math.inf) for floor in floors))
+            least[0] *= mean
+        return Rule(Evidence.SURVIVAL, tuple(math.nextafter(x, math.inf) for x in least))
 
     def rate(self, memory: Ledger, costs: Costs) -> float:
         """rho: tokens per second so far, the prior's rounds included."""
@@ -131,11 +114,6 @@ class CostAware(HeadPolicy):
     def mean_acceptance(self, memory: Ledger) -> float:
         """a: of the candidates tested so far, the prior's rounds included."""
         return memory.acceptance(self.prior, 2 * self.prior_rounds)
-
-    def _next_chance(self, draft: "Candidates", mean: float) -> float:
-        """S m: that all so far and the next candidate are accepted. A lagged head has not judged the last one yet."""
-        ahead = draft.next_acceptance if self.foresees else None
-        return draft.survival * (mean if ahead is None else ahead) * mean ** (draft.num_tokens - len(draft.judged))
 
 
 @lru_cache(maxsize=64)

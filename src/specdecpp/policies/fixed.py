@@ -1,12 +1,11 @@
 """Rules that do not look at the candidates: a fixed length, and the length transformers adapts from outcomes."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specdecpp.policies.protocol import Floors, Policy
+from specdecpp.policies.protocol import Policy
 
 if TYPE_CHECKING:
-    from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
 
@@ -22,9 +21,6 @@ class Fixed(Policy):
         if self.k < 0:
             raise ValueError(f"Fixed needs k of at least 0, got {self.k}; 0 is the target alone")
         object.__setattr__(self, "max_tokens", self.k)
-
-    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors:
-        return Floors()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +39,6 @@ class Heuristic(Policy):
 
     def limit(self, memory: int) -> int:
         return max(self.min_tokens, min(memory, self.max_tokens))
-
-    def floors(self, memory: int, costs: "Costs | None", limit: int) -> Floors:
-        return Floors()
 
     def learn(self, memory: int, outcome: "Outcome") -> int:
         return min(memory + 2, self.max_tokens) if outcome.num_accepted == outcome.num_drafted else max(1, memory - 1)

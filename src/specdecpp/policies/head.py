@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probability
+from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,20 +81,16 @@ class SpecDecPP(HeadPolicy):
         """The rule in the setting that the head's card recommends, the defaults where it says nothing."""
         return cls(head=head, **(head.card.stopping | changes))
 
-    def stop(self, draft: "Candidates", memory: Any) -> str | None:
-        if (rejection := 1 - draft.survival) > self.threshold:
-            return f"P(rejection) = {rejection:.2f} > {self.threshold:g}"
-        return None
-
-    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors:
-        return Floors(evidence=Evidence.SURVIVAL, least=(1 - self.threshold,) * (limit + 1))
+    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
+        return Rule(Evidence.SURVIVAL, (1 - self.threshold,) * (limit + 1))
 
 
-def judge_of(policy: Policy) -> HeadPolicy | None:
-    """The rule whose head judges candidates: this one, or one it is made of."""
-    if isinstance(policy, HeadPolicy):
-        return policy
-    return next((judge for part in policy.parts if (judge := judge_of(part))), None)
+def judge_of(policy: Policy) -> Policy | None:
+    """The rule that judges candidates when this one is followed, itself or one that it is made of; None where nobody does."""
+    for part in policy.parts:
+        if (judge := judge_of(part)) is not None:
+            return judge
+    return None if policy.parts or type(policy).judge is Policy.judge else policy
 
 
 def heads(policy: Policy) -> "list[AcceptanceHead]":

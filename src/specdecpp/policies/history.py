@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdecpp.policies.cost_aware import Ledger
-from specdecpp.policies.protocol import Policy, check_probability
+from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.protocol import Candidates, Outcome
+    from specdecpp.policies.costs import Costs
+    from specdecpp.policies.protocol import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class ArgmaxLength(Policy):
         """a: of the candidates tested so far, the prior's included."""
         return memory.acceptance(self.prior, self.prior_tokens)
 
-    def stop(self, draft: "Candidates", memory: Ledger) -> str | None:
-        assert draft.costs is not None, "the session gives costs to a policy that needs them"
-        best = draft.costs.best_length(self.acceptance(memory), range(self.min_tokens, self.max_tokens + 1))
-        return f"best length {best}" if draft.num_tokens >= best else None
+    def rule(self, memory: Ledger, costs: "Costs | None", limit: int) -> Rule:
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        best = costs.best_length(self.acceptance(memory), range(self.min_tokens, self.max_tokens + 1))
+        return Rule(Evidence.NOTHING, (-math.inf,) * best + (math.inf,), f"best length {best}")

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import Floors, Policy, check_probability, says_its_floors
+from specdecpp.policies.head import HeadPolicy, judge_of
+from specdecpp.policies.protocol import Policy, Rule, Stop, check_probability, rule_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,12 @@ class Bandit(Policy):
     def limit(self, memory: Arms) -> int:
         return self.arms[memory.chosen].limit(memory.arms[memory.chosen].memory)
 
-    def stop(self, draft: "Candidates", memory: Arms) -> str | None:
+    def rule(self, memory: Arms, costs: "Costs | None", limit: int) -> Rule | None:
+        return rule_of(self.arms[memory.chosen], memory.arms[memory.chosen].memory, costs, limit)
+
+    def stop(self, draft: "Candidates", memory: Arms) -> Stop | str | None:
+        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
+            return rule.stop(draft)
         arm = self.arms[memory.chosen]
         return None if draft.num_tokens < arm.min_tokens else arm.stop(draft, memory.arms[memory.chosen].memory)
 
@@ -199,22 +204,18 @@ class AutoOff(Policy):
     def limit(self, memory: Gain) -> int:
         return self.policy.limit(memory.memory)
 
-    def stop(self, draft: "Candidates", memory: Gain) -> str | None:
-        assert draft.costs is not None, "the session gives costs to a policy that needs them"
-        if not draft.num_tokens and self.is_off(memory, draft.costs.verify_s(1)):
-            return f"gain {memory.num_tokens / memory.seconds * draft.costs.verify_s(1):.2f} < 1"
-        return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
-
-    def floors(self, memory: Gain, costs: "Costs | None", limit: int) -> Floors | None:
-        """Those of the rule, in front of which stands one that nothing passes while it is off."""
-        floors = self.policy.floors(memory.memory, costs, limit) if says_its_floors(self.policy) else None
-        if floors is None:
-            return None
+    def rule(self, memory: Gain, costs: "Costs | None", limit: int) -> Rule | None:
+        """That of the policy; while it is off, one that no candidate passes."""
         assert costs is not None, "the session gives costs to a policy that needs them"
-        least = [floor if k >= self.policy.min_tokens else -math.inf for k, floor in enumerate(floors.least)]
-        if self.is_off(memory, costs.verify_s(1)):
-            least[:1] = [math.inf]
-        return replace(floors, least=tuple(least))
+        target_s = costs.verify_s(1)
+        if self.is_off(memory, target_s):
+            return Rule(least=(math.inf,), words=f"gain {memory.num_tokens / memory.seconds * target_s:.2f} < 1")
+        return rule_of(self.policy, memory.memory, costs, limit)
+
+    def stop(self, draft: "Candidates", memory: Gain) -> Stop | str | None:
+        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
+            return rule.stop(draft)
+        return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
 
     def learn(self, memory: Gain, outcome: "Outcome") -> Gain:
         if not outcome.num_drafted and self.is_off(memory, outcome.expected_s):  # the rule was not asked
@@ -237,14 +238,6 @@ class AutoOff(Policy):
 
 def _has_bandit(policy: Policy) -> bool:
     return isinstance(policy, Bandit) or any(map(_has_bandit, policy.parts))
-
-
-def judge_of(policy: Policy) -> Policy | None:
-    """The rule that judges candidates when this one is followed; None where nobody does."""
-    for part in policy.parts:
-        if (judge := judge_of(part)) is not None:
-            return judge
-    return None if policy.parts or type(policy).judge is Policy.judge else policy
 
 
 def _judge_alike(a: Policy, b: Policy) -> bool:

@@ -10,9 +10,11 @@ target's law (policies.md 1; enumerated in tests/test_law.py). Dropping the last
 adapted: the Decoder refuses that unless the verification can bear it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Candidates(Protocol):
-    """What a policy sees of a round: `drafting.Draft` while decoding, `theory.replay` in a recording.
+    """What a policy sees of a round: `rounds.draft.Draft` while decoding, `theory.replay` in a recording.
 
     Candidates are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
     """
@@ -36,11 +38,6 @@ class Candidates(Protocol):
     @property
     def judged(self) -> Sequence[float]:
         """The head's estimates P(accepted), in order: of those that were read, or of all where the policy looks ahead."""
-        ...
-
-    @property
-    def next_acceptance(self) -> float | None:
-        """What the head expects of the candidate after the last judged one; None where no head says so."""
         ...
 
     @property
@@ -103,25 +100,85 @@ class Outcome(Protocol):
 
 
 class Evidence(Enum):
-    """A number that a rule watches while the draft goes on."""
+    """A number that a rule watches while the draft goes on. All of them are 1 before the first candidate."""
 
     NOTHING = auto()
     LAST_Q = auto()
     """q of the last candidate."""
     PRODUCT_OF_Q = auto()
+    NEGATIVE_ENTROPY = auto()
+    """Minus the entropy of q at the last candidate, nats."""
     SURVIVAL = auto()
     """The product of the head's estimates."""
 
+    def of(self, draft: Candidates) -> float:
+        """What it is now."""
+        if not draft.num_tokens:
+            return 1.0
+        match self:
+            case Evidence.LAST_Q:
+                return draft.confidence(-1)
+            case Evidence.PRODUCT_OF_Q:
+                return draft.cumulative_confidence
+            case Evidence.NEGATIVE_ENTROPY:
+                return -draft.entropy(-1)
+            case Evidence.SURVIVAL:
+                return draft.survival
+        return 1.0
 
-@dataclass(frozen=True, kw_only=True)
-class Floors:
-    """A stop rule as numbers that are known when a round begins, so that a device can follow it on its own.
+
+_WORDS = {
+    Evidence.LAST_Q: "q",
+    Evidence.PRODUCT_OF_Q: "product of q",
+    Evidence.NEGATIVE_ENTROPY: "-entropy",
+    Evidence.SURVIVAL: "survival",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why drafting stopped: a limit or an end in words, or evidence whose value was below the threshold."""
+
+    words: str = ""
+    evidence: Evidence | None = None
+    value: float = 1.0
+    threshold: float = 1.0
+
+    def __str__(self) -> str:
+        if self.evidence in _WORDS and not self.words:
+            return f"{_WORDS[self.evidence]} = {self.value:.2f} < {self.threshold:.3g}"
+        return self.words
+
+
+LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end of text")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When to stop in one round, in numbers that are known when it begins, so that every engine can follow it.
 
     After k candidates drafting goes on while the evidence is at least `least[k]`; what is missing at the end is never undercut.
+    `words` say why where the evidence does not.
     """
 
     evidence: Evidence = Evidence.NOTHING
     least: tuple[float, ...] = ()
+    words: str = ""
+
+    def stop(self, draft: Candidates) -> Stop | None:
+        """Why no further candidate is wanted; None to go on."""
+        k = draft.num_tokens
+        if k >= len(self.least) or (value := self.evidence.of(draft)) >= self.least[k]:
+            return None
+        return self.why(k, value)
+
+    def why(self, k: int, value: float) -> Stop:
+        """The reason of a stop after k candidates, the evidence being `value`."""
+        return Stop(self.words, self.evidence, value, self.least[k])
+
+
+FREE = Rule()
+"""Never stops before the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,28 +239,76 @@ class Policy:
         """The most candidates of the coming round."""
         return self.max_tokens
 
-    def stop(self, draft: "Candidates", memory: Any) -> str | None:
-        """A reason to stop before the next candidate is paid for, or None to go on. Not asked below `min_tokens`."""
-        return None
+    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
+        """How the coming round of at most `limit` candidates stops; None where only `stop` can say it."""
+        return FREE
 
-    def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors | None:
-        """What `stop` will say in the coming round of at most `limit` candidates, as numbers; None where it cannot be said so.
+    def stop(self, draft: "Candidates", memory: Any) -> "Stop | str | None":
+        """A reason to stop before the next candidate is paid for, or None to go on. Not asked below `min_tokens`.
 
-        Only of use where whole rounds run on a device; a rule without it is asked candidate by candidate.
+        It follows from `rule`. Override it for what no threshold can say: it is then asked candidate by candidate, on the
+        host (docs/policies.md says what that costs).
         """
-        return None
+        rule = self.rule(memory, draft.costs, self.max_tokens)
+        return None if rule is None else rule.stop(draft)
 
     def learn(self, memory: Any, outcome: "Outcome") -> Any:
         """The memory after a round."""
         return memory
 
 
-def says_its_floors(policy: Policy) -> bool:
-    """Whether `floors` is written for this rule: not where a subclass has overridden what they stand for."""
-    kinds = type(policy).__mro__
-    defined = {n: next(i for i, c in enumerate(kinds) if n in vars(c)) for n in ("floors", "stop", "judge", "drops_last")}
-    says = defined.pop("floors")
-    return says < kinds.index(Policy) and says <= min(defined.values())
+def rule_of(policy: Policy, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
+    """The rule of the coming round, which asks nothing below the policy's least number of candidates.
+
+    None where the policy has to be asked: where a subclass has overridden what the rule stands for.
+    """
+    if not _says_its_rule(type(policy)):
+        return None
+    rule = policy.rule(memory, costs, limit)
+    if rule is None or not policy.min_tokens or not rule.least:
+        return rule
+    num = min(policy.min_tokens, len(rule.least))
+    return Rule(rule.evidence, (-math.inf,) * num + rule.least[num:], rule.words)
+
+
+@lru_cache(maxsize=256)
+def _says_its_rule(kind: type[Policy]) -> bool:
+    kinds = kind.__mro__
+    defined = {name: next(i for i, c in enumerate(kinds) if name in vars(c)) for name in ("rule", "stop")}
+    return defined["rule"] <= min(defined.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How one round of a request ends: at most `limit` candidates, and the policy's rule. What every engine follows."""
+
+    policy: Policy
+    memory: Any
+    limit: int
+    rule: Rule | None
+    is_cut: bool = False
+    """Whether the limit is that of the places left, not the policy's."""
+
+    @property
+    def at_limit(self) -> Stop:
+        return TOKENS_LEFT if self.is_cut else LIMIT
+
+    def stop(self, draft: Candidates) -> "Stop | None":
+        """Why no further candidate is wanted; None to go on. Asked before each candidate below the limit."""
+        if self.rule is not None:
+            return self.rule.stop(draft)
+        if draft.num_tokens < self.policy.min_tokens:
+            return None
+        reason = self.policy.stop(draft, self.memory)
+        return Stop(reason) if isinstance(reason, str) and reason else reason or None
+
+
+def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int) -> Decision:
+    """What the policy wants of the coming round, for which there is room for so many candidates."""
+    limit = policy.limit(memory)
+    is_cut = room <= limit
+    limit = room if is_cut else limit
+    return Decision(policy, memory, limit, rule_of(policy, memory, costs, limit), is_cut)
 
 
 def check_probability(name: str, value: float) -> None:

@@ -4,7 +4,7 @@ A small model's step on a GPU is bound by launching its kernels one by one, and 
 that is worth is still to be measured (benchmarks/gpu.py), and recording itself has not been run on a GPU yet. The passes are
 those of `LeanRunner`, which reads long prompts for this runner too; `static_cache` says how they are recorded.
 
-Two such runners on one device can do a whole round there (`device_round`): the session asks for it. On a CPU the same code
+Two such runners on one device can do a whole round there (`rounds.device`). On a CPU the same code
 runs without being recorded, on more positions than `LeanRunner` reads: that is for tests.
 """
 

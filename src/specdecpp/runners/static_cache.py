@@ -92,7 +92,7 @@ class StaticCache:
 
     def __init__(self, body: LeanRunner):
         self.body, self.device = body, body.device
-        self.desk: Any = None  # what rounds on the device write on (`desk.Desk`), made by the first of them
+        self.record: Any = None  # of rounds on the device (`rounds.device_steps`), made by the first of them
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens

@@ -1,24 +1,23 @@
 """What a round was decided on, for those who ask: the target's log-probabilities, and p, q and estimates of every candidate.
 
-A `Witness` is a session's `watch`. It keeps references while the round is decided and reads them afterwards, so a request
-that asks for nothing pays for nothing.
+A `Witness` is a session's `watch`: it keeps what a round was decided on and reads it afterwards, so a request that asks for
+nothing pays for nothing.
 
 Log-probabilities are the target's own, log softmax of its raw logits, before temperature, top-k, top-p and penalties: the
 convention of OpenAI and vLLM. p and q are what the round was decided on, under the sampling parameters of the request; at
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.drafting import Draft
 from specdecpp.policies import protocol
+from specdecpp.rounds import Plan, Result
 from specdecpp.sampling import Sampling, at_least_float32
 from specdecpp.session import Round
 
@@ -50,8 +49,7 @@ class Evidence:
 class Witness:
     """Watches a session, and tells about its last round.
 
-    `num_top` likeliest tokens come with every score; None for no scores. `details` asks for the story, and `floors` are those
-    of the session that is watched.
+    `num_top` likeliest tokens come with every score; None for no scores. `details` asks for the story.
     """
 
     def __init__(
@@ -62,29 +60,23 @@ class Witness:
         ends: Collection[int],
         num_top: int | None = None,
         details: bool = False,
-        floors: Callable[[int], protocol.Floors | None] = lambda limit: None,
     ):
         self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
         self._num_top, self._details = num_top, details
-        self._floors_of, self._floors = floors, None
-        self._seen: tuple[Draft, Tensor, Tensor] | None = None
+        self._seen: tuple[Plan, Result] | None = None
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "K1 V"], p: Float[Tensor, "K1 V"]) -> None:
-        self._seen = draft, logits, p
-        if self._details:  # now, before the policy learns from the round
-            self._floors = self._floors_of(draft.num_tokens)
+    def __call__(self, plan: Plan, result: Result) -> None:
+        self._seen = plan, result
 
     def evidence(self, outcome: Round) -> Evidence:
         """What was asked about the round that has just been decided; forgets it."""
         assert self._seen is not None, "the witness watched this round"
-        (draft, logits, p), self._seen = self._seen, None
+        (plan, result), self._seen = self._seen, None
+        rows: Any = result.rows
         return Evidence(
-            scores=() if self._num_top is None else self._scores(outcome, logits),
-            story=self._story(outcome, draft, self._believed(logits, p)) if self._details else None,
+            scores=() if self._num_top is None else self._scores(outcome, rows.logits),
+            story=self._story(outcome, plan, result) if self._details else None,
         )
-
-    def _believed(self, logits: Tensor, p: Tensor) -> Tensor:
-        return at_least_float32(logits).softmax(-1) if self._sampling.is_greedy else p
 
     def _scores(self, outcome: Round, logits: Tensor) -> tuple[Scored, ...]:
         """One for every token of the round but the one that ends the text."""
@@ -108,30 +100,32 @@ class Witness:
             for token, logprob, likeliest in zip(tokens, own, top, strict=True)
         )
 
-    def _story(self, outcome: Round, draft: Draft, p: Tensor) -> dict[str, Any]:
+    def _story(self, outcome: Round, plan: Plan, result: Result) -> dict[str, Any]:
         """A round as the playground draws it: its candidates with their fate, its tokens with their origin."""
-        estimates = [*draft.judged, *[None] * draft.num_tokens]
+        rows: Any = result.rows
+        p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
+        estimates = [*result.judged, *[None] * result.num_drafted]
         candidates = [
-            {"token": token, "text": self.text(token), "p": float(p[i, token]), "q": draft.confidence(i)}
+            {"token": token, "text": self.text(token), "p": float(p[i, token]), "q": float(rows.q[i, token])}
             | {"estimate": estimates[i], "outcome": _fate(i, outcome)}
-            for i, token in enumerate(draft.tokens)
+            for i, token in enumerate(result.tokens)
         ]
         pieces = [
             {"token": piece.token, "text": piece.text, "origin": piece.origin, "p": float(p[i, piece.token])}
-            | {"q": float(draft.distribution(i)[piece.token]) if i < draft.num_tokens else None}
+            | {"q": float(rows.q[i, piece.token]) if i < result.num_drafted else None}
             | {"estimate": estimates[i] if piece.origin == "accepted" else None}
             for i, piece in enumerate(outcome.pieces)
         ]
-        believed = draft.judged or [c["q"] for c in candidates]
-        watched = protocol.Evidence.SURVIVAL if draft.judged else protocol.Evidence.PRODUCT_OF_Q
-        is_asked = self._floors is not None and self._floors.evidence is watched
+        believed = result.judged or [c["q"] for c in candidates]
+        watched = protocol.Evidence.SURVIVAL if result.judged else protocol.Evidence.PRODUCT_OF_Q
+        rule = plan.decision.rule
         return {
             "num_drafted": outcome.num_drafted,
             "num_accepted": outcome.num_accepted,
             "stop_reason": outcome.stop_reason,
             "survival": list(accumulate(believed, mul)),
-            "survival_of": "head" if draft.judged else "q",
-            "floors": _beside(believed, self._floors.least) if self._floors and is_asked else None,
+            "survival_of": "head" if result.judged else "q",
+            "thresholds": _beside(believed, rule.least[: result.num_drafted + 1]) if rule and rule.evidence is watched else None,
             "candidates": candidates,
             "pieces": pieces,
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
@@ -147,7 +141,7 @@ def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
 
     One above 1, which nothing reaches, is 1: JSON knows no infinity.
     """
-    return [min(floor, 1.0) for floor in least[len(least) - len(survival) :]]
+    return [min(max(floor, 0.0), 1.0) for floor in least[len(least) - len(survival) :]]
 
 
 def _fate(i: int, outcome: Round) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from specdecpp import verification as v
 from specdecpp.decoder import Decoder, Options, default_policy, encode
 from specdecpp.errors import PromptError
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
 from specdecpp.request import parse_policy, spec_of
+from specdecpp.rounds.verification import VERIFICATIONS
 from specdecpp.serving.engine import End, Part, Step, Work
 from specdecpp.serving.evidence import Witness
 from specdecpp.serving.limits import Limits
@@ -30,13 +30,6 @@ from specdecpp.timing import measured
 
 Kind = Literal["token", "block", "compare"]
 Tested = Literal["token", "block", "compare", "greedy"]
-_KINDS: dict[Tested, v.Verification] = {
-    "greedy": v.GreedyVerification(),
-    "token": v.TokenVerification(),
-    "block": v.BlockVerification(),
-    "compare": v.CompareVerification(),
-}
-_READS_FILES = "mlp"
 _NUM_KEPT = 64
 
 
@@ -65,8 +58,7 @@ class Plan:
 
     def _witness(self, session: Session) -> Witness:
         tokenizer, sampling = self.decoder.pair.tokenizer, session.sampling
-        asked = {"num_top": self.num_top, "details": self.details, "floors": session.floors}
-        return Witness(tokenizer, sampling, ends=session.ends, **asked)
+        return Witness(tokenizer, sampling, ends=session.ends, num_top=self.num_top, details=self.details)
 
 
 class Intake:
@@ -93,7 +85,7 @@ class Intake:
         self._reader = replace(pair, tokenizer=deepcopy(pair.tokenizer))
         self._decoders: OrderedDict[tuple[str | None, str], Decoder] = OrderedDict()
         self._lock = threading.Lock()
-        Decoder(pair, policy=self.policy, verification=_KINDS[verification])
+        Decoder(pair, policy=self.policy, verification=VERIFICATIONS[verification])
 
     def prepare(self) -> None:
         """Measure what a step costs, or read it from the file of an earlier measurement, and run the models once."""
@@ -197,16 +189,14 @@ class Intake:
         if key not in self._decoders:
             policy = self.policy if spec is None else self._policy(spec)
             costs = self._costs.judging() if self._costs and heads(policy) else self._costs
-            self._decoders[key] = Decoder(self.pair, policy=policy, verification=_KINDS[kind], costs=costs)
+            self._decoders[key] = Decoder(self.pair, policy=policy, verification=VERIFICATIONS[kind], costs=costs)
         self._decoders.move_to_end(key)
         while len(self._decoders) > _NUM_KEPT:
             self._decoders.popitem(last=False)
         return self._decoders[key]
 
     def _policy(self, spec: str) -> Policy:
-        """The rule that a request names. Raises ValueError for one that reads files or drafts without end."""
-        if _READS_FILES in spec.replace("|", ":").split(":"):
-            raise ValueError(f"policy {spec!r} reads a file, which requests may not name. Start the server with it: --policy.")
+        """The rule that a request names. Raises ValueError for one that drafts without end."""
         policy = parse_policy(spec).build(self.pair.head)
         if (most := _longest(policy)) > self.limits.max_drafted:
             raise ValueError(f"policy {spec!r} drafts up to {most} candidates, at most {self.limits.max_drafted} are allowed.")

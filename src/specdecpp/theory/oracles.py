@@ -121,7 +121,7 @@ class _CostRule(Policy):
     def judge(self, draft: Candidates, hidden: Any) -> None:
         raise NotImplementedError("an oracle is not asked: what it knows is recorded")
 
-    def stop(self, draft: Candidates, memory: Any) -> str | None:
+    def stop(self, draft: Any, memory: Any) -> str | None:
         costs, num = draft.costs, draft.num_tokens
         assert costs is not None, "replay gives costs"
         assert draft.next_acceptance is not None, "an oracle knows it"

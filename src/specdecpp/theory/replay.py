@@ -10,10 +10,10 @@ is random: one coin a position, and after a rejected candidate the draft's own c
 No position is met twice, so one coin and one branch for each make a replayed answer exact in law, and two rules that are
 given the same coins are compared on the same luck. tests/test_replay.py enumerates the joint law of text and rounds.
 
-The very policy objects of the decoder run here, and are shown what `drafting.propose` and `session.Session` show them:
+The very policy objects of the decoder run here, under the decision that every engine follows (`policies.protocol.decide`):
 
 - a round has at most `policy.limit(memory)` candidates and no more than the places left, one of which is the target's own;
-  `policy.stop` is asked before each candidate once there are `min_tokens`, not at the limit, not after an end of text.
+  whether to stop is asked before each candidate, not at the limit, not after an end of text.
 - a lagged head has judged all candidates but the last, a look-ahead head all of them; a score that looks at the depth is
   that of the candidate's place in the round.
 - a candidate that ends the text ends drafting; if it is accepted the answer ends with it and nothing follows.
@@ -34,7 +34,8 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.meta import judge_of
+from specdecpp.policies.head import judge_of
+from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.theory.replayed import Replayed, Round, prices
 from specdecpp.theory.trace import Opinion, Trace
 
@@ -151,7 +152,6 @@ class Player:
         self._view = View(trace, opinion, costs, looks_ahead=policy.looks_ahead)
         self._ends = trace.ends()
         self._prices = prices(costs, trace.branch_size)
-        self._has_rule = type(policy).stop is not Policy.stop
 
     def rounds(self, runs: Sequence[int]) -> Iterator[Round]:
         """Round by round; `runs` is a row of `Trace.runs`."""
@@ -159,9 +159,10 @@ class Player:
         memory, at = policy.start(), 0
         while at < num:
             rejected = runs[at]
-            limit = min(self._bounded(policy.limit(memory)), max(0, places - at), self._ends[rejected] - at)
+            room = min(self._bounded(policy.limit(memory)), max(0, places - at), self._ends[rejected] - at)
+            decision = decide(policy, memory, self.costs, room)
             view.begin(at, rejected)
-            count, num_dropped = self._draft(limit, memory) if self._has_rule else (limit, 0)
+            count, num_dropped = (decision.limit, 0) if decision.rule is FREE else self._draft(decision)
             accepted = min(count, rejected - at)
             emitted = min(accepted + 1, num - at)
             outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped)
@@ -169,15 +170,15 @@ class Player:
             memory = policy.learn(memory, outcome)
             at += emitted
 
-    def _draft(self, limit: int, memory: Any) -> tuple[int, int]:
+    def _draft(self, decision: Decision) -> tuple[int, int]:
         """(candidates to be verified, candidates dropped)."""
         policy, view = self.policy, self._view
-        for count in range(policy.min_tokens, limit):
+        for count in range(policy.min_tokens, decision.limit):
             view.num_tokens = count
-            if policy.stop(view, memory):
+            if decision.stop(view):
                 num_dropped = int(policy.drops_last and count > 0)
                 return count - num_dropped, num_dropped
-        return limit, 0
+        return decision.limit, 0
 
     def _bounded(self, limit: int) -> int:
         """The limit under the bound; ValueError where the branches do not reach that far."""

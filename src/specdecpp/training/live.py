@@ -20,13 +20,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.decoder import Decoder, Prompt, run
-from specdecpp.drafting import Draft
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.policies.head import HeadPolicy
+from specdecpp.rounds import Plan, Result
+from specdecpp.rounds.verification import token_acceptance
 from specdecpp.sampling import Sampling
 from specdecpp.training.scores import LENGTH, Judged
-from specdecpp.verification import token_acceptance
 
 _SUREST = 1e-15  # a raw score is taken to lie this far from 0 and 1
 
@@ -98,10 +98,10 @@ class _Notes:
     def __init__(self) -> None:
         self._rounds: list[tuple[list[float], list[float]]] = []
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "K1 V"], p: Float[Tensor, "K1 V"]) -> None:
-        num = len(draft.judged)
+    def __call__(self, plan: Plan, result: Result) -> None:
+        num = len(result.judged)
         if num:
-            self._rounds.append((list(draft.judged), _acceptance(draft, p)[:num].tolist()))
+            self._rounds.append((list(result.judged), _acceptance(plan, result)[:num].tolist()))
 
     def heard(self) -> Heard:
         said = np.array([s for scores, _ in self._rounds for s in scores], float).clip(_SUREST, 1 - _SUREST)
@@ -110,8 +110,11 @@ class _Notes:
         return Heard(score=np.log(said) - np.log1p(-said), label=true, depth=depth)
 
 
-def _acceptance(draft: Draft, p: Float[Tensor, "K1 V"]) -> Float[Tensor, " K"]:
+def _acceptance(plan: Plan, result: Result) -> Float[Tensor, " K"]:
     """min(1, p/q) of each candidate; under greedy drafting there is no q, and p is one-hot."""
-    tokens = torch.tensor(draft.tokens, device=p.device)
-    q = [row.to(p.device) for row in draft.q if row is not None]
-    return token_acceptance(p[:-1], torch.stack(q), tokens) if q else p[:-1].gather(-1, tokens[:, None])[:, 0]
+    rows = result.rows
+    assert rows is not None, "a session that is watched asks for them"
+    tokens = torch.tensor(result.tokens, device=rows.p.device)
+    if plan.request.sampling.is_greedy:
+        return rows.p[:-1].gather(-1, tokens[:, None])[:, 0]
+    return token_acceptance(rows.p[:-1], rows.q, tokens)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from specdecpp.drafting import Draft, Room, propose
 from specdecpp.integrations.vllm.clock import StepClock
 from specdecpp.integrations.vllm.heads import check_head, find_head
 from specdecpp.integrations.vllm.log import logger
@@ -22,7 +21,10 @@ from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Verified, parameter_ratio
 from specdecpp.integrations.vllm.settings import Settings
 from specdecpp.policies import Costs, Policy
+from specdecpp.policies.protocol import decide
 from specdecpp.request import spec_of
+from specdecpp.rounds.draft import Draft
+from specdecpp.rounds.host import propose
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, streams
 
@@ -51,7 +53,7 @@ class Threads:
     def __init__(self, runner: Runner, policy: Policy, *, max_tokens: int, costs: Costs | None, clock: StepClock, most: int):
         self._runner, self._policy, self._max_tokens, self._most = runner, policy, max_tokens, most
         self._costs, self._clock = costs, clock
-        self._coins, _ = streams(0, runner.device)  # greedy drafting tosses none
+        self._randomness, _ = streams(0)  # greedy drafting draws none
         self._threads: list[Thread] = []
         self._left_s: float | None = None
 
@@ -108,11 +110,9 @@ class Threads:
         draft = propose(
             runner,
             row[runner.length :],
-            policy=self._policy,
-            memory=thread.memory,
+            decision=decide(self._policy, thread.memory, costs, max(0, room)),
             sampling=Sampling(temperature=0.0),
-            coins=self._coins,
-            room=Room(num_tokens=max(0, room)),
+            randomness=self._randomness,
             costs=costs if self._policy.needs_costs else None,
         )
         if draft.num_tokens and thread.num_context:

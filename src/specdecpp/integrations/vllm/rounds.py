@@ -2,7 +2,7 @@
 
     settle (what became of the last candidates) -> open -> advance, once a draft step -> close
 
-This is `drafting.propose` for many requests that share their forward passes: a row whose rule has stopped takes no further
+This is `rounds.host.propose` for many requests that share their forward passes: a row whose rule has stopped takes no further
 candidates, and the steps end when no row goes on. Stops are functions of the candidates drawn so far and of earlier rounds,
 and every candidate stays, so any of the library's verifications keeps the target's law (`policies.protocol`).
 
@@ -23,14 +23,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.drafting import Draft
 from specdecpp.integrations.vllm.clock import StepClock
 from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.meta import judge_of
+from specdecpp.policies.head import HeadPolicy, judge_of
+from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop, decide
+from specdecpp.rounds.draft import Draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,7 @@ class Verified:
 class Row(Draft):
     """The candidates of one request: what its policy sees."""
 
-    memory: Any = None
-    limit: int = 0
+    decision: Decision = field(kw_only=True)
     ends: Collection[int] = ()
     is_open: bool = True
     is_timed: bool = True
@@ -184,8 +183,7 @@ class Rounds:
         request = self._request(seen.state)
         row = request.row = Row(
             costs=costs if self.policy.needs_costs else None,
-            memory=request.memory,
-            limit=min(self.policy.limit(request.memory), most),
+            decision=decide(self.policy, request.memory, costs, most),
             ends=seen.ends,
             is_timed=is_timed,
         )
@@ -212,7 +210,6 @@ class Rounds:
         started = perf_counter()
         said = None if self._judging is None else self._judging(hidden, tokens, q, is_greedy=self._is_greedy.to(q.device))
         accept = None if said is None else said.accept.tolist()
-        ahead = None if said is None or said.next is None else said.next.tolist()
         self._head_s += perf_counter() - started
         for i, row in enumerate(self._rows):
             if row is None or not row.is_open:
@@ -220,27 +217,24 @@ class Rounds:
             row.add(drawn[i], q[i], confidences[i])
             if accept is not None:
                 row.judged.append(accept[i])
-                row.next_acceptance = None if ahead is None else ahead[i]
         return self._going_on()
 
     def _going_on(self) -> list[bool]:
         for row in self._rows:
-            if row is not None and row.is_open and (reason := self._stop(row)) is not None:
-                row.stop_reason, row.is_open = reason, False
+            if row is not None and row.is_open and (stop := self._stop(row)) is not None:
+                row.stop, row.is_open = stop, False
         return [row is not None and row.is_open for row in self._rows]
 
-    def _stop(self, row: Row) -> str | None:
-        """Why a row takes no further candidate; in the order of `drafting.propose`."""
+    def _stop(self, row: Row) -> Stop | None:
+        """Why a row takes no further candidate; in the order of `rounds.host.propose`."""
         if row.tokens and row.tokens[-1] in row.ends:
-            return "end of text"
-        if row.num_tokens >= row.limit:
-            return "limit"
-        if row.num_tokens < self.policy.min_tokens:
-            return None
-        reason = self.policy.stop(row, row.memory)
-        if reason is not None and self.policy.drops_last and row.tokens:
+            return END_OF_TEXT
+        if row.num_tokens >= row.decision.limit:
+            return row.decision.at_limit
+        stop = row.decision.stop(row)
+        if stop is not None and self.policy.drops_last and row.tokens:
             row.drop_last()
-        return reason
+        return stop
 
     def close(self) -> list[list[int]]:
         """End the round: the candidates of every row, none where the prompt is still being read."""

@@ -31,7 +31,7 @@ SHIPPED = Path(__file__).with_name("shipped")
 class Head(ctypes.Structure):
     """The acceptance head, as `native.cpp` reads it."""
 
-    _fields_ = [(name, ctypes.c_int32) for name in ("input", "scalars", "width", "blocks")]
+    _fields_ = [(name, ctypes.c_int32) for name in ("input", "scalars", "width", "blocks", "lags")]
     _fields_ += [("kinds", ctypes.c_int32 * 4)]
     _fields_ += [(name, ctypes.c_void_p) for name in ("weight", "table", "block", "block_bias", "output")]
     _fields_ += [(name, ctypes.c_double) for name in ("shift", "slope", "bias")]
@@ -55,7 +55,7 @@ class Drafting(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
-    _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s")]
+    _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s", "value")]
     _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
     _fields_ += [("sampling", Filters)]
 
@@ -63,9 +63,9 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """What `native_verify` is told and says: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "coins", "q", "logits", "states")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "is_block")]
+    _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "verification")]
     _fields_ += [("sampling", Filters)]
 
 

@@ -179,14 +179,14 @@ class NativeRunner:
         return logits, states, list(inputs.split(nums)) if seen is not None else []
 
     def propose(self, task: Drafting) -> int:
-        """Candidates of a round, at least one (`compiled_round`): the cache holds all but the last of them then. How many."""
+        """Candidates of a round, at least one (`rounds.native`): the cache holds all but the last of them then. How many."""
         start = task.start = self._length
         num = self._told(task, start + task.num_unread + task.limit, self._weights.lib.native_propose)
         self._length = start + task.num_unread + num - 1
         return num
 
     def verify(self, task: Verifying) -> None:
-        """A pass over tokens and candidates, and their test (`compiled_round`): the cache holds all of them then."""
+        """A pass over tokens and candidates, and their test (`rounds.native`): the cache holds all of them then."""
         task.start = self._length
         self._told(task, self._length + task.num_tokens, self._weights.lib.native_verify)
         self._length += task.num_tokens

@@ -14,7 +14,7 @@ function drawCurve(svg, round, threshold) {
   const y = (value) => AREA.bottom - value * (AREA.bottom - AREA.top);
   const body = [...grid(right, y)];
   if (threshold !== null) body.push(line("floor", [[AREA.left, y(threshold)], [right, y(threshold)]]));
-  else body.push(...floors(round, slot, y));
+  else body.push(...thresholds(round, slot, y));
   body.push(line("line", [[AREA.left, y(1)], ...round.survival.map((value, i) => [x(i), y(value)])]));
   round.candidates.forEach((candidate, i) => {
     body.push(mark(candidate.outcome, x(i), y(round.survival[i] ?? round.survival.at(-1) ?? 1)));
@@ -39,9 +39,9 @@ function grid(right, y) {
 }
 
 /** The threshold of every step, where the rule has one that depends on the step. */
-function floors(round, slot, y) {
-  const steps = (round.floors ?? []).flatMap((floor, i) =>
-    floor ? [[AREA.left + i * slot, y(floor)], [AREA.left + (i + 1) * slot, y(floor)]] : [],
+function thresholds(round, slot, y) {
+  const steps = (round.thresholds ?? []).flatMap((threshold, i) =>
+    threshold ? [[AREA.left + i * slot, y(threshold)], [AREA.left + (i + 1) * slot, y(threshold)]] : [],
   );
   return steps.length ? [line("floor", steps)] : [];
 }

@@ -140,7 +140,7 @@ function captionOf(round, number, threshold) {
 
 function thresholdOf(round, threshold) {
   if (threshold !== null) return `dashed: the threshold, ${threshold.toFixed(2)}`;
-  const asked = (round.floors ?? []).filter((floor) => floor > 0).map((floor) => floor.toFixed(2));
+  const asked = (round.thresholds ?? []).filter((threshold) => threshold > 0).map((threshold) => threshold.toFixed(2));
   if (!asked.length) return "this rule asks nothing of it";
   return new Set(asked).size > 1 ? `dashed: the threshold, ${asked[0]} to ${asked.at(-1)}` : `dashed: the threshold, ${asked[0]}`;
 }

@@ -1,4 +1,4 @@
-"""How many candidates are accepted, and which token follows them: pure functions of p, q and coins.
+"""How many candidates are accepted, and which token follows them: pure functions of p, q and randomness.
 
 K candidates Y_1..Y_K were drawn from q[0..K-1]; p has K + 1 rows, row i being the target's distribution after
 Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's law exactly:
@@ -19,20 +19,13 @@ Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 20
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
-@runtime_checkable
-class Coins(Protocol):
-    """Where randomness comes from: `sampling.Dice`, or `testing.Enumerator`."""
-
-    def categorical(self, p: Float[Tensor, " V"]) -> int: ...
-
-    def bernoulli(self, h: Float[Tensor, " K"]) -> Tensor: ...
+from specdecpp.sampling import Randomness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +76,14 @@ class TokenVerification:
     allows_dropping: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
 
-    def __call__(self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], coins: Coins) -> Verdict:
+    def __call__(
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], randomness: Randomness
+    ) -> Verdict:
         num = len(tokens)
-        accepted = coins.bernoulli(token_acceptance(p[:num], q, tokens)).tolist() if num else []
+        accepted = randomness.bernoulli(token_acceptance(p[:num], q, tokens)).tolist() if num else []
         count = accepted.index(False) if False in accepted else num
         law = p[num] if count == num else residual(p[count], q[count])
-        return Verdict(num_accepted=count, next_token=coins.categorical(law))
+        return Verdict(num_accepted=count, next_token=randomness.categorical(law))
 
 
 @dataclass(frozen=True)
@@ -98,15 +93,17 @@ class BlockVerification:
     allows_dropping: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
 
-    def __call__(self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], coins: Coins) -> Verdict:
+    def __call__(
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], randomness: Randomness
+    ) -> Verdict:
         num = len(tokens)
         if num == 0:
-            return Verdict(num_accepted=0, next_token=coins.categorical(p[0]))
+            return Verdict(num_accepted=0, next_token=randomness.categorical(p[0]))
         h, carry = block_acceptance(p, q, tokens)
-        heads = coins.bernoulli(h).nonzero()
+        heads = randomness.bernoulli(h).nonzero()
         count = int(heads[-1]) + 1 if len(heads) else 0
         law = p[num] if count == num else residual(p[count], q[count], carry[count])
-        return Verdict(num_accepted=count, next_token=coins.categorical(law))
+        return Verdict(num_accepted=count, next_token=randomness.categorical(law))
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class GreedyVerification:
     greedy_only: ClassVar[bool] = True
 
     def __call__(
-        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], coins: Coins
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], randomness: Randomness
     ) -> Verdict:
         best, given = p.argmax(-1).tolist(), tokens.tolist()
         count = next((i for i, token in enumerate(given) if best[i] != token), len(given))
@@ -132,13 +129,21 @@ class CompareVerification:
     greedy_only: ClassVar[bool] = False
 
     def __call__(
-        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], coins: Coins
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "_ V"] | None, tokens: Int[Tensor, " K"], randomness: Randomness
     ) -> Verdict:
         for i, token in enumerate(tokens.tolist()):
-            drawn = coins.categorical(p[i])
+            drawn = randomness.categorical(p[i])
             if drawn != token:
                 return Verdict(num_accepted=i, next_token=drawn)
-        return Verdict(num_accepted=len(tokens), next_token=coins.categorical(p[len(tokens)]))
+        return Verdict(num_accepted=len(tokens), next_token=randomness.categorical(p[len(tokens)]))
 
 
 Verification = TokenVerification | BlockVerification | GreedyVerification | CompareVerification
+
+VERIFICATIONS: dict[str, Verification] = {
+    "token": TokenVerification(),
+    "block": BlockVerification(),
+    "compare": CompareVerification(),
+    "greedy": GreedyVerification(),
+}
+"""By the names that people type; `greedy` is what temperature 0 always has."""

@@ -1,30 +1,31 @@
-"""What a round on a device is written on, and the two pieces of work that write on it: a draft step and a verification.
+"""What a round on a device is written down in, and the two pieces of work that write there: a draft step and a verification.
 
-Everything has a fixed address: tokens, the rows of q, the uniforms of the round, the floors of the stop rule, a record of
-every candidate. Both pieces only launch kernels, so that they can be recorded (`static_cache.Program`); they hold the desk
+Everything has a fixed address: tokens, the rows of q, the uniforms of the round, the thresholds of the stop rule, a line for
+every candidate. Both pieces only launch kernels, so that they can be recorded (`static_cache.Program`); they hold the record
 and the caches, never a runner or a session, whose end frees the caches for the next request.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.policies.protocol import Evidence
-from specdecpp.runners.acceptance import block_verdict, greedy_verdict, pick, token_verdict
+from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
+from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
 from specdecpp.runners.static_cache import WIDTHS, StaticCache
-from specdecpp.sampling import Sampling, at_least_float32, probabilities
-from specdecpp.verification import BlockVerification, Verification
+from specdecpp.sampling import Sampling, at_least_float32, penalised, probabilities
 
+_SENT = ("records", "task", "verdict", "weights", "uniforms", "tests")
 MOST = WIDTHS[-1] - 1
 """The most candidates of a round on a device: the widest recorded pass reads them and the token before them."""
 STOP, END = 1, 2
 """Flags of a record: the rule stops here; the text ends here."""
 
 
-class Desk:
+class Record:
     """The tensors of one draft's rounds, on its device, and their mirrors in pinned memory."""
 
     def __init__(self, cache: StaticCache):
@@ -33,18 +34,21 @@ class Desk:
         wide = {"dtype": torch.float64, "device": device}
         self.order = torch.zeros(3 + MOST + 1, **whole)  # candidates so far, where the draft stands, a token before, the line
         self.count, self.start, self.tail, self.line = self.order[:1], self.order[1:2], self.order[2:4], self.order[3:]
-        self.weights = torch.zeros(1 + MOST + 1, **wide)  # the evidence, then its floors
+        self.weights = torch.zeros(1 + MOST + 1, **wide)  # the evidence, then its thresholds
         self.evidence, self.least = self.weights[:1], self.weights[1:]
         self.uniforms = torch.zeros(MOST, **wide)
-        self.coins = torch.zeros(WIDTHS[-1], **wide)
+        self.tests = torch.zeros(WIDTHS[-1], **wide)  # the uniforms of the verification
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
         self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, under greedy drafting logits
         self.scalars = torch.zeros(1, 4, device=device)
-        self.records = torch.zeros(MOST, 4, **wide)  # token, q, the head's estimate, flags
+        self.context = torch.zeros(body.vocab_size, dtype=torch.bool, device=device)  # its tokens, for a repetition penalty
+        self.seen = self.context.clone()  # and those of the candidates
+        self.records = torch.zeros(MOST, 5, **wide)  # token, q, the head's estimate, flags, evidence
+        self.logits = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # the target's
         self.task = torch.zeros(2, **whole)  # where the target stands, number of candidates
         self.verdict = torch.zeros(2, **whole)
         # The host writes to a mirror only after the round that read it is over.
-        self.mirrors = {name: _mirror(getattr(self, name)) for name in ("records", "task", "verdict", "weights")}
+        self.mirrors = {name: _mirror(getattr(self, name)) for name in _SENT}
         self.mirrors["order"] = _mirror(self.order[:4])
 
 
@@ -53,7 +57,7 @@ def _mirror(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Manner:
+class Judge:
     """What is fixed for a request: how tokens are drawn, and what is asked about them."""
 
     sampling: Sampling
@@ -67,48 +71,53 @@ class Manner:
 
 @dataclass(frozen=True, eq=False)
 class DraftStep:
-    """One candidate: a forward pass, a draw, the head's estimate, the stop test. See `drafting.propose` for the loop.
+    """One candidate: a forward pass, a draw, the head's estimate, the stop test. See `host.propose` for the loop.
 
     The candidate's number, the place in the cache and the evidence are counted on by the step itself. A step of width two
     first reads the token before the last one, which the draft has missed when all its candidates were accepted.
     """
 
     cache: StaticCache
-    desk: Desk
-    manner: Manner
+    record: Record
+    judge: Judge
     evidence: Evidence
     ends: Int[Tensor, " ends"]
     width: int
     span: int
 
     def __call__(self) -> None:
-        desk = self.desk
-        before, after = desk.count.clone(), desk.count + 1
-        unread = desk.line.index_select(0, before) if self.width == 1 else desk.tail
-        hidden = self.cache.read(unread, desk.start, self.span)[-1:]
+        record = self.record
+        before, after = record.count.clone(), record.count + 1
+        unread = record.line.index_select(0, before) if self.width == 1 else record.tail
+        hidden = self.cache.read(unread, record.start, self.span)[-1:]
         row, belief = self._law(self.cache.score(hidden))
-        token = row.argmax(-1) if self.manner.sampling.is_greedy else pick(row, desk.uniforms.index_select(0, before))
+        token = row.argmax(-1) if self.judge.sampling.is_greedy else pick(row, record.uniforms.index_select(0, before))
         q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
         accept = self._judged(hidden, token, q, belief, after)
         if self.evidence is Evidence.LAST_Q:
-            desk.evidence.copy_(q)
+            record.evidence.copy_(q)
+        elif self.evidence is Evidence.NEGATIVE_ENTROPY:
+            record.evidence.copy_(-torch.special.entr(belief).sum(-1))
         elif self.evidence is not Evidence.NOTHING:
-            desk.evidence.mul_(q if self.evidence is Evidence.PRODUCT_OF_Q else accept)
-        is_undercut = ~(desk.evidence >= desk.least.index_select(0, after))
+            record.evidence.mul_(q if self.evidence is Evidence.PRODUCT_OF_Q else accept)
+        is_undercut = ~(record.evidence >= record.least.index_select(0, after))
         is_end = (token == self.ends).any().view(1)
         flags = STOP * is_undercut.double() + END * is_end.double()
-        desk.records.index_copy_(0, before, torch.stack((token.double(), q, accept, flags), -1))
-        desk.rows.index_copy_(0, before, row)
-        desk.line.index_copy_(0, after, token)
-        desk.count.copy_(after)
-        desk.start.add_(self.width)
+        record.records.index_copy_(0, before, torch.stack((token.double(), q, accept, flags, record.evidence), -1))
+        record.rows.index_copy_(0, before, row)
+        record.line.index_copy_(0, after, token)
+        if self.judge.sampling.needs_seen:
+            record.seen.index_fill_(0, token, True)
+        record.count.copy_(after)
+        record.start.add_(self.width)
 
     def _law(self, logits: Float[Tensor, "1 V"]) -> tuple[Float[Tensor, "1 V"], Float[Tensor, "1 V"]]:
         """The row that is kept, and what the draft believes: q and q; greedy: the logits, and their softmax."""
-        if self.manner.sampling.is_greedy:
-            logits = at_least_float32(logits)
+        seen = self.record.seen if self.judge.sampling.needs_seen else None
+        if self.judge.sampling.is_greedy:
+            logits = penalised(logits, self.judge.sampling, seen)
             return logits, logits.softmax(-1)
-        q = probabilities(logits, self.manner.sampling)
+        q = probabilities(logits, self.judge.sampling, seen)
         return q, q
 
     def _judged(
@@ -120,15 +129,15 @@ class DraftStep:
         after: Int[Tensor, " 1"],
     ) -> Float[Tensor, " 1"]:
         """P(accepted) of this candidate or, by a lagged head, of the one before it (1 where there is none)."""
-        head = self.manner.head
+        head = self.judge.head
         if head is None:
             return torch.ones_like(q)
         now = _scalars(head, q, belief, after)
-        known = now if self.manner.looks_ahead else self.desk.scalars[:, : now.shape[1]].clone()
+        known = now if self.judge.looks_ahead else self.record.scalars[:, : now.shape[1]].clone()
         logit = head(hidden, token, known if head.card.scalars else None)[:, 0]
-        accept = torch.sigmoid(self.manner.calibration.apply(logit)).double()
-        self.desk.scalars[:, : now.shape[1]] = now
-        return accept if self.manner.looks_ahead else torch.where(after > 1, accept, 1.0)
+        accept = torch.sigmoid(self.judge.calibration.apply(logit)).double()
+        self.record.scalars[:, : now.shape[1]] = now
+        return accept if self.judge.looks_ahead else torch.where(after > 1, accept, 1.0)
 
 
 def _scalars(
@@ -150,20 +159,32 @@ class VerifyPass:
     """One target pass over the last token and the candidates, padded to `width`, and the acceptance test."""
 
     cache: StaticCache
-    desk: Desk
+    record: Record
     sampling: Sampling
     verification: Verification
     width: int
     span: int
 
     def __call__(self) -> None:
-        desk = self.desk
-        start, num = desk.task[:1], desk.task[1:]
-        logits = self.cache.score(self.cache.read(desk.line[: self.width], start, self.span))
-        tokens = desk.line[1 : self.width]
+        record = self.record
+        start, num = record.task[:1], record.task[1:]
+        logits = self.cache.score(self.cache.read(record.line[: self.width], start, self.span))
+        record.logits[: self.width] = logits
+        tokens = record.line[1 : self.width]
+        seen = self._seen(tokens) if self.sampling.needs_seen else None
         if self.sampling.is_greedy:
-            desk.verdict.copy_(greedy_verdict(at_least_float32(logits), tokens, num))
+            record.verdict.copy_(greedy_verdict(penalised(logits, self.sampling, seen), tokens, num))
             return
-        p, q = probabilities(logits, self.sampling), desk.rows[: self.width]
+        p, tests = probabilities(logits, self.sampling, seen), record.tests[: self.width]
+        if isinstance(self.verification, CompareVerification):
+            record.verdict.copy_(compare_verdict(p, tokens, num, tests))
+            return
         judge = block_verdict if isinstance(self.verification, BlockVerification) else token_verdict
-        desk.verdict.copy_(judge(p, q, tokens, num, desk.coins[: self.width]))
+        record.verdict.copy_(judge(p, record.rows[: self.width], tokens, num, tests))
+
+    def _seen(self, tokens: Int[Tensor, " K"]) -> Bool[Tensor, "W V"]:
+        """The contexts of all places, see `sampling.seen_rows`."""
+        rows = self.record.context.repeat(self.width, 1)
+        for i in range(len(tokens)):
+            rows[i + 1 :].index_fill_(1, tokens[i : i + 1], True)
+        return rows

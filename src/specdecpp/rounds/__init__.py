@@ -1,0 +1,23 @@
+"""A round: draft, stop, verify. `plan` is what goes in and comes out; three engines run it.
+
+| engine | where | file |
+|---|---|---|
+| `Host` | any runner, any rule, any verification; the specification of the others | host.py |
+| `Native` | both models by compiled code on a CPU | native.py |
+| `Device` | both models as graphs on a GPU | device.py |
+"""
+
+from specdecpp.rounds.device import Device
+from specdecpp.rounds.host import Host
+from specdecpp.rounds.native import Native
+from specdecpp.rounds.plan import Engine, Plan, Request, Result, Rows
+
+ENGINES: tuple[Engine, ...] = (Native(), Device(), Host())
+"""In order of preference; the last takes everything."""
+
+__all__ = ["ENGINES", "Engine", "Plan", "Request", "Result", "Rows", "engine_for"]
+
+
+def engine_for(request: Request) -> Engine:
+    """The first engine that can run the rounds of this request."""
+    return next(engine for engine in ENGINES if engine.refusal(request) is None)

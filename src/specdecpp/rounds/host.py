@@ -1,0 +1,150 @@
+"""The round on the host, candidate by candidate: what the other engines do too, faster.
+
+    pending -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ... -> verify
+
+A rule judges at one of the two places. A lagged head judges Y_k by the forward pass that reads it, which also gives
+q_{k+1}; so when it stops after k judgements there are k + 1 candidates, the last one free, and all of them are verified
+(method.md 5). A look-ahead head judges Y_k as soon as it is drawn, and stops before that pass is paid for.
+"""
+
+from collections.abc import Collection, Sequence
+from time import perf_counter
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from specdecpp.policies import Costs, Policy
+from specdecpp.policies.protocol import END_OF_TEXT, Decision
+from specdecpp.rounds.draft import Draft
+from specdecpp.rounds.plan import Plan, Request, Result, Rows
+from specdecpp.rounds.verification import Verdict
+from specdecpp.runners import Runner
+from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
+
+
+class Host:
+    """Takes every request."""
+
+    def refusal(self, request: Request) -> None:
+        return None
+
+    def run(self, plans: Sequence[Plan]) -> list[Result]:
+        return [_one(plan) for plan in plans]
+
+
+def _one(plan: Plan) -> Result:
+    request, started = plan.request, perf_counter()
+    draft = propose(
+        request.draft,
+        plan.tokens[request.draft.length :],
+        decision=plan.decision,
+        sampling=request.sampling,
+        randomness=request.randomness[0],
+        ends=request.ends,
+        seen=request.seen,
+        costs=plan.costs,
+    )
+    drafted = perf_counter()
+    verdict, pass_s, rows = _verify(plan, draft)
+    return Result(
+        tokens=draft.tokens,
+        num_accepted=verdict.num_accepted,
+        next_token=verdict.next_token,
+        stop=draft.stop,
+        q=draft.known_confidences,
+        judged=draft.judged,
+        draft_s=drafted - started - draft.head_s,
+        head_s=draft.head_s,
+        verify_s=perf_counter() - drafted,
+        forward_s=draft.forward_s + pass_s,
+        rows=rows,
+    )
+
+
+def propose(
+    runner: Runner,
+    pending: list[int],
+    *,
+    decision: Decision,
+    sampling: Sampling,
+    randomness: Randomness,
+    ends: Collection[int] = (),
+    seen: Bool[Tensor, " V"] | None = None,
+    costs: Costs | None = None,
+) -> Draft:
+    """Draft candidates after `pending`, the tokens of the context that the draft has not read yet (at least one).
+
+    Stops where the decision says so, at its limit, or after a token of `ends`. `seen` marks the tokens of the context for the
+    repetition penalty; it is left as it was.
+    """
+    policy, draft = decision.policy, Draft(costs=costs, stop=decision.at_limit)
+    if seen is not None:
+        seen = seen.to(runner.device, copy=True)
+    while draft.num_tokens < decision.limit:
+        if stop := decision.stop(draft):
+            draft.stop = stop
+            if policy.drops_last and draft.num_tokens:
+                draft.drop_last()
+            break
+        started = perf_counter()
+        logits, hidden = runner.extend(pending, rows=1)
+        draft.forward_s += perf_counter() - started
+        if draft.num_tokens and not policy.looks_ahead:
+            _judge(draft, policy, hidden[0])
+        token = _draw(draft, logits[0], sampling, randomness, seen)
+        if policy.looks_ahead:
+            _judge(draft, policy, hidden[0])
+        if token in ends:
+            draft.stop = END_OF_TEXT
+            break
+        if seen is not None:
+            seen[token] = True
+        pending = [token]
+    return draft
+
+
+def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
+    """Add the policy's estimate for the last candidate, if it makes one."""
+    started = perf_counter()
+    estimate = policy.judge(draft, hidden)
+    draft.head_s += perf_counter() - started
+    if estimate is not None:
+        draft.judged.append(estimate.accept)
+
+
+def _draw(
+    draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
+) -> int:
+    """Draw the next candidate into the draft."""
+    if sampling.is_greedy:
+        logits = penalised(logits, sampling, seen)
+        token = int(logits.argmax())
+        draft.append(token, logits=logits)
+        return token
+    q = probabilities(logits, sampling, seen)
+    token = randomness.categorical(q)
+    draft.append(token, q=q)
+    return token
+
+
+def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
+    """One target pass over what it has not read and the candidates, its seconds, and the acceptance test."""
+    request, sampling = plan.request, plan.request.sampling
+    started = perf_counter()
+    unread = plan.tokens[request.target.length :]
+    logits, _ = request.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
+    pass_s = perf_counter() - started
+    tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
+    seen = None if request.seen is None else seen_rows(request.seen, tokens)
+    if request.verification.greedy_only and not plan.wants_rows:
+        p = penalised(logits, sampling, seen)  # whose argmax is all that counts
+    else:
+        p = probabilities(logits, sampling, seen)
+    q = [row.to(p.device) for row in draft.q if row is not None]
+    verdict = request.verification(p, torch.stack(q) if q else p[:0], tokens, request.randomness[1])
+    rows = None
+    if plan.wants_rows:
+        believed = [draft.distribution(i).to(p.device) for i in range(draft.num_tokens)]
+        rows = Rows(q=torch.stack(believed) if believed else p[:0], logits=logits, p=p)
+    return verdict, pass_s, rows

@@ -1,0 +1,109 @@
+"""What an engine is given, and what it gives back: one round of a request as two values.
+
+    Session -> Plan -> engine.run([plan]) -> Result -> Session
+
+A list of plans is a batch. Every engine decides the same by the same uniforms, in the same order: `host` is the readable one,
+`native` and `device` are faster.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from specdecpp.policies import Costs, Policy, Stop
+from specdecpp.policies.protocol import Decision
+from specdecpp.rounds.verification import Verification
+from specdecpp.runners import Runner
+from specdecpp.sampling import Randomness, Sampling
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
+class Request:
+    """What is the same in all rounds of a request: two runners with its caches, and how it is decoded.
+
+    `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
+    marks the tokens of the context where a repetition penalty needs them; whoever commits tokens marks them.
+    """
+
+    target: Runner
+    draft: Runner
+    policy: Policy
+    verification: Verification
+    sampling: Sampling
+    randomness: tuple[Randomness, Randomness]
+    ends: Collection[int] = ()
+    seen: Bool[Tensor, " V"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round. A candidate's sequence is that of its request, its position follows the last of `tokens`, and its parent is
+    the candidate before it.
+
+    `tokens` are all of the context; an engine reads those that a runner has not. `wants_rows` asks for the distributions that
+    the round was decided on, which changes nothing else.
+    """
+
+    request: Request
+    tokens: list[int]
+    decision: Decision
+    costs: Costs | None = None
+    wants_rows: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The distributions of a round of K candidates, in float32 or better.
+
+    `q` are those that the candidates were drawn from, under greedy drafting softmaxes at temperature 1. `logits` are the
+    target's own, `p` what the request's sampling makes of them; row i is of the i-th token that came out.
+    """
+
+    q: Float[Tensor, "K V"]
+    logits: Float[Tensor, "K1 V"]
+    p: Float[Tensor, "K1 V"]
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a round: the candidates, how many of them are accepted, and the token that follows those.
+
+    `q` has the probability of each candidate, where somebody needed it; `judged` what a head expected of them: of all, or
+    where it lags of all but the last. Seconds: `draft_s` of drafting but for the head's `head_s`, `verify_s` of the target's
+    pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own).
+    """
+
+    tokens: list[int]
+    num_accepted: int
+    next_token: int
+    stop: Stop
+    q: Sequence[float] = ()
+    judged: Sequence[float] = ()
+    draft_s: float = 0.0
+    head_s: float = 0.0
+    verify_s: float = 0.0
+    forward_s: float = 0.0
+    rows: Rows | None = field(default=None, repr=False)
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.tokens)
+
+
+@runtime_checkable
+@runtime_checkable
+@runtime_checkable
+@runtime_checkable
+class Engine(Protocol):
+    """Runs rounds. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Why the rounds of this request cannot be run here; None where they can."""
+        ...
+
+    def run(self, plans: Sequence[Plan]) -> list[Result]:
+        """A result for each plan, in order. Requests must differ."""
+        ...
