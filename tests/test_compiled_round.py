@@ -93,7 +93,6 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "specdecpp": lambda: SpecDecPP(head=head(scalars=("depth", "log_q")), threshold=0.6, min_tokens=1),
     "specdecpp, all scalars": lambda: SpecDecPP(head=head(scalars=("gap", "log_q", "depth", "entropy")), threshold=0.6),
     "costs": lambda: cost_aware(head(scalars=("log_q",), width=9)),
-    "costs, two outputs": lambda: cost_aware(head(outputs=("accept", "log_ratio", "next"))),
     "auto-off": lambda: AutoOff(policy=CumulativeConfidence(threshold=0.1, min_tokens=2), patience=1, probe_every=2),
     "auto-off costs": lambda: AutoOff(policy=cost_aware(head(scalars=("log_q",))), patience=2, probe_every=3),
     "costs, from none": lambda: replace(cost_aware(head()), min_tokens=0, prior=0.4),

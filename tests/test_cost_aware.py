@@ -24,22 +24,21 @@ FLAT = Costs.relative(C)
 
 
 class Says(AcceptanceHead):
-    """A head that says the same of every candidate: logits of acceptance and, if given, of the next one's."""
+    """A head that says the same of every candidate: this logit."""
 
-    def __init__(self, *logits: float, form: str = "look_ahead"):
+    def __init__(self, logit: float, form: str = "look_ahead"):
         card = HeadCard(
             hidden_size=4,
             num_layers=0,
             form=form,
             vocab_size=4 if form == "look_ahead" else None,
-            outputs=("accept", "next")[: len(logits)],
             calibration=Calibration(num_labels=1),
         )
         super().__init__(card)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.zero_()
-            self.output.bias[:] = torch.tensor(logits)
+            self.output.bias[:] = logit
 
 
 def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: int = 0, ahead: float | None = None) -> Draft:
@@ -183,24 +182,6 @@ def test_what_the_head_foresees_counts_only_where_that_is_asked_for():
     hopeless = seen(judged=(0.9,), ahead=0.0)
     assert rule().stop(hopeless, Ledger()) is not None
     assert rule(foresees=False).stop(hopeless, Ledger()) is None
-
-
-@pytest.mark.parametrize(("form", "num_judged"), [("look_ahead", 3), ("lagged", 2)])
-def test_the_heads_second_output_is_about_the_candidate_after_the_last_judged(form: str, num_judged: int):
-    """Catches an expectation that is read before its candidate, or kept from another round."""
-    policy = CostAware(head=Says(9.0, -1.0, form=form), min_tokens=3, max_tokens=3)
-    draft = propose(
-        TableModel.random(vocab_size=4, depth=1, seed=5, sparsity=0.0),
-        [0, 1],
-        policy=policy,
-        memory=policy.start(),
-        sampling=Sampling(),
-        coins=streams(0, "cpu")[0],
-        room=Room(num_tokens=9),
-        costs=FLAT,
-    )
-    assert len(draft.judged) == num_judged
-    assert draft.next_acceptance == pytest.approx(1 / (1 + np.e))
 
 
 def test_the_prior_gives_way_to_what_is_seen():

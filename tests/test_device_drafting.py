@@ -650,7 +650,7 @@ def test_evidence_that_equals_its_floor_goes_on(two: Two) -> None:
 
 def test_a_rule_without_floors_for_a_round_is_asked_by_the_host(two: Two) -> None:
     """Catches a round that stops the session because it is not drafted on the device, or is drafted by other coins."""
-    head = random_head(32, seed=4, scale=0.4, form="look_ahead", vocab_size=64, outputs=("accept", "next"))
+    head = random_head(32, seed=4, scale=0.4, form="look_ahead", vocab_size=64)
     session = two.session(replace(cost_aware(head), foresees=True), TokenVerification(), Sampling())
     assert session._whole is not None
     host = two.session(session.policy, TokenVerification(), Sampling())

@@ -12,12 +12,13 @@ from kinds import KINDS, model_of
 from laws import chi_square_tail
 
 from specdecpp import EagerRunner, RunnerError, Sampling
+from specdecpp.head import features
 from specdecpp.sampling import probabilities, seen_rows
 from specdecpp.testing import TableModel, tiny_draft
 from specdecpp.training import trees
 from specdecpp.training.labels import KEEP, LONGEST_ROUND, Answer, Labelling, Record, _depths, batches, label, mixed_text
 from specdecpp.training.responses import roomy_cache
-from specdecpp.training.trees import Rows, Tree, believed, check_tree_mask, rejected_law, top_gap
+from specdecpp.training.trees import Rows, Tree, believed, check_tree_mask, rejected_law
 
 TREES = ("llama", "qwen3", "gpt2")
 SAMPLINGS = {
@@ -241,7 +242,7 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
                 near(branches.log_ratio[i, k], p[token].log() - q[token].log(), 1e-3)
                 near(branches.log_q[i, k], belief[token].log(), 1e-3)
                 near(branches.entropy[i, k], torch.special.entr(belief).sum())
-                near(branches.gap[i, k], top_gap(belief[None])[0])
+                near(branches.gap[i, k], features.gap(belief))
                 text = [*text, token]
                 near(branches.state[i, k], alone(draft, text)[1], 2e-3)
                 p, q, belief = laws_after(target, draft, text, how)

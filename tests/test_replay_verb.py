@@ -51,7 +51,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head that knows the easy process."""
     folder = tmp_path_factory.mktemp("heads") / "knowing"
-    knowing_head(EASY, calibration=Calibration(num_labels=5), outputs=("accept",)).save_pretrained(folder)
+    knowing_head(EASY, calibration=Calibration(num_labels=5)).save_pretrained(folder)
     return folder
 
 

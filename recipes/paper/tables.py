@@ -68,7 +68,6 @@ def field(head: sd.AcceptanceHead, lagged: sd.AcceptanceHead) -> list[Named]:
         Named("specdecpp", tuned(head)),
         Named("cost_aware_lagged", one("cost_aware", CostAware(head=lagged))),
         Named("cost_aware", one("cost_aware", CostAware(head=head))),
-        Named("cost_aware_foreseeing", one("cost_aware", CostAware(head=head, foresees=True))),
     ]
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from specdecpp.head import features
 from specdecpp.policies import Costs, Policy
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, penalised, probabilities
@@ -86,12 +86,11 @@ class Draft:
 
     def entropy(self, i: int) -> float:
         """Entropy in nats of `distribution(i)`."""
-        return float(torch.special.entr(self.distribution(i)).sum())
+        return float(features.entropy(self.distribution(i)))
 
     def gap(self, i: int) -> float:
         """How far the two largest probabilities of `distribution(i)` lie apart (0 in a vocabulary of one)."""
-        top = self.distribution(i).topk(min(2, len(self.distribution(i)))).values.tolist()
-        return top[0] - top[1] if len(top) > 1 else 0.0
+        return float(features.gap(self.distribution(i)))
 
     def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
         """Add a candidate with the q it was drawn from, or with the logits it was the argmax of."""
@@ -164,8 +163,7 @@ def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
     estimate = policy.judge(draft, hidden)
     draft.head_s += perf_counter() - started
     if estimate is not None:
-        draft.judged.append(estimate.accept)
-        draft.next_acceptance = estimate.next
+        draft.judged.append(estimate)
 
 
 def _draw(draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, coins: Coins, seen: Bool[Tensor, " V"] | None) -> int:

@@ -1,7 +1,6 @@
 """Rules that ask a trained acceptance head; SpecDec++ stops when it thinks that something has probably been rejected
 (method.md 5)."""
 
-import math
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probabil
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.head import AcceptanceHead, Estimate, Estimator
+    from specdecpp.head import AcceptanceHead, Estimator
     from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Candidates
 
@@ -49,8 +48,10 @@ class HeadPolicy(Policy):
         """What the head says, of sampled or of greedy candidates."""
         return self._estimate_greedy if is_greedy else self._estimate
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate":
-        scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
+        from specdecpp.head import features  # it imports torch, which theory does without
+
+        scalars = features.of_last(self.head.card.scalars, draft)
         return self.estimator(is_greedy=draft.is_greedy)(hidden, draft.tokens[-1], scalars)
 
 
@@ -101,11 +102,3 @@ def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
     own = [policy.head] if isinstance(policy, HeadPolicy) else []
     return own + [head for part in policy.parts for head in heads(part)]
-
-
-_SCALARS = {
-    "log_q": lambda draft: math.log(max(draft.confidence(-1), 1e-30)),
-    "entropy": lambda draft: draft.entropy(-1),
-    "gap": lambda draft: draft.gap(-1),
-    "depth": lambda draft: float(draft.num_tokens),
-}

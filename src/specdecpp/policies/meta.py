@@ -17,7 +17,6 @@ from specdecpp.policies.protocol import Floors, Policy, check_probability, says_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.head import Estimate
     from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Candidates, Outcome
 
@@ -100,7 +99,7 @@ class Bandit(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate | None":
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
         return None if self._judge is None else self._judge.judge(draft, hidden)
 
     def start(self) -> Arms:
@@ -190,7 +189,7 @@ class AutoOff(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate | None":
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
         return self.policy.judge(draft, hidden)
 
     def start(self) -> Gain:

@@ -82,7 +82,7 @@ class _CompiledHead:
         self.told = Head(
             input=card.hidden_size,
             scalars=len(card.scalars),
-            width=output.shape[1],
+            width=len(output),
             blocks=len(block),
             kinds=(ctypes.c_int32 * 4)(*(_KINDS[name] for name in card.scalars)),
             weight=weight.ctypes.data,
@@ -90,7 +90,7 @@ class _CompiledHead:
             block=block.ctypes.data,
             block_bias=block_bias.ctypes.data,
             output=output.ctypes.data,
-            shift=float(output_bias[0]) + math.log(calibration.rejection_weight),
+            shift=output_bias + math.log(calibration.rejection_weight),
             slope=1 / calibration.temperature,
             bias=calibration.bias,
         )

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdecpp.head import features
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
 from specdecpp.training.prompts import Split
@@ -227,12 +228,12 @@ def _columns(laws: Laws, x: Int[Tensor, " M"], draws: int, generator: torch.Gene
     # Rounding can take a token that was sampled out of the top-k of this pass; it then counts as accepted.
     p_x, q_x = p.gather(-1, x)[:, 0].clamp(min=torch.finfo(p.dtype).tiny), q.gather(-1, x)[:, 0]
     columns = {
-        "log_q": belief.gather(-1, candidate).log(),
+        "log_q": features.log_q(belief.unsqueeze(1).expand(-1, draws, -1), candidate),
         "log_ratio": laws.log_ratio(candidate),
         "overlap": laws.overlap(),
-        "entropy": torch.special.entr(belief).sum(-1),
+        "entropy": features.entropy(belief),
         "top": belief.topk(min(TOP_K, q.shape[-1]), dim=-1).values,
-        "answer_log_q": belief.gather(-1, x)[:, 0].log(),
+        "answer_log_q": features.log_q(belief, x[:, 0]),
         "answer_log_ratio": p_x.log() - q_x.log(),
         "answer_odds": (q_x / p_x).clamp(max=1),
     }

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from specdecpp.errors import RunnerError
+from specdecpp.head import features
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.training.responses import draw, roomy_cache
@@ -140,12 +141,6 @@ def believed(
     return q, penalised(logits, sampling, seen).softmax(-1) if sampling.is_greedy else q
 
 
-def top_gap(q: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
-    """The lead of the likeliest token over the second; 0 where there is no second."""
-    top = q.topk(min(2, q.shape[-1]), dim=-1).values
-    return top[:, 0] - top[:, -1]
-
-
 def rejected_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M V"], Bool[Tensor, " M"]]:
     """(norm((q - p)+), whether a rejection is possible): the law of a candidate given that it is rejected; q where none is.
 
@@ -231,9 +226,9 @@ def _grown(tree: Tree, judge: Tree | None, laws: Laws, growth: Growth, generator
         token = token.masked_fill(~alive.unsqueeze(-1), 0)
         belief = laws.belief
         numbers = {
-            "log_q": belief.gather(-1, token)[:, 0].log(),
-            "entropy": torch.special.entr(belief).sum(-1),
-            "gap": top_gap(belief),
+            "log_q": features.log_q(belief, token[:, 0]),
+            "entropy": features.entropy(belief),
+            "gap": features.gap(belief),
         }
         before, (laws, state) = laws, laws.after(tree, judge, token[:, 0], growth.sampling)
         if judge is not None:

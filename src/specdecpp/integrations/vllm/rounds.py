@@ -211,8 +211,7 @@ class Rounds:
         drawn = tokens.tolist()
         started = perf_counter()
         said = None if self._judging is None else self._judging(hidden, tokens, q, is_greedy=self._is_greedy.to(q.device))
-        accept = None if said is None else said.accept.tolist()
-        ahead = None if said is None or said.next is None else said.next.tolist()
+        accept = None if said is None else said.tolist()
         self._head_s += perf_counter() - started
         for i, row in enumerate(self._rows):
             if row is None or not row.is_open:
@@ -220,7 +219,6 @@ class Rounds:
             row.add(drawn[i], q[i], confidences[i])
             if accept is not None:
                 row.judged.append(accept[i])
-                row.next_acceptance = None if ahead is None else ahead[i]
         return self._going_on()
 
     def _going_on(self) -> list[bool]:
