@@ -8,7 +8,8 @@ import pytest
 import torch
 from laws import Request, outcome, random_head, unchecked
 
-from specdecpp import Costs, Decoder, Pair, timing
+from specdecpp import Costs, Decoder, Pair
+from specdecpp.costs import measuring
 from specdecpp.drafting import Draft, Room, propose
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
@@ -274,7 +275,7 @@ def test_only_unseeded_requests_follow_the_clock():
     drive(seeded)
     assert seeded.costs is STEEP
 
-    free = decoder.start([1, 2], max_tokens=30, ignore_eos=True)
+    free = decoder.start([1, 2], max_tokens=300, ignore_eos=True)
     assert free.costs is STEEP
     drive(free)
     assert free.costs != STEEP, "rounds of microseconds against a model in seconds"
@@ -292,9 +293,10 @@ def test_only_unseeded_requests_follow_the_clock():
 def test_a_measured_head_is_paid_for_by_the_rules_that_ask_it(monkeypatch: pytest.MonkeyPatch):
     """Catches candidates whose judging is free, and rules that pay for a head they do not ask."""
     costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
-    monkeypatch.setattr(timing, "measured", lambda pair: costs)
+    monkeypatch.setattr(measuring, "measured", lambda pair: costs)
     assert Decoder(pair()).costs == Costs(draft_s=0.375, passes={1: 1.0})
     assert Decoder(pair(), policy=ArgmaxLength()).costs == costs
+    assert Decoder(pair(), costs=costs).costs == Costs(draft_s=0.375, passes={1: 1.0}), "nor where they were given"
 
 
 def drive(session) -> None:

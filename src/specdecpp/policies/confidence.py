@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Candidates
 
 

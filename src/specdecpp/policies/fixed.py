@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from specdecpp.policies.protocol import Floors, Policy
 
 if TYPE_CHECKING:
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
 

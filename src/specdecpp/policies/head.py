@@ -10,8 +10,8 @@ from specdecpp.policies.protocol import Evidence, Floors, Policy, check_probabil
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdecpp.costs import Costs
     from specdecpp.head import AcceptanceHead, Estimator
-    from specdecpp.policies.costs import Costs
     from specdecpp.policies.protocol import Candidates
 
 
@@ -89,6 +89,11 @@ class SpecDecPP(HeadPolicy):
 
     def floors(self, memory: Any, costs: "Costs | None", limit: int) -> Floors:
         return Floors(evidence=Evidence.SURVIVAL, least=(1 - self.threshold,) * (limit + 1))
+
+
+def costs_for(policy: Policy, costs: "Costs") -> "Costs":
+    """What a step costs under a rule: where heads judge every candidate, their time is part of drafting."""
+    return costs.with_head() if heads(policy) else costs
 
 
 def judge_of(policy: Policy) -> HeadPolicy | None:

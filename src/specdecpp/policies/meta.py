@@ -17,7 +17,7 @@ from specdecpp.policies.protocol import Floors, Policy, check_probability, says_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Candidates, Outcome
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
 
 
 @runtime_checkable
