@@ -22,10 +22,10 @@ from specdecpp.errors import DataError
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
 from specdecpp.training import shards
+from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.plan import GRID, HeadPlan, grid
-from specdecpp.training.progress import saved
 from specdecpp.training.train import acceptance_loss, batches, examples, train
 
 PROCESS = Process.random(5, seed=1)

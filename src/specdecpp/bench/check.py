@@ -27,11 +27,11 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
+from specdecpp.training.branches import check_tree_mask
 from specdecpp.training.jobs import context_of, runners_of
 from specdecpp.training.labels import Answer, Labelling, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, traces
-from specdecpp.training.trees import check_tree_mask
 
 CHEAP = 0.05
 """Seconds of a candidate, over those of a target pass, with a draft that is cheap."""

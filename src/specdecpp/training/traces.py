@@ -20,9 +20,9 @@ from torch import Tensor
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
 from specdecpp.training.scores import Evidence, answer_evidence, branch_evidence, raw
-from specdecpp.training.trees import Branches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from specdecpp.errors import DataError
 from specdecpp.head import CARD, AcceptanceHead
+from specdecpp.training.checkpoints import Epoch, Training
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.progress import Epoch, Training
 from specdecpp.training.scores import Evidence, candidate_evidence, head_logits, raw
 from specdecpp.training.shards import COLLECTION
 
