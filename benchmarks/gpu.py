@@ -42,14 +42,15 @@ import torch
 import transformers
 
 import specdecpp as sd
+from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run
+from specdecpp.policies.head import costs_for
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
 from specdecpp.runners.device_round import DeviceRound
 from specdecpp.runners.static_cache import WIDTHS
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import practice_prompts
-from specdecpp.timing import measure
 
 SHAPES: dict[str, dict[str, int]] = {
     "1b": {
@@ -327,7 +328,7 @@ Engine = Callable[[float, int], dict[str, Any]]
 
 
 def ours(models: Models, pair: sd.Pair, policy: sd.Policy, *, by_host: bool = False) -> Engine:
-    costs = measure(pair).judging() if policy.needs_costs else None
+    costs = costs_for(policy, measure(pair)) if policy.needs_costs else None
 
     def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
         session = start(models, pair, policy, temperature=temperature, max_tokens=num_tokens, costs=costs)

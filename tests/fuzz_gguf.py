@@ -173,7 +173,7 @@ def outcome_of_head(folder: Path) -> str:
         said = head.estimate(torch.zeros(head.card.hidden_size), 0, (0.0,) * len(head.card.scalars))
     except SpecdecError as error:
         return "refused" if _is_sentence(str(error)) else f"bad: no sentence: {error!s:.100}"
-    return "works" if 0 <= said.accept <= 1 else "bad: works with values that are not finite"
+    return "works" if 0 <= said <= 1 else "bad: works with values that are not finite"
 
 
 def _is_sentence(message: str) -> bool:

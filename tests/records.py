@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specdecpp import AcceptanceHead, Calibration, HeadCard
 from specdecpp.training import shards
+from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
-from specdecpp.training.trees import Branches
 
 NUM_TOP = 8
 

@@ -117,10 +117,7 @@ class Recording:
     def trace(self, text: Text, branches: Sequence[Text | None]) -> Trace:
         rows = [self._row((*self.request.prompt, *text[:i]), text[i], b or ()) for i, b in enumerate(branches)]
         lengths = np.array([len(b or ()) for b in branches])
-        opinions = {
-            (head, True): Opinion(accept=np.stack([row[h, 0] for row in rows]), next=np.stack([row[h, 1] for row in rows]))
-            for h, head in enumerate(self.heads)
-        }
+        opinions = {(head, True): Opinion(accept=np.stack([row[h] for row in rows])) for h, head in enumerate(self.heads)}
         return Trace(
             **{name: np.stack([row[name] for row in rows]) for name in NAMES},
             odds=np.array([float(b is None) for b in branches]),
@@ -160,7 +157,7 @@ class Recording:
             depths = range(1, self.length + 1) if "depth" in head.card.scalars else [1]
             scalars = [known | {"depth": float(k)} for k in depths]
             said = [estimate(hidden, token, tuple(of[name] for name in head.card.scalars)) for of in scalars]
-            cell[h, 0], cell[h, 1] = [s.accept for s in said], [s.next or 0.0 for s in said]
+            cell[h] = said
         return cell
 
 

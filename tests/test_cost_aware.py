@@ -9,7 +9,8 @@ import torch
 from laws import Request, outcome, random_head, unchecked
 from laws import drafted as host_draft
 
-from specdecpp import Costs, Decoder, Pair, timing
+from specdecpp import Costs, Decoder, Pair
+from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
 from specdecpp.policies.cost_aware import HORIZON, Ledger
@@ -177,6 +178,16 @@ def test_an_unjudged_candidate_counts_as_a_mean_one():
             assert (reason is None) == is_going
 
 
+@pytest.mark.parametrize("form", ["lagged", "look_ahead"])
+def test_an_empty_round_says_whether_to_draft_at_all(form: str):
+    """Catches a lagged head that is taken to have missed a candidate before there is one, a candidate that is worth no more
+    than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
+    policy = rule(form, min_tokens=0, prior=0.5)
+    rules = [policy.rule(Ledger(), Costs(draft_s=tenths / 10, passes={1: 1.0}), 4) for tenths in range(1, 10)]
+    assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
+    assert replace(policy, prior=0.0).rule(Ledger(), FLAT, 4).least == (np.inf,) * 5
+
+
 def test_the_prior_gives_way_to_what_is_seen():
     """Catches a prior that rules for ever, or not at all; before the first round rho is that of its best fixed length."""
     policy = rule(prior=0.8, prior_rounds=4)
@@ -267,7 +278,7 @@ def test_only_unseeded_requests_follow_the_clock():
     drive(seeded)
     assert seeded.costs is STEEP
 
-    free = decoder.start([1, 2], max_tokens=30, ignore_eos=True)
+    free = decoder.start([1, 2], max_tokens=300, ignore_eos=True)
     assert free.costs is STEEP
     drive(free)
     assert free.costs != STEEP, "rounds of microseconds against a model in seconds"
@@ -285,9 +296,10 @@ def test_only_unseeded_requests_follow_the_clock():
 def test_a_measured_head_is_paid_for_by_the_rules_that_ask_it(monkeypatch: pytest.MonkeyPatch):
     """Catches candidates whose judging is free, and rules that pay for a head they do not ask."""
     costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
-    monkeypatch.setattr(timing, "measured", lambda pair: costs)
+    monkeypatch.setattr(measuring, "measured", lambda pair: costs)
     assert Decoder(pair()).costs == Costs(draft_s=0.375, passes={1: 1.0})
     assert Decoder(pair(), policy=ArgmaxLength()).costs == costs
+    assert Decoder(pair(), costs=costs).costs == Costs(draft_s=0.375, passes={1: 1.0}), "nor where they were given"
 
 
 def drive(session) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import outcome
 
-from specdecpp import Costs, Decoder, Fixed, Pair, load_pair, timing
+from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
+from specdecpp.costs import CostClock, chain_tokens, measuring
+from specdecpp.costs.clock import MEMORY, PAUSE, STEP, WAIT
 from specdecpp.policies import ArgmaxLength, CumulativeConfidence
-from specdecpp.policies.costs import MEMORY, PAUSE, chain_tokens
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
 CURVE = Costs(draft_s=0.5, passes={1: 1.0, 3: 2.0, 5: 2.5})
@@ -76,7 +79,7 @@ def test_equal_costs_are_one_key():
 def test_a_head_that_judges_is_part_of_drafting_once():
     """Catches a head that nobody pays for, or that is paid for again where the costs are asked twice."""
     costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
-    assert costs.judging() == costs.judging().judging() == Costs(draft_s=0.375, passes={1: 1.0})
+    assert costs.with_head() == costs.with_head().with_head() == Costs(draft_s=0.375, passes={1: 1.0})
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.5), st.integers(0, 3), st.integers(3, 20))
@@ -102,9 +105,18 @@ def test_equally_good_lengths_are_settled_by_the_shortest():
 # Running means
 
 
+def moved(costs: Costs, *rounds: Round) -> Costs:
+    """The means after these rounds, whether the clock has told them already or not."""
+    clock = CostClock(now=costs)
+    for one in rounds:
+        clock.update(one)
+    passes = {n: s * clock._level for n, s in clock.now.passes.items()}
+    return replace(clock.now, draft_s=clock._draft_s, passes=passes)
+
+
 def test_running_means_move_towards_what_was_timed():
     """Catches a mean over the wrong thing: the head belongs to the candidate, what else is done to the pass."""
-    after = CURVE.updated(outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4))
+    after = moved(CURVE, outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4))
     assert after.draft_s == pytest.approx(0.5 + MEMORY * (0.7 - 0.5))
     assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (2.2 / 2.0 - 1)))
     assert after.verify_s(1) / after.verify_s(5) == pytest.approx(1.0 / 2.5)
@@ -112,29 +124,48 @@ def test_running_means_move_towards_what_was_timed():
 
 def test_a_round_without_candidates_says_nothing_about_drafting():
     """Catches a division by zero, and drafting that becomes free when it is not done."""
-    assert CURVE.updated(outcome(0, 0, draft_s=0.3, verify_s=1.0)).draft_s == CURVE.draft_s
+    assert moved(CURVE, outcome(0, 0, draft_s=0.3, verify_s=1.0)).draft_s == CURVE.draft_s
 
 
 def test_a_steady_machine_is_found_out():
-    """Catches a mean that stays where it began, or ends elsewhere."""
-    costs = CURVE
+    """Catches a mean that stays where it began, or ends elsewhere, and costs that do not follow it."""
+    clock = CostClock(now=CURVE)
     for _ in range(400):
-        costs = costs.updated(outcome(2, 1, draft_s=0.2, verify_s=3.0))
-    assert (costs.draft_s, costs.verify_s(3)) == pytest.approx((0.1, 3.0), rel=1e-2)
+        clock.update(outcome(2, 1, draft_s=0.2, verify_s=3.0))
+    assert (clock.now.draft_s, clock.now.verify_s(3)) == pytest.approx((0.1, 3.0), rel=STEP + 1e-2)
 
 
 def test_a_pause_of_the_machine_is_no_measurement():
     """Catches one hiccup that makes drafting or verification look hopeless for a hundred rounds."""
-    after = CURVE.updated(outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
+    after = moved(CURVE, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert after.draft_s <= CURVE.draft_s + MEMORY * PAUSE * 2.0
     assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (PAUSE - 1)))
 
 
 def test_drafting_that_was_taken_for_free_is_found_out_and_is_never_less_than_free():
     """Catches a pause that is measured by a draft of 0 s alone, and a round that took less than its start."""
-    assert Costs.relative(0.0).updated(outcome(1, 1, draft_s=0.5, verify_s=1.0)).draft_s == pytest.approx(MEMORY * 0.5)
-    quick = Costs(draft_s=0.2, passes={1: 1.0}, start_s=0.5).updated(outcome(2, 1, draft_s=0.1, verify_s=1.0))
-    assert quick.draft_s == pytest.approx((1 - MEMORY) * 0.2)
+    free = outcome(1, 1, draft_s=0.5, verify_s=1.0)
+    assert moved(Costs.relative(0.0), free).draft_s == pytest.approx(MEMORY * 0.5)
+    assert moved(Costs.relative(0.0), *[free] * 999).draft_s == pytest.approx(0.5)
+    quick = Costs(draft_s=0.2, passes={1: 1.0}, start_s=0.5)
+    assert moved(quick, outcome(2, 1, draft_s=0.1, verify_s=1.0)).draft_s == pytest.approx((1 - MEMORY) * 0.2)
+
+
+def test_costs_are_the_same_object_while_rounds_are_as_expected():
+    """Catches costs that change with every round, so that every plan that rests on them is made anew for every round."""
+    clock, dice = CostClock(now=CURVE), random.Random(0)
+    for _ in range(200):
+        clock.update(outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3)))
+    assert clock.now is CURVE
+    for _ in range(1 + WAIT):
+        clock.update(outcome(2, 1, draft_s=1.0, verify_s=2 * CURVE.verify_s(3)))
+    assert clock.now.verify_s(3) > 1.2 * CURVE.verify_s(3)
+    num_changes = 0
+    for _ in range(50 * WAIT):  # a busy machine
+        before, near = clock.now, [dice.expovariate(1.0) for _ in range(2)]
+        clock.update(outcome(2, 1, draft_s=near[0], verify_s=near[1] * CURVE.verify_s(3)))
+        num_changes += clock.now is not before
+    assert 25 < num_changes <= 50
 
 
 # The measurement
@@ -155,9 +186,9 @@ def pair(folder: Path) -> Pair:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache for one test, and quick measurements."""
-    monkeypatch.setattr(timing, "CANDIDATES", (0, 1, 2, 4))
+    monkeypatch.setattr(measuring, "CANDIDATES", (0, 1, 2, 4))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing, "CYCLES", 1)
+    monkeypatch.setattr(measuring, "CYCLES", 1)
     return tmp_path / "cache" / "specdecpp"
 
 
@@ -171,29 +202,29 @@ def test_tests_write_into_no_home_of_a_person(tmp_path_factory: pytest.TempPathF
 
 def test_every_part_of_a_round_is_measured(pair: Pair, home: Path):
     """Catches widths that are off by the unread token, and parts of a round that nobody pays for."""
-    costs = timing.measure(pair, budget_s=math.inf)
-    assert list(costs.passes) == [k + 1 for k in timing.CANDIDATES]
+    costs = measuring.measure(pair, budget_s=math.inf)
+    assert list(costs.passes) == [k + 1 for k in measuring.CANDIDATES]
     assert costs.draft_s > 0
     assert not home.exists(), "measuring alone writes nothing"
 
 
 def test_slow_models_have_fewer_rounds_of_fewer_widths(pair: Pair, home: Path):
     """Catches a minute of measuring before the first token of a large pair: no budget at all stands for a slow one."""
-    assert list(timing.measure(pair, budget_s=0.0).passes) == [1, 2, 5]
-    assert list(timing.measure(pair, budget_s=math.inf).passes) == [1, 2, 3, 5]
-    assert all(len(found) == 1 for found in timing._rounds(pair, 0.0).values())
+    assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5]
+    assert list(measuring.measure(pair, budget_s=math.inf).passes) == [1, 2, 3, 5]
+    assert all(len(found) == 1 for found in measuring._rounds(pair, 0.0).values())
 
 
 def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
     """Catches a turn that goes on behind what another left, and a context that is read again for each."""
     runners = pair.target.fresh(), pair.draft.fresh()
-    sessions = [session for k in (4, 1) if (session := timing._session(pair, runners, k)) is not None]
+    sessions = [session for k in (4, 1) if (session := measuring._session(pair, runners, k)) is not None]
     for session in (*sessions, *sessions):
-        timing._turn(session, 3)
+        measuring._turn(session, 3)
     seen: list[tuple[list[int], torch.Tensor]] = []
     for session in sessions:
         session.watch = lambda plan, result: seen.append((result.tokens, result.rows.logits))
-        timing._turn(session, 1)
+        measuring._turn(session, 1)
         prompt = session.tokens[: session.num_prompt_tokens]
         tokens, logits = seen[-1]
         expected, _ = pair.target.fresh().extend([*prompt, *tokens], rows=len(tokens) + 1)
@@ -203,17 +234,17 @@ def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
 
 def test_noise_makes_no_pass_cheaper_than_one_position():
     """Catches a line through noisy widths that goes below zero, which no costs can hold, at the narrowest of them."""
-    costs = timing._smooth({1: 1.4, 2: 0.1, 3: 0.2, 5: 14.0})
+    costs = measuring._smooth({1: 1.4, 2: 0.1, 3: 0.2, 5: 14.0})
     assert min(costs.values()) == costs[1] == 1.4
-    assert timing._smooth({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0}) == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0})
+    assert measuring._smooth({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0}) == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 5: 5.0})
 
 
 def test_a_curve_may_bend_upwards_only():
     """Catches a pass that is flat at first and is priced as if it rose evenly, and steps after which candidates look free."""
     widths = (2, 3, 4, 5, 7, 9, 13, 17)
     bent = {1: 1.0} | {n: 1 + 0.01 * n**2 for n in widths}
-    assert timing._smooth(bent) == pytest.approx(bent)
-    fitted = timing._smooth({1: 0.1} | {n: n**0.5 for n in widths})
+    assert measuring._smooth(bent) == pytest.approx(bent)
+    fitted = measuring._smooth({1: 0.1} | {n: n**0.5 for n in widths})
     slopes = [(fitted[b] - fitted[a]) / (b - a) for a, b in pairwise(widths)]
     assert slopes == pytest.approx([slopes[0]] * len(slopes))
     assert slopes[0] > 0
@@ -221,28 +252,26 @@ def test_a_curve_may_bend_upwards_only():
 
 def test_the_first_candidate_may_take_longer_than_the_others():
     """Catches a round's start that is spread over its candidates, or taken twice."""
-    assert timing._line({k: 0.5 + 0.2 * k for k in (1, 2, 4, 8)}) == pytest.approx((0.5, 0.2))
-    assert timing._line({1: 0.1, 2: 0.3, 4: 0.7}) == (0.0, pytest.approx((0.1 + 0.15 + 0.175) / 3))
-    assert timing._line({3: 0.6}) == (0.0, pytest.approx(0.2))
-    assert timing._line({}) == (0.0, 0.0)
+    assert measuring._line({k: 0.5 + 0.2 * k for k in (1, 2, 4, 8)}) == pytest.approx((0.5, 0.2))
+    assert measuring._line({1: 0.1, 2: 0.3, 4: 0.7}) == (0.0, pytest.approx((0.1 + 0.15 + 0.175) / 3))
+    assert measuring._line({3: 0.6}) == (0.0, pytest.approx(0.2))
+    assert measuring._line({}) == (0.0, 0.0)
     costs = Costs(draft_s=0.2, passes={1: 1.0, 3: 1.4}, start_s=0.5)
     assert [costs.round_s(k) for k in range(3)] == pytest.approx([1.0, 1.2 + 0.5 + 0.2, 1.4 + 0.5 + 0.4])
     assert costs.step_s(0) == pytest.approx(0.2 + 0.5 + 0.2)
     assert costs.step_s(1) == pytest.approx(0.2 + 0.2)
-    settled = costs
-    for _ in range(2000):
-        settled = settled.updated(outcome(2, 1, costs, draft_s=0.9, verify_s=2.8))
+    settled = moved(costs, *[outcome(2, 1, costs, draft_s=0.9, verify_s=2.8)] * 2000)
     assert settled.start_s == 0.5
     assert (settled.draft_s, settled.passes[3]) == pytest.approx((0.2, 2.8), rel=1e-3)
 
 
 def test_a_second_process_weighs_the_same_costs(pair: Pair, home: Path):
     """Catches figures that are measured anew, so that a seed gives another answer: no two measurements are alike."""
-    first = timing.measured(pair)
+    first = measuring.measured(pair)
     (file,) = home.glob("costs-*")
-    assert timing.measured(pair) == first
+    assert measuring.measured(pair) == first
     assert json.loads(file.read_text())["draft_s"] == first.draft_s
-    assert timing.measure(pair) != first
+    assert measuring.measure(pair) != first
 
 
 @pytest.mark.parametrize(
@@ -264,12 +293,12 @@ def test_a_second_process_weighs_the_same_costs(pair: Pair, home: Path):
 )
 def test_a_damaged_file_is_measured_again_and_mended(content: str, pair: Pair, home: Path):
     """Catches a crash at every start, or nonsense that is believed, after a kill in the middle of a write."""
-    timing.measured(pair)
+    measuring.measured(pair)
     (file,) = home.glob("costs-*")
     file.write_bytes(content.encode(errors="surrogateescape"))
-    costs = timing.measured(pair)
+    costs = measuring.measured(pair)
     assert costs.draft_s > 0
-    assert timing.measured(pair) == costs
+    assert measuring.measured(pair) == costs
     assert list(home.glob("costs-*")) == [file], "nothing half-written stays"
 
 
@@ -277,17 +306,17 @@ def test_a_folder_that_cannot_be_written_is_no_error(pair: Pair, tmp_path: Path,
     """Catches decoding that fails because a cache does: here the cache is a file."""
     (tmp_path / "cache").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing, "CYCLES", 1)
-    assert timing.measured(pair).draft_s > 0
+    monkeypatch.setattr(measuring, "CYCLES", 1)
+    assert measuring.measured(pair).draft_s > 0
     assert [p.name for p in tmp_path.iterdir()] == ["cache"]
 
 
 def test_each_pair_has_a_file_of_its_own(folder: Path, pair: Pair, home: Path):
     """Catches one pair's costs that are used for another, and a pair that is measured again because it was loaded again."""
     target, draft = folder / "target", folder / "draft"
-    timing.measured(pair)
+    measuring.measured(pair)
     for num, (p, q) in enumerate(((target, draft), (draft, draft), (target, target)), 1):
-        timing.measured(load_pair(p, draft=q, runner="lean"))  # by name: another runner has costs of its own
+        measuring.measured(load_pair(p, draft=q, runner="lean"))  # by name: another runner has costs of its own
         assert len(list(home.glob("costs-*"))) == num
 
 
@@ -296,9 +325,9 @@ def test_short_contexts_are_measured_as_far_as_they_go(room: int | None, home: P
     """Catches a measurement that overruns a context, or takes a round for one that is longer than there was room for."""
     target = TableModel.random(vocab_size=8, depth=1, seed=6, max_length=room)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
-    widths = list(timing.measure(pair, budget_s=math.inf).passes)
-    assert widths == [k + 1 for k in timing.CANDIDATES if room is None or 2 * k + 6 <= room]
-    timing.measured(pair)
+    widths = list(measuring.measure(pair, budget_s=math.inf).passes)
+    assert widths == [k + 1 for k in measuring.CANDIDATES if room is None or 2 * k + 6 <= room]
+    measuring.measured(pair)
     assert not home.exists(), "models without a fingerprint cannot be told apart, so nothing is kept"
 
 
@@ -318,10 +347,10 @@ def test_only_a_policy_that_asks_has_costs_measured(pair: Pair, home: Path):
 def test_a_noisy_pass_makes_no_step():
     """Catches a bump of one width that a rule would stop in front of, a falling line, and a first step that is smoothed."""
     true = {1: 3.0} | {n: 4.0 + 0.1 * n for n in (2, 3, 4, 5, 7, 9, 13, 17)}
-    assert timing._smooth(true) == pytest.approx(true)
-    bumped = timing._smooth(true | {5: 5.5})
+    assert measuring._smooth(true) == pytest.approx(true)
+    bumped = measuring._smooth(true | {5: 5.5})
     assert bumped[1] == 3.0
     assert bumped[5] - bumped[4] < 0.2
-    falling = timing._smooth({1: 1.0, 2: 3.0, 3: 2.0, 4: 1.0})
+    falling = measuring._smooth({1: 1.0, 2: 3.0, 3: 2.0, 4: 1.0})
     assert falling == pytest.approx({1: 1.0, 2: 2.0, 3: 2.0, 4: 2.0})
-    assert timing._smooth({1: 1.0, 2: 5.0}) == {1: 1.0, 2: 5.0}
+    assert measuring._smooth({1: 1.0, 2: 5.0}) == {1: 1.0, 2: 5.0}

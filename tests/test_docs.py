@@ -30,9 +30,10 @@ from served import served
 from typer.testing import CliRunner
 
 import specdecpp
-from specdecpp import Metrics, cli, timing
+from specdecpp import Metrics, cli
 from specdecpp.bench import check
 from specdecpp.bench.results import Row
+from specdecpp.costs import measuring
 from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs
@@ -89,7 +90,7 @@ def one_pair() -> Iterator[None]:
     """The reference pair is loaded once for all pages and measured in a moment; shapes are checked in the tests that are about
     them."""
     before, load = shapes.jaxtyping_disable, pair.load_pair
-    kept, measure = cache(load), timing.measure
+    kept, measure = cache(load), measuring.measure
 
     def load_pair(*names: Any, **options: Any) -> pair.Pair:
         given = [n for n in (*names, *options.values()) if isinstance(n, str | Path)]
@@ -99,7 +100,7 @@ def one_pair() -> Iterator[None]:
     shapes.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair, "load_pair", load_pair)
-        for module in (timing, check):
+        for module in (measuring, check):
             patch.setattr(module, "measure", lambda pair: measure(pair, budget_s=0.0))
         yield
     shapes.update("jaxtyping_disable", before)

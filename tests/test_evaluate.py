@@ -40,7 +40,7 @@ def judged_by(head: AcceptanceHead, process: Process, *, depth: int) -> np.ndarr
     }
     hidden, token = torch.eye(v)[:, None].expand(v, v, v), torch.arange(v).expand(v, v)
     with torch.no_grad():
-        raw = head(hidden, token, torch.stack([known[s].float() for s in head.card.scalars], -1))[..., 0].double()
+        raw = head(hidden, token, torch.stack([known[s].float() for s in head.card.scalars], -1)).double()
     return torch.nn.functional.logsigmoid(head.card.calibration.apply(raw)).numpy()
 
 
@@ -238,7 +238,7 @@ def test_a_lagged_head_reads_the_state_at_the_token():
     record = records(process, 1, num_tokens=12, seed=2)[0]
     head = random_head(process)
     with torch.no_grad():
-        of_token = head(torch.eye(5))[:, 0].numpy()
+        of_token = head(torch.eye(5)).numpy()
     assert record.branches is not None
     for sources in (("leaf",), ("mixed",)):
         judged = head_logits(head, record, sources=sources)
@@ -256,7 +256,7 @@ def test_outcomes_of_rounds_are_labels_of_candidates():
     process = Process.random(4, seed=1)
     head = random_head(process)
     with torch.no_grad():
-        of_token = head(torch.eye(4))[:, 0].numpy()
+        of_token = head(torch.eye(4)).numpy()
     mass = np.zeros((4, 2))
     for x, y in itertools.product(range(4), repeat=2):
         chance = float(process.p[0, x] * process.residual[0, y])

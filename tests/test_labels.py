@@ -12,12 +12,13 @@ from kinds import KINDS, model_of
 from laws import chi_square_tail
 
 from specdecpp import EagerRunner, RunnerError, Sampling
+from specdecpp.head import features
 from specdecpp.sampling import probabilities, seen_rows
 from specdecpp.testing import TableModel, tiny_draft
-from specdecpp.training import trees
+from specdecpp.training import branches as branches_module
+from specdecpp.training.branches import Rows, Tree, believed, check_tree_mask, rejected_distribution
 from specdecpp.training.labels import KEEP, LONGEST_ROUND, Answer, Labelling, Record, _depths, batches, label, mixed_text
 from specdecpp.training.responses import roomy_cache
-from specdecpp.training.trees import Rows, Tree, believed, check_tree_mask, rejected_law, top_gap
 
 TREES = ("llama", "qwen3", "gpt2")
 SAMPLINGS = {
@@ -161,7 +162,7 @@ def test_candidates_follow_q_and_rejected_ones_the_residual() -> None:
     p, q = (probabilities(alone(m, text)[0], sampling) for m in (target, draft))
     assert tail(torch.cat([r.candidate.flatten() for r in made]), q) > 1e-6
     tokens = torch.stack([r.branches.token[0] for r in made if r.branches is not None])
-    residual, is_possible = rejected_law(p[None], q[None])
+    residual, is_possible = rejected_distribution(p[None], q[None])
     assert is_possible.all()
     assert tail(tokens[:, 0], residual[0]) > 1e-6
     often = tokens[:, 0].mode().values
@@ -190,7 +191,7 @@ def test_answer_odds_and_the_residual_couple_to_q_exactly() -> None:
     tables = [TableModel.random(vocab_size=5, depth=2, seed=s, sparsity=0.3) for s in (1, 2)]
     for context in tables[0].table:
         p, q = (t.law(context) for t in tables)
-        residual, is_possible = rejected_law(p[None], q[None])
+        residual, is_possible = rejected_distribution(p[None], q[None])
         odds = torch.where(p > 0, (q / p.clamp(min=1e-300)).clamp(max=1), 0.0)
         rejected = 1 - (p * odds).sum()
         assert bool(is_possible) == bool(rejected > 1e-12)
@@ -241,7 +242,7 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
                 near(branches.log_ratio[i, k], p[token].log() - q[token].log(), 1e-3)
                 near(branches.log_q[i, k], belief[token].log(), 1e-3)
                 near(branches.entropy[i, k], torch.special.entr(belief).sum())
-                near(branches.gap[i, k], top_gap(belief[None])[0])
+                near(branches.gap[i, k], features.gap(belief))
                 text = [*text, token]
                 near(branches.state[i, k], alone(draft, text)[1], 2e-3)
                 p, q, belief = laws_after(target, draft, text, how)
@@ -273,7 +274,7 @@ def test_branches_are_the_same_in_parts_and_where_they_end_early(
 ) -> None:
     """Catches parts that come back in another order, a part that sees what an earlier one left in a cache, an answer that has
     no positions in a part, and dead branches that disturb the living."""
-    monkeypatch.setattr(trees, "PASS", 6)
+    monkeypatch.setattr(branches_module, "PASS", 6)
     ends = tuple(range(0, 64, 4))
     answers = [*ANSWERS, Answer(prompt=list(range(2, 20)), answer=[7])]
     made = label(*runners(kind), answers, replace(FULL, sampling=SAMPLINGS[sampling], ends=ends), seeded(4))
@@ -295,7 +296,7 @@ def test_what_takes_the_target_is_made_only_where_it_is_asked_for() -> None:
 
 def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches logits of all levels or of all positions at once, which grow past the budget of a batch, for either model."""
-    monkeypatch.setattr(trees, "PASS", 16)
+    monkeypatch.setattr(branches_module, "PASS", 16)
     pair, shapes = runners("llama"), []
     for runner in pair:
         own = runner.forward

@@ -141,7 +141,7 @@ def test_a_head_on_transformers_states_is_heard_as_it_is() -> None:
                 q = out.logits[0, -1].softmax(-1)
                 y = int(q.argmax())
                 scalars = torch.tensor([float(q[y].log()), float(k)])
-                expected.append(float(head(out.hidden_states[-1][0, -1], torch.tensor(y), scalars)[0]))
+                expected.append(float(head(out.hidden_states[-1][0, -1], torch.tensor(y), scalars)))
             read.append(y)
         tokens += r.tokens
     np.testing.assert_allclose(heard.score, expected, atol=1e-3)

@@ -15,9 +15,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from laws import Request, law_of, unchecked
 
+from specdecpp.costs import Costs
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
-from specdecpp.policies.costs import Costs
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel

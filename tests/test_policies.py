@@ -182,7 +182,7 @@ def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
     head = random_head(4, seed=0, scale=1.0)
     draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner)
     read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
-    expected = [head.estimate(runner.law(context), calibrated=False).accept for context in read]
+    expected = [head.estimate(runner.law(context), calibrated=False) for context in read]
     assert draft.judged == pytest.approx(expected)
     assert max(expected) - min(expected) > 0.1
 
@@ -206,7 +206,7 @@ def test_greedy_candidates_are_judged_as_was_calibrated_for_them():
 def test_a_head_is_told_of_an_all_but_impossible_candidate():
     """Catches the logarithm of 0."""
     policy = SpecDecPP(head=random_head(4, seed=1, scalars=("log_q",)))
-    assert 0 <= policy.judge(drafted((0, [0.0, 1.0, 0.0, 0.0])), torch.ones(4)).accept <= 1
+    assert 0 <= policy.judge(drafted((0, [0.0, 1.0, 0.0, 0.0])), torch.ones(4)) <= 1
 
 
 def test_probabilities_that_nobody_checked_are_used_with_a_warning():
@@ -243,7 +243,7 @@ def test_a_look_ahead_head_judges_each_candidate_by_what_was_known_when_it_was_d
         law = runner.law([0, 1, *draft.tokens[:i]])
         first, second = law.topk(2).values.tolist()
         scalars = (float(law[token].log()), float(torch.special.entr(law).sum()), first - second, i + 1.0)
-        expected.append(head.estimate(law, token, scalars, calibrated=False).accept)
+        expected.append(head.estimate(law, token, scalars, calibrated=False))
     assert draft.judged == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
 

@@ -127,12 +127,22 @@ def test_online_modules_import_no_offline_room(module: str) -> None:
 
 
 def test_theory_needs_the_policies_and_numpy() -> None:
-    """Catches a replay or an exact solution that needs torch, a model, or another room, to be imported."""
+    """Catches a replay or an exact solution that needs torch, a model, or another room but that of costs, to be imported."""
     theory = [module for module in MODULES if is_within(module, "theory")]
     needed = {name for module in theory for name in imports_of(module) if not is_within(name, "theory")}
     assert needed
-    assert all(is_within(name, "policies") for name in needed), needed
+    assert all(is_within(name, "policies") or is_within(name, "costs") for name in needed), needed
+    assert not [name for name in needed if is_within(name, "costs.measuring")]
     assert python(f"import sys, {', '.join(theory)}; print(*({{'torch', 'transformers'}} & {{*sys.modules}}))").split() == []
+
+
+def test_costs_are_below_the_policies_that_weigh_them() -> None:
+    """Catches two rooms that import each other, if only for type checkers: policies read costs, which know of no policy. What
+    measures them runs rounds, and is imported by its own name."""
+    of = [module for module in MODULES if is_within(module, "costs") and module != "specdecpp.costs.measuring"]
+    assert len(of) > 2
+    assert [name for module in of for name in imports_of(module) if not is_within(name, "costs")] == []
+    assert not [name for module in of for name in imports_of(module) if is_within(name, "costs.measuring")]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -39,10 +39,8 @@ from specdecpp.theory.trace import Opinion, Trace
 CHECKED = Calibration(temperature=1.5, bias=0.3, num_labels=1)
 SCALARS = ("log_q", "entropy", "gap", "depth")
 LAGGED = random_head(3, seed=1, calibration=CHECKED)
-LAGGED_DEEP = random_head(3, seed=2, calibration=CHECKED, scalars=("log_q", "depth"), outputs=("accept", "next"))
-AHEAD = random_head(
-    3, seed=3, scale=1.5, calibration=CHECKED, form="look_ahead", vocab_size=3, scalars=SCALARS, outputs=("accept", "next")
-)
+LAGGED_DEEP = random_head(3, seed=2, calibration=CHECKED, scalars=("log_q", "depth"))
+AHEAD = random_head(3, seed=3, scale=1.5, calibration=CHECKED, form="look_ahead", vocab_size=3, scalars=SCALARS)
 HEADS = (LAGGED, LAGGED_DEEP, AHEAD)
 
 

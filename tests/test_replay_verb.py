@@ -51,7 +51,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head that knows the easy process."""
     folder = tmp_path_factory.mktemp("heads") / "knowing"
-    knowing_head(EASY, calibration=Calibration(num_labels=5), outputs=("accept",)).save_pretrained(folder)
+    knowing_head(EASY, calibration=Calibration(num_labels=5)).save_pretrained(folder)
     return folder
 
 
@@ -149,6 +149,14 @@ def test_other_costs_choose_other_settings_and_replay_no_more_than_needed(labels
     assert played.count(Fixed(k=3)) == 3, "once for development, once for each data set"
     speed = {c: by_label(rows, "easy")["fixed K = 3"].speedup for c, rows in ((0.02, cheap), (0.5, dear))}
     assert speed[0.02] > speed[0.5]
+
+
+def test_a_replay_charges_a_head_to_the_rules_that_ask_it(stage: Stage):
+    """Catches costs that a caller must have added up before a replay, and a head that is added twice where somebody has."""
+    policy, costs = SpecDecPP(head=stage.recording.heads["knowing"]), Costs(draft_s=0.2, passes={1: 1.0}, head_s=0.1)
+    for given in (costs, costs.with_head()):
+        assert replay(stage.recording.dev, policy, given, max_tokens=10).costs == Costs(draft_s=0.2 + 0.1, passes={1: 1.0})
+    assert replay(stage.recording.dev, Fixed(k=2), costs).costs == costs
 
 
 def test_the_time_of_a_head_counts_where_it_is_known(stage: Stage):

@@ -162,6 +162,6 @@ def test_a_parquet_that_is_not_ours_is_told(folder: Path) -> None:
 
 def test_states_beyond_float16_are_cut_to_it_and_stay_finite(records: list[Record]) -> None:
     """Catches infinities in the features of a model with large states."""
-    from specdecpp.training.trees import half
+    from specdecpp.training.branches import half
 
     assert half(torch.tensor([1e6, -1e6, 1.5])).tolist() == [65504.0, -65504.0, 1.5]

@@ -75,9 +75,9 @@ def test_answers_leave_the_places_that_the_session_had() -> None:
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
 @pytest.mark.parametrize("scalars", [(), ("log_q", "entropy", "gap"), ("depth", "log_q")], ids=["none", "free", "depth"])
 def test_heads_say_what_they_say_when_they_decode(form: str, scalars: tuple[str, ...]) -> None:
-    """Catches the state before the token for the one at it, a depth off by one, a calibration that is left out or is applied
-    to the output `next`, and another head's opinion."""
-    card: dict[str, Any] = {"form": form, "scalars": scalars, "outputs": ("accept", "next"), "calibration": CHECKED}
+    """Catches the state before the token for the one at it, a depth off by one, a calibration that is left out, and another
+    head's opinion."""
+    card: dict[str, Any] = {"form": form, "scalars": scalars, "calibration": CHECKED}
     card |= {"vocab_size": 6} if form == "look_ahead" else {}
     head, other = (random_head(6, seed=seed, scale=1.0, **card) for seed in (3, 4))
     made = record()
@@ -86,7 +86,7 @@ def test_heads_say_what_they_say_when_they_decode(form: str, scalars: tuple[str,
     states = torch.eye(6)
     for calibrated in (False, True):
         opinion, estimate = found.opinions[head, calibrated], head.estimator(calibrated=calibrated)
-        assert opinion.next is not None
+        assert opinion.next is None
         assert opinion.accept.shape == (5, 5, 4 if "depth" in scalars else 1)
         for i, length in enumerate(branches.length.tolist()):
             last = int(made.answer[i - 1]) if i else 0
@@ -98,8 +98,7 @@ def test_heads_say_what_they_say_when_they_decode(form: str, scalars: tuple[str,
                     known = {name: float(getattr(found, name)[i, column]) for name in ("log_q", "entropy", "gap")}
                     known["depth"] = float(place + 1)
                     said = estimate(state, token, tuple(known[name] for name in scalars))
-                    assert opinion.accept[i, column, place] == pytest.approx(said.accept, abs=1e-5)
-                    assert opinion.next[i, column, place] == pytest.approx(said.next, abs=1e-5)
+                    assert opinion.accept[i, column, place] == pytest.approx(said, abs=1e-5)
 
 
 def test_heads_share_what_does_not_depend_on_them() -> None:
@@ -136,7 +135,7 @@ def test_terms_are_those_of_the_collection() -> None:
 # Against a real pair
 
 NUM, MAX_TOKENS, LENGTH, ENDS = 150, 14, 6, (1, 9, 17)
-CARD: dict[str, Any] = {"scalars": ("log_q", "depth"), "outputs": ("accept", "next"), "calibration": CHECKED}
+CARD: dict[str, Any] = {"scalars": ("log_q", "depth"), "calibration": CHECKED}
 AHEAD = random_head(32, seed=5, scale=0.3, form="look_ahead", vocab_size=64, **CARD)
 LAGGED = random_head(32, seed=7, scale=0.3, calibration=CHECKED)
 

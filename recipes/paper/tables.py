@@ -68,7 +68,6 @@ def field(head: sd.AcceptanceHead, lagged: sd.AcceptanceHead) -> list[Named]:
         Named("specdecpp", tuned(head)),
         Named("cost_aware_lagged", one("cost_aware", CostAware(head=lagged))),
         Named("cost_aware", one("cost_aware", CostAware(head=head))),
-        Named("cost_aware_foreseeing", one("cost_aware", CostAware(head=head, foresees=True))),
     ]
 
 
@@ -140,11 +139,7 @@ class Paper:
 
 def block_tally(lines: list[dict], machine: Machine) -> Tally:
     """Decoded rounds at the costs they were decided for; a head's time belongs to drafting."""
-    costs = (
-        machine.costs
-        if not machine.head_s
-        else sd.Costs(draft_s=machine.costs.draft_s + machine.head_s, passes=machine.costs.passes)
-    )
+    costs = machine.costs.with_head()
     prompts = sorted({line["prompt"] for line in lines})
     tokens, seconds = np.zeros(len(prompts)), np.zeros(len(prompts))
     steps = drafted = accepted = 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         SpecdecError,
         UnsoundError,
     )
-    from specdecpp.head import AcceptanceHead, Calibration, Estimate, HeadCard
+    from specdecpp.head import AcceptanceHead, Calibration, HeadCard
     from specdecpp.integrations.transformers import custom_generate
     from specdecpp.loading.pair import Pair, load_pair
     from specdecpp.metrics import Metrics
@@ -70,7 +70,7 @@ _HOMES = {
         "SpecdecError",
         "UnsoundError",
     ),
-    "specdecpp.head": ("AcceptanceHead", "Calibration", "Estimate", "HeadCard"),
+    "specdecpp.head": ("AcceptanceHead", "Calibration", "HeadCard"),
     "specdecpp.integrations.transformers": ("custom_generate",),
     "specdecpp.metrics": ("Metrics",),
     "specdecpp.loading.pair": ("Pair", "load_pair"),
@@ -135,7 +135,6 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "AutoOff",
     "Costs",
     "AcceptanceHead",
-    "Estimate",
     "HeadCard",
     "Calibration",
     "TokenVerification",

@@ -12,7 +12,7 @@ from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence, Policy, SpecDecPP
-from specdecpp.policies.head import heads
+from specdecpp.policies.head import costs_for, heads
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, streams
@@ -52,7 +52,7 @@ class Decoder:
 
     Without a policy: `CostAware` if the pair has a calibrated head (see `default_policy`). `verification` is how
     candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs` says what a step
-    costs; without it a policy that needs to know has it measured at the first request (`timing.measured`). Raises
+    costs; without it a policy that needs to know has it measured at the first request (`costs.measuring.measured`). Raises
     `UnsoundError` for a policy and a verification that together would change the distribution.
 
     A request with a seed sees the costs as they were measured or given, so that the seed gives the same answer again; the
@@ -81,17 +81,16 @@ class Decoder:
         for head in heads(policy):
             pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification
-        self._costs = costs
+        self._costs = costs and costs_for(policy, costs)
         self._clock: CostClock | None = None
 
     @property
     def costs(self) -> Costs | None:
         """What a step costs as measured or given; None where the policy does not ask."""
         if self._costs is None and self.policy.needs_costs:
-            from specdecpp.timing import measured
+            from specdecpp.costs.measuring import measured
 
-            measure = measured(self.pair)
-            self._costs = measure.judging() if heads(self.policy) else measure
+            self._costs = costs_for(self.policy, measured(self.pair))
         return self._costs
 
     def _running_costs(self) -> CostClock | None:

@@ -68,7 +68,7 @@ class ReferenceRound:
             out = self.draft(unread, past_key_values=cache, use_cache=True, output_hidden_states=True)
             if candidates:  # the pass that has read the last candidate is paid for: it is judged, its successor is free
                 scalars = (math.log(max(q[-1][candidates[-1]].item(), 1e-30)),)
-                survival *= self.judge(hidden, candidates[-1], scalars).accept
+                survival *= self.judge(hidden, candidates[-1], scalars)
             hidden = out.hidden_states[-1][0, -1]
             row = self._law(out.logits[0, -1], request.temperature)
             token = self._drawn(row, request.temperature)

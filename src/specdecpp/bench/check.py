@@ -1,6 +1,6 @@
 """Is a pair worth it? Measured in a minute: what steps cost here, how often the target would accept, and what follows.
 
-    timing.measure -> costs;  answers of the target -> labels -> traces -> replay at these costs -> verdict and advice
+    costs.measuring -> costs;  answers of the target -> labels -> traces -> replay at these costs -> verdict and advice
 
 Two answers of the target are sampled to every prompt. One chooses the settings of the rules, the other says what they bring.
 Replay counts forward passes and the head; a short real run beside it shows what is lost outside of them. Advice comes from
@@ -21,17 +21,17 @@ from specdecpp.bench.replays import Recording, Stage
 from specdecpp.bench.results import Interval, Row
 from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.bench.run import ALONE, Bench, Contestant, Plan
+from specdecpp.costs import chain_tokens
+from specdecpp.costs.measuring import measure
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.costs import chain_tokens
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
-from specdecpp.timing import measure
+from specdecpp.training.branches import check_tree_mask
 from specdecpp.training.jobs import context_of, runners_of
 from specdecpp.training.labels import Answer, Labelling, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, traces
-from specdecpp.training.trees import check_tree_mask
 
 CHEAP = 0.05
 """Seconds of a candidate, over those of a target pass, with a draft that is cheap."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdecpp.costs.measuring import measured
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import heads
-from specdecpp.timing import measured
+from specdecpp.policies.head import costs_for, heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Machine:
 
     def costs_of(self, policy: Policy) -> Costs:
         """What a step costs under a policy: its head's time is part of drafting."""
-        return self.costs.judging() if heads(policy) else self.costs
+        return costs_for(policy, self.costs)
 
     def to_dict(self) -> dict[str, Any]:
         """As a results file has it; `c` is a candidate over a target pass of one position."""

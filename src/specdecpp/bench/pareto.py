@@ -10,7 +10,7 @@ from specdecpp.bench.boards import Board, is_cumulative
 from specdecpp.bench.drawing import WIDTH, Canvas, Picture, axis_x, axis_y, heading, legend, remark, slug
 from specdecpp.bench.geometry import TIMES, Box, Point, Scale, Units, nice_step
 from specdecpp.bench.results import Row
-from specdecpp.policies.costs import Costs
+from specdecpp.costs import Costs
 
 MARKS = {  # shape and colour of a role
     "fixed": ("ring", "muted"),

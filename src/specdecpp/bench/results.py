@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from specdecpp.costs import Costs
 from specdecpp.errors import DataError
-from specdecpp.policies.costs import Costs
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead

@@ -142,7 +142,7 @@ def _race(
     from specdecpp.bench import lossless
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.run import Bench, results_of
-    from specdecpp.timing import measure
+    from specdecpp.costs.measuring import measure
 
     race = Bench(pair=pair, rules=rules, sets=sets, plan=plan, machine=Machine.here(pair, measure(pair)))
     most = f"at most {race.num_answers:,} answers, {clock(race.most_s)} if all are long and drafting gains nothing"

@@ -11,8 +11,8 @@ import typer
 from specdecpp.cli.common import Json, RecipeOut, print_json, told, write
 
 if TYPE_CHECKING:
+    from specdecpp.training.checkpoints import Epoch
     from specdecpp.training.plan import HeadPlan
-    from specdecpp.training.progress import Epoch
     from specdecpp.training.recipe import Recipe
 
 EXAMPLES = (

@@ -33,8 +33,8 @@ from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, common_vocabulary, short_name
 from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.request import as_prompt
+from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
-from specdecpp.training.progress import saved
 from specdecpp.training.prompts import gather
 
 PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"

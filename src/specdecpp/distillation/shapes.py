@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from specdecpp.costs import chain_tokens
 from specdecpp.distillation import network, start
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import Piece
-from specdecpp.policies.costs import chain_tokens
 from specdecpp.runners import Runner
 
 PER_DOUBLING, WORTH = 0.04, 100_000

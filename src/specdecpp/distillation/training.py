@@ -24,7 +24,7 @@ from specdecpp.distillation import text
 from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.text import Piece
 from specdecpp.errors import DataError
-from specdecpp.training.progress import saved
+from specdecpp.training.checkpoints import saved
 
 Loss = Literal["kl", "tv"]
 STATE = "training.pt"

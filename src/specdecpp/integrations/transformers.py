@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from specdecpp.costs.measuring import measure, measured
 from specdecpp.decoder import default_policy
 from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
@@ -33,12 +34,11 @@ from specdecpp.loading.pair import Pair
 from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import heads
+from specdecpp.policies.head import costs_for, heads
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Round, Session
-from specdecpp.timing import measure, measured
 
 MakeRunner = Callable[..., EagerRunner]
 _KEPT_IN = "_specdecpp_runners"
@@ -190,8 +190,7 @@ class _Loop:
         costs = self._costs
         if costs is None and policy.needs_costs:
             costs = measured(pair) if ranks.is_alone else ranks.first(measure(pair, budget_s=_FOREVER))
-            costs = costs.judging() if heads(policy) else costs
-        return _Match(pair=pair, policy=policy, costs=costs, ranks=ranks)
+        return _Match(pair=pair, policy=policy, costs=costs and costs_for(policy, costs), ranks=ranks)
 
     def _agreed_seed(self, ranks: "_Ranks") -> int:
         """The seed of a request: the given one, else from torch's global generator."""

@@ -16,16 +16,16 @@
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 
-`protocol.py` says what a rule is and what it sees, `costs.py` what a step costs.
+`protocol.py` says what a rule is and what it sees; what a step costs is in the room `costs`.
 
 Every rule here decides *after* a sampled token and keeps that token, which is lossless with token and block verification
 (see `protocol.Policy`).
 """
 
+from specdecpp.costs import CostClock, Costs
 from specdecpp.policies.adaptive import AdaptiveEntropy, DraftVerify
 from specdecpp.policies.confidence import CumulativeConfidence, Entropy, MaxConfidence
 from specdecpp.policies.cost_aware import CostAware
-from specdecpp.policies.costs import CostClock, Costs
 from specdecpp.policies.fixed import Fixed, Heuristic
 from specdecpp.policies.head import SpecDecPP
 from specdecpp.policies.history import AcceptanceEMA, ArgmaxLength

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
 MEMORY, INERTIA = 0.5, 0.9

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from specdecpp.policies.costs import Costs, chain_tokens
+from specdecpp.costs import Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
 

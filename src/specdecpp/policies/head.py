@@ -1,7 +1,6 @@
 """Rules that ask a trained acceptance head; SpecDec++ stops when it thinks that something has probably been rejected
 (method.md 5)."""
 
-import math
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,8 @@ from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probabilit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.head import AcceptanceHead, Estimate, Estimator
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
+    from specdecpp.head import AcceptanceHead, Estimator
     from specdecpp.policies.protocol import Candidates
 
 
@@ -49,8 +48,10 @@ class HeadPolicy(Policy):
         """What the head says, of sampled or of greedy candidates."""
         return self._estimate_greedy if is_greedy else self._estimate
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate":
-        scalars = tuple(_SCALARS[name](draft) for name in self.head.card.scalars)
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
+        from specdecpp.head import features  # it imports torch, which theory does without
+
+        scalars = features.of_last(self.head.card.scalars, draft)
         return self.estimator(is_greedy=draft.is_greedy)(hidden, draft.tokens[-1], scalars)
 
 
@@ -85,6 +86,11 @@ class SpecDecPP(HeadPolicy):
         return Rule(Evidence.SURVIVAL, (1 - self.threshold,) * (limit + 1))
 
 
+def costs_for(policy: Policy, costs: "Costs") -> "Costs":
+    """What a step costs under a rule: where heads judge every candidate, their time is part of drafting."""
+    return costs.with_head() if heads(policy) else costs
+
+
 def judge_of(policy: Policy) -> Policy | None:
     """The rule that judges candidates when this one is followed, itself or one that it is made of; None where nobody does."""
     for part in policy.parts:
@@ -97,11 +103,3 @@ def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
     own = [policy.head] if isinstance(policy, HeadPolicy) else []
     return own + [head for part in policy.parts for head in heads(part)]
-
-
-_SCALARS = {
-    "log_q": lambda draft: math.log(max(draft.confidence(-1), 1e-30)),
-    "entropy": lambda draft: draft.entropy(-1),
-    "gap": lambda draft: draft.gap(-1),
-    "depth": lambda draft: float(draft.num_tokens),
-}

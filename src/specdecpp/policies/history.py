@@ -11,7 +11,7 @@ from specdecpp.policies.cost_aware import Ledger
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
 

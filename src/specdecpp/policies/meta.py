@@ -17,8 +17,7 @@ from specdecpp.policies.protocol import Policy, Rule, Stop, check_probability, r
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.head import Estimate
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Candidates, Outcome
 
 
@@ -100,7 +99,7 @@ class Bandit(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate | None":
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
         return None if self._judge is None else self._judge.judge(draft, hidden)
 
     def start(self) -> Arms:
@@ -195,7 +194,7 @@ class AutoOff(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate | None":
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
         return self.policy.judge(draft, hidden)
 
     def start(self) -> Gain:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.head import Estimate
-    from specdecpp.policies.costs import Costs
+    from specdecpp.costs import Costs
 
 
 @runtime_checkable
@@ -223,8 +222,8 @@ class Policy:
         """The rules that this one is made of; none for most."""
         return ()
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> "Estimate | None":
-        """What a head says of the last candidate; None without a head.
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
+        """P(accepted) of the last candidate, as a head says; None without a head.
 
         `hidden` [D] is the draft's state after reading that candidate or, where the rule looks ahead, the state that gave
         its q: the draft has not read it yet.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies.protocol import Evidence
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
@@ -93,11 +93,11 @@ class DraftStep:
         row, belief = self._law(self.cache.score(hidden))
         token = row.argmax(-1) if self.judge.sampling.is_greedy else pick(row, record.uniforms.index_select(0, before))
         q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
-        accept = self._judged(hidden, token, q, belief, after)
+        accept = self._judged(hidden, token, belief, after)
         if self.evidence is Evidence.LAST_Q:
             record.evidence.copy_(q)
         elif self.evidence is Evidence.NEGATIVE_ENTROPY:
-            record.evidence.copy_(-torch.special.entr(belief).sum(-1))
+            record.evidence.copy_(-features.entropy(belief))
         elif self.evidence is not Evidence.NOTHING:
             record.evidence.mul_(q if self.evidence is Evidence.PRODUCT_OF_Q else accept)
         is_undercut = ~(record.evidence >= record.least.index_select(0, after))
@@ -124,34 +124,18 @@ class DraftStep:
         self,
         hidden: Float[Tensor, "1 D"],
         token: Int[Tensor, " 1"],
-        q: Float[Tensor, " 1"],
         belief: Float[Tensor, "1 V"],
         after: Int[Tensor, " 1"],
     ) -> Float[Tensor, " 1"]:
         """P(accepted) of this candidate or, by a lagged head, of the one before it (1 where there is none)."""
         head = self.judge.head
         if head is None:
-            return torch.ones_like(q)
-        now = _scalars(head, q, belief, after)
+            return self.record.evidence.new_ones(1)
+        now = features.rows(head.card.scalars, tokens=token, q=belief, depth=after)
         known = now if self.judge.looks_ahead else self.record.scalars[:, : now.shape[1]].clone()
-        logit = head(hidden, token, known if head.card.scalars else None)[:, 0]
-        accept = torch.sigmoid(self.judge.calibration.apply(logit)).double()
+        accept = torch.sigmoid(self.judge.calibration.apply(head(hidden, token, known))).double()
         self.record.scalars[:, : now.shape[1]] = now
         return accept if self.judge.looks_ahead else torch.where(after > 1, accept, 1.0)
-
-
-def _scalars(
-    head: AcceptanceHead, q: Float[Tensor, " 1"], belief: Float[Tensor, "1 V"], after: Int[Tensor, " 1"]
-) -> Float[Tensor, "1 S"]:
-    """What the head reads beside the state, see `head.SCALARS`."""
-    made = {
-        "log_q": lambda: q.clamp(min=1e-30).log(),
-        "entropy": lambda: torch.special.entr(belief).sum(-1),
-        "gap": lambda: -belief.topk(min(2, belief.shape[-1])).values.double().diff(dim=-1).sum(-1),
-        "depth": lambda: after,
-    }
-    columns = [made[name]().float() for name in head.card.scalars]
-    return torch.stack(columns, -1) if columns else belief.new_zeros(1, 0).float()
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.head import features
 from specdecpp.policies import Costs, Stop
 from specdecpp.policies.protocol import LIMIT
 
@@ -75,12 +75,11 @@ class Draft:
 
     def entropy(self, i: int) -> float:
         """Entropy in nats of `distribution(i)`."""
-        return float(torch.special.entr(self.distribution(i)).sum())
+        return float(features.entropy(self.distribution(i)))
 
     def gap(self, i: int) -> float:
         """How far the two largest probabilities of `distribution(i)` lie apart (0 in a vocabulary of one)."""
-        top = self.distribution(i).topk(min(2, len(self.distribution(i)))).values.tolist()
-        return top[0] - top[1] if len(top) > 1 else 0.0
+        return float(features.gap(self.distribution(i)))
 
     def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
         """Add a candidate with the q it was drawn from, or with the logits it was the argmax of."""

@@ -110,7 +110,7 @@ def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
     estimate = policy.judge(draft, hidden)
     draft.head_s += perf_counter() - started
     if estimate is not None:
-        draft.judged.append(estimate.accept)
+        draft.judged.append(estimate)
 
 
 def _draw(

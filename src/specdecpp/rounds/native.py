@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from specdecpp.head import RowEstimator
+from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import HeadPolicy, judge_of
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.host import Host
@@ -25,7 +25,7 @@ from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
 from specdecpp.sampling import Sampling, Uniforms, probabilities, seen_rows
 
-_SCALARS = {"log_q": 0, "entropy": 1, "gap": 2, "depth": 3}
+_SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: 2}
 _GREEDY = {GreedyVerification: 0, CompareVerification: 2}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
@@ -96,7 +96,7 @@ class _CompiledHead:
         self.told = Head(
             input=card.hidden_size,
             scalars=len(card.scalars),
-            width=output.shape[1],
+            width=len(output),
             blocks=len(block),
             lags=self.lags,
             kinds=(ctypes.c_int32 * 4)(*(_SCALARS[name] for name in card.scalars)),
@@ -105,7 +105,7 @@ class _CompiledHead:
             block=block.ctypes.data,
             block_bias=block_bias.ctypes.data,
             output=output.ctypes.data,
-            shift=float(output_bias[0]) + math.log(calibration.rejection_weight),
+            shift=output_bias + math.log(calibration.rejection_weight),
             slope=1 / calibration.temperature,
             bias=calibration.bias,
         )

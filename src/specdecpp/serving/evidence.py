@@ -118,14 +118,16 @@ class Witness:
         ]
         believed = result.judged or [c["q"] for c in candidates]
         watched = protocol.Evidence.SURVIVAL if result.judged else protocol.Evidence.PRODUCT_OF_Q
-        rule = plan.decision.rule
+        rule, num = plan.decision.rule, result.num_drafted
         return {
             "num_drafted": outcome.num_drafted,
             "num_accepted": outcome.num_accepted,
             "stop_reason": outcome.stop_reason,
             "survival": list(accumulate(believed, mul)),
             "survival_of": "head" if result.judged else "q",
-            "thresholds": _beside(believed, rule.least[: result.num_drafted + 1]) if rule and rule.evidence is watched else None,
+            "thresholds": _beside(believed, rule.least[: num + 1])
+            if rule and rule.evidence is watched
+            else None,
             "candidates": candidates,
             "pieces": pieces,
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},

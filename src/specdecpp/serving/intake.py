@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, default_policy, encode
 from specdecpp.errors import PromptError
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
-from specdecpp.policies.head import heads
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.verification import VERIFICATIONS
 from specdecpp.serving.engine import End, Part, Step, Work
@@ -26,7 +26,6 @@ from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
 from specdecpp.session import Session
-from specdecpp.timing import measured
 
 Kind = Literal["token", "block", "compare"]
 Tested = Literal["token", "block", "compare", "greedy"]
@@ -188,8 +187,7 @@ class Intake:
         key = spec, kind
         if key not in self._decoders:
             policy = self.policy if spec is None else self._policy(spec)
-            costs = self._costs.judging() if self._costs and heads(policy) else self._costs
-            self._decoders[key] = Decoder(self.pair, policy=policy, verification=VERIFICATIONS[kind], costs=costs)
+            self._decoders[key] = Decoder(self.pair, policy=policy, verification=VERIFICATIONS[kind], costs=self._costs)
         self._decoders.move_to_end(key)
         while len(self._decoders) > _NUM_KEPT:
             self._decoders.popitem(last=False)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from specdecpp.policies.costs import Costs
+from specdecpp.costs import Costs
 
 Plan = tuple[Bool[np.ndarray, " _"], ...]
 """For k = 0..K-1 candidates, and for every situation of that layer: whether to draft one more."""

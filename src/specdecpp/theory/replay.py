@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import judge_of
+from specdecpp.policies.head import costs_for, judge_of
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.theory.replayed import Replayed, Round, prices
 from specdecpp.theory.trace import Opinion, Trace
@@ -216,13 +216,15 @@ def replay(
     """Decode every answer `repeats` times with a policy, exactly in law under token verification (see the module).
 
     A seed gives the same coins to every policy, for each trace by its place in the list: compare policies on equal lists.
-    `costs.draft_s` is all that a candidate takes: give a policy with a head `costs.judging()`. `max_tokens` bounds every
-    round from outside. Raises ValueError for a policy that goes further than the branches and is not bounded, or that asks a
+    Of a policy that asks a head, its time `costs.head_s` is part of a candidate's. `max_tokens` bounds every round from
+    outside. Raises ValueError for a policy that goes further than the branches and is not bounded, or that asks a
     head which has not judged the traces.
 
     >>> replayed = replay(traces, CumulativeConfidence(max_tokens=10), Costs.relative(0.22), repeats=4)   # doctest: +SKIP
     >>> replayed.speed_up, replayed.gain(over=replay(traces, Fixed(k=2), Costs.relative(0.22), repeats=4))   # doctest: +SKIP
     """
+
+    costs = costs_for(policy, costs)
 
     def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[Round]:
         player = Player(trace, policy, costs, max_tokens=max_tokens)

@@ -14,11 +14,11 @@ from specdecpp.request import as_prompt
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
 from specdecpp.training import shards
+from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
 from specdecpp.training.labels import Answer, Labelling, Record, label
 from specdecpp.training.prompts import Prompt, Split
 from specdecpp.training.recipe import CollectPlan
 from specdecpp.training.responses import sample_responses
-from specdecpp.training.trees import TARGET_ADVICE, check_tree_mask
 
 
 @dataclass(frozen=True, kw_only=True)

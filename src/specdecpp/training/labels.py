@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdecpp.head import features
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
+from specdecpp.training.branches import Branches, Distributions, Growth, Rows, Tree, believed, grow_branches, half
 from specdecpp.training.prompts import Split
 from specdecpp.training.responses import draw, roomy_cache, seen_by
-from specdecpp.training.trees import Branches, Growth, Laws, Rows, Tree, believed, grow_branches, half
 
 TOP_K = 8
 KEEP = 0.15
@@ -155,9 +156,9 @@ def _label_batch(
     del logits
     seen = _seen(answers, draft) if how.sampling.needs_seen else None
     q, belief = believed(q_logits, how.sampling, seen)
-    laws = Laws(p=probabilities(p_logits, how.sampling, seen), q=q, belief=belief, seen=seen)
+    distributions = Distributions(p=probabilities(p_logits, how.sampling, seen), q=q, belief=belief, seen=seen)
     x = torch.tensor([t for a in answers for t in a.answer], device=draft.device)
-    columns = _columns(laws, x, how.draws, generator)
+    columns = _columns(distributions, x, how.draws, generator)
     columns["depth"] = _depths(columns["answer_odds"], sizes, generator)
     if "mixed" in how.features:
         z, columns["is_mixed"] = mixed_text(x, columns["candidate"][:, 0], generator)
@@ -169,7 +170,7 @@ def _label_batch(
         tree.clear()
     if tree and how.branch_length:
         growth = Growth(num_tokens=how.branch_length, sampling=how.sampling, ends=how.ends, max_length=how.max_length)
-        branches = [*grow_branches(tree, judge, laws, growth, generator)]
+        branches = [*grow_branches(tree, judge, distributions, growth, generator)]
     states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
     return _records(answers, columns, states, branches)
 
@@ -220,19 +221,19 @@ def _seen(answers: Sequence[Answer], draft: EagerRunner) -> Bool[Tensor, "M V"]:
     return torch.cat([seen_rows(*pair) for pair in zip(prompts, before, strict=True)])
 
 
-def _columns(laws: Laws, x: Int[Tensor, " M"], draws: int, generator: torch.Generator) -> dict[str, Tensor]:
+def _columns(distributions: Distributions, x: Int[Tensor, " M"], draws: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Draw the candidates and score them and the answer's tokens."""
-    p, q, belief = laws.p, laws.q, laws.belief
+    p, q, belief = distributions.p, distributions.q, distributions.belief
     candidate, x = draw(q, draws, generator), x.unsqueeze(-1)
     # Rounding can take a token that was sampled out of the top-k of this pass; it then counts as accepted.
     p_x, q_x = p.gather(-1, x)[:, 0].clamp(min=torch.finfo(p.dtype).tiny), q.gather(-1, x)[:, 0]
     columns = {
-        "log_q": belief.gather(-1, candidate).log(),
-        "log_ratio": laws.log_ratio(candidate),
-        "overlap": laws.overlap(),
-        "entropy": torch.special.entr(belief).sum(-1),
+        "log_q": features.log_q(belief.unsqueeze(1).expand(-1, draws, -1), candidate),
+        "log_ratio": distributions.log_ratio(candidate),
+        "overlap": distributions.overlap(),
+        "entropy": features.entropy(belief),
         "top": belief.topk(min(TOP_K, q.shape[-1]), dim=-1).values,
-        "answer_log_q": belief.gather(-1, x)[:, 0].log(),
+        "answer_log_q": features.log_q(belief, x[:, 0]),
         "answer_log_ratio": p_x.log() - q_x.log(),
         "answer_odds": (q_x / p_x).clamp(max=1),
     }

@@ -20,10 +20,10 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head
+from specdecpp.training.checkpoints import Epoch
 from specdecpp.training.evaluate import FREE, Evaluation, evaluate
 from specdecpp.training.folders import writable
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.progress import Epoch
 from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import Recipe
 from specdecpp.training.train import train

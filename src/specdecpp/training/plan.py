@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from specdecpp.head import OUTPUTS, SCALARS, Calibration, HeadCard
+from specdecpp.head import SCALARS, Calibration, HeadCard
 from specdecpp.training.labels import Record
 
 GRID = {"rejection_weight": (1.0, 3.0, 6.0, 12.0), "num_layers": (0, 1, 2, 3, 4)}
@@ -26,7 +26,6 @@ class HeadPlan:
     num_layers: int = 2
     width: int | None = None
     scalars: tuple[str, ...] = ("log_q", "entropy", "gap")
-    outputs: tuple[str, ...] = ("accept",)
     rejection_weight: float = 1.0
     epochs: int = 4
     batch: int = 8
@@ -37,11 +36,8 @@ class HeadPlan:
     def __post_init__(self) -> None:
         if self.form not in ("lagged", "look_ahead") or self.text not in ("mixed", "leaf"):
             raise ValueError(f"form is lagged or look_ahead and text mixed or leaf, got {self.form!r} and {self.text!r}")
-        for name, known in (("scalars", SCALARS), ("outputs", OUTPUTS)):
-            if unknown := [x for x in getattr(self, name) if x not in known]:
-                raise ValueError(f"{name}: {unknown[0]!r} is not one of {', '.join(known)}")
-        if self.outputs[:1] != ("accept",):
-            raise ValueError(f"the first of the outputs is accept, got {list(self.outputs)}")
+        if unknown := [name for name in self.scalars if name not in SCALARS]:
+            raise ValueError(f"scalars: {unknown[0]!r} is not one of {', '.join(SCALARS)}")
         if (
             min(self.epochs, self.batch) < 1
             or self.num_layers < 0
@@ -84,7 +80,6 @@ class HeadPlan:
             num_layers=self.num_layers,
             form=self.form,
             scalars=self.scalars,
-            outputs=self.outputs,
             width=self.width,
             vocab_size=about["vocab_size"] if self.is_ahead else None,
             target=pair["target"],

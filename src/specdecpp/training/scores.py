@@ -22,11 +22,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdecpp.errors import DataError
-from specdecpp.head import AcceptanceHead
+from specdecpp.head import AcceptanceHead, features
 from specdecpp.training.labels import Record
 
 LENGTH = 10  # of the rounds: the longest that the branches are recorded for
-LEAST_LOG_Q = float(np.log(1e-30))  # as when a head decodes: no scalar is infinite
 Source = Literal["clean", "leaf", "mixed", "rounds", "live"]
 """`live` is not of a record: see `training.live`."""
 
@@ -97,23 +96,18 @@ def minus_entropy(record: Record, *, length: int = LENGTH) -> Judged:
     return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch, length)
 
 
-def outputs(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows O"]:
-    """All raw outputs of a head, where `depth` is each token's place in its round, from 1."""
-    known = {
-        "log_q": evidence.log_q.clamp(min=LEAST_LOG_Q),
-        "entropy": evidence.entropy,
-        "gap": evidence.gap,
-        "depth": depth,
-    }
-    names, device = head.card.scalars, head.output.weight.device
-    scalars = torch.stack([known[name].float() for name in names], -1).to(device) if names else None
-    return head(evidence.hidden.to(device), evidence.token.clamp(min=0).to(device), scalars)
+def raw(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """Raw logits of a head, where `depth` is each token's place in its round, from 1."""
+    known = {"log_q": evidence.log_q, "entropy": evidence.entropy, "gap": evidence.gap, "depth": depth}
+    device = head.output.weight.device
+    scalars = features.recorded(head.card.scalars, known, like=evidence.log_q)
+    return head(evidence.hidden.to(device), evidence.token.clamp(min=0).to(device), scalars.to(device))
 
 
 def logits(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[np.ndarray, "*rows"]:
-    """Raw logits of acceptance."""
+    """`raw`, without gradients, as numpy has them."""
     with torch.inference_mode():
-        return outputs(head, evidence, depth)[..., 0].double().cpu().numpy()
+        return raw(head, evidence, depth).double().cpu().numpy()
 
 
 def candidate_evidence(record: Record, source: Source) -> Evidence:

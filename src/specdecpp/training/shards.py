@@ -22,8 +22,8 @@ from torch import Tensor
 
 from specdecpp import machine
 from specdecpp.errors import DataError
+from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
-from specdecpp.training.trees import Branches
 
 COLLECTION = "collection.json"
 _KEY = b"specdecpp"

@@ -20,9 +20,9 @@ from torch import Tensor
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
-from specdecpp.training.scores import Evidence, answer_evidence, branch_evidence, outputs
-from specdecpp.training.trees import Branches
+from specdecpp.training.scores import Evidence, answer_evidence, branch_evidence, raw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +97,16 @@ def judged(trace: Trace, record: Record, heads: Iterable[AcceptanceHead]) -> Tra
 
 
 def _opinions(head: AcceptanceHead, record: Record) -> tuple[Opinion, Opinion]:
-    """(Raw, calibrated); as when it decodes, the calibration is of acceptance only."""
+    """(Raw, calibrated)."""
     is_ahead, size = head.card.form == "look_ahead", _branches(record).token.shape[1]
     answer, branch = answer_evidence(record, is_ahead=is_ahead), branch_evidence(record, is_ahead=is_ahead)
     pairs = {name: (getattr(answer, name), getattr(branch, name)) for name in Evidence.__dataclass_fields__}
     evidence = Evidence(**{name: torch.cat([a.unsqueeze(1).to(b.dtype), b], 1) for name, (a, b) in pairs.items()})
     depths = range(1, size + 1) if "depth" in head.card.scalars else [1]
     with torch.inference_mode():
-        said = torch.stack([outputs(head, evidence, torch.full_like(evidence.token, k)) for k in depths], 2).double().cpu()
-    ahead = None
-    if "next" in head.card.outputs:
-        ahead = _sigmoid(said[..., head.card.outputs.index("next")], Calibration())
-    raw, calibrated = (_sigmoid(said[..., 0], c) for c in (Calibration(), head.card.calibration))
-    return Opinion(accept=raw, next=ahead), Opinion(accept=calibrated, next=ahead)
+        logits = torch.stack([raw(head, evidence, torch.full_like(evidence.token, k)) for k in depths], 2).double().cpu()
+    as_said, calibrated = (Opinion(accept=_sigmoid(logits, c)) for c in (Calibration(), head.card.calibration))
+    return as_said, calibrated
 
 
 def _sigmoid(logit: Float[Tensor, "N W D"], calibration: Calibration) -> Float[np.ndarray, "N W D"]:

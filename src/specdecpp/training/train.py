@@ -22,16 +22,13 @@ from torch import Tensor
 
 from specdecpp.errors import DataError
 from specdecpp.head import CARD, AcceptanceHead
+from specdecpp.training.checkpoints import Epoch, Training
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.progress import Epoch, Training
-from specdecpp.training.scores import Evidence, answer_evidence, candidate_evidence, head_logits, outputs
+from specdecpp.training.scores import Evidence, candidate_evidence, head_logits, raw
 from specdecpp.training.shards import COLLECTION
-
-LONGEST_LOG_RATIO = 10.0
-
 
 Tell = Callable[[Epoch], None]
 
@@ -89,18 +86,13 @@ def _trained(
 def step(run: Training, records: Sequence[Record], plan: HeadPlan) -> tuple[float, int]:
     """One update; the loss before it, and the number of labels it stands on."""
     evidence, targets = examples(records, plan)
-    out = outputs(run.head, evidence, targets["depth"])
-    loss = acceptance_loss(out[:, 0], targets["accept"], rejection_weight=plan.rejection_weight)
-    if "log_ratio" in plan.outputs:
-        ratio = targets["log_ratio"].clamp(-LONGEST_LOG_RATIO, LONGEST_LOG_RATIO)
-        loss = loss + F.smooth_l1_loss(out[:, plan.outputs.index("log_ratio")], ratio)
-    if "next" in plan.outputs:
-        loss = loss + _next_loss(run.head, records, plan)
+    logit = raw(run.head, evidence, targets["depth"])
+    loss = acceptance_loss(logit, targets["accept"], rejection_weight=plan.rejection_weight)
     loss.backward()
     run.optimiser.step()
     run.optimiser.zero_grad(set_to_none=True)
     run.schedule.step()
-    return float(loss.detach()), len(out)
+    return float(loss.detach()), len(logit)
 
 
 def acceptance_loss(
@@ -118,44 +110,18 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
 
 
 def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[str, Tensor]]:
-    """What the head reads about M candidates of these answers, and their labels: accept, log_ratio, and depth."""
+    """What the head reads about M candidates of these answers, and their labels: accept, and depth."""
     evidence, targets = [], []
     for record in records:
         source = "clean" if plan.is_ahead else "leaf" if plan.text == "leaf" else "mixed"
         found = candidate_evidence(record, source)
-        labels = {
-            "accept": record.accept,
-            "log_ratio": record.log_ratio,
-            "depth": record.depth[:, None].expand_as(record.accept),
-        }
+        labels = {"accept": record.accept, "depth": record.depth[:, None].expand_as(record.accept)}
         if not plan.is_ahead:
             kept = record.is_mixed if source == "mixed" and record.is_mixed is not None else slice(None)
             labels = {name: values[kept, :1] for name, values in labels.items()}
         evidence.append(_flat(found))
         targets.append({name: values.reshape(-1) for name, values in labels.items()})
     return _joined(evidence), {name: torch.cat([t[name] for t in targets]) for name in targets[0]}
-
-
-def following(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[str, Tensor]]:
-    """For the output `next`: what the head reads about the answer's own tokens, 1 - TV(p, q) of the position after each, and
-    as weight the odds b that the token is the draft's own, since a token that is followed was accepted (policies.md 9)."""
-    parts = [(answer_evidence(r, is_ahead=plan.is_ahead), r) for r in records if len(r.answer) > 1]
-    evidence = [_flat(e[: len(r.answer) - 1,]) for e, r in parts]
-    targets = {
-        "next": torch.cat([r.overlap[1:] for _, r in parts]),
-        "weight": torch.cat([r.answer_odds[:-1] for _, r in parts]),
-        "depth": torch.cat([r.depth[:-1] for _, r in parts]),
-    }
-    return _joined(evidence), targets
-
-
-def _next_loss(head: AcceptanceHead, records: Sequence[Record], plan: HeadPlan) -> Tensor:
-    if all(len(r.answer) < 2 for r in records):
-        return torch.zeros(())
-    evidence, targets = following(records, plan)
-    logit = outputs(head, evidence, targets["depth"])[:, plan.outputs.index("next")]
-    loss = F.binary_cross_entropy_with_logits(logit, targets["next"].clamp(0, 1), reduction="none")
-    return (loss * targets["weight"]).sum() / targets["weight"].sum().clamp(min=1e-6)
 
 
 def _flat(evidence: Evidence) -> Evidence:

@@ -353,7 +353,7 @@ def test_the_head_feeds_adaptive_verification(
     judging, said = Judging(head), []
     for step in zip(states, tokens, q, strict=True):
         said.append(judging(*step))
-    judged = [s.accept for s in said if s is not None][: len(tokens) - 1]
+    judged = [s for s in said if s is not None][: len(tokens) - 1]
     wanted = torch.stack([torch.ones(tokens.shape[1]), *judged], 1)
     assert len({round(x, 4) for x in wanted.flatten().tolist()}) > 4, "the judgements must differ for this to say anything"
     assert torch.allclose(torch.tensor(found["confidences"]), wanted, atol=1e-5)

@@ -5,13 +5,13 @@ step. Were they shared out evenly, every cost and every rate would be divided by
 otherwise (policies weigh seconds only against each other).
 
 The pass of the target is a line in the mean number of positions per request, fitted by least squares in which a round weighs
-(1 - MEMORY) times the next. Batch sizes are kept apart by powers of two. MEMORY and PAUSE are those of `policies.costs`.
+(1 - MEMORY) times the next. Batch sizes are kept apart by powers of two. MEMORY and PAUSE are those of `costs.clock`.
 """
 
 from dataclasses import dataclass, field
 
-from specdecpp.policies import Costs
-from specdecpp.policies.costs import MEMORY, PAUSE
+from specdecpp.costs import Costs
+from specdecpp.costs.clock import MEMORY, PAUSE
 
 RIDGE = 0.5
 """Pulls the slope towards 0, in positions squared. Where rounds were nearly equally long the slope would be noise, and a rule

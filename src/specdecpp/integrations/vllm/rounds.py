@@ -209,7 +209,7 @@ class Rounds:
         drawn = tokens.tolist()
         started = perf_counter()
         said = None if self._judging is None else self._judging(hidden, tokens, q, is_greedy=self._is_greedy.to(q.device))
-        accept = None if said is None else said.accept.tolist()
+        accept = None if said is None else said.tolist()
         self._head_s += perf_counter() - started
         for i, row in enumerate(self._rows):
             if row is None or not row.is_open:

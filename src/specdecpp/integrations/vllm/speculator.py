@@ -89,5 +89,5 @@ class JudgedSpeculator(StandaloneARSpeculator):
         # A look-ahead head judges the candidate of this step, a lagged one that of the step before.
         column = self._step if self._judging.looks_ahead else self._step - 1
         if said is not None and column < confidences.shape[1]:
-            confidences[:num_rows, column] = said.accept
+            confidences[:num_rows, column] = said
         return tokens

@@ -197,6 +197,7 @@ def _bound(lib: Any) -> Any:
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
         "native_propose": (number, [pointer, number, pointer, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer]),
+        "native_judge": (ctypes.c_double, [pointer, pointer, ctypes.c_int64, number, pointer, pointer, number, ctypes.c_float]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
         "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 2]),
     }

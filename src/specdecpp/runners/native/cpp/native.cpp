@@ -80,6 +80,13 @@ int64_t native_draw(const float* p, int64_t n, double u) { return draw(p, n, u);
 // The distribution p [n] of logits x [n], which a penalty changes in place.
 void native_distribution(float* x, int n, const Sampling* s, float* p) { penalise(x, n, *s), distribution(x, n, *s, p); }
 
+// What a head says of a token, `x` being the logits and p [n] the distribution softmax(factor x) that it was drawn from.
+double native_judge(const Head* head, const float* state, int64_t token, int depth, const float* x, const float* p, int n, float factor) {
+  float scalars[] = {float(std::log(std::max(p[token], 1e-30f))), 0, 0, float(depth)};
+  spread(x, p, n, factor, scalars + ENTROPY, scalars + GAP);
+  return judged(*head, state, token, scalars);
+}
+
 void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
   extend(*m, threads, *seq, tokens, n, start, rows, logits, states);
 }

@@ -12,7 +12,8 @@ from safetensors.torch import load, save
 
 from specdecpp import machine
 from specdecpp.errors import HeadError
-from specdecpp.head import CARD, DIGEST, WEIGHTS, AcceptanceHead, HeadCard
+from specdecpp.head.card import CARD, DIGEST, WEIGHTS, HeadCard
+from specdecpp.head.model import AcceptanceHead
 
 _REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
@@ -56,8 +57,13 @@ def _read_ours(folder: Path) -> AcceptanceHead:
             f"card says {written}. Copy the head again, or train it anew; if the weights were changed on purpose, take "
             f"{DIGEST} out of the card."
         )
-    head.load_state_dict(load(weights))
+    head.load_state_dict(_of_acceptance(load(weights)))
     return head
+
+
+def _of_acceptance(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the further outputs that heads of earlier versions may have: the first is the logit of acceptance."""
+    return state | {name: state[name][:1] for name in ("output.weight", "output.bias") if name in state}
 
 
 def _digest(weights: bytes) -> str:

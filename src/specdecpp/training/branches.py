@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from specdecpp.errors import RunnerError
+from specdecpp.head import features
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.training.responses import draw, roomy_cache
@@ -140,14 +141,8 @@ def believed(
     return q, penalised(logits, sampling, seen).softmax(-1) if sampling.is_greedy else q
 
 
-def top_gap(q: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
-    """The lead of the likeliest token over the second; 0 where there is no second."""
-    top = q.topk(min(2, q.shape[-1]), dim=-1).values
-    return top[:, 0] - top[:, -1]
-
-
-def rejected_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M V"], Bool[Tensor, " M"]]:
-    """(norm((q - p)+), whether a rejection is possible): the law of a candidate given that it is rejected; q where none is.
+def rejected_distribution(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M V"], Bool[Tensor, " M"]]:
+    """(norm((q - p)+), whether a rejection is possible): the distribution of a rejected candidate; q where none can be.
 
     Token verification rejects Y ~ q with probability 1 - min(1, p(Y)/q(Y)), so jointly with (q(Y) - p(Y))+.
     """
@@ -158,7 +153,7 @@ def rejected_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Floa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laws:
+class Distributions:
     """p, q, what the draft believed, and for the penalty the tokens before, at M places in texts or branches."""
 
     p: Float[Tensor, "M V"]
@@ -166,10 +161,10 @@ class Laws:
     belief: Float[Tensor, "M V"]
     seen: Bool[Tensor, "M V"] | None = None
 
-    def at(self, chosen: Int[Tensor, " m"]) -> "Laws":
+    def at(self, chosen: Int[Tensor, " m"]) -> "Distributions":
         """Those of some of the places."""
         seen = None if self.seen is None else self.seen[chosen]
-        return Laws(p=self.p[chosen], q=self.q[chosen], belief=self.belief[chosen], seen=seen)
+        return Distributions(p=self.p[chosen], q=self.q[chosen], belief=self.belief[chosen], seen=seen)
 
     def overlap(self) -> Float[Tensor, " M"]:
         """1 - TV(p, q)."""
@@ -179,13 +174,15 @@ class Laws:
         """log p - log q of tokens that the draft could have proposed, unclipped."""
         return self.p.gather(-1, tokens).log() - self.q.gather(-1, tokens).log()
 
-    def after(self, tree: Tree, judge: Tree | None, tokens: Int[Tensor, " M"], sampling: Sampling) -> tuple["Laws", Tensor]:
-        """(The laws after one more token, the draft's states at it [M, D]). Without a judge p stays what it was."""
+    def after(
+        self, tree: Tree, judge: Tree | None, tokens: Int[Tensor, " M"], sampling: Sampling
+    ) -> tuple["Distributions", Tensor]:
+        """(The distributions after one more token, the draft's states at it [M, D]). Without a judge p stays what it was."""
         seen = None if self.seen is None else self.seen.scatter(-1, tokens.unsqueeze(-1), True)
         logits, state = tree.grow(tokens)
         q, belief = believed(logits, sampling, seen)
         p = self.p if judge is None else probabilities(judge.grow(tokens)[0].to(q.device), sampling, seen)
-        return Laws(p=p, q=q, belief=belief, seen=seen), state
+        return Distributions(p=p, q=q, belief=belief, seen=seen), state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,15 +201,17 @@ class Growth:
         return (self.max_length - prefix).clamp(max=self.num_tokens)
 
 
-def grow_branches(tree: Tree, judge: Tree | None, laws: Laws, growth: Growth, generator: torch.Generator) -> list[Branches]:
+def grow_branches(
+    tree: Tree, judge: Tree | None, distributions: Distributions, growth: Growth, generator: torch.Generator
+) -> list[Branches]:
     """Draw a rejected candidate at every position and let the draft go on from it; one `Branches` for each answer.
 
-    `laws` are those of the clean texts. `judge` is a tree of the target over the same texts, for log_ratio and overlap; None
-    leaves them out. Logits are held of one level of one part of the positions at a time.
+    `distributions` are those of the clean texts. `judge` is a tree of the target over the same texts, for log_ratio and
+    overlap; None leaves them out. Logits are held of one level of one part of the positions at a time.
     """
     rows, made, places = tree.rows, [], []
     for chosen, part in rows.parts(-(-PASS // rows.num_rows)):
-        made.append(_grown(tree.over(part), judge and judge.over(part), laws.at(chosen), growth, generator))
+        made.append(_grown(tree.over(part), judge and judge.over(part), distributions.at(chosen), growth, generator))
         places.append(chosen)
     order = torch.cat(places).argsort().cpu()
     sizes = rows.batch.bincount(minlength=rows.num_rows).tolist()
@@ -220,28 +219,30 @@ def grow_branches(tree: Tree, judge: Tree | None, laws: Laws, growth: Growth, ge
     return [Branches(**dict(zip(columns, part, strict=True))) for part in zip(*columns.values(), strict=True)]
 
 
-def _grown(tree: Tree, judge: Tree | None, laws: Laws, growth: Growth, generator: torch.Generator) -> dict[str, Tensor]:
+def _grown(
+    tree: Tree, judge: Tree | None, distributions: Distributions, growth: Growth, generator: torch.Generator
+) -> dict[str, Tensor]:
     """The columns of `Branches` at the positions of a tree, which is cleared afterwards."""
-    source, alive = rejected_law(laws.p, laws.q)
+    source, alive = rejected_distribution(distributions.p, distributions.q)
     room, ends = growth.room(tree.rows.prefix), torch.tensor(sorted(growth.ends), device=source.device, dtype=torch.long)
     levels: list[dict[str, Tensor]] = []
     for level in range(growth.num_tokens):
         alive = alive & (room > level)
         token = source.argmax(-1, keepdim=True) if growth.sampling.is_greedy else draw(source, 1, generator)
         token = token.masked_fill(~alive.unsqueeze(-1), 0)
-        belief = laws.belief
+        belief = distributions.belief
         numbers = {
-            "log_q": belief.gather(-1, token)[:, 0].log(),
-            "entropy": torch.special.entr(belief).sum(-1),
-            "gap": top_gap(belief),
+            "log_q": features.log_q(belief, token[:, 0]),
+            "entropy": features.entropy(belief),
+            "gap": features.gap(belief),
         }
-        before, (laws, state) = laws, laws.after(tree, judge, token[:, 0], growth.sampling)
+        before, (distributions, state) = distributions, distributions.after(tree, judge, token[:, 0], growth.sampling)
         if judge is not None:
-            numbers |= {"log_ratio": before.log_ratio(token)[:, 0], "overlap": laws.overlap()}
+            numbers |= {"log_ratio": before.log_ratio(token)[:, 0], "overlap": distributions.overlap()}
         numbers = {name: values.float().masked_fill(~alive, 0) for name, values in numbers.items()}
         state = half(state).masked_fill(~alive.unsqueeze(-1), 0)
         levels.append({"token": token[:, 0], "length": alive.long(), "state": state, **numbers})
-        source, alive = laws.q, alive & ~torch.isin(token[:, 0], ends)
+        source, alive = distributions.q, alive & ~torch.isin(token[:, 0], ends)
     for grown in (tree, judge):
         if grown is not None:
             grown.clear()

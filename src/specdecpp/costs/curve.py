@@ -1,6 +1,6 @@
 """What a step costs: seconds of a candidate, and of a target pass by the number of positions it reads.
 
-A cost model is a value: measured on the machine (`timing.measure`), given by hand, or made up to ask about other hardware
+A cost model is a value: measured on the machine (`measuring.measure`), given by hand, or made up to ask about other hardware
 (`Costs.relative`). Policies that weigh drafting against verification read it from the draft they are shown.
 """
 
@@ -9,22 +9,14 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from specdecpp.policies.protocol import Outcome
-
-MEMORY = 0.02
-"""The weight of one round in the running means."""
-PAUSE = 4.0
-"""How many times what is expected a round may take and still be a measurement; beyond that the machine was elsewhere."""
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """`draft_s` seconds a candidate; `passes` maps positions of a target pass (candidates + 1) to seconds; `start_s` is what
     the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
-    it would add to a candidate (`judging`).
+    it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that).
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -81,7 +73,7 @@ class Costs:
         except (AttributeError, TypeError) as error:
             raise ValueError(f"costs are an object with draft_s and passes, got {values!r}") from error
 
-    def judging(self) -> "Costs":
+    def with_head(self) -> "Costs":
         """Where a head judges every candidate: its time is part of drafting."""
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
@@ -90,10 +82,11 @@ class Costs:
         round's start too."""
         known = self._verify_s  # pyright: ignore[reportAttributeAccessIssue]
         if num_positions not in known:  # a policy asks for each candidate again
-            known[num_positions] = self._on_curve(num_positions) + self.start_s * (num_positions > 1)
+            known[num_positions] = self.pass_s(num_positions) + self.start_s * (num_positions > 1)
         return known[num_positions]
 
-    def _on_curve(self, num_positions: int) -> float:
+    def pass_s(self, num_positions: int) -> float:
+        """Seconds of that pass by itself."""
         widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
         if len(widths) == 1 or num_positions <= widths[0]:
             return seconds[0]
@@ -118,27 +111,6 @@ class Costs:
         4
         """
         return _best_length(self, acceptance, lengths)
-
-    def updated(self, outcome: "Outcome") -> "Costs":
-        """The running means after a round was timed: the time of a candidate, and the level of the whole curve."""
-        num, draft_s = outcome.num_drafted, self.draft_s
-        expected_s = self._on_curve(num + 1)
-        if num:
-            took_s = max(0.0, outcome.draft_s + outcome.head_s - self.start_s) / num
-            draft_s += MEMORY * (min(took_s, PAUSE * max(draft_s, expected_s)) - draft_s)
-        level = (outcome.verify_s + outcome.other_s) / expected_s
-        scale = 1 + MEMORY * (min(level, PAUSE) - 1)
-        return replace(self, draft_s=draft_s, passes={n: s * scale for n, s in self.passes.items()})
-
-
-@dataclass
-class CostClock:
-    """Costs that follow the clock, round by round; shared by the requests of a decoder that nobody wants to repeat."""
-
-    now: Costs
-
-    def update(self, outcome: "Outcome") -> None:
-        self.now = self.now.updated(outcome)
 
 
 def chain_tokens(acceptance: float, num_drafted: int) -> float:

@@ -64,8 +64,11 @@ class Training:
 
     def _go_on(self, saved: dict[str, Any], origin: dict[str, Any]) -> None:
         """Take up what `keep` has written. Raises `DataError` for the state of another plan."""
+        plan, own = saved["origin"]["plan"], origin["plan"]
+        if plan.get("outputs") == ["accept"]:  # of an earlier version, whose heads might have more of them
+            del plan["outputs"]
         if saved["origin"] != origin:
-            changed = [k for k in origin["plan"] if saved["origin"]["plan"].get(k) != origin["plan"][k]] or ["the labels"]
+            changed = [k for k in own | plan if plan.get(k) != own.get(k)] or ["the labels"]
             raise DataError(
                 f"{self.folder} holds a head of another plan: {', '.join(changed)} changed. Give this head another name, or "
                 "remove that folder."

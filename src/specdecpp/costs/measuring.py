@@ -53,7 +53,7 @@ def measured(pair: Pair) -> Costs:
 
 def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     """Seconds of a candidate, of a round's start, of a target pass by width and, with a head, of its judgement; batch 1, at a
-    context of about a hundred tokens. The head's time stands apart (`Costs.judging`).
+    context of about a hundred tokens. The head's time stands apart: `policies.head.costs_for` adds it.
 
     Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. What is
     decoded depends on the time, unless the budget is infinite.

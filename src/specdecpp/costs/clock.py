@@ -1,0 +1,63 @@
+"""Costs that follow the clock: running means of what rounds take, told anew only when they have moved."""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from specdecpp.costs.curve import Costs
+
+MEMORY = 0.02
+"""The weight of one round in the running means."""
+PAUSE = 4.0
+"""How many times what is expected a round may take and still be a measurement; beyond that the machine was elsewhere."""
+STEP, WAIT = 0.01, 32
+"""`now` follows a mean that has moved by more than this share, after so many rounds at the earliest: what a rule plans with
+costs is worked out anew for each `now`, and a busy machine moves the means all the time."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """What the clock reads of a round: `policies.Outcome` has it."""
+
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def draft_s(self) -> float: ...
+    @property
+    def head_s(self) -> float: ...
+    @property
+    def verify_s(self) -> float: ...
+    @property
+    def other_s(self) -> float: ...
+
+
+@dataclass
+class CostClock:
+    """Costs that follow the clock, round by round; shared by the requests of a decoder that nobody wants to repeat.
+
+    `now` stays the same object for `WAIT` rounds and more, until the time of a draft token, or the level of the whole curve of
+    passes, has moved by more than `STEP`: a request looks at it every round, and finds its plans kept.
+    """
+
+    now: Costs
+    _draft_s: float = field(init=False, repr=False)
+    _level: float = field(default=1.0, init=False, repr=False)
+    """Of the curve, as a multiple of `now`'s."""
+    _num_rounds: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._draft_s = self.now.draft_s
+
+    def update(self, outcome: Timed) -> None:
+        """Take the times of a round into the means."""
+        num = outcome.num_drafted
+        expected_s = self._level * self.now.pass_s(num + 1)
+        if num:
+            took_s = max(0.0, outcome.draft_s + outcome.head_s - self.now.start_s) / num
+            self._draft_s += MEMORY * (min(took_s, PAUSE * max(self._draft_s, expected_s)) - self._draft_s)
+        took = (outcome.verify_s + outcome.other_s) / expected_s
+        self._level *= 1 + MEMORY * (min(took, PAUSE) - 1)
+        self._num_rounds += 1
+        has_moved = abs(self._draft_s - self.now.draft_s) > STEP * self.now.draft_s or abs(self._level - 1) > STEP
+        if has_moved and self._num_rounds >= WAIT:
+            passes = {n: s * self._level for n, s in self.now.passes.items()}
+            self.now, self._level, self._num_rounds = replace(self.now, draft_s=self._draft_s, passes=passes), 1.0, 0

@@ -1,0 +1,37 @@
+"""The acceptance head: a small residual network on the draft's hidden state that says how likely a draft token is accepted.
+
+There are two forms. They differ in when a draft token Y_t can be judged:
+
+lagged       from e_t, the draft's state *at* Y_t: D_h residual blocks x + SiLU(W x + b), then a linear output, the logit of
+             acceptance (method.md 3; Huang et al. 2025, section 3.2). The forward pass on Y_t has then been paid for.
+look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small table, and from scalars such as log q(Y_t):
+             as soon as Y_t is drawn (policies.md 4). The table is the head's own, so every runner can feed it.
+
+| file | holds |
+|---|---|
+| features.py | the scalars beside the state, the one definition that everything in Python reads |
+| card.py | `HeadCard`, what a head is for, and `Calibration`, from its score to a probability |
+| model.py | `AcceptanceHead`, the torch module: any rows at once |
+| rows.py | `RowEstimator`, the same for one row in numpy |
+| files.py | a head on disk: `head.safetensors` and `head.json`, or the form that the authors publish theirs in |
+
+The compiled code (`runners/native/cpp/round.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
+"""
+
+from specdecpp.head.card import CARD, DIGEST, WEIGHTS, Calibration, HeadCard
+from specdecpp.head.features import SCALARS
+from specdecpp.head.model import AcceptanceHead
+from specdecpp.head.rows import Arrays, Estimator, RowEstimator
+
+__all__ = [
+    "CARD",
+    "DIGEST",
+    "SCALARS",
+    "WEIGHTS",
+    "AcceptanceHead",
+    "Arrays",
+    "Calibration",
+    "Estimator",
+    "HeadCard",
+    "RowEstimator",
+]

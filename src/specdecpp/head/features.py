@@ -1,0 +1,90 @@
+"""What a head reads beside the hidden state: four scalars of a draft token and of the distribution q that it was drawn from.
+
+    log_q      log q(Y), at least that of 1e-30, so that no scalar is infinite
+    entropy    H(q) in nats
+    gap        the lead of the likeliest token over the second; 0 where there is no second
+    depth      the place of the token in its round, from 1
+
+Under greedy drafting nothing is drawn, and q is the softmax of the logits at T = 1. `rows` makes them of distributions, for
+any rows at once; `recorded` of numbers that are known already; `of_last` of one round that a host decodes step by step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+SCALARS = ("log_q", "entropy", "gap", "depth")
+LEAST_Q = 1e-30
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """What `of_last` asks of a round: `policies.Candidates` has it."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    def confidence(self, i: int) -> float: ...
+    def entropy(self, i: int) -> float: ...
+    def gap(self, i: int) -> float: ...
+
+
+def log_q(q: Float[Tensor, "*rows V"], tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """log q(Y), -inf where q is 0."""
+    return q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
+
+
+def entropy(q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
+    """H(q) in nats."""
+    return torch.special.entr(q).sum(-1)
+
+
+def gap(q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
+    """How far the two largest probabilities lie apart."""
+    top = q.topk(min(2, q.shape[-1]), dim=-1).values
+    return top[..., 0] - top[..., -1]
+
+
+def rows(
+    names: Sequence[str],
+    *,
+    tokens: Int[Tensor, "*rows"],
+    q: Float[Tensor, "*rows V"],
+    depth: int | Int[Tensor, "*rows"],
+) -> Float[Tensor, "*rows S"]:
+    """The scalars `names` of tokens and the distributions that they were drawn from, a column for each; others cost nothing.
+
+    >>> rows(("entropy", "depth"), tokens=torch.tensor([1]), q=torch.tensor([[0.5, 0.5]]), depth=3)
+    tensor([[0.6931, 3.0000]])
+    """
+    made = {
+        "log_q": lambda: log_q(q, tokens),
+        "entropy": lambda: entropy(q),
+        "gap": lambda: gap(q),
+        "depth": lambda: torch.full(tokens.shape, depth, device=q.device) if isinstance(depth, int) else depth,
+    }
+    return recorded(names, {name: made[name]() for name in names}, like=q[..., 0])
+
+
+def recorded(names: Sequence[str], known: Mapping[str, Tensor], *, like: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows S"]:
+    """The scalars `names` of numbers that are `known` by name, in float32; `like` has the rows' shape and device."""
+    if not names:
+        return like.new_zeros((*like.shape, 0), dtype=torch.float32)
+    columns = {name: known[name].float() for name in names}
+    if "log_q" in columns:
+        columns["log_q"] = columns["log_q"].clamp(min=math.log(LEAST_Q))
+    return torch.stack(list(columns.values()), -1)
+
+
+def of_last(names: Sequence[str], draft: Drawn) -> tuple[float, ...]:
+    """The scalars `names` of the last token of a round, from what the round has worked out already."""
+    made = {
+        "log_q": lambda: math.log(max(draft.confidence(-1), LEAST_Q)),
+        "entropy": lambda: draft.entropy(-1),
+        "gap": lambda: draft.gap(-1),
+        "depth": lambda: float(draft.num_tokens),
+    }
+    return tuple(made[name]() for name in names)

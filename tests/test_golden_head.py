@@ -1,0 +1,150 @@
+"""Whatever judges a token says what golden_head.json says: module, rows in numpy, vLLM's batches, training, compiled code."""
+
+import ctypes
+import json
+from typing import Any
+
+import golden_head
+import pytest
+import torch
+
+from specdecpp.rounds.draft import Draft
+from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard, features
+from specdecpp.integrations.vllm.judging import Judging
+from specdecpp.policies import SpecDecPP
+from specdecpp.runners import native
+from specdecpp.rounds.native import _CompiledHead
+from specdecpp.runners.native.library import library
+from specdecpp.training.scores import Evidence, raw
+
+GOLDEN: dict[str, Any] = json.loads(golden_head.PATH.read_text(encoding="utf-8"))
+ROWS: list[dict[str, Any]] = GOLDEN["rows"]
+TOKENS = torch.tensor([row["token"] for row in ROWS])
+HIDDEN = torch.tensor([row["hidden"] for row in ROWS])
+Q = torch.tensor([row["q"] for row in ROWS])
+DEPTH = torch.tensor([row["depth"] for row in ROWS])
+BATCH = 2  # rows of each place in a round: a sampled and a greedy one
+
+
+def named(golden: dict[str, Any]) -> str:
+    card = golden["card"]
+    return f"{card['form']}-{card['width']}-{'+'.join(card['scalars'])}"
+
+
+def read(golden: dict[str, Any]) -> AcceptanceHead:
+    head = AcceptanceHead(HeadCard.from_json(json.dumps(golden["card"])))
+    head.load_state_dict({name: torch.tensor(values) for name, values in golden["weights"].items()})
+    return head.eval()
+
+
+each_head = pytest.mark.parametrize("golden", GOLDEN["heads"], ids=named)
+
+
+def test_the_file_is_what_its_program_makes() -> None:
+    """Catches numbers that were written by hand, or that the code under test has made."""
+    made = json.loads(golden_head.text(golden_head.made()))
+    flat = [[one[key] for key in ("q", "scalars", "logit", "accept") if key in one] for one in (*made["rows"], *made["heads"])]
+    kept = [[one[key] for key in ("q", "scalars", "logit", "accept") if key in one] for one in (*ROWS, *GOLDEN["heads"])]
+    assert [one["card"] for one in made["heads"]] == [one["card"] for one in GOLDEN["heads"]]
+    for ours, theirs in zip(flat, kept, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a == pytest.approx(b, rel=1e-9)
+
+
+def test_the_scalars_of_rows_are_the_golden_ones() -> None:
+    """Catches a logarithm of nothing, another base of the entropy, a gap to the wrong token, and columns in another order."""
+    expected = torch.tensor([[row["scalars"][name] for name in SCALARS] for row in ROWS])
+    found = features.rows(SCALARS, tokens=TOKENS, q=Q, depth=DEPTH)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(features.rows(SCALARS[::-1], tokens=TOKENS, q=Q, depth=DEPTH), found.flip(-1))
+    assert features.rows((), tokens=TOKENS, q=Q, depth=DEPTH).shape == (len(ROWS), 0)
+    one = features.rows(SCALARS, tokens=TOKENS[:BATCH], q=Q[:BATCH], depth=1)
+    assert torch.equal(one, found[:BATCH])
+
+
+def test_a_vocabulary_of_one_has_no_gap() -> None:
+    """Catches a second largest that is looked for where there is none."""
+    found = features.rows(SCALARS, tokens=torch.tensor([0]), q=torch.ones(1, 1), depth=1)
+    assert found.tolist() == [[0.0, 0.0, 0.0, 1.0]]
+
+
+@each_head
+def test_the_module_says_the_golden_logits(golden: dict[str, Any]) -> None:
+    """Catches another forward than the one that was trained."""
+    head = read(golden)
+    scalars = features.rows(head.card.scalars, tokens=TOKENS, q=Q, depth=DEPTH)
+    torch.testing.assert_close(head(HIDDEN, TOKENS, scalars), torch.tensor(golden["logit"]), rtol=1e-4, atol=1e-5)
+
+
+@each_head
+def test_rows_in_numpy_say_the_golden_probabilities(golden: dict[str, Any]) -> None:
+    """Catches another function than the module's, and the calibration of the other temperature."""
+    head = read(golden)
+    for i, row in enumerate(ROWS):
+        scalars = tuple(row["scalars"][name] for name in head.card.scalars)
+        said = head.estimator(is_greedy=not row["temperature"])(HIDDEN[i], row["token"], scalars)
+        assert said == pytest.approx(golden["accept"][i], abs=2e-5)
+        as_it_is = head.estimator(calibrated=False)(HIDDEN[i], row["token"], scalars)
+        assert as_it_is == pytest.approx(torch.tensor(golden["logit"][i]).sigmoid().item(), abs=2e-5)
+
+
+@each_head
+def test_a_policy_says_them_of_a_round(golden: dict[str, Any]) -> None:
+    """Catches scalars of a round, step by step, that differ from those of rows; and a depth that is off by one."""
+    policy = SpecDecPP(head=read(golden), calibrated=True)
+    for i, row in enumerate(ROWS):
+        draft = Draft()
+        for _ in range(row["depth"] - 1):
+            draft.append(0, q=torch.full((golden_head.VOCAB,), 1 / golden_head.VOCAB))
+        greedy = {"logits": torch.tensor(row["logits"])}
+        draft.append(row["token"], **({"q": Q[i]} if row["temperature"] else greedy))
+        assert policy.judge(draft, HIDDEN[i]) == pytest.approx(golden["accept"][i], abs=2e-5)
+
+
+@each_head
+def test_batches_of_vllm_say_the_golden_probabilities(golden: dict[str, Any]) -> None:
+    """Catches a lagged head that reads the scalars of the step it is asked in, and a calibration of the wrong rows."""
+    head = read(golden)
+    judging, said = Judging(head), []
+    steps = torch.arange(len(ROWS)).split(BATCH)
+    for k in range(len(steps) + (not judging.looks_ahead)):
+        new = steps[min(k, len(steps) - 1)]
+        at = new if judging.looks_ahead else steps[max(0, k - 1)]  # a state that has read the token is that of the next step
+        said.append(judging(HIDDEN[at], TOKENS[new], Q[new], is_greedy=torch.tensor([False, True])))
+    assert (said[0] is None) == (not judging.looks_ahead)
+    found = torch.cat([one for one in said if one is not None])
+    torch.testing.assert_close(found, torch.tensor(golden["accept"]), rtol=0, atol=2e-5)
+
+
+@each_head
+def test_training_sees_the_golden_logits(golden: dict[str, Any]) -> None:
+    """Catches a head that is trained on other scalars than it is asked with; labels may hold a log q of minus infinity."""
+    head, known = read(golden), {name: torch.tensor([row["scalars"][name] for row in ROWS]) for name in SCALARS}
+    log_q = features.log_q(Q, TOKENS)
+    log_q[log_q < -69] = -torch.inf
+    evidence = Evidence(hidden=HIDDEN, token=TOKENS, log_q=log_q, entropy=known["entropy"], gap=known["gap"])
+    torch.testing.assert_close(raw(head, evidence, DEPTH), torch.tensor(golden["logit"]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+@each_head
+def test_compiled_code_says_the_golden_probabilities(golden: dict[str, Any]) -> None:
+    """Catches another sum, order of scalars, block or calibration, without a model and a round around it."""
+    head = read(golden)
+    estimators = [head.estimator(is_greedy=is_greedy) for is_greedy in (False, True)]
+    compiled = [_CompiledHead(estimator) for estimator in estimators]  # pyright: ignore[reportArgumentType]
+    for i, row in enumerate(ROWS):
+        x, p, state = torch.tensor(row["logits"]), Q[i].contiguous(), HIDDEN[i].contiguous()
+        told, factor = compiled[not row["temperature"]].told, 1 / (row["temperature"] or 1.0)
+        found = library().native_judge(
+            ctypes.byref(told), state.data_ptr(), row["token"], row["depth"], x.data_ptr(), p.data_ptr(), len(p), factor
+        )
+        assert found == pytest.approx(golden["accept"][i], abs=2e-5)
+
+
+def test_the_golden_heads_tell_calibrations_apart() -> None:
+    """Catches vectors that are all near 0 or 1, where every mistake looks right."""
+    accept = torch.tensor([one["accept"] for one in GOLDEN["heads"]])
+    assert ((accept > 0.02) & (accept < 0.98)).float().mean() > 0.6
+    assert {named(one).split("-")[0] for one in GOLDEN["heads"]} == {"lagged", "look_ahead"}
+    assert Calibration(**golden_head.SAMPLED) != Calibration(**golden_head.GREEDY)
