@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specdecpp.bench.contestants import TARGET, Rule
+from specdecpp.bench.interleaving import interleaved
 from specdecpp.bench.machines import Machine, head_of
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, provenance_of
@@ -22,7 +23,6 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import label_of, spec_of
 from specdecpp.sampling import Sampling
-from specdecpp.turns import interleaved
 from specdecpp.verification import (
     BlockVerification,
     CompareVerification,

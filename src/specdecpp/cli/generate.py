@@ -136,7 +136,7 @@ def _decoder(pair: "Pair", policy: "Policy | None", kind: Verification, *, is_gr
 
 def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":
     """Decode, writing the text as it is decided: plain, or in styles where a terminal can show them."""
-    from specdecpp import render
+    from specdecpp.report import render
     from specdecpp.request import watched
 
     out = render.console()
@@ -157,7 +157,7 @@ def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: 
 
 def _print_stats(output: "Output", *, policy: str, seed: int, wanted: bool | None) -> None:
     """A few lines on stderr; unasked, only where somebody looks."""
-    from specdecpp import render
+    from specdecpp.report import render
 
     err = render.console(stderr=True)
     if err.is_terminal if wanted is None else wanted:
