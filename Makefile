@@ -10,7 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-loca
 STAMP := $(VENV)/.stamp
 OWN := $(VENV)/.made-by-make
 CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
-EXACT := verification law session sampling runners lean graphs native compiled_round device_drafting real_models reference_pair
+EXACT := verification law session sampling runners lean graphs native rounds device_drafting golden_head real_models reference_pair
 ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 
 ifeq ($(filter cpu cu,$(TORCH)),)

@@ -45,8 +45,9 @@ import specdecpp as sd
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run
 from specdecpp.policies.head import costs_for
+from specdecpp.rounds.device import Device
+from specdecpp.rounds.host import Host
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
-from specdecpp.runners.device_round import DeviceRound
 from specdecpp.runners.static_cache import WIDTHS
 from specdecpp.sampling import streams
 from specdecpp.session import Session
@@ -240,12 +241,11 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
     """A draft step and target passes, replayed as they are recorded, against the bytes of their weights."""
     session = start(models, pair, sd.CumulativeConfidence(threshold=0.0, max_tokens=K), temperature=1.0, max_tokens=64)
     session.prefill()
-    rounds = session._whole
-    assert isinstance(rounds, DeviceRound), "two graph runners on one device"
+    assert isinstance(session.engine, Device), "two graph runners on one device"
     for _ in range(3):
         session.step()
     floor_s = num_bytes(models.draft) / rate
-    draft_s = seconds_of(draft_step_of(rounds), models.device, repetitions)
+    draft_s = seconds_of(draft_step_of(session), models.device, repetitions)
     result.add("steps", models.name, what="draft step", ms=ms(draft_s), floor_ms=ms(floor_s), ratio=round(draft_s / floor_s, 2))
     target: Any = pair.target.fresh()
     floor_s = num_bytes(models.target) / rate
@@ -258,14 +258,14 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
         result.add("steps", models.name, what=f"target pass of {width}", **row)
 
 
-def draft_step_of(rounds: DeviceRound) -> Callable[[], None]:
+def draft_step_of(session: Session) -> Callable[[], None]:
     """The recorded step of a session's rounds, at one place of the text."""
-    cache, desk = rounds.draft.static, rounds.desk  # pyright: ignore[reportAttributeAccessIssue]
+    cache = session.draft.static  # pyright: ignore[reportAttributeAccessIssue]
     program = next(p for key, p in cache._programs.items() if isinstance(key, tuple) and key[:2] == ("draft", 1))
 
     @torch.inference_mode()
     def step() -> None:
-        desk.order[:2].zero_()  # the number of the candidate, and the place in the text: written over, then let go
+        cache.record.order[:2].zero_()  # the number of the candidate, and the place in the text: written over, then let go
         program()
 
     return step
@@ -277,7 +277,7 @@ def waits(result: Result, models: Models, pair: sd.Pair) -> None:
         for where in ("device", "host"):
             session = start(models, pair, policy, temperature=1.0, max_tokens=400)
             if where == "host":
-                session._whole = None
+                session.engine = Host()
             session.prefill()
             for _ in range(12):
                 session.step()
@@ -333,7 +333,7 @@ def ours(models: Models, pair: sd.Pair, policy: sd.Policy, *, by_host: bool = Fa
     def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
         session = start(models, pair, policy, temperature=temperature, max_tokens=num_tokens, costs=costs)
         if by_host:
-            session._whole = None
+            session.engine = Host()
         settle(pair.target.device)
         started = time.perf_counter()
         metrics = finished(session, list(run(session))).metrics

@@ -5,8 +5,8 @@ have the target's law. SmolLM2 (or another GGUF file) with the compiled runner.
 
 The file is taken as it is, and its values are written anew in the other formats. For every other prompt the draft is the
 target's first layers, which agree seldom, and for the rest the whole target in a neighbouring format, which agrees mostly:
-short and long runs of accepted candidates are both there. Every rule of the command line takes part; those that need a head or
-a network get an untrained one, since who decides when to stop must not matter. The file's own format sees every rule on every
+short and long runs of accepted candidates are both there. Every rule of the command line takes part; those that need a head
+get an untrained one, since who decides when to stop must not matter. The file's own format sees every rule on every
 prompt, the others as many rules a prompt as --rotate says, in turn.
 
 Then chi-square at temperature 1: `specdecpp.bench.lossless` with p and q computed by torch from the file's values, all rules
@@ -40,7 +40,7 @@ from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
-from specdecpp.policies import Costs, Net
+from specdecpp.policies import Costs
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts
@@ -107,21 +107,17 @@ def rules() -> list[str]:
 
 
 @cache
-def policy_of(spec: str, width: int, folder: Path) -> sd.Policy:
-    """A rule, with an untrained head or network where it needs one."""
-    if spec == "mlp":
-        net = Net(weights=((0.4, -0.3, -0.1), (0.2, 0.5, 0.3)), biases=(0.3, -0.2), output=(1.5, -0.8), bias=0.4)
-        net.save(folder / "net.json")
-        spec = f"mlp:{folder / 'net.json'}"
+def policy_of(spec: str, width: int) -> sd.Policy:
+    """A rule, with an untrained head where it needs one."""
     card = HeadCard(hidden_size=width, calibration=Calibration(num_labels=1))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return parse_policy(spec).build(sd.AcceptanceHead(card))
 
 
-def answers(pair: sd.Pair, spec: str, ids: list[int], folder: Path, **options: Any) -> sd.Output:
+def answers(pair: sd.Pair, spec: str, ids: list[int], **options: Any) -> sd.Output:
     """One answer under a rule, or of the target alone."""
-    policy = policy_of(spec, pair.draft.hidden_size, folder)
+    policy = policy_of(spec, pair.draft.hidden_size)
     verification = sd.TokenVerification() if options["temperature"] else sd.GreedyVerification()
     return sd.Decoder(pair, policy=policy, verification=verification, costs=COSTS).generate(ids, **options)
 
@@ -142,10 +138,10 @@ def compare(formats: Formats, name: str, index: int, prompt: str, args: argparse
     pair = formats.pairs(name)[index % 2]
     ids = encode(pair, [{"role": "user", "content": prompt}])
     options = {"max_tokens": args.tokens, "temperature": 0.0}
-    own = answers(pair, "target", ids, args.folder, **options).tokens
+    own = answers(pair, "target", ids, **options).tokens
     found: dict[str, Any] = {}
     for spec in tested(name, index, args.rotate):
-        out = answers(pair, spec, ids, args.folder, **options)
+        out = answers(pair, spec, ids, **options)
         at = next((i for i, (a, b) in enumerate(zip(own, out.tokens, strict=False)) if a != b), min(len(own), len(out.tokens)))
         found[spec] = {
             "prompts": 1,
@@ -176,7 +172,7 @@ def sampled(formats: Formats, prompts: list[str], spec: str, args: argparse.Name
     counts, laws = [], []
     for i, prompt in enumerate(prompts):
         ids = encode(pairs[i % 2], [{"role": "user", "content": prompt}])
-        out = answers(pairs[i % 2], spec, ids, args.folder, max_tokens=args.tokens, temperature=1.0, seed=i)
+        out = answers(pairs[i % 2], spec, ids, max_tokens=args.tokens, temperature=1.0, seed=i)
         side = parts(exact[i % 2], ids, out.tokens, Sampling())
         counts.append(side[0])
         laws.append(side[1])

@@ -26,9 +26,9 @@ import httpx2
 import torch
 
 import specdecpp as sd
-from specdecpp.bench import drawing
-from specdecpp.bench.geometry import TIMES, Box, Scale, fitted, text_width
-from specdecpp.look import SIGNAL
+from specdecpp.report import drawing
+from specdecpp.report.drawing import TIMES, text_width
+from specdecpp.report.theme import SIGNAL
 
 PROMPT = "Ann has 3 bags of 12 apples and buys 5 more each day. How many apples does she have after 4 days?"
 WIDTH, HEIGHT = 820, 410
@@ -197,26 +197,35 @@ def bars(film: Film, run: Run) -> None:
 
 def curves(film: Film, run: Run, threshold: float | None) -> None:
     """The survival of each round that has candidates, until the next one comes, against what the rule asks of it."""
-    area = Box(RIGHT + 30, ROUNDS_TOP + 12, RIGHT + 366, ROUNDS_TOP + 112)
-    y = Scale(low=0, high=1, start=area.bottom, end=area.top)
+    left, right, bottom = RIGHT + 30, RIGHT + 366, ROUNDS_TOP + 112
+
+    def y(survival: float) -> float:
+        return bottom - 100 * survival
+
     for tick in (0, 0.5, 1):
-        add(film.body, "line", "grid-line" if tick else "soft-line", x1=area.left, x2=area.right, y1=y(tick), y2=y(tick))
-        add(film.body, "text", "muted", f"{tick:g}", x=area.left - 6, y=y(tick) + 4, text_anchor="end")
+        add(film.body, "line", "grid-line" if tick else "soft-line", x1=left, x2=right, y1=y(tick), y2=y(tick))
+        add(film.body, "text", "muted", f"{tick:g}", x=left - 6, y=y(tick) + 4, text_anchor="end")
     shown = [(r, end) for r, end in zip(run.rounds, run.ends_s, strict=True) if r["candidates"]]
     for (r, start), end in zip(shown, [*(end for _, end in shown[1:]), None], strict=True):
         scene = film.scene(start, end)
         most = max(LEAST_SLOTS, r["num_drafted"])
-        slot = (area.right - area.left) / most
-        x = [area.left + (i + 0.5) * slot for i in range(most)]
+        slot = (right - left) / most
+        x = [left + (i + 0.5) * slot for i in range(most)]
         floors = [threshold] * most if threshold is not None else r["floors"] or []
-        steps = [(area.left + (i + side) * slot, y(f)) for i, f in enumerate(floors) if f for side in (0, 1)]
+        steps = [(left + (i + side) * slot, y(f)) for i, f in enumerate(floors) if f for side in (0, 1)]
         add(scene, "polyline", "ink-line dashed", points=joined(steps), stroke_width="1.5")
-        points = [(area.left, y(1)), *((at, y(s)) for at, s in zip(x, r["survival"], strict=False))]
+        points = [(left, y(1)), *((at, y(s)) for at, s in zip(x, r["survival"], strict=False))]
         add(scene, "polyline", "accent-line", points=joined(points), stroke_width="2")
         for at, candidate, (_, height) in zip(x, r["candidates"], points[1:], strict=False):
             mark(scene, candidate["outcome"], at, height)
             letters = candidate["text"].strip() or "\u2423"
-            add(scene, "text", "ink", fitted(letters, slot), x=at, y=area.bottom + 18, text_anchor="middle")
+            add(scene, "text", "ink", fitted(letters, slot), x=at, y=bottom + 18, text_anchor="middle")
+
+
+def fitted(text: str, room: float) -> str:
+    """A text, cut where it needs more room."""
+    cut = (text, *(f"{text[:num]}…" for num in range(len(text) - 1, 0, -1)))
+    return next((some for some in cut if text_width(some) <= room), "…")
 
 
 def mark(parent: Xml.Element, outcome: str, x: float, y: float) -> None:
@@ -224,7 +233,7 @@ def mark(parent: Xml.Element, outcome: str, x: float, y: float) -> None:
     if outcome == "rejected":
         add(parent, "path", "signal-line", d=f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", stroke_width="2.5")
     else:
-        add(parent, "circle", "accent over" if outcome == "accepted" else "surface muted-line ring", cx=x, cy=y, r=4.5)
+        add(parent, "circle", "accent surface-line" if outcome == "accepted" else "surface muted-line ring", cx=x, cy=y, r=4.5)
 
 
 def joined(points: Iterable[tuple[float, float]]) -> str:
@@ -282,6 +291,7 @@ def style() -> str:
     )
     light, dark = signals
     own = f"svg.picture .mono{{font:13px {MONO};white-space:pre}}svg.picture .ring{{fill:none;stroke-width:2}}"
+    own += "svg.picture .dashed{stroke-dasharray:4 3}"
     return f"{drawing.style()}{own}{light}@media (prefers-color-scheme:dark){{{dark}}}"
 
 

@@ -13,8 +13,9 @@ import torch
 from typer.testing import CliRunner, Result
 
 from specdecpp import cli, verification
-from specdecpp.bench import lossless, questions, run, sentences
+from specdecpp.bench import lossless, questions, run
 from specdecpp.bench.contestants import Rule, default_field, fixed_rule, named_field, swept, with_sweep
+from specdecpp.bench.interleaving import in_turn
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
@@ -26,10 +27,10 @@ from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.report import sentences
 from specdecpp.request import KINDS, parse_policy
 from specdecpp.runners import LeanRunner
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
-from specdecpp.turns import in_turn
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
 MACHINE = Machine(name="made up", costs=COSTS)
@@ -231,7 +232,7 @@ def test_every_rule_takes_part(pair: Pair):
     assert pair.head is not None
     field = default_field([pair.head])
     kinds = {type(policy) for rule in field for policy in rule.settings}
-    free = {kind for name, (kind, _, _) in KINDS.items() if name != "mlp"}
+    free = {kind for name, (kind, _, _) in KINDS.items()}
     assert free <= kinds
     assert [rule.role for rule in field].count("fixed") == 1
     assert field[0].settings == tuple(Fixed(k=k) for k in range(1, 21))

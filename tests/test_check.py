@@ -10,8 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from specdecpp import cli, render
-from specdecpp.bench import advice, check
+from specdecpp import cli
+from specdecpp.bench import check
 from specdecpp.bench.check import Check, Trial
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import BUILT_IN, encoded
@@ -20,6 +20,7 @@ from specdecpp.errors import RunnerError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import Costs, Fixed
+from specdecpp.report import advice, render
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model, tiny_tokenizer
 
 SHORT = ("--max-tokens", "8", "--prompts", "4")

@@ -15,9 +15,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cli, render, request
+from specdecpp import cli, request
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
+from specdecpp.report import render
 from specdecpp.testing import save_tiny_pair
 
 VERBS = list(cli.VERBS)

@@ -15,13 +15,14 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from specdecpp import cli, demo, render
+from specdecpp import cli, demo
 from specdecpp.decoder import Decoder
 from specdecpp.demo import Comparison, Entry, Plan
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.report import render
 from specdecpp.testing import save_tiny_pair
 
 PROMISED = {"tokens_per_second", "speedup", "mean_acceptance_length", "discard_rate", "verification_rate"}

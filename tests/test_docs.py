@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -32,11 +33,13 @@ from typer.testing import CliRunner
 import specdecpp
 from specdecpp import Metrics, cli
 from specdecpp.bench import check
-from specdecpp.bench.results import Row
+from specdecpp.bench.results import Results, Row
 from specdecpp.costs import measuring
 from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs
+from specdecpp.report.boards import boards
+from specdecpp.report.pictures import gallery
 from specdecpp.request import policy_names
 from specdecpp.testing import practice_prompts
 from specdecpp.theory.mdp import Lattice, Process, fixed, optimum
@@ -321,10 +324,17 @@ def test_the_site_is_built_strictly_and_has_every_public_name(tmp_path: Path) ->
     assert [verb for verb in cli.VERBS if f"Usage: specdecpp {verb}" not in built] == []
 
 
-def test_a_picture_is_what_its_script_draws() -> None:
-    """Catches a picture that was not drawn again after the theory or the palette changed."""
-    drawn = runpy.run_path(str(ROOT / "docs" / "figures" / "stopping.py"))["picture"]().svg() + "\n"
-    assert (ROOT / "docs" / "figures" / "stopping.svg").read_text(encoding="utf-8") == drawn
+def test_pictures_are_what_is_drawn_now() -> None:
+    """Catches a picture that was not drawn again after the theory, the results or the palette changed."""
+    drawn = {"figures/stopping": runpy.run_path(str(ROOT / "docs" / "figures" / "stopping.py"))["picture"]().svg()}
+    found = boards([Results.read(ROOT / "benchmarks" / "results" / "replay.json")], dataset="gsm8k")
+    drawn |= {f"pictures/{p.name.split('-')[0]}": p.svg() for of in gallery(found) for p in of}
+
+    def said(text: str) -> list[object]:  # where a mark is to the tenth may depend on the version of matplotlib
+        return [(e.tag, e.get("class"), e.text) for e in ElementTree.fromstring(text).iter()]
+
+    for name in ("figures/stopping", "pictures/pareto", "pictures/reliability"):
+        assert said((ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8")) == said(drawn[name]), name
 
 
 @pytest.mark.parametrize(("acceptance", "c", "slope"), [(0.8, 0.22, 0.0), (0.95, 0.05, 0.02), (0.3, 0.5, 0.0), (0.6, 0.1, 0.2)])

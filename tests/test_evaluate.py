@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from specdecpp import AcceptanceHead, Calibration, cli
 from specdecpp.errors import DataError, MissingExtraError
-from specdecpp.training import diagrams
+from specdecpp.report import diagrams
 from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc_over_answers

@@ -8,12 +8,12 @@ import golden_head
 import pytest
 import torch
 
-from specdecpp.rounds.draft import Draft
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard, features
 from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.policies import SpecDecPP
-from specdecpp.runners import native
+from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.native import _CompiledHead
+from specdecpp.runners import native
 from specdecpp.runners.native.library import library
 from specdecpp.training.scores import Evidence, raw
 

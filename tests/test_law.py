@@ -178,7 +178,7 @@ def latin_square() -> list[tuple[str, str, str]]:
     """Comparison, which has the most outcomes by far and reads nothing of a rule but its candidates, is for the plain rules."""
     names = list(VERIFICATIONS)
     return [
-        (situation, policy, names[(i + j) % (2 if policy in (*REMEMBERING, "mlp") else 3)])
+        (situation, policy, names[(i + j) % (2 if policy in REMEMBERING else 3)])
         for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES))
     ]
 

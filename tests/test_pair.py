@@ -647,6 +647,27 @@ def test_every_option_of_sampling_reaches_the_session(decoder: Decoder) -> None:
     assert decoder.start("hello", **asked).sampling == Sampling(**asked)
 
 
+def test_the_models_own_generation_config_is_the_default(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, and a top-k
+    that cannot be switched off."""
+    target = Path(shutil.copytree(folders[0], tmp_path / "target"))
+    edit(target / "generation_config.json", lambda config: config.update(temperature=0.6, top_k=20, top_p=0.95, do_sample=True))
+    decoder = Decoder(load_pair(target, draft=folders[1]))
+    own = Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    assert decoder.start("hello").sampling == own
+    assert decoder.start("hello", temperature=None, top_k=None).sampling == own
+    assert decoder.start("hello", temperature=1.0, top_k=0).sampling == Sampling(top_p=0.95)
+    assert decoder.start("hello", sampling=Sampling()).sampling == Sampling()
+    assert decoder.generate("hello", max_tokens=2).sampling == own
+    with pytest.raises(ValueError, match=r"sampling says all of it, and top_p were given too"):
+        decoder.start("hello", sampling=Sampling(), top_p=0.5)
+
+
+def test_a_model_that_asks_for_nothing_is_sampled_as_it_is(decoder: Decoder) -> None:
+    """Catches defaults of somebody else's, such as a top-k of 50 that no file names."""
+    assert decoder.start("hello").sampling == Sampling()
+
+
 def test_a_request_that_is_finished_at_once_reads_nothing(decoder: Decoder) -> None:
     """Catches a prompt that is read for an answer of no tokens."""
     session = decoder.start("hello", max_tokens=0)

@@ -20,7 +20,9 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 # design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
-OFFLINE = ("training", "distillation", "theory", "bench", "serving", "integrations", "cli")
+FLOORS = (("theory",), ("training",), ("bench", "demo"), ("report",), ("distillation", "serving", "integrations"), ("cli",))
+"""Of what is offline: a door leads down, or to the same room."""
+OFFLINE = tuple(room for floor in FLOORS for room in floor)
 # Those of pyproject.toml's dependencies, by the names they are imported by; extras are everything else.
 BASE = {"torch", "transformers", "safetensors", "numpy", "pyarrow", "typer", "rich", "yaml", "jaxtyping", "gguf"}
 # Nor is the package's own face, which names a door into another engine and opens it when it is asked for.
@@ -124,6 +126,15 @@ def test_reading_the_version_and_the_errors_stays_cheap() -> None:
 def test_online_modules_import_no_offline_room(module: str) -> None:
     """Catches decoding that needs training, the bench, a server, an integration or the command line to import."""
     assert not [name for name in imports_of(module) if any(is_within(name, room) for room in OFFLINE)]
+
+
+@pytest.mark.parametrize("room", OFFLINE)
+def test_a_door_leads_down(room: str) -> None:
+    """Catches a bench that knows how it is reported, and two rooms that cannot be read one after the other."""
+    lower = [other for floor in FLOORS[: next(i for i, floor in enumerate(FLOORS) if room in floor)] for other in floor]
+    open_to = {*lower, room, *(("demo", "bench") if room in ("demo", "bench") else ())}
+    found = {name for module in MODULES if is_within(module, room) for name in imports_of(module)}
+    assert not [name for name in found for other in OFFLINE if is_within(name, other) and other not in open_to]
 
 
 def test_theory_needs_the_policies_and_numpy() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specdecpp import render
+from specdecpp.report import render
 from specdecpp.session import Origin, Piece, Round
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")

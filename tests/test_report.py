@@ -4,32 +4,37 @@ import dataclasses
 import io
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree as Xml
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 from result_files import DATASETS, NOTE, results
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from specdecpp import cli, render
-from specdecpp.bench import page, report
-from specdecpp.bench.boards import Board, boards
-from specdecpp.bench.drawing import DARK, LIGHT, WIDTH, Canvas, Picture
-from specdecpp.bench.geometry import Box, Scale, cross, run_through, spread
-from specdecpp.bench.pareto import equal_speeds, linear_c
-from specdecpp.bench.pictures import gallery, over_costs
+from specdecpp import cli
 from specdecpp.bench.results import Results, Row
+from specdecpp.errors import MissingExtraError
+from specdecpp.report import page, render, tables
+from specdecpp.report.boards import Board, boards
+from specdecpp.report.drawing import DARK, LIGHT, WIDTH, Picture, Sheet, styled
+from specdecpp.report.labels import TEXT, Labels, spread
+from specdecpp.report.pareto import equal_speeds, linear_c
+from specdecpp.report.pictures import gallery, over_costs
 from specdecpp.theory.mdp import speed_up
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
@@ -44,6 +49,13 @@ WHOLE, CHEAP, CLOCK, BARE = FILES.values()
 CROWDED = ("whole", "cheap", "clock")
 
 
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
 def call(*arguments: object) -> Result:
     return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["report", *map(str, arguments)], prog_name="specdecpp")
 
@@ -51,7 +63,7 @@ def call(*arguments: object) -> Result:
 def shown(files: Sequence[Results], **options: object) -> str:
     """What the terminal shows."""
     out = Console(file=io.StringIO(), width=80, highlight=False, markup=False, emoji=False, **options)  # type: ignore[arg-type]
-    out.print(report.terminal(boards(files)), width=render.width_of(out))
+    out.print(tables.terminal(boards(files)), width=render.width_of(out))
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue()
 
@@ -59,13 +71,17 @@ def shown(files: Sequence[Results], **options: object) -> str:
 @cache
 def drawn(*names: str) -> list[Picture]:
     """The pictures of files by their names; drawing a hundred takes seconds where every type is checked."""
-    found = boards([FILES[name] for name in names])
-    return [picture for of in gallery(found) for picture in of] + over_costs(found)
+    return [picture for of in galleries(*names) for picture in of]
+
+
+@cache
+def galleries(*names: str) -> list[list[Picture]]:
+    return gallery(boards([FILES[name] for name in names]))
 
 
 @cache
 def pages(*names: str) -> str:
-    return page.page(boards([FILES[name] for name in names]))
+    return page.page(boards([FILES[name] for name in names]), galleries(*names))
 
 
 @cache
@@ -150,7 +166,7 @@ def test_the_terminal_shows_every_chosen_row_within_80_columns(file: Results):
             for row in board.headline(verification):
                 line = next(line for line in part.splitlines() if line.strip().startswith(row.label + " "))
                 part = part[part.index(line) + len(line) :]
-                assert report.speed(row) in line
+                assert tables.speed(row) in line
                 assert f"{row.speedup:.2f}" in line
     assert (NOTE in text) == bool(file.notes)
 
@@ -158,13 +174,13 @@ def test_the_terminal_shows_every_chosen_row_within_80_columns(file: Results):
 @pytest.mark.parametrize(("value", "text"), [(1.3349, "1.335"), (33.349, "33.35"), (12345.67, "12345.7")])
 def test_speeds_keep_three_figures_at_least(value: float, text: str):
     """Catches 1.3 tokens a second for all rules alike, at costs where a target pass is the unit of time."""
-    assert report.speed(dataclasses.replace(WHOLE.rows[0], tokens_per_second=value)) == text
+    assert tables.speed(dataclasses.replace(WHOLE.rows[0], tokens_per_second=value)) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0816, "+8.2"), (-0.0816, "-8.2"), (-0.0004, "0.0"), (0.0, "0.0"), (None, "-")])
 def test_gains_have_a_sign_and_no_negative_zero(value: float | None, text: str):
     """Catches a loss, or a gain, of nothing."""
-    assert report.signed(value) == text
+    assert tables.signed(value) == text
 
 
 def test_long_names_and_large_numbers_keep_within_80_columns():
@@ -203,7 +219,7 @@ def markdown_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 @pytest.mark.parametrize("file", [WHOLE, BARE], ids=["whole", "bare"])
 def test_markdown_has_every_row_with_the_figures_of_the_file(file: Results):
     """Catches a figure under the wrong header, a fraction shown as percent, rounding that changes a sign, and lost rows."""
-    found = {(head, c["verification"], c["policy"].strip("*")): c for head, c in markdown_rows(report.markdown(boards([file])))}
+    found = {(head, c["verification"], c["policy"].strip("*")): c for head, c in markdown_rows(tables.markdown(boards([file])))}
     for row in file.rows:
         name = row.dataset.replace("<", "&lt;").replace("& ", "&amp; ")
         cells = found[f"{name}, T = {row.temperature:g}", row.verification, row.label]
@@ -267,7 +283,7 @@ def test_a_picture_is_well_formed_and_says_what_it_is(names: tuple[str, ...]):
         light, dark = style.split("@media (prefers-color-scheme:dark)")
         assert all(f"fill:{LIGHT[name]}" in light and f"fill:{DARK[name]}" in dark for name in LIGHT)
         classes = {name for element in root.iter() for name in element.get("class", "").split()}
-        known = {*LIGHT, *(f"{name}-line" for name in LIGHT), "picture", "strong", "dashed", "over"}
+        known = {*LIGHT, *(f"{name}-line" for name in LIGHT), "picture", "strong"}
         assert classes <= known, "a class that no rule draws"
 
 
@@ -310,13 +326,20 @@ def test_axes_have_units_and_ours_is_named():
         assert all(word in words for word in wanted), (picture.name, wanted)
 
 
+def shapes(picture: Picture, *colours: str) -> list[Xml.Element]:
+    """The paths of a picture that are drawn in one of these classes alone."""
+    return [path for path in Xml.fromstring(picture.svg()).iter(f"{SVG}path") if path.attrib["class"] in colours]
+
+
+def points(path: Xml.Element) -> list[tuple[float, float]]:
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.attrib["d"])]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
 def bars(picture: Picture) -> list[Box]:
     """The rectangles of a picture, its background aside."""
-    found = []
-    for element in list(Xml.fromstring(picture.svg()).iter(f"{SVG}rect"))[1:]:
-        x, y, width, height = (float(element.attrib[name]) for name in ("x", "y", "width", "height"))
-        found.append(Box(x, y, x + width, y + height))
-    return found
+    corners = [list(zip(*points(path), strict=True)) for path in shapes(picture, "soft", "tint", "accent")]
+    return [Box(min(x), min(y), max(x), max(y)) for x, y in corners]
 
 
 def test_bars_are_as_long_as_the_speed_ups_also_where_a_rule_loses():
@@ -344,8 +367,8 @@ def test_lengths_show_all_rounds():
     assert len(found) == sum(len(row.drafted_histogram) for row in rows)
     heights = iter(box.bottom - box.top for box in found)
     strips = [sum(next(heights) for _ in row.drafted_histogram) for row in rows]
-    none, ten = (next(box.bottom for text, box in texts(picture) if text == tick) for tick in ("0", "10"))
-    percent = (none - ten) / 10
+    none, ten = (next(box.bottom for text, box in texts(picture) if text == tick) for tick in ("0", "20"))
+    percent = (none - ten) / 20
     assert strips == pytest.approx([100 * percent] * len(rows), abs=2)
 
 
@@ -359,14 +382,14 @@ def test_lines_of_equal_speed_up_are_where_that_speed_up_is(c: float, kind: str)
         for row in board.rows:
             rates = {"discard_rate": row.discard_rate, "verification_rate": row.verification_rate}
             assert speed_up(**rates, c=effective) == pytest.approx(row.speedup)
-    x, y = Scale(low=0.0, high=1.2, start=0, end=300), Scale(low=0.15, high=0.6, start=300, end=0)
+    x, y = (0.0, 1.2), (0.15, 0.6)
     lines = equal_speeds(x, y, 0.22)
     assert len(lines) >= 4
     for speed, ends in lines.items():
         for discards, passes in ends:
             assert speed_up(discard_rate=discards, verification_rate=passes, c=0.22) == pytest.approx(speed)
-            assert x.low - 1e-9 <= discards <= x.high + 1e-9
-            assert y.low - 1e-9 <= passes <= y.high + 1e-9
+            assert x[0] - 1e-9 <= discards <= x[1] + 1e-9
+            assert y[0] - 1e-9 <= passes <= y[1] + 1e-9
 
 
 def test_rows_outside_the_pareto_picture_are_counted():
@@ -376,7 +399,7 @@ def test_rows_outside_the_pareto_picture_are_counted():
     said = next(text for text, _ in texts(picture) if text.startswith("Not shown"))
     slowest = min(row.speedup for row in board.under("token"))
     assert f"down to {slowest:.2f}" in said
-    marks = [e for e in Xml.fromstring(picture.svg()).iter() if e.tag in (f"{SVG}circle", f"{SVG}path")]
+    marks = [path for path in Xml.fromstring(picture.svg()).iter(f"{SVG}path") if "transform" in path.attrib]
     num_roles = 5
     assert len(marks) - num_roles + int(said.split()[2]) == len(board.under("token"))
 
@@ -388,10 +411,10 @@ def test_over_costs_needs_several_costs_and_follows_them():
     silent = changed(CHEAP, rows=tuple(dataclasses.replace(row, gain_over_best_fixed=None) for row in CHEAP.rows))
     assert {p.name.split("-")[0] for p in over_costs(boards([WHOLE, silent]))} == {"speed"}, "gains at one c only"
     picture = next(p for p in drawn(*CROWDED) if p.name == "speed-by-c-gsm8k-t1-token")
-    lines = [e.attrib["points"] for e in Xml.fromstring(picture.svg()).iter(f"{SVG}polyline") if "accent" in e.attrib["class"]]
+    lines = [points(path) for path in shapes(picture, "accent-line") if "transform" not in path.attrib]
     assert len(lines) == 3  # SpecDec++ twice, and the cost-aware rule
     for line in lines:
-        xs = [float(point.partition(",")[0]) for point in line.split()]
+        xs = [x for x, _ in line]
         assert len(xs) == 2  # the measured file is not joined to those of replay
         assert xs == sorted(set(xs))
 
@@ -431,7 +454,7 @@ def test_what_is_missing_is_left_out(file: Results):
     """Catches a picture or a table that fails for want of an oracle, a best fixed K, gains, or more than one point."""
     found = boards([file, changed(file, costs={**file.costs, "draft_s": 0.5 * file.costs["draft_s"]})])
     assert shown([file])
-    assert report.markdown(found).startswith("# Results")
+    assert tables.markdown(found).startswith("# Results")
     assert "</html>" in page.page(found)
 
 
@@ -505,7 +528,7 @@ def test_names_are_text_in_every_form():
     html = Page(page.page(found))
     assert html.texts.count(name) > len(rows), "in tables and pictures"
     assert not {"b", "em"} & set(html.tags)
-    assert "| a&lt;b>\\|&amp;\\*c\\* |" in report.markdown(found)
+    assert "| a&lt;b>\\|&amp;\\*c\\* |" in tables.markdown(found)
     assert name in shown([changed(WHOLE, rows=rows)])
 
 
@@ -518,35 +541,73 @@ def test_several_files_fold_and_the_first_is_open():
     assert '<details class="file"' not in pages("whole")
 
 
+# Without matplotlib
+
+
+def test_without_matplotlib_the_page_has_the_rest_and_pictures_are_refused(
+    written: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Catches a page that is lost for want of its pictures, pictures that are missing without a word, and a traceback."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = call(written / "a.json", "--html", tmp_path / "r.html")
+    assert result.exit_code == 0, result.stderr
+    assert "pip install 'specdecpp[plots]'" in result.stderr
+    found = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert found.tags["svg"] == 0
+    assert found.tags["table"] > 0
+    assert any("pip install 'specdecpp[plots]'" in text for text in found.texts)
+    refused = call(written / "a.json", "--svg", tmp_path / "pictures", "--markdown", tmp_path / "r.md")
+    assert refused.exit_code == 1
+    assert "pip install 'specdecpp[plots]'" in refused.stderr
+    assert not (tmp_path / "pictures").exists()
+    assert call(written / "a.json").exit_code == 0
+    with pytest.raises(MissingExtraError), styled():
+        pass
+
+
 # Drawing
 
 
+def test_drawing_is_repeatable_and_leaves_matplotlib_as_it_was():
+    """Catches a file that differs from run to run, and settings that leak into the user's own figures."""
+    before = dict(mpl.rcParams)
+    board = boards([BARE])[1]
+    once, again = ([picture.svg() for of in gallery([board]) for picture in of] for _ in range(2))
+    assert once == again
+    assert dict(mpl.rcParams) == before
+
+
 def test_a_label_moves_out_of_the_way_or_is_left_out():
-    """Catches labels on top of marks or of each other, and one outside its box."""
-    canvas, room = Canvas(), Box(0, 0, 200, 60)
-    points = [(60.0, 30.0), (66.0, 30.0), (72.0, 30.0)]
-    for point in points:
-        canvas.mark("dot", point, "ink")
-    labels = [canvas.label(point, "label", "ink", within=room) for point in points]
-    assert labels == [True] * 3
-    assert not [1 for a, b in combinations(canvas.texts, 2) if overlap(a, b)]
-    assert not [1 for text in canvas.texts for mark in canvas.marks if overlap(text, mark)]
-    assert all(holds(room, text) for text in canvas.texts)
-    assert not canvas.label((66, 30), "much too long for the little room that is left", "ink", within=room)
-    assert not canvas.label((66, 30), "x", "ink", within=Box(64, 28, 68, 32), is_needed=True)
+    """Catches labels on top of marks or of each other, one outside its box, and one that is needed and does not come."""
+    with styled():
+        labels, room = Labels(Sheet("a title", "a note", 100)), (0, 0, 200, 60)
+        for x in (60, 66, 72):
+            labels.mark((x, 30), 4, is_large=False)
+        marks = [Box(*box) for box, *_ in labels.taken]
+        assert [labels.put((x, 30), "label", "ink", within=room) for x in (60, 66, 72)] == [True] * 3
+        placed = [Box(*box) for box, price, _ in labels.taken if price == TEXT]
+        assert len(placed) == 3
+        assert not [1 for a, b in combinations([*placed, *marks], 2) if {a, b} & {*placed} and overlap(a, b)]
+        assert all(holds(Box(*room), box) for box in placed)
+        assert not labels.put((66, 30), "much too long for the little room that is left", "ink", within=room)
+        assert not labels.put((66, 30), "x", "ink", within=(64, 28, 68, 32), is_needed=True)
+        labels.mark((100, 30), 200, is_large=True)
+        assert not labels.put((66, 30), "label", "ink", within=room)
+        assert labels.put((66, 30), "label", "ink", within=room, is_needed=True)
 
 
-@given(st.floats(-1e4, 1e4), st.floats(1e-3, 1e4))
-def test_ticks_are_round_and_within(low: float, width: float):
-    """Catches a tick outside the axis, none at all, and so many that they run into each other."""
-    scale = Scale(low=low, high=low + width, start=0, end=300)
-    ticks = scale.ticks()
-    assert 2 <= len(ticks) <= 8
-    slack = 1e-6 * (width + abs(low))
-    assert all(low - slack <= tick <= low + width + slack for tick in ticks)
-    steps = [b - a for a, b in pairwise(ticks)]
-    assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-6)
-    assert f"{steps[0]:e}"[0] in "1259"  # 9: 9.99... for 10
+def test_a_leader_does_not_run_over_large_marks():
+    """Catches a leader that seems to point at another mark than its own: a ring of them has one gap here."""
+    with styled():
+        sheet = Sheet("a title", "a note", 300)
+        labels = Labels(sheet)
+        for angle in range(0, 360, 15):
+            if angle not in (120, 135, 150):
+                labels.mark((300 + 45 * np.cos(np.radians(angle)), 150 + 45 * np.sin(np.radians(angle))), 6, is_large=True)
+        assert labels.put((300, 150), "a label that does not fit inside", "ink", within=(0, 0, 400, 300))
+        (leader,) = sheet.figure.findobj(Line2D)
+        x, y = leader.get_xdata()[-1], leader.get_ydata()[-1]
+        assert 105 < np.degrees(np.arctan2(y - 150, x - 300)) < 165
 
 
 @given(st.lists(st.floats(0, 300), min_size=1, max_size=12))
@@ -557,16 +618,6 @@ def test_spread_keeps_labels_apart_and_in_order(wanted: list[float]):
     assert all(found[b] - found[a] >= 15 - 1e-6 for a, b in pairwise(order))
     assert min(found) >= -1e-6
     assert max(found) <= 300 + 1e-6
-
-
-def test_strokes_cross_and_run_through_boxes():
-    """Catches lines taken for strokes, a touch taken for a crossing, and a leader that hides its own mark."""
-    strokes = np.array([[[0, 0], [2, 2]], [[3, 0], [0, 3]], [[0, 0], [0.5, 0.5]]], float)
-    others = np.array([[[0, 2], [2, 0]], [[0, 0], [1, 1]]], float)
-    assert cross(strokes, others).tolist() == [[True, False], [False, False], [False, False]]
-    boxes = np.array([[-1, -1, 1, 1], [1.2, 1.2, 3, 3], [5, 5, 6, 6]], float)
-    assert run_through(strokes, boxes).tolist() == [[False, True, False], [False, True, False], [False, False, False]]
-    assert not run_through(np.full((1, 2, 2), np.nan), boxes).any()
 
 
 # The verb
@@ -601,7 +652,7 @@ def test_the_verb_writes_what_was_asked_for(written: Path, tmp_path: Path):
     assert (result.exit_code, result.stdout) == (0, ""), result.stderr
     assert result.stderr.splitlines() == [f"wrote {path}" for path in paths.values()]
     found = boards([Results.read(written / f"{name}.json") for name in "ab"])
-    assert paths["--markdown"].read_text(encoding="utf-8") == report.markdown(found)
+    assert paths["--markdown"].read_text(encoding="utf-8") == tables.markdown(found)
     html, files = Page(paths["--html"].read_text(encoding="utf-8")), list(paths["--svg"].iterdir())
     assert all(board.title in html.texts for board in found)
     assert len(files) == html.tags["svg"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from peers.plan import SMOLLM2
 from peers.rows import Row
-from specdecpp.bench.drawing import Canvas, Picture, heading
-from specdecpp.bench.geometry import Box, Scale, text_width
+from specdecpp.report.drawing import Picture, Sheet, styled, text_width
+from specdecpp.report.theme import LIGHT
 
 RIGHT = 388
 HEADER = (
@@ -135,28 +135,26 @@ def _eager(rows: Sequence[Row], setting: str) -> float | None:
     return ours / theirs if ours and theirs else None
 
 
+@styled()
 def picture(rows: Sequence[Row]) -> Picture:
     """Tokens per second of every engine at its best, by pair, on float32 weights; bars are to scale within a group."""
-    canvas = Canvas()
-    title, note = "Tokens per second, each engine at its best setting", "float32 weights, greedy and at temperature 1"
-    groups = [(group, _best_settings(some)) for group, some in _groups(rows) if group[1] == "f32"]
-    groups = [(group, some) for group, some in groups if some]
-    y = heading(canvas, title, note) + 6
+    groups = [(_title(*group), best) for group, some in _groups(rows) if group[1] == "f32" and (best := _best_settings(some))]
+    height, note = sum(30 + 20 * len(some) for _, some in groups) + 14, "float32 weights, greedy and at temperature 1"
+    sheet = Sheet("Tokens per second, each engine at its best setting", note, height)
     names = {_name(row) for _, some in groups for row in some}
-    left = 18 + max((text_width(name, is_strong=True) for name in names), default=60)
-    for group, some in groups:
-        canvas.text((10, y + 16), _title(*group), "muted")
-        area = Box(left, y + 22, RIGHT - 56, y + 22 + 20 * len(some))
-        x = Scale(low=0, high=max(row.tokens_per_second or 0 for row in some) * 1.01, start=area.left, end=area.right)
+    left, top = 18 + max((text_width(name, is_strong=True) for name in names), default=60), 6
+    for title, some in groups:
+        sheet.text(10, sheet.top + top + 16, title, "muted")
+        axes = sheet.axes(left, top + 22, RIGHT - 56, top + 22 + 20 * len(some))
+        axes.set(xlim=(0, max(row.tokens_per_second or 0 for row in some)), ylim=(len(some), 0), xticks=[], yticks=[])
         for i, row in enumerate(some):
-            top, speed = area.top + 20 * i, row.tokens_per_second or 0.0
-            is_ours = row.engine == "ours"
-            canvas.text((10, top + 14), _name(row), "accent strong" if is_ours else "ink")
-            canvas.rect(Box(x(0), top + 3, x(speed), top + 17), "accent" if is_ours else "soft")
-            canvas.text((RIGHT, top + 14), f"{speed:,.0f}", "ink", anchor="end")
-        y = area.bottom + 8
-    said = "; ".join(f"{_title(*g)}: " + ", ".join(f"{_name(r)} {r.tokens_per_second:.0f}" for r in some) for g, some in groups)
-    return canvas.picture(y + 8, title, note, f"Tokens per second: {said}.", name="peers")
+            is_ours, base = row.engine == "ours", sheet.top + top + 20 * i + 36
+            sheet.text(10, base, _name(row), "accent strong" if is_ours else "ink")
+            axes.barh(i + 0.5, row.tokens_per_second or 0.0, 0.7, color=LIGHT["accent" if is_ours else "soft"])
+            sheet.text(RIGHT, base, f"{row.tokens_per_second:,.0f}", side="right")
+        top += 30 + 20 * len(some)
+    said = "; ".join(f"{title}: " + ", ".join(f"{_name(r)} {r.tokens_per_second:.0f}" for r in some) for title, some in groups)
+    return sheet.picture(f"Tokens per second: {said}.", name="peers")
 
 
 def _best_settings(rows: Sequence[Row]) -> list[Row]:

@@ -5,16 +5,21 @@ python docs/figures/stopping.py
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from specdecpp.bench.drawing import Canvas, Picture, axis_x, axis_y, heading
-from specdecpp.bench.geometry import Box, Scale
 from specdecpp.policies import Costs
+from specdecpp.report.drawing import Picture, Sheet, styled
+from specdecpp.report.theme import LIGHT
 from specdecpp.theory.mdp import Lattice, Process, fixed, optimum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ACCEPTANCE, C, MOST = 0.8, 0.22, 10
 HERE = Path(__file__).parent
 
 
+@styled()
 def picture() -> Picture:
     """Two panels over the same K: worth and price of one more candidate, and the speed-up of rounds of K candidates."""
     rounds, costs = Lattice.of(Process.constant(ACCEPTANCE), max_tokens=MOST), Costs.relative(C)
@@ -23,37 +28,35 @@ def picture() -> Picture:
     worth = [ACCEPTANCE ** (n + 1) for n in range(MOST + 1)]
     price = best.rate * costs.step_s(0)
     speed = [rounds.tally(fixed(rounds, n)).speed_up(costs) for n in range(MOST + 1)]
-    canvas = Canvas()
-    title, note = "One more candidate?", f"every candidate is accepted with probability {ACCEPTANCE}, c = {C}"
-    top = heading(canvas, title, note) + 34
-    upper, lower = Box(46, top, 388, top + 130), Box(46, top + 196, 388, top + 316)
-    x = Scale(low=0, high=MOST, start=46, end=388)
-    _worth(canvas, x, upper, worth, price, k)
-    _speed(canvas, x, lower, speed, k)
+    sheet = Sheet("One more candidate?", f"every candidate is accepted with probability {ACCEPTANCE}, c = {C}", 396)
+    upper = sheet.axes(46, 34, 388, 164, x="candidates so far", y="tokens", grid="xy")
+    lower = sheet.axes(46, 230, 388, 350, x="K", y="speed-up of rounds of K", grid="xy")
+    upper.set(xlim=(0, MOST), ylim=(0, 1))
+    lower.set(xlim=(0, MOST), ylim=(0, 2.2))
+    _worth(upper, worth, price, k)
+    _speed(lower, speed, k)
     said = f"A candidate costs {price:.3f} tokens. The fifth brings {worth[k]:.3f}, so a round has {k}: {speed[k]:.3f} times."
-    return canvas.picture(lower.bottom + 44, title, note, said, name="stopping")
+    return sheet.picture(said, name="stopping")
 
 
-def _worth(canvas: Canvas, x: Scale, area: Box, worth: list[float], price: float, k: int) -> None:
-    y = Scale(low=0, high=1, start=area.bottom, end=area.top)
-    axis_y(canvas, y, area, "tokens", room=24)
-    axis_x(canvas, x, area, "candidates so far")
-    canvas.line([(x(n), y(w)) for n, w in enumerate(worth)], "accent")
-    canvas.line([(area.left, y(price)), (area.right, y(price))], "dashed ink")
+def _worth(axes: "Axes", worth: list[float], price: float, k: int) -> None:
+    accent, ink = LIGHT["accent"], LIGHT["ink"]
+    axes.plot(worth, color=accent)
+    axes.axhline(price, color=ink, dashes=(4, 3))
     for n, w in enumerate(worth):
-        canvas.mark("dot" if n < k else "ring", (x(n), y(w)), "accent")
-    canvas.text((area.right, y(price) - 7), "what it costs: rho t_draft", "ink", anchor="end")
-    canvas.text((x(1.2), y(worth[1]) - 6), "what the next one brings: S m", "accent")
+        face, edge = (accent, LIGHT["surface"]) if n < k else ("none", accent)
+        axes.plot([n], [w], "o", markerfacecolor=face, markeredgecolor=edge, markersize=8, clip_on=False)
+    axes.annotate("what it costs: rho t_draft", (MOST, price), (0, 7), textcoords="offset points", ha="right")
+    axes.annotate("what the next one brings: S m", (1.2, worth[1]), (0, 6), textcoords="offset points", color=accent)
 
 
-def _speed(canvas: Canvas, x: Scale, area: Box, speed: list[float], k: int) -> None:
-    y = Scale(low=0, high=2.2, start=area.bottom, end=area.top)
-    axis_y(canvas, y, area, "speed-up of rounds of K", room=30)
-    axis_x(canvas, x, area, "K")
-    canvas.line([(x(n), y(s)) for n, s in enumerate(speed)], "soft")
+def _speed(axes: "Axes", speed: list[float], k: int) -> None:
+    axes.plot(speed, color=LIGHT["soft"])
     for n, s in enumerate(speed):
-        canvas.mark("dot", (x(n), y(s)), "accent" if n == k else "soft", size=5.0 if n == k else 3.0)
-    canvas.text((x(k), y(speed[k]) - 9), f"{speed[k]:.3f} at K = {k}", "accent strong", anchor="middle")
+        colour, size = ("accent", 10) if n == k else ("soft", 6)
+        axes.plot([n], [s], "o", color=LIGHT[colour], markeredgecolor=LIGHT["surface"], markersize=size, clip_on=False)
+    text, colour = f"{speed[k]:.3f} at K = {k}", LIGHT["accent"]
+    axes.annotate(text, (k, speed[k]), (0, 9), textcoords="offset points", ha="center", color=colour, weight="bold")
 
 
 if __name__ == "__main__":

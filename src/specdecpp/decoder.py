@@ -15,7 +15,7 @@ from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws
-from specdecpp.sampling import Sampling, streams
+from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer, half_character
 
@@ -26,11 +26,12 @@ class Options(TypedDict, total=False):
     """What a request may say, with the defaults of `Decoder.start`."""
 
     max_tokens: int
-    temperature: float
+    temperature: float | None
     top_k: int | None
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    sampling: Sampling | None
     stop: str | Sequence[str]
     seed: int | None
     ignore_eos: bool
@@ -45,6 +46,8 @@ class Output:
     finish_reason: FinishReason
     rounds: tuple[Round, ...]
     metrics: Metrics
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    """What it was drawn under."""
 
 
 class Decoder:
@@ -102,20 +105,14 @@ class Decoder:
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
         """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
 
-        Defaults: max_tokens=256, temperature=1.0, every token kept, no stop strings, a fresh seed. Raises ValueError for a
-        value out of range, `PromptError` for a prompt that is empty or too long, `UnsoundError` for sampling under
-        `GreedyVerification`.
+        Defaults: max_tokens=256, no stop strings, a fresh seed; sampling as the target's generation config asks for it, and
+        where that says nothing temperature 1 and every token kept (`sampling_of`). Raises ValueError for a value out of range,
+        `PromptError` for a prompt that is empty or too long, `UnsoundError` for sampling under `GreedyVerification`.
         """
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise TypeError(f"unknown options {sorted(unknown)}; known are {sorted(Options.__annotations__)}")
-        sampling = Sampling(
-            temperature=float(options.get("temperature", 1.0)),
-            top_k=options.get("top_k"),
-            top_p=float(options.get("top_p", 1.0)),
-            min_p=float(options.get("min_p", 0.0)),
-            repetition_penalty=float(options.get("repetition_penalty", 1.0)),
-        )
+        sampling = self.sampling_of(**options)
         if self.verification.greedy_only and not sampling.is_greedy:
             raise UnsoundError(
                 f"GreedyVerification keeps the target's distribution at temperature 0 only, got temperature "
@@ -136,6 +133,14 @@ class Decoder:
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
             costs=self.costs if seed is not None else self._running_costs(),
         )
+
+    def sampling_of(self, **options: Unpack[Options]) -> Sampling:
+        """How a request with these options is sampled: as `sampling` says it whole, else parameter by parameter as named
+        (top_k=0 keeps every token), as the target's generation config asks (`Pair.sampling`), or as `Sampling` has it.
+
+        Raises ValueError for a value out of range, and for `sampling` beside single parameters.
+        """
+        return asked(options, self.pair.sampling)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Round]:
         """Rounds as they are decided; `round.text` is text to print. Options as in `start`, errors before the first round.
@@ -171,6 +176,7 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
         finish_reason=session.finish_reason,
         rounds=tuple(rounds),
         metrics=Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=session.num_prompt_tokens),
+        sampling=session.sampling,
     )
 
 

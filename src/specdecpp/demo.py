@@ -2,7 +2,7 @@
 `render` shows it, `cli` runs it.
 
 Fair means: the same code (`Decoder`) for every policy, the target alone included (`Fixed(k=0)`); the same prompts and
-seeds; policies interleaved prompt by prompt (`turns`), so that a slow moment of the machine falls on all of them; the rivals,
+seeds; policies interleaved prompt by prompt (`bench.interleaving`), so that a slow moment falls on all of them; the rivals,
 fixed K and cumulative confidence, in the setting that was fastest on other prompts, on this machine; everything pooled as a
 ratio of sums.
 
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from specdecpp.bench.interleaving import interleaved
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.request import as_prompt, label_of, spec_of
 from specdecpp.sampling import Sampling
-from specdecpp.turns import interleaved
 
 _THINK = "\nLet's think step by step."
 _SCRIPT = "Write a Python script for this problem:\n\n"
@@ -211,7 +211,7 @@ def _timed(
         [as_prompt(pair, text) for text in prompts],
         num_cycles=num_cycles,
         max_tokens=max_tokens,
-        temperature=plan.temperature,
+        sampling=Sampling(temperature=plan.temperature),
         seed=plan.seed,
     )
     runs: dict[str, list[Metrics]] = {name: [] for name in policies}

@@ -9,7 +9,7 @@ Rules made of rules name them after their own parameters, if any:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Unpack
 
 from specdecpp.policies import (
@@ -158,10 +158,9 @@ def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
 
 def check_sampling(options: "Options") -> None:
     """Raise ValueError for sampling parameters out of range, before a model is loaded for them."""
-    from specdecpp.sampling import Sampling
+    from specdecpp.sampling import asked
 
-    given: dict[str, Any] = {**options}
-    Sampling(**{name: value for name, value in given.items() if name in Sampling.__dataclass_fields__})
+    asked(options, {})
 
 
 def watched(
@@ -188,6 +187,7 @@ def to_dict(output: "Output", *, policy: str, seed: int) -> dict[str, Any]:
         "metrics": output.metrics.to_dict(),
         "rounds": [{key: getattr(r, key) for key in keys} for r in output.rounds],
         "policy": policy,
+        "sampling": asdict(output.sampling),
         "seed": seed,
     }
 

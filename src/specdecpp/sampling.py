@@ -7,9 +7,9 @@ meaning are those of transformers: repetition penalty, temperature, top-k, top-p
 Shapes: V vocabulary; leading axes are rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -56,6 +56,22 @@ class Sampling:
     def needs_seen(self) -> bool:
         """Whether the tokens already in the context matter (repetition penalty)."""
         return self.repetition_penalty != 1.0
+
+
+def asked(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
+    """The sampling of a request: `sampling` whole, or parameters by name over those of a model.
+
+    >>> asked({"temperature": 0.7, "top_k": 0}, {"top_k": 20, "top_p": 0.8})
+    Sampling(temperature=0.7, top_k=None, top_p=0.8, min_p=0.0, repetition_penalty=1.0)
+    """
+    names = Sampling.__dataclass_fields__
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    if (whole := options.get("sampling")) is not None:
+        if given:
+            raise ValueError(f"sampling says all of it, and {', '.join(given)} were given too. Give one or the other.")
+        return whole
+    chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults} | given
+    return Sampling(**{name: value for name, value in chosen.items() if name != "top_k" or value != 0})
 
 
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

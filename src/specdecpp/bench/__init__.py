@@ -8,11 +8,9 @@
 | lossless.py | whether what was timed has the target's law |
 | machines.py | what a step costs: here, in a file, or made up |
 | replays.py | the same table from recordings, at any costs |
-| check.py, advice.py | whether a pair is worth it, and what to do if not |
+| check.py | whether a pair is worth it |
+| interleaving.py | decoders in turns |
 | rows.py, results.py | the table, and the file that holds it |
-| sentences.py | what the rows say in words |
-| boards.py, report.py | which rows belong together; tables for a terminal and in markdown |
-| geometry.py, drawing.py, pictures.py, pareto.py, page.py | the same as pictures, and as one page |
 
-Nothing here prints.
+Nothing here prints. What is said and drawn of it is in `report`, which nothing here knows.
 """

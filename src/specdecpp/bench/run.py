@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specdecpp.bench.contestants import TARGET, Rule
+from specdecpp.bench.interleaving import interleaved
 from specdecpp.bench.machines import Machine, head_of
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, provenance_of
@@ -23,7 +24,6 @@ from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import label_of, spec_of
 from specdecpp.rounds.verification import VERIFICATIONS
 from specdecpp.sampling import Sampling
-from specdecpp.turns import interleaved
 
 WARM_UP_TOKENS = 4
 Tick = Callable[[str], None]
@@ -203,18 +203,19 @@ class Bench:
         num_cycles: int,
         tick: Tick = _silent,
     ) -> dict[Contestant, Runs]:
-        """Every contestant on every prompt in every cycle, in turns (`turns.interleaved`), after a few untimed tokens."""
+        """Every contestant on every prompt in every cycle, in turns (`interleaving`), after a few untimed tokens."""
         decoders = {contestant: self._decoder(contestant) for contestant in contestants}
         runs: dict[Contestant, Runs] = {contestant: [[] for _ in prompts] for contestant in contestants}
         if contestants:
             for decoder in decoders.values():
-                decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, temperature=temperature, seed=self.plan.seed)
+                sampling = Sampling(temperature=temperature)
+                decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=self.plan.seed)
         answers = interleaved(
             decoders,
             prompts,
             num_cycles=num_cycles,
             max_tokens=self.plan.max_tokens,
-            temperature=temperature,
+            sampling=Sampling(temperature=temperature),
             seed=self.plan.seed,
         )
         for contestant, place, output in answers:

@@ -138,11 +138,11 @@ def _race(
     is_whole: bool,
 ) -> bool:
     """Run it and tell what came out; whether it is fine to go on from."""
-    from specdecpp import render
     from specdecpp.bench import lossless
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.run import Bench, results_of
     from specdecpp.costs.measuring import measure
+    from specdecpp.report import render
 
     race = Bench(pair=pair, rules=rules, sets=sets, plan=plan, machine=Machine.here(pair, measure(pair)))
     most = f"at most {race.num_answers:,} answers, {clock(race.most_s)} if all are long and drafting gains nothing"
@@ -161,8 +161,7 @@ def _race(
 
 def _show_times(results: "Results") -> None:
     """Where the time goes."""
-    from specdecpp import render
-    from specdecpp.bench import times
+    from specdecpp.report import render, times
 
     out = render.console()
     out.print(times.terminal(results.rows, out), width=render.width_of(out))
@@ -186,6 +185,6 @@ def tell(found: "Sequence[Results]", *, out: Path | None, as_json: bool, is_whol
     if as_json:
         print_json(found[0].to_dict() if len(found) == 1 else {"results": [results.to_dict() for results in found]})
     else:
-        from specdecpp.bench.boards import boards
+        from specdecpp.report.boards import boards
 
         show(boards(found), is_whole=is_whole)

@@ -68,8 +68,8 @@ def calibrate(
     with told():
         if (labels is None) == (prompts is None):
             raise ValueError("a head is calibrated on --labels FOLDER or on --prompts FILE. Name one of them.")
-        from specdecpp import render
         from specdecpp.head import AcceptanceHead
+        from specdecpp.report import render
 
         trained = AcceptanceHead.from_pretrained(_folder(head))
         sampling = _sampling(trained, temperature)
@@ -177,8 +177,7 @@ def _view(stages: dict[str, Any], found: "Calibration", name: str, rounds: str, 
     from rich.padding import Padding
     from rich.text import Text
 
-    from specdecpp import render
-    from specdecpp.training import diagrams
+    from specdecpp.report import diagrams, render
 
     columns = {f"{label}\n/token": f"{key}_token" for label, key in (("ECE", "ece"), ("Brier", "brier"), ("AUROC", "auroc"))}
     columns |= {"KL\n/token": "kl"}

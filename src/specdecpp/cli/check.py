@@ -52,10 +52,10 @@ def check(
     therefore bring, and what stands in the way.
     """
     with told():
-        from specdecpp import render
-        from specdecpp.bench import advice, questions
         from specdecpp.bench import check as checking
+        from specdecpp.bench import questions
         from specdecpp.errors import RunnerError
+        from specdecpp.report import advice, render
 
         trial = checking.Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
         check_names(target, draft, head)
@@ -84,9 +84,8 @@ def _show(found: "Check") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from specdecpp import render
-    from specdecpp.bench import advice
-    from specdecpp.bench.boards import boards
+    from specdecpp.report import advice, render
+    from specdecpp.report.boards import boards
 
     out = render.console()
     out.print(render.heading("The pair", advice.verdict(found)))

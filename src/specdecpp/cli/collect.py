@@ -93,7 +93,7 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.text import Text
 
-    from specdecpp import render
+    from specdecpp.report import render
 
     err = render.console(stderr=True)
     columns = (

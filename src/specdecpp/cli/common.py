@@ -91,8 +91,8 @@ def load(
     """The pair, with transformers silenced, and where somebody looks a spinner that says what takes its time."""
     import torch
 
-    from specdecpp import render
     from specdecpp.loading.pair import load_pair
+    from specdecpp.report import render
 
     try:
         torch.empty(0, device=device)

@@ -65,8 +65,8 @@ def _jobs(model: str | None, out: Path) -> list[tuple[str, Path]]:
 def _converted(name: str, path: Path, kind: Type) -> "Written":
     from transformers.utils import logging
 
-    from specdecpp import render
     from specdecpp.loading import gguf_writing
+    from specdecpp.report import render
 
     logging.set_verbosity_error()
     if Path(name).exists():

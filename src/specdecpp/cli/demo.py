@@ -65,7 +65,8 @@ def demo(
 
 def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comparison":
     """The stages in order: tune the rivals, live text, comparison, table. With `stderr`, stdout is left to the JSON."""
-    from specdecpp import demo, render
+    from specdecpp import demo
+    from specdecpp.report import render
 
     out = render.console(stderr=stderr)
     if not quiet:
@@ -85,8 +86,9 @@ def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comp
 
 def _live(pair: "Pair", plan: "Plan", out: "Console") -> None:
     """SpecDec++ answering the first prompts, every token in the style of its origin."""
-    from specdecpp import demo, render
+    from specdecpp import demo
     from specdecpp.decoder import Decoder
+    from specdecpp.report import render
     from specdecpp.request import as_prompt, watched
 
     decoder = Decoder(pair)

@@ -54,11 +54,11 @@ def distil(
     likeliest tokens, learn to say the same. Killed at any moment and started again, it goes on where it stopped.
     """
     with told():
-        from specdecpp import render
         from specdecpp.distillation import finishing
         from specdecpp.distillation.plan import DistilPlan
         from specdecpp.distillation.run import distil as run
         from specdecpp.distillation.training import Course
+        from specdecpp.report import render
         from specdecpp.sampling import Sampling
 
         plan = DistilPlan(

@@ -40,8 +40,7 @@ def evaluate(
     Per token, and for whole rounds, which is what decides: the score of a round against whether all of it is accepted.
     """
     with told():
-        from specdecpp import render
-        from specdecpp.training import diagrams
+        from specdecpp.report import diagrams, render
 
         if plot is not None:
             diagrams.check(plot)
@@ -78,8 +77,7 @@ def show(evaluation: Mapping[str, Any], said: list[str], paths: Mapping[str, str
     from rich.padding import Padding
     from rich.text import Text
 
-    from specdecpp import render
-    from specdecpp.training import diagrams
+    from specdecpp.report import diagrams, render
 
     out = render.console()
     for source, scores in evaluation.items():
@@ -93,7 +91,7 @@ def show(evaluation: Mapping[str, Any], said: list[str], paths: Mapping[str, str
 
 def _table(scores: Mapping[str, Mapping[str, Any]], paths: Mapping[str, str]) -> "Table":
     """One row per score; heads in the accent colour, the best of the rounds in bold."""
-    from specdecpp import render
+    from specdecpp.report import render
 
     table = render.plain_table("score", *COLUMNS, gap=2)
     best = max(scores, key=lambda name: scores[name]["auroc_product"] or 0)

@@ -40,6 +40,9 @@ POLICY_HELP = (
 )
 
 
+MODELS_OWN = "[default: the model's own, or 1]"
+
+
 class Verification(StrEnum):
     """How candidates are tested."""
 
@@ -58,11 +61,11 @@ def generate(
         Verification, typer.Option(metavar="KIND", help="Test candidates by token, block or compare.")
     ] = Verification.token,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(metavar="N", help="Keep the N likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = 1.0,
-    min_p: Annotated[float, typer.Option(metavar="X", help="Drop those below X times the best.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(metavar="X", help="Above 1: fewer repeats.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Keep the N likeliest tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = None,
+    min_p: Annotated[float | None, typer.Option(metavar="X", help="Drop those below X times the best.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1: fewer repeats.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.  [default: random]")] = None,
     chat: Annotated[
@@ -84,6 +87,7 @@ def generate(
     with told():
         from specdecpp.policies import Fixed
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
+        from specdecpp.sampling import asked
 
         spec = None if policy is None else parse_policy(policy)
         if spec is not None and spec.policy == Fixed(k=0) and draft is None:
@@ -103,7 +107,8 @@ def generate(
         }
         check_sampling(options)
         pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
-        decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=temperature == 0)
+        is_greedy = asked(options, pair.sampling).is_greedy
+        decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=is_greedy)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
         name = spec_of(decoder.policy)
         if as_json:
@@ -135,7 +140,7 @@ def _decoder(pair: "Pair", policy: "Policy | None", kind: Verification, *, is_gr
 
 def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":
     """Decode, writing the text as it is decided: plain, or in styles where a terminal can show them."""
-    from specdecpp import render
+    from specdecpp.report import render
     from specdecpp.request import watched
 
     out = render.console()
@@ -156,7 +161,7 @@ def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: 
 
 def _print_stats(output: "Output", *, policy: str, seed: int, wanted: bool | None) -> None:
     """A few lines on stderr; unasked, only where somebody looks."""
-    from specdecpp import render
+    from specdecpp.report import render
 
     err = render.console(stderr=True)
     if err.is_terminal if wanted is None else wanted:

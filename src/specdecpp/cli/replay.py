@@ -46,9 +46,9 @@ def replay(
     models are loaded.
     """
     with told():
-        from specdecpp import render
         from specdecpp.bench import contestants, replays
         from specdecpp.bench.machines import Machine
+        from specdecpp.report import render
         from specdecpp.request import parse_policy
 
         specs = [parse_policy(spec) for spec in policy or ()]
@@ -72,10 +72,10 @@ def _here(
     labels: Path, target: str | None, draft: str | None, head: str | None, *, dtype: DType, device: str | None
 ) -> "tuple[Pair, Machine]":
     """The pair that the labels are of, unless another is named, and its costs on this machine."""
-    from specdecpp import render
     from specdecpp.bench import replays
     from specdecpp.bench.machines import Machine
     from specdecpp.errors import DataError, PairError
+    from specdecpp.report import render
     from specdecpp.training import shards
 
     own = shards.about(labels).get("names", {}) if target is None else {}

@@ -11,7 +11,7 @@ from specdecpp.cli.common import told
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from specdecpp.bench.boards import Board
+    from specdecpp.report.boards import Board
 
 EXAMPLES = (
     "specdecpp report results.json",
@@ -32,8 +32,9 @@ def report(
     hardware.
     """
     with told():
-        from specdecpp.bench.boards import boards
         from specdecpp.bench.results import Results
+        from specdecpp.report import page
+        from specdecpp.report.boards import boards
 
         found = boards([Results.read(path) for path in results], dataset=dataset)
         if not (html or svg or markdown):
@@ -41,31 +42,32 @@ def report(
             return
         for path, text in _files(found, html=html, svg=svg, markdown=markdown).items():
             _write(path, text)
+        if html and (missing := page.without_pictures()):
+            print(f"note: the page is without pictures: {missing}", file=sys.stderr)
         for path in filter(None, (html, svg, markdown)):
             print(f"wrote {path}", file=sys.stderr)
 
 
 def show(boards: "Sequence[Board]", *, is_whole: bool = False) -> None:
     """The tables, on stdout; whole: with every setting."""
-    from specdecpp import render
-    from specdecpp.bench import report
+    from specdecpp.report import render, tables
 
     out = render.console()
-    out.print(report.terminal(boards, is_whole=is_whole), width=render.width_of(out))
+    out.print(tables.terminal(boards, is_whole=is_whole), width=render.width_of(out))
 
 
 def _files(boards: "Sequence[Board]", *, html: Path | None, svg: Path | None, markdown: Path | None) -> "Mapping[Path, str]":
     """What is to be written where."""
-    from specdecpp.bench import page, pictures, report
+    from specdecpp.report import page, pictures, tables
 
     files: dict[Path, str] = {}
     if markdown:
-        files[markdown] = report.markdown(boards)
-    if svg:
-        drawn = [picture for board in pictures.gallery(boards) for picture in board] + pictures.over_costs(boards)
-        files |= {svg / f"{picture.name}.svg": picture.svg() + "\n" for picture in drawn}
+        files[markdown] = tables.markdown(boards)
+    drawn = pictures.gallery(boards) if svg else None
+    if svg and drawn:
+        files |= {svg / f"{picture.name}.svg": picture.svg() + "\n" for of in drawn for picture in of}
     if html:
-        files[html] = page.page(boards)
+        files[html] = page.page(boards, drawn)
     return files
 
 

@@ -31,7 +31,7 @@ def run(
     Each step keeps what is finished: killed at any moment and started again, it goes on where it stopped.
     """
     with told():
-        from specdecpp import render
+        from specdecpp.report import render
         from specdecpp.training import pipeline
         from specdecpp.training.evaluate import verdicts
         from specdecpp.training.recipe import Recipe

@@ -79,7 +79,7 @@ def figures(row: dict[str, Any]) -> str:
 @contextmanager
 def progress(num_epochs: int, *, quiet: bool) -> Iterator[Tell]:
     """A bar over all epochs of all heads, on stderr where that is a terminal; a line for each epoch where it is not."""
-    from specdecpp import render
+    from specdecpp.report import render
 
     err = render.console(stderr=True)
     with render.progress("training", num_epochs, quiet=quiet) as tick:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from specdecpp import machine
-from specdecpp.bench import advice, check
+from specdecpp.bench import check
 from specdecpp.bench.questions import Questions
 from specdecpp.distillation.plan import DistilPlan
 from specdecpp.distillation.run import CARD
 from specdecpp.loading.pair import load_pair
+from specdecpp.report import advice
 from specdecpp.training import collect, jobs, pipeline
 from specdecpp.training.plan import HeadPlan
 from specdecpp.training.prompts import Source, gather

@@ -19,14 +19,19 @@ from specdecpp.errors import RunnerError
 from specdecpp.loading.checks import code
 from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.models import BY_NAME, KINDS, Model
+from specdecpp.policies import Fixed
+from specdecpp.policies.protocol import decide
+from specdecpp.rounds import Plan, Request, engine_for
+from specdecpp.rounds.verification import TokenVerification
 from specdecpp.runners import Runner
+from specdecpp.sampling import Sampling, streams
 
 BUDGET_S = 1.8
 """For all options together, once each has had two turns; where that would take longer, each has a single turn of two rounds."""
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 7
+METHOD = 8
 FAR = 4.0
 """How much slower than the fastest an option may be in its first rounds and have more of them: the rest cannot catch up."""
 LONG_S = 1.0
@@ -240,13 +245,22 @@ def _glanced(target: Model, draft: Model, option: Option, vocab_size: int, enoug
 
 
 class _Trial:
-    """The forwards of rounds whose candidates are all rejected, in an empty cache or after a short context."""
+    """Rounds of a fixed length as they are decoded, in an empty cache or after a short context."""
 
     def __init__(self, *, target: Runner, draft: Runner):
         self._target, self._draft = target, draft
         room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
         self._num = max(0, min(CANDIDATES, room - 2))
         self._room, self._context = min(CONTEXT, room - self._num - 1), 0
+        self._request = Request(
+            target=target,
+            draft=draft,
+            policy=Fixed(k=self._num),
+            verification=TokenVerification(),
+            sampling=Sampling(),
+            randomness=streams(0),
+        )
+        self._engine = engine_for(self._request)
 
     def read(self) -> None:
         """The context, once."""
@@ -264,10 +278,8 @@ class _Trial:
 
     def _round_s(self) -> float:
         began = perf_counter()
-        for _ in range(self._num):
-            self._draft.extend([0], rows=1)
-        logits, _ = self._target.extend([0] * (self._num + 1), rows=self._num + 1)
-        float(logits[0, 0])  # a device may still be at work
+        decision = decide(self._request.policy, None, None, self._num)
+        self._engine.run([Plan(self._request, [0] * (self._context + 1), decision)])
         self._draft.rollback(self._context)
         self._target.rollback(self._context)
         return perf_counter() - began

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -113,6 +113,9 @@ class GGUF:
         if "tokenizer.huggingface.json" not in self._header and (beside / "tokenizer.json").is_file():
             return load_tokenizer(beside)
         return tokenizer_of(self._header, num_rows=self.num_rows)
+
+    sampling: ClassVar[Mapping[str, float]] = {}
+    """The sampling parameters that it asks for: a file says none."""
 
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
         """The ids that end a text."""

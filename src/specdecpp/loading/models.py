@@ -25,11 +25,12 @@ from specdecpp.loading.tokenizers import check_path, first_line, load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
+from specdecpp.sampling import Sampling
 
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-BY_NAME = ("native-int8",)
-"""Kinds that nobody gets unasked: they change the model that is decoded (`NativeRunner`, activations)."""
+BY_NAME = ("native-int8", "graphs")
+"""Kinds that nobody gets unasked: activations in bytes change the model that is decoded, and graphs have not run on a GPU yet."""
 log = logging.getLogger("specdecpp.loading")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -98,6 +99,11 @@ class Checkpoint:
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
         return end_ids(self.model, tokenizer)
 
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The sampling parameters that it asks for where a request names none."""
+        return asked_sampling(self.model)
+
     @cached_property
     def refusals(self) -> dict[str, str | None]:
         """What stands against each kind of runner; None where nothing does."""
@@ -157,6 +163,13 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     if named is None:
         named = tokenizer.eos_token_id
     return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
+
+
+def asked_sampling(model: Any) -> dict[str, float]:
+    """The sampling parameters that a model's generation config asks for, as transformers and vLLM take them from there."""
+    config = getattr(model, "generation_config", None)
+    said = config.to_diff_dict() if config is not None else {}
+    return {name: said[name] for name in Sampling.__dataclass_fields__ if said.get(name) is not None}
 
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:

@@ -5,8 +5,8 @@ With no names, `load_pair()` gives the small reference pair that ships with the 
 
 import logging
 import warnings
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Pair:
     tokenizer: Any
     head: AcceptanceHead | None = None
     ends: tuple[int, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What the target's generation_config asks for where a request names nothing: temperature, top_k, top_p, ..."""
     target_name: str = "target"
     draft_name: str = "draft"
     target_fingerprint: str | None = None
@@ -122,6 +124,7 @@ def load_pair(
         tokenizer=tokenizer,
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(chosen.draft.device),
         ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
+        sampling=p.sampling,
         target_name=str(target),
         draft_name=str(draft),
         target_fingerprint=p.fingerprint,

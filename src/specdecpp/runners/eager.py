@@ -12,7 +12,9 @@ the test once when the model is loaded.
 """
 
 import inspect
+import weakref
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -36,6 +38,26 @@ class _Tap:
             self.hidden = args[0] if args else next(iter(kwargs.values()))
 
 
+_TAPS: WeakKeyDictionary[torch.nn.Module, weakref.ref[_Tap]] = WeakKeyDictionary()
+
+
+def _tap_of(output: torch.nn.Module) -> _Tap:
+    """The one tap of an output layer. Its hook goes with the last runner that has it: the model is the user's."""
+    known = _TAPS.get(output)
+    tap = known and known()
+    if tap is None:
+        tap = _Tap()
+        ref = weakref.ref(tap)
+
+        def caught(module: object, args: tuple, kwargs: dict) -> None:
+            if (found := ref()) is not None:
+                found(module, args, kwargs)
+
+        weakref.finalize(tap, output.register_forward_pre_hook(caught, with_kwargs=True).remove)
+        _TAPS[output] = ref
+    return tap
+
+
 class EagerRunner:
     """A transformers causal LM and one sequence in its cache. See `runners.Runner` for the contract.
 
@@ -55,8 +77,7 @@ class EagerRunner:
                 f"{type(model).__name__} has no output embeddings, so it cannot score tokens. "
                 "Load it with AutoModelForCausalLM."
             )
-        self._tap = _Tap()
-        output.register_forward_pre_hook(self._tap, with_kwargs=True)
+        self._tap = _tap_of(output)
         config = model.config.get_text_config()
         rows = int(output.weight.shape[0])
         self.vocab_size = rows if vocab_size is None else vocab_size

@@ -6,7 +6,7 @@ Both carry our block `speculative`: the metrics of the request under vLLM's name
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specdecpp.metrics import Metrics
@@ -128,6 +128,7 @@ class Answer:
         return {
             "policy": self._plan.policy,
             "verification": self._plan.verification,
+            "sampling": asdict(self._plan.sampling),
             **metrics.to_dict(),
             "time_shares": metrics.time_shares,
             "queue_s": work.queue_s,
@@ -172,6 +173,7 @@ class Answer:
         return {
             "policy": self._plan.policy,
             "verification": self._plan.verification,
+            "sampling": asdict(self._plan.sampling),
             "threshold": threshold(decoder.policy),
             "costs": costs and {"draft_s": costs.draft_s, "target_s": costs.verify_s(1)},
         }

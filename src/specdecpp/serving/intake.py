@@ -20,6 +20,7 @@ from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.engine import End, Part, Step, Work
 from specdecpp.serving.evidence import Witness
 from specdecpp.serving.limits import Limits
@@ -39,6 +40,7 @@ class Plan:
     decoder: Decoder
     policy: str
     verification: str
+    sampling: Sampling
     parts: tuple[Part, ...]
     num_prompt_tokens: int
     num_top: int | None = None
@@ -101,34 +103,33 @@ class Intake:
     def _plan(self, body: CompletionRequest | ChatRequest) -> Plan:
         if (num := len(body.prompts) * body.n) > self.limits.max_choices:
             raise Refusal(f"{num} answers are asked for, at most {self.limits.max_choices} are given at once.", param="n")
+        sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._tokens(prompt) for prompt in body.prompts]
-            decoder, kind = self._chosen(body.how, is_greedy=body.temperature == 0)
+            decoder, kind = self._chosen(body.how, is_greedy=sampling.is_greedy)
         max_tokens = self._room(body, longest=max(map(len, prompts)))
-        options = self._options(body, max_tokens)
+        options = self._options(body, max_tokens, sampling)
         every = [prompt for prompt in prompts for _ in range(body.n)]
         # A greedy answer needs no coins, but with a seed its stops do not follow the clock, and it is rounded alike every time.
-        seed = 0 if body.seed is None and body.temperature == 0 else body.seed
+        seed = 0 if body.seed is None and sampling.is_greedy else body.seed
         seeds = [None if seed is None else seed + i for i in range(len(every))]
         return Plan(
             decoder=decoder,
             policy=spec_of(decoder.policy),
             verification=kind,
+            sampling=sampling,
             parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
             num_prompt_tokens=sum(map(len, prompts)),
             num_top=body.num_top,
             details=body.how.details,
         )
 
-    def _options(self, body: CompletionRequest | ChatRequest, max_tokens: int) -> Options:
+    @staticmethod
+    def _options(body: CompletionRequest | ChatRequest, max_tokens: int, sampling: Sampling) -> Options:
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         return {
             "max_tokens": max_tokens,
-            "temperature": body.temperature,
-            "top_k": body.top_k,
-            "top_p": body.top_p,
-            "min_p": body.min_p,
-            "repetition_penalty": body.repetition_penalty,
+            "sampling": sampling,
             "stop": stop,
             "ignore_eos": body.ignore_eos,
         }

@@ -65,11 +65,11 @@ class Asked(_Body):
     """What both endpoints take."""
 
     model: str | None = Field(default=None, description="The name in /v1/models; there is one, so it may be left out.")
-    temperature: float = Field(default=1.0, ge=0, le=2, description="0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=1, le=2**31, description="Keep this many of the likeliest tokens.")
-    min_p: float = Field(default=0.0, ge=0, le=1, description="Drop tokens below this times the likeliest.")
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, description="Above 1: fewer repeats.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; left out, the model's own or 1.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=2**31, description="Keep this many of the likeliest tokens; 0: all.")
+    min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens below this times the likeliest.")
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Above 1: fewer repeats.")
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i of several has seed + i."
@@ -93,7 +93,7 @@ class Asked(_Body):
     def _check_together(self) -> "Asked":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true; leave it out, or stream.")
-        if 0 < self.temperature < 1e-3:
+        if 0 < (self.temperature or 0.0) < 1e-3:
             raise ValueError(f"temperature must be 0 or at least 0.001, got {self.temperature}; 0 is greedy.")
         return self
 

@@ -12,7 +12,7 @@ Shapes: T judged candidates of an answer, K of a round.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ def listen(
     policy = HeadPolicy(head=head, calibrated=False, max_tokens=length + num_unjudged)
     decoder = Decoder(pair, policy=policy)
     for i, prompt in enumerate(prompts):
-        session = decoder.start(prompt, max_tokens=max_tokens, seed=seed + i, **asdict(sampling))
+        session = decoder.start(prompt, max_tokens=max_tokens, seed=seed + i, sampling=sampling)
         session.watch = notes = _Notes()
         for _ in run(session):
             pass

@@ -8,13 +8,13 @@
     curve.js                the survival of a round against its threshold
     lane.js, page.js        one rule with its answer; the form, runs, theme and key
 
-Colours and typeface are those of the report (`specdecpp.look`). The scripts share one scope, in the order of `SCRIPTS`.
+Colours and typeface are those of the report (`specdecpp.report.theme`). The scripts share one scope, in the order of `SCRIPTS`.
 """
 
 from functools import cache
 from pathlib import Path
 
-from specdecpp import look
+from specdecpp.report import theme
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("stream", "tally", "roving", "card", "answer", "strip", "curve", "lane", "page")
@@ -37,10 +37,10 @@ def _read(name: str) -> str:
 
 def _themes() -> str:
     """The palette: as the reader's system has it, unless the page's own switch says otherwise."""
-    themes = zip((look.LIGHT, look.DARK), look.PAGE, look.SIGNAL, strict=True)
-    light, dark = (look.variables(theme, page=page, signal=signal) for theme, page, signal in themes)
+    themes = zip((theme.LIGHT, theme.DARK), theme.PAGE, theme.SIGNAL, strict=True)
+    light, dark = (theme.variables(colours, page=page, signal=signal) for colours, page, signal in themes)
     return (
-        f":root{{color-scheme:light dark;--font:{look.FONT};{light}}}\n"
+        f":root{{color-scheme:light dark;--font:{theme.FONT};{light}}}\n"
         f"@media(prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
         f":root[data-theme=light]{{color-scheme:light;{light}}}\n"
         f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"

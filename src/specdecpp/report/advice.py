@@ -6,7 +6,7 @@ from typing import Any
 
 from specdecpp.bench.check import CHEAP, GOOD, WIDE, Check
 from specdecpp.bench.results import Results
-from specdecpp.bench.sentences import times
+from specdecpp.report.sentences import times
 
 NOTABLE = 1.05
 """How much faster the best rule would have to become for a fault to be worth a sentence."""

@@ -6,7 +6,7 @@ it reads the same under NO_COLOR; without a terminal nothing but plain text is l
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -205,29 +205,24 @@ def comparison_table(comparison: "Comparison") -> Table:
             f"{total.mean_acceptance_length:.2f}",
             f"{total.discard_rate:.2f}",
             f"{total.verification_rate:.2f}",
-            style=_style(is_best=entry is best, is_ours=name == "specdecpp"),
+            style=" ".join(["bold"] * (entry is best) + [ACCENT] * (name == "specdecpp")),
         )
     return table
 
 
-def time_table(comparison: "Comparison", blocks: dict[str, str]) -> Table:
-    """Where the time of a token goes: milliseconds, shares, and a bar whose length is the time."""
-    table = plain_table("time", "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
+def time_table(first: str, lines: Sequence[tuple[str, float, Mapping[str, float], str]], out: Console) -> Table:
+    """Where the time of a token goes, for lines of name, tokens/s, shares and style: ms, shares, a bar as long as the time."""
+    blocks = PLAIN_BLOCKS if out.options.ascii_only else BLOCKS
+    table = plain_table(first, "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
     table.add_column("", no_wrap=True)
-    times = {name: 1000 / entry.total.tokens_per_second for name, entry in comparison.entries.items()}
-    longest = max(times.values())
-    for name, entry in comparison.entries.items():
-        table.add_row(
-            entry.label,
-            f"{times[name]:.2f}",
-            *(f"{100 * entry.total.time_shares[part]:.0f}" for part in blocks),
-            bar(entry.total.time_shares, blocks, width=BAR_WIDTH * times[name] / longest),
-            style=_style(is_best=False, is_ours=name == "specdecpp"),
-        )
+    slowest = min(speed for _, speed, *_ in lines)
+    for name, speed, shares, style in lines:
+        parts = [f"{100 * shares.get(part, 0.0):.0f}" for part in blocks]
+        table.add_row(name, f"{1000 / speed:.2f}", *parts, bar(shares, blocks, width=BAR_WIDTH * slowest / speed), style=style)
     return table
 
 
-def bar(shares: dict[str, float], blocks: dict[str, str], *, width: float) -> str:
+def bar(shares: Mapping[str, float], blocks: dict[str, str], *, width: float) -> str:
     """A stacked bar; rounding is of the running sum, so that the whole has the right length."""
     text, reached = "", 0.0
     for name, share in shares.items():
@@ -240,9 +235,12 @@ def comparison_view(comparison: "Comparison", out: Console) -> RenderableType:
     """The table, the bars and the sentences."""
     from specdecpp.demo import verdicts
 
-    blocks = PLAIN_BLOCKS if out.options.ascii_only else BLOCKS
+    lines = [
+        (entry.label, entry.total.tokens_per_second, entry.total.time_shares, ACCENT if name == "specdecpp" else "")
+        for name, entry in comparison.entries.items()
+    ]
     said = Group(*(Text(sentence) for sentence in verdicts(comparison)))
-    parts = [comparison_table(comparison), "", time_table(comparison, blocks), "", said]
+    parts = [comparison_table(comparison), "", time_table("time", lines, out), "", said]
     return Padding(Group(*parts), (0, 2))
 
 
@@ -253,7 +251,3 @@ def plain_table(first: str, *numbers: str, gap: int) -> Table:
     for header in numbers:
         table.add_column(header, justify="right", no_wrap=True)
     return table
-
-
-def _style(*, is_best: bool, is_ours: bool) -> str:
-    return " ".join(["bold"] * is_best + [ACCENT] * is_ours)

@@ -8,10 +8,10 @@ from specdecpp.bench.results import Interval, Row
 def said(rows: Sequence[Row]) -> list[str]:
     """A few sentences for every data set and temperature: the fastest rule, the rule without a threshold, and where a slow
     pair loses."""
-    return [sentence for group in by_heat(rows) for sentence in _about(group)]
+    return [sentence for group in arenas(rows) for sentence in _about(group)]
 
 
-def by_heat(rows: Sequence[Row]) -> list[list[Row]]:
+def arenas(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each data set and temperature, in the order of the first of each."""
     groups: dict[tuple[str, float], list[Row]] = {}
     for row in rows:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from specdecpp.decoder import Decoder, Output, Prompt
+from specdecpp.sampling import Sampling
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -17,7 +18,7 @@ def interleaved(
     *,
     num_cycles: int,
     max_tokens: int,
-    temperature: float,
+    sampling: Sampling,
     seed: int,
 ) -> Iterator[tuple[Key, int, Output]]:
     """Every decoder on every prompt in every cycle, as it comes: (whose, of which prompt, the answer).
@@ -28,7 +29,7 @@ def interleaved(
     for turn in range(num_turns):
         place = turn % len(prompts)
         for key in in_turn(list(decoders), turn, num_turns=num_turns):
-            answer = decoders[key].generate(prompts[place], max_tokens=max_tokens, temperature=temperature, seed=seed + turn)
+            answer = decoders[key].generate(prompts[place], max_tokens=max_tokens, sampling=sampling, seed=seed + turn)
             yield key, place, answer
 
 

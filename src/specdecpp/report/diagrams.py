@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.errors import MissingExtraError
+from specdecpp.report import drawing
+from specdecpp.report.theme import LIGHT
 from specdecpp.training.measures import Reliability
 
 if TYPE_CHECKING:
@@ -18,19 +19,7 @@ ENDINGS = (".svg", ".png", ".pdf")
 PANELS = {"token": "per token", "product": "whole round"}
 NOT_DRAWN = ("max_q", "entropy")
 """Scores that do not claim to be the probability that a round survives."""
-FREE_COLOUR, COLOURS, MARKERS = "#8c8c8c", ("#0b7a8c", "#c2571a", "#6a4c93", "#3a7d44"), "osD^"
-INK, GRID = "#333333", "#dddddd"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "svg.fonttype": "none",  # text stays text: smaller, and it can be searched
-    "svg.hashsalt": "specdecpp",  # the same figures give the same file
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
+COLOURS, MARKERS = (LIGHT["accent"], "#c2571a", "#6a4c93", "#3a7d44"), "osD^"
 _WIDTH = 78
 _SCALE = ("0", ".5", "1")
 
@@ -43,11 +32,10 @@ def save(evaluation: Mapping[str, Mapping[str, Mapping[str, Any]]], path: str | 
     >>> save(evaluation, "reliability.svg")                                                      # doctest: +SKIP
     """
     check(path)
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.0, 3.6 * len(evaluation)), layout="constrained")
+    with drawing.styled():
+        figure = Figure(figsize=(9.0, 4.6 * len(evaluation)), layout="constrained")
         grid = figure.subplots(len(evaluation), len(PANELS), squeeze=False)
         for row, (source, scores) in zip(grid, evaluation.items(), strict=True):
             for axes, (of, title) in zip(row, PANELS.items(), strict=True):
@@ -59,13 +47,7 @@ def check(path: str | Path) -> None:
     """Raise, before anything is measured, ValueError for a file of another kind and `MissingExtraError` without matplotlib."""
     if Path(path).suffix not in ENDINGS:
         raise ValueError(f"a diagram cannot be written to {path}. Give a name that ends in {', '.join(ENDINGS)}.")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "a diagram in a file is drawn by matplotlib, which is not installed. Install it with: pip install "
-            "'specdecpp[plots]' (the diagram in the terminal needs nothing)."
-        ) from error
+    drawing.check()
 
 
 def text(figures: Mapping[str, Any], *, ascii_only: bool = False) -> str:
@@ -83,23 +65,22 @@ def text(figures: Mapping[str, Any], *, ascii_only: bool = False) -> str:
 
 def _panel(axes: "Axes", bins: Mapping[str, Any], title: str) -> None:
     """One panel: a line for each score on the diagonal of perfect calibration."""
-    axes.plot([0, 1], [0, 1], color=GRID, linewidth=1, zorder=0)
+    axes.plot([0, 1], [0, 1], color=LIGHT["faint"], linewidth=1, zorder=0)
     heads = 0
     for name, lists in bins.items():
         if lists is None or name in NOT_DRAWN:
             continue
         is_free = name == "cumulative_q"
-        colour = FREE_COLOUR if is_free else COLOURS[heads % len(COLOURS)]
+        colour = LIGHT["soft"] if is_free else COLOURS[heads % len(COLOURS)]
         marker = "x" if is_free else MARKERS[heads % len(MARKERS)]
         heads += not is_free
         found = Reliability.from_lists(lists)
         label = f"{name.replace('_', ' ')}, ECE {found.ece:.3f}"
-        line = {"linewidth": 1, "color": colour, "marker": marker, "markersize": 3.5, "label": label}
+        line = {"color": colour, "marker": marker, "markersize": 3.5, "label": label}
         axes.plot(found.probability, found.label, clip_on=False, zorder=1 if is_free else 2, **line)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="best", fontsize=8, framealpha=0.85, edgecolor="none")
+        axes.legend(loc="best", fontsize="small", framealpha=0.85, edgecolor="none")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title, xlabel="predicted probability", ylabel="share accepted")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _column(lists: Mapping[str, Any] | None, title: str, *, ascii_only: bool) -> list[str]:

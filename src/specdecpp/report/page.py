@@ -9,11 +9,12 @@ from html import escape
 from itertools import groupby
 
 from specdecpp import __version__
-from specdecpp.bench import drawing, pictures, report
-from specdecpp.bench.boards import Board
-from specdecpp.bench.drawing import Picture
 from specdecpp.bench.results import Row
-from specdecpp.look import DARK, FONT, LIGHT, PAGE, variables
+from specdecpp.errors import MissingExtraError
+from specdecpp.report import drawing, pictures, tables
+from specdecpp.report.boards import Board
+from specdecpp.report.drawing import Picture
+from specdecpp.report.theme import DARK, FONT, LIGHT, PAGE, variables
 
 STYLE = """
 :root{color-scheme:light dark;LIGHT}
@@ -39,14 +40,18 @@ summary{cursor:pointer;color:var(--accent);padding:.35rem 0}
 """
 
 
-def page(boards: Sequence[Board]) -> str:
-    """The whole page, as text.
+def page(boards: Sequence[Board], drawn: Sequence[list[Picture]] | None = None) -> str:
+    """The whole page, as text; `drawn` is what `gallery` gave, if that was called already.
+
+    Without matplotlib the page has everything but pictures, and says so.
 
     >>> Path("report.html").write_text(page(boards([results])), encoding="utf-8")                # doctest: +SKIP
     """
-    drawn = pictures.gallery(boards)
+    missing = "" if drawn else without_pictures()
+    *drawn, over = [[]] * (len(boards) + 1) if missing else drawn or pictures.gallery(boards)
     files = [list(pairs) for _, pairs in groupby(zip(boards, drawn, strict=True), key=lambda pair: id(pair[0].results))]
-    body = [_notes(boards), _section("Other hardware", pictures.over_costs(boards))]
+    body = [_notes([*tables.notes(boards), *([f"This page is without pictures: {missing}"] if missing else [])])]
+    body += [_section("Other hardware", over)]
     body += [_file(files[0])] if len(files) == 1 else [_folded(pairs, is_open=pairs is files[0]) for pairs in files]
     names = ", ".join(dict.fromkeys(board.dataset for board in boards))
     title = f"Stopping rules on {names}"
@@ -59,6 +64,15 @@ def page(boards: Sequence[Board]) -> str:
     )
 
 
+def without_pictures() -> str:
+    """Why there are none, if so."""
+    try:
+        drawing.check()
+    except MissingExtraError as error:
+        return str(error)
+    return ""
+
+
 def _style() -> str:
     light, dark = (variables(theme, page=page) for theme, page in zip((LIGHT, DARK), PAGE, strict=True))
     return STYLE.replace("LIGHT", light).replace("DARK", dark).replace("FONT", FONT) + drawing.style()
@@ -66,7 +80,7 @@ def _style() -> str:
 
 def _file(pairs: Sequence[tuple[Board, list[Picture]]]) -> str:
     """One results file: its boards, then where it comes from."""
-    made = "".join(f"<li>{escape(line)}</li>" for line in report.sources(pairs[0][0].results))
+    made = "".join(f"<li>{escape(line)}</li>" for line in tables.sources(pairs[0][0].results))
     parts = [_board(board, drawn) for board, drawn in pairs]
     return "\n".join([*parts, f"<details><summary>Where these figures come from</summary><ul>{made}</ul></details>"])
 
@@ -79,7 +93,7 @@ def _folded(pairs: Sequence[tuple[Board, list[Picture]]], *, is_open: bool) -> s
 
 def _board(board: Board, drawn: Sequence[Picture]) -> str:
     """One data set at one temperature: sentences, the chosen settings, pictures, and every setting folded away."""
-    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.told(board))
+    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in tables.told(board))
     whole = f"<details><summary>Every setting</summary>{_table(board, is_whole=True)}</details>"
     return "\n".join(
         [
@@ -87,7 +101,7 @@ def _board(board: Board, drawn: Sequence[Picture]) -> str:
             f"<ul>{said}</ul>" if said else "",
             _table(board, is_whole=False),
             f'<div class="pictures">{_inline(drawn)}</div>',
-            whole if len(board.rows) > sum(len(rows) for _, rows in report.sections(board, is_whole=False)) else "",
+            whole if len(board.rows) > sum(len(rows) for _, rows in tables.sections(board, is_whole=False)) else "",
             "</section>",
         ]
     )
@@ -97,8 +111,8 @@ def _section(title: str, drawn: Sequence[Picture]) -> str:
     return f'<section><h2>{title}</h2><div class="pictures">{_inline(drawn)}</div></section>' if drawn else ""
 
 
-def _notes(boards: Iterable[Board]) -> str:
-    found = "".join(f"<li>{escape(note)}</li>" for note in report.notes(boards))
+def _notes(notes: Iterable[str]) -> str:
+    found = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f"<ul>{found}</ul>" if found else ""
 
 
@@ -108,11 +122,11 @@ def _inline(drawn: Iterable[Picture]) -> str:
 
 def _table(board: Board, *, is_whole: bool) -> str:
     """Rows under each kind of verification."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("policy", *(name for name, _ in report.COLUMNS)))
-    found = report.sections(board, is_whole=is_whole)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("policy", *(name for name, _ in tables.COLUMNS)))
+    found = tables.sections(board, is_whole=is_whole)
     best = max((row for _, rows in found for row in rows if row.role != "oracle"), key=lambda row: row.speedup, default=None)
     groups = "".join(
-        f'<tbody class="group"><tr><th scope="rowgroup" colspan="{1 + len(report.COLUMNS)}">{escape(name)}</th></tr></tbody>'
+        f'<tbody class="group"><tr><th scope="rowgroup" colspan="{1 + len(tables.COLUMNS)}">{escape(name)}</th></tr></tbody>'
         f"<tbody>{''.join(_row(row, is_best=row is best) for row in rows)}</tbody>"
         for name, rows in found
     )
@@ -120,6 +134,6 @@ def _table(board: Board, *, is_whole: bool) -> str:
 
 
 def _row(row: Row, *, is_best: bool) -> str:
-    kinds = ["ours"] * report.is_marked(row) + ["best"] * is_best
-    cells = "".join(f"<td>{escape(cell(row))}</td>" for _, cell in report.COLUMNS)
+    kinds = ["ours"] * tables.is_marked(row) + ["best"] * is_best
+    cells = "".join(f"<td>{escape(cell(row))}</td>" for _, cell in tables.COLUMNS)
     return f'<tr class="{" ".join(kinds)}"><th scope="row">{escape(row.label)}</th>{cells}</tr>'

@@ -12,11 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from specdecpp import render
-from specdecpp.bench import sentences
-from specdecpp.bench.boards import Board
-from specdecpp.bench.geometry import TIMES
 from specdecpp.bench.results import Interval, Results, Row
+from specdecpp.report import render, sentences
+from specdecpp.report.boards import Board
+from specdecpp.report.drawing import TIMES
 
 NONE = "-"
 Column = tuple[str, Callable[[Row], str]]
