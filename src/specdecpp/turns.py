@@ -18,6 +18,7 @@ def interleaved(
     num_cycles: int,
     max_tokens: int,
     temperature: float,
+    top_p: float = 1.0,
     seed: int,
 ) -> Iterator[tuple[Key, int, Output]]:
     """Every decoder on every prompt in every cycle, as it comes: (whose, of which prompt, the answer).
@@ -28,8 +29,8 @@ def interleaved(
     for turn in range(num_turns):
         place = turn % len(prompts)
         for key in in_turn(list(decoders), turn, num_turns=num_turns):
-            answer = decoders[key].generate(prompts[place], max_tokens=max_tokens, temperature=temperature, seed=seed + turn)
-            yield key, place, answer
+            sampled = {"temperature": temperature, "top_p": top_p, "seed": seed + turn}
+            yield key, place, decoders[key].generate(prompts[place], max_tokens=max_tokens, **sampled)
 
 
 def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequence[Any]:

@@ -18,11 +18,13 @@ from specdecpp.cli.common import (
     RunnerOption,
     Seed,
     Target,
+    TopP,
     check_names,
     clock,
     load,
     print_json,
     told,
+    usual,
 )
 from specdecpp.cli.report import show
 
@@ -74,6 +76,7 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option(metavar="X", help="0 is greedy; repeatable.  [default: 0 and 1]")
     ] = None,
+    top_p: TopP = 1.0,
     verification: Annotated[
         list[Kind] | None, typer.Option(metavar="KIND", help="token, block; repeatable.  [default: both]")
     ] = None,
@@ -108,6 +111,7 @@ def bench(
         size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
         plan = Plan(
             temperatures=tuple(dict.fromkeys(temperature or (0.0, 1.0))),
+            top_p=top_p,
             verifications=tuple(dict.fromkeys(kind.value for kind in verification or Kind)),
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,
@@ -119,7 +123,7 @@ def bench(
             check_names(target, draft, head, spec)
         texts = questions.read(data or (), prompt or ())
         check_out(out)
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         rules = contestants.field_for(specs, swept, [pair.head] if pair.head else [], quick=quick)
         sets = [questions.encoded(pair, of, num_dev=size.num_dev, num_test=size.num_test) for of in texts]
         if not _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep)):

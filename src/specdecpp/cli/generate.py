@@ -20,6 +20,7 @@ from specdecpp.cli.common import (
     load,
     print_json,
     told,
+    usual,
     write,
 )
 
@@ -102,7 +103,7 @@ def generate(
             "seed": seed,
         }
         check_sampling(options)
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=temperature == 0)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
         name = spec_of(decoder.policy)

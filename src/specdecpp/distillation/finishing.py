@@ -50,7 +50,8 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doin
     asked = Questions(
         dataset=plan.sources[0].label, dev=tuple(map(tuple, items[:CHECKED])), test=tuple(map(tuple, items[CHECKED:]))
     )
-    trial = check.Trial(temperature=plan.sampling.temperature, seed=plan.seed, max_tokens=min(96, plan.max_tokens))
+    of = plan.sampling
+    trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=min(96, plan.max_tokens))
     found = check.check(pair, [asked], trial, recorder=recorder, tell=tell)
     done = {**card, "head": HEAD, "check": advice.to_dict(found)}
     machine.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")

@@ -42,7 +42,9 @@ def check(target: Any, shape: Shape | None = None) -> None:
     """Raise `RunnerError` for a target that no draft can be cut from, or not this one."""
     name = type(target).__name__
     if reason := families.refusal(target):
-        raise RunnerError(f"no draft can be cut from {name}: {reason}. Name a model of a family that the compiled runner knows.")
+        raise RunnerError(
+            f"no draft can be cut from {name}: {reason}. Name a model of a family that the compiled runner knows."
+        )
     num = int(target.config.num_hidden_layers)
     if shape is not None and shape.kept + shape.own >= num:
         raise RunnerError(
