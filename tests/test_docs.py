@@ -63,6 +63,7 @@ STAND_INS = {
     "TARGET": TARGET,
     "DRAFT": DRAFT,
     "HEAD": "head",
+    "smollm2": "reference",
     "LABELS": "labels",
     "src/specdecpp/reference/head": HEAD,
 }

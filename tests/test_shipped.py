@@ -124,3 +124,32 @@ def test_what_stands_in_the_way_is_said(package, files, monkeypatch, tmp_path):
 def test_the_reference_pair_has_a_name():
     """Catches a way to say on the command line which pair is meant that does not reach the library."""
     assert sd.load_pair("reference", runner="lean").target_name == sd.load_pair(runner="lean").target_name
+
+
+def test_what_ships_of_smollm2_is_ours_small_and_described():
+    """Catches the target's weights in what ships, more than 25 MB, and a card without data or licence."""
+    found = [path for path in shipped.SMOLLM2.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in found) < 25e6
+    card = json.loads((shipped.SMOLLM2 / shipped.CARD).read_text())
+    assert card["data"]["licence"]
+    head = sd.AcceptanceHead.from_pretrained(shipped.SMOLLM2 / "head").card
+    assert (head.target, head.draft) == tuple(card[role]["fingerprint"] for role in ("target", "draft"))
+    assert head.is_calibrated
+    page = (shipped.SMOLLM2 / "README.md").read_text()
+    for word in ("Licence", "GSM8K", "dolly", "Acceptance"):
+        assert word in page, word
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_smollm2_answers(smollm2):
+    """Catches a draft that does not grow from the package's file, a head that does not fit it, and text that is none: at
+    temperature 0 drafting gives what the target alone gives."""
+    pair = sd.load_pair("smollm2", runner="native")
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    alone, drafted = (
+        sd.Decoder(pair, policy=policy).generate(asked, max_tokens=24, temperature=0.0) for policy in (sd.Fixed(k=0), None)
+    )
+    assert "Paris" in alone.text
+    assert alone.tokens == drafted.tokens
+    assert drafted.metrics.num_accepted_draft_tokens > 0

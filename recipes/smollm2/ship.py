@@ -30,7 +30,7 @@ own, which are all that lies here (`layers.gguf`, eight bits), and can say {toke
 **Data.** {data:,} tokens that the target wrote itself, at temperature {temperature}, for prompts from GSM8K train (MIT), dolly
 (CC BY-SA 3.0), the Python standard library (PSF licence) and of our own. **Licence.** Apache-2.0, as SmolLM2 and the code.
 
-**Acceptance**, 1 - TV(p, q) along the target's own answers{where}:
+**Acceptance**, 1 - TV(p, q) along the target's own answers to {where}:
 
 | prompts | {columns} |
 |---|{rule}
@@ -94,9 +94,9 @@ def page(card: dict[str, Any], head: Path, evaluation: Path) -> str:
     told = json.loads(evaluation.read_text(encoding="utf-8")) if evaluation.is_file() else {"drafts": []}
     own = [row for row in told["drafts"] if row["fingerprint"] == card["draft"]["fingerprint"]]
     figures = own[0]["acceptance"] if own else card["acceptance"]
-    where = " to prompts of the same kinds that were held out"
+    where = "prompts of the same kinds that were held out"
     if own:
-        where = f" to {told['prompts']} prompts a set that nobody trained on (`benchmarks/results/{evaluation.name}`)"
+        where = f"{told['prompts']} prompts a set\nthat nobody trained on (`benchmarks/results/{evaluation.name}`)"
     of, shape = AcceptanceHead.from_pretrained(head).card, card["draft"]["shape"]
     return PAGE.format(
         kept=shape["kept"],

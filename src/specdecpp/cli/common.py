@@ -80,7 +80,7 @@ def check_names(target: str | None, draft: str | None, head: str | None, spec: "
         raise ValueError(
             f"--target and --draft go together. Name both, or neither, or a whole pair: --target {' or --target '.join(PAIRS)}."
         )
-    if spec is not None and target is not None and head is None:
+    if spec is not None and target is not None and target not in PAIRS and head is None:
         spec.build(None)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
+    PAIRS,
     Device,
     Draft,
     DType,
@@ -87,7 +88,7 @@ def generate(
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
 
         spec = None if policy is None else parse_policy(policy)
-        if spec is not None and spec.policy == Fixed(k=0) and draft is None:
+        if spec is not None and spec.policy == Fixed(k=0) and draft is None and target not in PAIRS:
             draft = target  # which is never asked; the same name is loaded once
         text = _prompt_text(prompt)
         check_names(target, draft, head, spec)

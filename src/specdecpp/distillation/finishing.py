@@ -91,7 +91,7 @@ def _recipe(plan: DistilPlan, draft: str) -> Recipe:
         collect=CollectPlan(sources=of, max_tokens=min(128, plan.max_tokens), branches=None, shard_size=32, batch=32),
         pair=PairPlan(target=plan.target, draft=draft, dtype="float32", device=plan.device),
         sampling=plan.sampling,
-        train={HEAD: HeadPlan(width=64, num_layers=1, scalars=("log_q",), epochs=3)},
+        train={HEAD: HeadPlan(width=64, num_layers=1, epochs=12)},
         out=plan.out,
         name="the head",
     )
