@@ -310,6 +310,19 @@ def test_there_are_few_pages() -> None:
     assert len(PAGES) - 1 + 1 <= 14
 
 
+def test_what_is_said_of_the_draft_of_smollm2_is_measured() -> None:
+    """Catches a draft that ships under the figures of the one before, on the page or in its own card."""
+    measured = json.loads((ROOT / "benchmarks/results/smollm2_draft.json").read_text(encoding="utf-8"))["drafts"]
+    card = json.loads((ROOT / "src/specdecpp/smollm2/card.json").read_text(encoding="utf-8"))
+    (own,) = (row for row in measured if row["fingerprint"] == card["draft"]["fingerprint"])
+    page = (ROOT / "docs/pairs.md").read_text(encoding="utf-8")
+    assert f"{own['tokens']:,} tokens" in page
+    for figures in own["acceptance"].values():
+        cells = " | ".join(f"{value:.2f}" for value in figures.values())
+        for text in (page, (ROOT / "src/specdecpp/smollm2/README.md").read_text(encoding="utf-8")):
+            assert f"| {cells} |" in text
+
+
 def test_the_site_is_built_strictly_and_has_every_public_name(tmp_path: Path) -> None:
     """Catches a link or an anchor that leads nowhere, a page that is not in the menu, and a reference with gaps."""
     command = [sys.executable, "-m", "properdocs", "build", "--site-dir", str(tmp_path / "site")]

