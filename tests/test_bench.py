@@ -20,6 +20,7 @@ from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
 from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.bench.run import Bench, Plan, conditions, rows
+from specdecpp.cli.bench import sampled
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError, UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
@@ -221,6 +222,13 @@ def test_a_plan_that_cannot_be_run_is_refused(wrong: dict[str, Any]):
     """Catches a bench that divides by zero in the end."""
     with pytest.raises(ValueError, match=r"got|there is no"):
         Plan(**wrong)
+
+
+def test_a_pair_is_sampled_as_its_users_do():
+    """Catches a chat model that is measured at temperature 1 unasked, and an option that is not minded."""
+    assert sampled("smollm2", None, None) == ((0.0, 0.7), 0.9)
+    assert sampled("smollm2", [1.0, 1.0], 1.0) == ((1.0,), 1.0)
+    assert sampled("reference", None, None) == sampled("a/folder", None, None) == ((0.0, 1.0), 1.0)
 
 
 def test_top_p_is_that_of_every_answer(pair: Pair, recorder: type[Recorder]):
