@@ -2,9 +2,9 @@
 
     python benchmarks/playground.py [--out docs/pictures/playground.svg]
 
-`specdecpp serve` runs with the reference pair in a process of its own and is asked both ways for the same prompt and seed, one
-request after the other, seven times; the run with the median time is drawn. What is drawn is what the server told: every
-token with its origin, every round, its survival and threshold.
+`specdecpp serve` runs with a pair (the reference pair, or --pair smollm2) in a process of its own and is asked both ways for
+the same prompt and seed, one request after the other, seven times; the run with the median time is drawn. What is drawn is
+what the server told: every token with its origin, every round, its survival and threshold.
 Both answers run on their own clock, that of their rounds, slowed down alike, so the picture shows the speed-up as it was.
 One SVG file without a script; it stands still, finished, for who wants less motion. Nothing else should run meanwhile.
 """
@@ -307,10 +307,10 @@ def typical(runs: Sequence[Run]) -> Run:
     return sorted(runs, key=lambda run: run.ends_s[-1])[len(runs) // 2]
 
 
-def filmed(url: str, seed: int, num_tokens: int) -> str:
+def filmed(url: str, seed: int, num_tokens: int, sampling: dict[str, float]) -> str:
     """The picture of a served pair: both answers a few times in turns, to be fair to both where the machine is unsteady."""
     messages = [{"role": "user", "content": f"{PROMPT}\nLet's think step by step."}]
-    body = {"messages": messages, "seed": seed, "max_tokens": num_tokens, "ignore_eos": True}
+    body = {"messages": messages, "seed": seed, "max_tokens": num_tokens, "ignore_eos": True, **sampling}
     takes = [
         (asked(url, body, "cost-aware, the default"), asked(url, body, "the target alone", policy="target"))
         for _ in range(NUM_TAKES + 1)
@@ -325,13 +325,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/pictures/playground.svg"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--pair", default="reference", choices=("reference", "smollm2"), help="smollm2: at 0.7, top_p 0.9")
     args = parser.parse_args()
-    command = [sys.executable, "-m", "specdecpp", "serve", "--port", "0"]
+    sampling = {"temperature": 0.7, "top_p": 0.9} if args.pair == "smollm2" else {}
+    command = [sys.executable, "-m", "specdecpp", "serve", "--target", args.pair, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         try:
-            text = filmed(url, args.seed, args.tokens)
+            text = filmed(url, args.seed, args.tokens, sampling)
         finally:
             server.send_signal(signal.SIGTERM)
     args.out.parent.mkdir(parents=True, exist_ok=True)

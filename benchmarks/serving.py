@@ -35,7 +35,7 @@ import specdecpp as sd
 from specdecpp.testing import practice_prompts
 
 NUM_CLIENTS, TIMEOUT_S = 64, 600
-SERVER = ("serve", "--port", "0", "--max-running", "8", "--max-waiting", "32")
+SERVER = ("serve", "--target", "reference", "--port", "0", "--max-running", "8", "--max-waiting", "32")
 PROMPTS = practice_prompts()
 
 

@@ -20,7 +20,8 @@ from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
 from specdecpp.bench.rows import Tally, ratio_interval
-from specdecpp.bench.run import Bench, Plan, rows
+from specdecpp.bench.run import Bench, Plan, conditions, rows
+from specdecpp.cli.bench import sampled
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError, UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
@@ -222,6 +223,22 @@ def test_a_plan_that_cannot_be_run_is_refused(wrong: dict[str, Any]):
     """Catches a bench that divides by zero in the end."""
     with pytest.raises(ValueError, match=r"got|there is no"):
         Plan(**wrong)
+
+
+def test_a_pair_is_sampled_as_its_users_do():
+    """Catches a chat model that is measured at temperature 1 unasked, and an option that is not minded."""
+    assert sampled("smollm2", None, None) == ((0.0, 0.7), 0.9)
+    assert sampled("smollm2", [1.0, 1.0], 1.0) == ((1.0,), 1.0)
+    assert sampled("reference", None, None) == sampled("a/folder", None, None) == ((0.0, 1.0), 1.0)
+
+
+def test_top_p_is_that_of_every_answer(pair: Pair, recorder: type[Recorder]):
+    """Catches settings that are chosen, or answers that are timed, under other sampling than the table says."""
+    bench = race(pair, [fixed_rule(quick=True)], top_p=0.9)
+    bench.run()
+    assert {options["top_p"] for *_, options in recorder.asked} == {0.9}
+    assert ", top_p 0.9;" in conditions(bench)[0]
+    assert "top_p" not in conditions(race(pair, []))[0]
 
 
 # The field

@@ -279,6 +279,13 @@ def test_a_target_without_a_draft_is_bad_usage(names: list[str]):
         assert "--target and --draft go together" in refused("generate", "hello", *half, code=2)
 
 
+def test_a_pair_with_a_name_needs_no_draft_and_has_its_head():
+    """Catches a pair's name that is taken for a model's, and a rule that is refused for want of the head that comes with it."""
+    for policy in ("target", "specdecpp"):
+        assert answer("hello", "--target", "reference", "--policy", policy, "--max-tokens", "3")["policy"].startswith(policy)
+    assert "go together" in refused("generate", "hello", "--draft", "reference", code=2)
+
+
 def test_the_target_alone_needs_no_draft(names: list[str]):
     """Catches a draft that is demanded, loaded and never asked; and a text that is not the target's own."""
     options = ["--policy", "target", "--max-tokens", "12"]

@@ -130,14 +130,14 @@ def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: li
     assert {block[0][0] for block in blocks} == set(policies.values())
     assert [block[0][1] for block in blocks] == [*demo.PROMPTS[:3]] * 2
     assert len({block[0][2]["seed"] for block in blocks}) == 6
-    assert asked[0][2] == {"max_tokens": 9, "temperature": 1.0, "seed": 7}
+    assert asked[0][2] == {"max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 7}
 
 
 def test_the_rivals_are_tuned_on_prompts_of_their_own(pair: Pair, asked: list[tuple[Policy, str, dict]]):
     """Catches the slowest setting, one that is never tried, and one tuned on the prompts it is judged by."""
     told: list[str] = []
     assert demo.tuned_rivals(pair, Plan(), told.append)["fixed"] == Fixed(k=5)
-    assert len(told) == demo.NUM_DEV_RUNS
+    assert len(told) == Plan().num_dev_runs
     assert {policy for policy, _, _ in asked} == {*demo.RIVALS["fixed"], *demo.RIVALS["cumulative"]}
     assert not {prompt for _, prompt, _ in asked} & set(demo.PROMPTS)
 
@@ -187,6 +187,7 @@ def comparison(**seconds: Iterable[float]) -> Comparison:
         "fixed": "fixed K = 3",
         "cumulative": "cumulative 0.2",
         "specdecpp": "SpecDec++ 0.7",
+        "cost_aware": "cost-aware",
     }
     entries = {
         name: Entry(name=name, label=labels[name], policy=Fixed(k=3), runs=tuple(metrics(seconds=s) for s in of))
@@ -207,6 +208,41 @@ def test_losing_is_said_plainly():
     ]
     won = demo.verdicts(comparison(**{**times, "specdecpp": [0.4] * 6}))
     assert won[0] == "On this machine SpecDec++ is 150 % faster than the target alone (± 0.0 %)."
+
+
+def test_a_pair_that_does_not_pay_is_said():
+    """Catches a demo that ends on a rule of ours being the best of those that all lose, and one that says so when one wins."""
+    slow = {"target": [1.0] * 4, "fixed": [1.5] * 4, "cumulative": [1.4] * 4, "specdecpp": [1.2] * 4, "cost_aware": [1.1] * 4}
+    said = demo.verdicts(comparison(**slow))
+    assert sum("does not pay" in sentence for sentence in said) == 1
+    assert any(sentence.startswith("The rule without a threshold is") and "slower" in sentence for sentence in said)
+    assert not any("does not pay" in sentence for sentence in demo.verdicts(comparison(**slow | {"fixed": [0.9] * 4})))
+
+
+def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch, names: list[str]):
+    """Catches a demo of the reference pair beside an installed SmolLM2, one that needs it, and a plan of the other pair."""
+    from specdecpp.cli import common
+    from specdecpp.loading import shipped
+
+    assert common.usual(None, None, None) == "reference"
+    assert "SmolLM2 is not installed" in call("--prompts", "1", "--cycles", "1", "--max-tokens", "2").stderr
+    monkeypatch.setattr(shipped, "_packaged", lambda: Path("SmolLM2.gguf"))
+    assert common.usual(None, None, None) == "smollm2"
+    assert common.usual(None, None, "head") == "reference"
+    assert common.usual("target", "draft", None) == "target"
+    plan = Plan.usual("smollm2", seed=3, max_tokens=None)
+    assert (plan.temperature, plan.top_p, plan.num_cycles, plan.seed) == (0.7, 0.9, 1, 3)
+    assert Plan.usual("smollm2", temperature=0.0, top_p=1.0).temperature == 0.0
+    assert Plan.usual(names[1]) == Plan.usual("reference") == Plan()
+    assert "SmolLM2 is not installed" not in call(*names, *SHORT).stderr
+
+
+def test_top_p_reaches_every_answer(pair: Pair, asked: list[tuple[Policy, str, dict]]):
+    """Catches rivals that are tuned, or compared, under other sampling than is shown."""
+    plan = Plan(num_prompts=1, num_cycles=1, max_tokens=4, top_p=0.9, is_short=True)
+    demo.compare(pair, {"target": Fixed(k=0), **demo.tuned_rivals(pair, plan)}, plan)
+    assert {options.get("top_p", 0.9) for _, _, options in asked} == {0.9}
+    assert "top_p 0.9" in demo.conditions(plan)
 
 
 def test_a_difference_within_the_noise_is_called_that():

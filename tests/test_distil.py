@@ -4,22 +4,25 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import specdecpp as sd
-from specdecpp.distillation import network, shapes, start, text
+from specdecpp.distillation import finishing, measuring, network, run, shapes, start, text
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import DistilPlan
 from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Course, divergence, overlap, said
+from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError, PairError, RunnerError
 from specdecpp.loading.models import load_model
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
+from specdecpp.runners import EagerRunner, NativeRunner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
 from specdecpp.training.prompts import Source
@@ -242,6 +245,66 @@ def test_a_file_gets_a_file(folder, tmp_path):
     assert torch.equal(scored, rows[1].isfinite())
     gap = (rows[0][scored].float() - rows[1][scored].float()).abs().mean() / rows[1][scored].float().std()
     assert gap < 0.05  # eight bits beside bfloat16
+
+
+def test_what_is_measured_is_the_file(folder, tmp_path, monkeypatch):
+    """Catches acceptance on the card that is of the weights in float32, before they were rounded for the file."""
+    measured: list[Any] = []
+
+    def by_source(target: Any, draft: Any, *more: Any) -> dict[str, Any]:
+        measured.append(draft)
+        return measuring.by_source(target, draft, *more)
+
+    monkeypatch.setattr(run, "measuring", SimpleNamespace(by_source=by_source))
+    distil(plan_of(folder, tmp_path, tokens=500))
+    (found,) = measured
+    written = load_model(tmp_path / "draft", dtype=torch.float32, device=None, device_map=None)
+    assert found.config.output_ids == written.config.output_ids
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in written.state_dict().items())
+
+
+def test_a_head_is_kept_for_its_draft_and_made_anew_for_another(folder, whole, tmp_path, monkeypatch):
+    """Catches labels that are collected at every run, and those of the draft before that stop a run with more tokens."""
+    monkeypatch.setattr(finishing, "ROWS", 48)
+    monkeypatch.setattr(finishing, "CHECKED", 2)
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    collected: list[int] = []
+    collect = finishing.collect.collect
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        collected.append(1)
+        return collect(*arguments, **options)
+
+    monkeypatch.setattr(finishing.collect, "collect", counting)
+    first, second = plan_of(folder, out), plan_of(folder, out, tokens=6000)
+    card = finishing.finish(first, distil(first))
+    assert card["check"]["sentences"]
+    head = (out / "head" / "head.safetensors").read_bytes()
+    finishing.finish(first, distil(first))
+    assert len(collected) == 1
+    assert (out / "head" / "head.safetensors").read_bytes() == head
+    finishing.finish(second, distil(second))
+    assert len(collected) == 2
+    pair = sd.load_pair(folder / "target", draft=out / "draft", head=out / "head", runner="eager")
+    assert pair.head is not None
+    assert pair.head.card.is_calibrated
+
+
+def test_transformers_writes_as_the_compiled_runner_does(folder):
+    """Catches pieces of a GPU's path (whole batches by transformers) that are of other rows, states or lengths."""
+    target = Target(str(folder / "target"))
+    options = {"sampling": Sampling(temperature=0.0), "max_tokens": 10, "ends": target.ends, "layer": 2, "context": 30}
+    prompts = [[5, 9, 7], [4, 8, 6, 11, 12, 20, 21], [*range(3, 28)]]
+    runners = [NativeRunner(target.model), EagerRunner(target.model)]
+    of_native, of_torch = (Writer(runner=runner, **options).pieces(prompts, seed=(0, 1)) for runner in runners)
+    assert [p.num_answer for p in of_torch][2] <= 5
+    for a, b in zip(of_native, of_torch, strict=True):
+        assert torch.equal(a.ids, b.ids)
+        assert a.num_prompt == b.num_prompt
+        torch.testing.assert_close(a.state.float(), b.state.float(), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(a.log_p, b.log_p, rtol=0.01, atol=0.02)
+        assert (a.top[:, 0] == b.top[:, 0]).all()
 
 
 def test_a_small_model_may_be_the_start(folder, tmp_path):

@@ -67,6 +67,7 @@ STAND_INS = {
     "TARGET": TARGET,
     "DRAFT": DRAFT,
     "HEAD": "head",
+    "smollm2": "reference",
     "LABELS": "labels",
     "src/specdecpp/reference/head": HEAD,
 }
@@ -311,6 +312,19 @@ def test_every_policy_is_on_its_page() -> None:
 def test_there_are_few_pages() -> None:
     """Catches a documentation that nobody reads to the end: fourteen pages, the generated reference among them."""
     assert len(PAGES) - 1 + 1 <= 14
+
+
+def test_what_is_said_of_the_draft_of_smollm2_is_measured() -> None:
+    """Catches a draft that ships under the figures of the one before, on the page or in its own card."""
+    measured = json.loads((ROOT / "benchmarks/results/smollm2_draft.json").read_text(encoding="utf-8"))["drafts"]
+    card = json.loads((ROOT / "src/specdecpp/smollm2/card.json").read_text(encoding="utf-8"))
+    (own,) = (row for row in measured if row["fingerprint"] == card["draft"]["fingerprint"])
+    page = (ROOT / "docs/pairs.md").read_text(encoding="utf-8")
+    assert f"{own['tokens']:,} tokens" in page
+    for figures in own["acceptance"].values():
+        cells = " | ".join(f"{value:.2f}" for value in figures.values())
+        for text in (page, (ROOT / "src/specdecpp/smollm2/README.md").read_text(encoding="utf-8")):
+            assert f"| {cells} |" in text
 
 
 def test_the_site_is_built_strictly_and_has_every_public_name(tmp_path: Path) -> None:

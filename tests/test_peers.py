@@ -2,6 +2,8 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gguf import GGUFReader
@@ -16,6 +18,8 @@ from specdecpp.testing import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from peers import cells  # pyright: ignore[reportMissingImports]
+from peers.cells import Cell, Setting  # pyright: ignore[reportMissingImports]
 from peers.plan import SMOLLM2, Plan, settings  # pyright: ignore[reportMissingImports]
 from peers.smollm2 import cut  # pyright: ignore[reportMissingImports]
 
@@ -70,3 +74,38 @@ def test_every_engine_is_measured_on_packed_weights(pair: str, dtype: str):
     assert {("ours", "native"), ("ours", "llama.cpp"), ("llama.cpp", None), ("openvino", None)} <= found.keys()
     names = {s.name for s in settings(pair, stages[0])}
     assert ("cost-aware" in names) is (pair != SMOLLM2)
+
+
+def test_a_cell_compares_with_the_target_and_with_llama_cpp_at_its_best():
+    """Catches a ratio that is upside down, one over a setting of llama.cpp that is not its best, and prompts that only one of
+    the two answered."""
+    ours, alone = (Setting(engine="ours", name=name) for name in (cells.DEFAULT, cells.ALONE))
+    slow, best = (Setting(engine="llama.cpp", name=name) for name in ("target alone", "n-max 2"))
+    runs = {
+        ours: [(10, 1.0, 5), (10, 1.0, 5), (10, 8.0, 5)],
+        alone: [(10, 2.0, 10), (10, 2.0, 10), (10, 16.0, 10)],
+        slow: [(10, 8.0, 10), (10, 8.0, 10)],
+        best: [(10, 4.0, 5), (10, 4.0, 5)],
+    }
+    found = cells.row(Cell(dataset="gsm8k", temperature=0.7, top_p=0.9, runs=runs), SimpleNamespace(prompts=3, llama_prompts=2))
+    assert found["default_over_target"][0] == 2.0
+    assert (found["default_over_llama_cpp"], found["llama_cpp_best"]) == (4.0, "n-max 2")
+    assert [of["tokens_per_round"] for of in found["rows"]] == [2.0, 1.0, 1.0, 2.0]
+
+
+def test_every_engine_is_asked_alike():
+    """Catches an engine that samples under another top_p, or goes on after the end of a text."""
+    asked: list[Any] = []
+
+    class Engine:
+        def run(self, request: Any) -> Any:
+            asked.append(request)
+            return SimpleNamespace(tokens=[1, 2], seconds=0.5, rounds=1)
+
+    engines = {"ours": Engine(), "llama.cpp": Engine()}
+    given = SimpleNamespace(tokens=7, llama_prompts=1)
+    found = cells.measured(engines, "gsm8k", [[1], [2]], given)
+    timed = [request for request in asked if request.max_tokens == 7]
+    assert {(request.temperature, request.top_p) for request in timed} == {*cells.SAMPLINGS}
+    assert not any(request.ignore_eos for request in asked)
+    assert all(len(of) == (2 if setting.engine == "ours" else 1) for cell in found for setting, of in cell.runs.items())

@@ -139,7 +139,9 @@ def _provenance(
 def _write(out: Path, rows: Sequence[Row], provenance: dict[str, object]) -> None:
     """The three files; after each pair, so that a killed run leaves what it has."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**provenance, "rows": [row.to_dict() for row in rows]}, indent=1) + "\n")
+    kept = json.loads(out.read_text()).get("summary") if out.exists() else None  # that of peers.cells
+    found = {**provenance, **({"summary": kept} if kept else {}), "rows": [row.to_dict() for row in rows]}
+    out.write_text(json.dumps(found, indent=1) + "\n")
     out.with_suffix(".md").write_text(markdown(rows, provenance))
     out.with_suffix(".svg").write_text(picture(rows).svg())
 

@@ -35,13 +35,16 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One answer: `options` are the engine's own words for the setting."""
+    """One answer: `options` are the engine's own words for the setting. top_p and an end of the text are minded by ours and
+    llama.cpp."""
 
     prompt: list[int]
     max_tokens: int
     temperature: float
     seed: int
     options: dict[str, Any]
+    top_p: float = 1.0
+    ignore_eos: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

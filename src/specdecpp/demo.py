@@ -1,6 +1,9 @@
 """The demo: what it asks, how it compares policies fairly, and what may be said about the outcome. It prints nothing;
 `render` shows it, `cli` runs it.
 
+With `smollm2` it asks a real model as people do, at temperature 0.7 and top_p 0.9, and tries fewer settings, so that it ends
+within a minute.
+
 Fair means: the same code (`Decoder`) for every policy, the target alone included (`Fixed(k=0)`); the same prompts and
 seeds; policies interleaved prompt by prompt (`bench.interleaving`), so that a slow moment falls on all of them; the rivals,
 fixed K and cumulative confidence, in the setting that was fastest on other prompts, on this machine; everything pooled as a
@@ -56,8 +59,13 @@ RIVALS: dict[str, tuple[Policy, ...]] = {
     "fixed": tuple(Fixed(k=k) for k in range(1, 9)),
     "cumulative": tuple(CumulativeConfidence(threshold=t) for t in (0.05, 0.1, 0.2, 0.3, 0.4)),
 }
+FEW = {"fixed": RIVALS["fixed"][:3], "cumulative": RIVALS["cumulative"][1::2]}
+"""Those that are tried with a pair that takes longer."""
+USUAL: dict[str | None, dict[str, Any]] = {
+    "smollm2": {"max_tokens": 80, "num_cycles": 1, "temperature": 0.7, "top_p": 0.9, "is_short": True}
+}
+"""How the demo runs with a pair that has a name, where nothing else is asked for."""
 DEV_TOKENS, DEV_CYCLES = 48, 1
-NUM_DEV_RUNS = sum(map(len, RIVALS.values())) * len(DEV_PROMPTS) * DEV_CYCLES
 NUM_LIVE = 2
 MIN_RUNS = 4  # fewer runs say nothing about their own spread
 
@@ -72,14 +80,32 @@ class Plan:
     num_prompts: int = len(PROMPTS)
     num_cycles: int = 3
     temperature: float = 1.0
+    top_p: float = 1.0
     seed: int = 0
+    is_short: bool = False
+    """Few settings of the rivals are tried, on short answers."""
+
+    @classmethod
+    def usual(cls, pair: str | None, **asked: Any) -> "Plan":
+        """As it is for a pair of this name, but for what is asked for and not None."""
+        return cls(**USUAL.get(pair, {}) | {name: value for name, value in asked.items() if value is not None})
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_prompts <= len(PROMPTS):
             raise ValueError(f"the demo has 1 to {len(PROMPTS)} prompts, got {self.num_prompts}")
         if self.num_cycles < 1 or self.max_tokens < 2:
             raise ValueError(f"the demo needs at least 1 cycle and 2 tokens, got {self.num_cycles} and {self.max_tokens}")
-        Sampling(temperature=self.temperature)
+        Sampling(temperature=self.temperature, top_p=self.top_p)
+
+    @property
+    def rivals(self) -> Mapping[str, tuple[Policy, ...]]:
+        """The settings that are tried of each."""
+        return FEW if self.is_short else RIVALS
+
+    @property
+    def num_dev_runs(self) -> int:
+        """Answers that choose the settings."""
+        return sum(map(len, self.rivals.values())) * len(DEV_PROMPTS) * DEV_CYCLES
 
     @property
     def num_runs(self) -> int:
@@ -139,26 +165,27 @@ def description(pair: Pair) -> str:
     sizes = []
     for role, runner in (("target", pair.target), ("draft", pair.draft)):
         model = getattr(runner, "model", None)
-        size = "" if model is None else f" {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
-        sizes.append(f"{role}{size}")
+        size = pair.names[role] if model is None else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
+        sizes.append(f"{role} {size}")
     num_threads = torch.get_num_threads()
     threads = f", {num_threads} thread{'s' if num_threads > 1 else ''}" if pair.target.device.type == "cpu" else ""
-    return f"{', '.join(sizes)} parameters, on {pair.target.device}{threads}"
+    return f"{', '.join(sizes)}, on {pair.target.device}{threads}"
 
 
 def conditions(plan: Plan) -> str:
     """What the comparison was run under."""
     prompts = f"{plan.num_prompts} prompt{'s' if plan.num_prompts > 1 else ''} x {plan.num_cycles}"
+    top_p = f", top_p {plan.top_p:g}" if plan.top_p < 1 else ""
     return (
-        f"{prompts}, up to {plan.max_tokens} tokens, temperature {plan.temperature:g}\n"
-        f"  ± is a standard error; K and the cumulative threshold were the fastest of {len(RIVALS['fixed'])} and "
-        f"{len(RIVALS['cumulative'])} on other prompts"
+        f"{prompts}, up to {plan.max_tokens} tokens, temperature {plan.temperature:g}{top_p}\n"
+        f"  ± is a standard error; K and the cumulative threshold were the fastest of {len(plan.rivals['fixed'])} and "
+        f"{len(plan.rivals['cumulative'])} on other prompts"
     )
 
 
 def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[str, Policy]:
     """Each rival in its setting with the most tokens per second on the development prompts, after an untimed warm-up."""
-    policies = {spec_of(policy): policy for settings in RIVALS.values() for policy in settings}
+    policies = {spec_of(policy): policy for settings in plan.rivals.values() for policy in settings}
     Decoder(pair, policy=Fixed(k=4)).generate(as_prompt(pair, DEV_PROMPTS[0]), max_tokens=16, seed=plan.seed)
     runs = _timed(
         pair,
@@ -166,11 +193,11 @@ def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[st
         DEV_PROMPTS,
         num_cycles=DEV_CYCLES,
         plan=plan,
-        max_tokens=min(DEV_TOKENS, plan.max_tokens),
+        max_tokens=min(DEV_TOKENS // 2 if plan.is_short else DEV_TOKENS, plan.max_tokens),
         tick=tick,
     )
     speed = {spec: sum(metrics, Metrics()).tokens_per_second for spec, metrics in runs.items()}
-    return {name: max(settings, key=lambda policy: speed[spec_of(policy)]) for name, settings in RIVALS.items()}
+    return {name: max(settings, key=lambda policy: speed[spec_of(policy)]) for name, settings in plan.rivals.items()}
 
 
 def contestants(pair: Pair, rivals: Mapping[str, Policy]) -> dict[str, Policy]:
@@ -211,7 +238,7 @@ def _timed(
         [as_prompt(pair, text) for text in prompts],
         num_cycles=num_cycles,
         max_tokens=max_tokens,
-        sampling=Sampling(temperature=plan.temperature),
+        sampling=Sampling(temperature=plan.temperature, top_p=plan.top_p),
         seed=plan.seed,
     )
     runs: dict[str, list[Metrics]] = {name: [] for name in policies}
@@ -232,9 +259,15 @@ def verdicts(comparison: Comparison) -> list[str]:
         if key != ours:
             said.append(_sentence(subject, rival, comparison.ratio(ours, to=key)))
             subject = "It"
+    if "cost_aware" in entries:
+        said.append(_sentence("The rule without a threshold", rivals["target"], comparison.ratio("cost_aware")))
     for key in ("fixed", "cumulative"):
         if key != ours and (ratio := comparison.ratio(key)).value < 1:
             said.append(_sentence(rivals[key][0].upper() + rivals[key][1:], rivals["target"], ratio))
+    if all(comparison.ratio(key).value < 1 for key in entries if key != "target"):
+        said.append(
+            "Drafting does not pay here: no rule is ahead of the target alone. specdecpp check says what is in the way."
+        )
     if ours == "cumulative":
         said.append("The pair has no head, so SpecDec++ did not take part; name one with --head.")
     return said

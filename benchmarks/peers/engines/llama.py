@@ -88,11 +88,12 @@ class LlamaCpp:
                 "prompt": request.prompt,
                 "n_predict": request.max_tokens,
                 "temperature": request.temperature,
-                "samplers": ["temperature"],
+                "top_p": request.top_p,
+                "samplers": ["temperature", *(["top_p"] if request.top_p < 1 else [])],
                 "seed": request.seed,
                 "cache_prompt": False,
                 "return_tokens": True,
-                "ignore_eos": True,
+                "ignore_eos": request.ignore_eos,
             }
         )
         clock = found["timings"]

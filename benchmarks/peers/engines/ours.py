@@ -50,8 +50,9 @@ class Ours:
             request.prompt,
             max_tokens=request.max_tokens,
             temperature=request.temperature,
+            top_p=request.top_p,
             seed=request.seed,
-            ignore_eos=True,
+            ignore_eos=request.ignore_eos,
         )
         found = out.metrics
         return Answer(

@@ -52,6 +52,7 @@ class Trial:
     num_timed: int = 4
     """Prompts of the short real run, each answered twice by both."""
     temperature: float = 1.0
+    top_p: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,7 +60,11 @@ class Trial:
             raise ValueError(
                 f"a check needs answers of at least 8 tokens and 1 timed prompt, got {self.max_tokens} and {self.num_timed}"
             )
-        Sampling(temperature=self.temperature)
+        assert self.sampling
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_p=self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +177,7 @@ def record(
     context = context_of(pair)
     longest = max(map(len, prompts)) + trial.max_tokens + BRANCH
     check_tree_mask(draft, longest=longest if context is None else min(longest, context))
-    sampling = Sampling(temperature=trial.temperature)
+    sampling = trial.sampling
     twice = [*prompts, *prompts]
     counted = Counter(most=len(twice) * trial.max_tokens, tell=tell)
     sampled = sample_responses(
@@ -254,7 +259,9 @@ def decoded(
 ) -> tuple[Tally, Tally]:
     """(The target alone, the policy) on the clock, in turns."""
     verification = "token" if trial.temperature else "greedy"
-    plan = Plan(temperatures=(trial.temperature,), max_tokens=trial.max_tokens, num_cycles=2, seed=trial.seed)
+    plan = Plan(
+        temperatures=(trial.temperature,), top_p=trial.top_p, max_tokens=trial.max_tokens, num_cycles=2, seed=trial.seed
+    )
     bench = Bench(pair=pair, rules=(), sets=(), plan=plan, machine=machine)
     pairing = [Contestant(rule=ALONE, policy=p, verification=verification) for p in (TARGET, policy)]
     tell(f"{STEPS[4]}: in turns with the target alone")

@@ -118,7 +118,7 @@ def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
 
 def _sampled(bench: Bench, name: str, runs: Sequence[Sequence[Run]], temperature: float, *, alarm: float) -> Finding:
     """Whether the parts of the vocabulary came as often as p says."""
-    sampling = Sampling(temperature=temperature)
+    sampling = Sampling(temperature=temperature, top_p=bench.plan.top_p)
     pairs = [
         parts(bench.pair, prompt, run.tokens, sampling)
         for prompt, of in zip(bench.test, runs, strict=True)

@@ -13,10 +13,9 @@ from specdecpp.demo import DEV_PROMPTS, PROMPTS
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.request import as_prompt
-from specdecpp.training.prompts import Source, gather
+from specdecpp.training.prompts import Source, gather, sources
 
 DEV_SHARE = 0.3
-USUAL = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +52,11 @@ def read(files: Sequence[str], prompts: Sequence[str]) -> list[Texts]:
         if prompts:
             raise ValueError(f"--prompt {prompts[0]} says how a row of a file becomes a prompt; name the file with --data.")
         return [BUILT_IN]
-    if len(prompts) not in (0, 1, len(files)):
-        raise ValueError(
-            f"there are {len(files)} files and {len(prompts)} prompt builders. Give one --prompt a file, or one for all."
-        )
-    builders = list(prompts) if len(prompts) == len(files) else [*prompts, USUAL][:1] * len(files)
-    sources = [Source(path=path, prompt=prompt) for path, prompt in zip(files, builders, strict=True)]
-    labels = [source.label for source in sources]
+    found = sources(files, prompts)
+    labels = [source.label for source in found]
     if len(set(labels)) < len(labels):
         raise ValueError(f"two files go by one name: {', '.join(labels)}. Rename one.")
-    return [_texts(source) for source in sources]
+    return [_texts(source) for source in found]
 
 
 def encoded(pair: Pair, texts: Texts, *, num_dev: int, num_test: int) -> Questions:

@@ -57,6 +57,7 @@ class Plan:
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     verifications: tuple[str, ...] = ("token", "block")
+    top_p: float = 1.0
     max_tokens: int = USUAL.max_tokens
     num_cycles: int = USUAL.num_cycles
     seed: int = 0
@@ -70,7 +71,7 @@ class Plan:
         if unknown := [v for v in self.verifications if v not in VERIFICATIONS or v == "greedy"]:
             raise ValueError(f"there is no verification {unknown[0]!r} to choose. There are token, block and compare.")
         for temperature in self.temperatures:
-            Sampling(temperature=temperature)
+            Sampling(temperature=temperature, top_p=self.top_p)
 
     def verifications_at(self, temperature: float) -> tuple[str, ...]:
         return ("greedy",) if temperature == 0 else self.verifications
@@ -206,16 +207,15 @@ class Bench:
         """Every contestant on every prompt in every cycle, in turns (`interleaving`), after a few untimed tokens."""
         decoders = {contestant: self._decoder(contestant) for contestant in contestants}
         runs: dict[Contestant, Runs] = {contestant: [[] for _ in prompts] for contestant in contestants}
-        if contestants:
-            for decoder in decoders.values():
-                sampling = Sampling(temperature=temperature)
-                decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=self.plan.seed)
+        sampling = Sampling(temperature=temperature, top_p=self.plan.top_p)
+        for decoder in decoders.values():
+            decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=self.plan.seed)
         answers = interleaved(
             decoders,
             prompts,
             num_cycles=num_cycles,
             max_tokens=self.plan.max_tokens,
-            sampling=Sampling(temperature=temperature),
+            sampling=sampling,
             seed=self.plan.seed,
         )
         for contestant, place, output in answers:
@@ -262,7 +262,8 @@ def conditions(bench: Bench) -> list[str]:
     """What a reader of the table should know."""
     plan, num_dev = bench.plan, len(bench.dev)
     said = [
-        f"{len(bench.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens; settings were chosen on {num_dev} "
+        f"{len(bench.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens"
+        f"{f', top_p {plan.top_p:g}' if plan.top_p < 1 else ''}; settings were chosen on {num_dev} "
         "other prompts, once for all data sets; gains are over the best fixed K under token verification."
     ]
     if any(rule.scan for rule in bench.rules):

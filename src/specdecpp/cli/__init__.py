@@ -2,7 +2,7 @@
 
 One file per verb; what they share is in `common`. `--help` must be quick, so heavy modules are imported inside the verbs.
 
-    specdecpp demo                                       the reference pair, live, and a fair comparison of policies
+    specdecpp demo                                       a pair, live, and a fair comparison of policies
     specdecpp generate "Why is the sky blue?" --seed 1   one answer from any pair
     specdecpp collect recipe.yaml                        answers of the target, with labels for a head
     specdecpp train recipe.yaml                          the heads that the recipe names

@@ -23,6 +23,7 @@ from specdecpp.cli.common import (
     load,
     print_json,
     told,
+    usual,
 )
 from specdecpp.cli.report import show
 
@@ -72,7 +73,10 @@ def bench(
     ] = None,
     cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are measured.  [default: 2; quick: 1]")] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(metavar="X", help="0 is greedy; repeatable.  [default: 0 and 1]")
+        list[float] | None, typer.Option(metavar="X", help="0 is greedy; repeatable.  [default: 0, 1; smollm2: 0, 0.7]")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.  [default: 1; smollm2: 0.9]")
     ] = None,
     verification: Annotated[
         list[Kind] | None, typer.Option(metavar="KIND", help="token, block; repeatable.  [default: both]")
@@ -106,8 +110,11 @@ def bench(
 
         size = QUICK if quick else USUAL
         size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
+        name = usual(target, draft, head)
+        temperatures, mass = sampled(name, temperature, top_p)
         plan = Plan(
-            temperatures=tuple(dict.fromkeys(temperature or (0.0, 1.0))),
+            temperatures=temperatures,
+            top_p=mass,
             verifications=tuple(dict.fromkeys(kind.value for kind in verification or Kind)),
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,
@@ -119,11 +126,20 @@ def bench(
             check_names(target, draft, head, spec)
         texts = questions.read(data or (), prompt or ())
         check_out(out)
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(name, draft, head, dtype=dtype, device=device, runner=runner)
         rules = contestants.field_for(specs, swept, [pair.head] if pair.head else [], quick=quick)
         sets = [questions.encoded(pair, of, num_dev=size.num_dev, num_test=size.num_test) for of in texts]
         if not _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep)):
             raise typer.Exit(1)
+
+
+def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> tuple[tuple[float, ...], float]:
+    """Temperatures and top_p: those that are asked for, else greedy and as a pair of this name is sampled in the demo."""
+    from specdecpp.demo import Plan
+
+    usual = Plan.usual(pair)
+    asked = tuple(dict.fromkeys(temperatures or (0.0, usual.temperature)))
+    return asked, usual.top_p if top_p is None else top_p
 
 
 def _race(

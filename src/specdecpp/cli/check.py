@@ -9,16 +9,19 @@ from specdecpp.cli.bench import Builder, Data
 from specdecpp.cli.common import (
     BATCHED,
     Device,
+    Draft,
     DType,
     DTypeOption,
     Head,
     Json,
     RunnerOption,
     Seed,
+    TopP,
     check_names,
     load,
     print_json,
     told,
+    usual,
 )
 from specdecpp.cli.report import show
 
@@ -33,13 +36,14 @@ EXAMPLES = (
 
 def check(
     target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A folder or a hub name.")] = None,
-    draft: Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: the reference pair.")] = None,
+    draft: Draft = None,
     head: Head = None,
     data: Data = None,
     prompt: Builder = None,
     prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 96,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
+    top_p: TopP = 1.0,
     seed: Seed = 0,
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
@@ -57,8 +61,9 @@ def check(
         from specdecpp.errors import RunnerError
         from specdecpp.report import advice, render
 
-        trial = checking.Trial(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        trial = checking.Trial(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
         check_names(target, draft, head)
+        target = usual(target, draft, head)
         texts = questions.read(data or (), prompt or ())
         pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]

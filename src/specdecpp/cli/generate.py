@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
+    PAIRS,
     Device,
     Draft,
     DType,
@@ -20,6 +21,7 @@ from specdecpp.cli.common import (
     load,
     print_json,
     told,
+    usual,
     write,
 )
 
@@ -90,7 +92,7 @@ def generate(
         from specdecpp.sampling import asked
 
         spec = None if policy is None else parse_policy(policy)
-        if spec is not None and spec.policy == Fixed(k=0) and draft is None:
+        if spec is not None and spec.policy == Fixed(k=0) and draft is None and target not in PAIRS:
             draft = target  # which is never asked; the same name is loaded once
         text = _prompt_text(prompt)
         check_names(target, draft, head, spec)
@@ -106,7 +108,7 @@ def generate(
             "seed": seed,
         }
         check_sampling(options)
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         is_greedy = asked(options, pair.sampling).is_greedy
         decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=is_greedy)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)

@@ -4,7 +4,20 @@ from typing import Annotated
 
 import typer
 
-from specdecpp.cli.common import Device, Draft, DType, DTypeOption, Head, RunnerOption, Target, check_names, load, told, write
+from specdecpp.cli.common import (
+    Device,
+    Draft,
+    DType,
+    DTypeOption,
+    Head,
+    RunnerOption,
+    Target,
+    check_names,
+    load,
+    told,
+    usual,
+    write,
+)
 from specdecpp.cli.generate import POLICY_HELP, Verification
 
 EXAMPLES = (
@@ -63,7 +76,7 @@ def serve(
             grace_s=grace,
         )
         listening = server.bound(host, port)
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         setup = Setup(
             limits=limits,
             policy=None if spec is None else spec.build(pair.head),

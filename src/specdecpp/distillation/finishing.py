@@ -5,7 +5,7 @@ out/draft + target -> recipe of a head (`training.pipeline`) -> out/head;   pair
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,36 +14,31 @@ from specdecpp.bench import check
 from specdecpp.bench.questions import Questions
 from specdecpp.distillation.plan import DistilPlan
 from specdecpp.distillation.run import CARD
+from specdecpp.head import CARD as HEAD_CARD
 from specdecpp.loading.pair import load_pair
 from specdecpp.report import advice
-from specdecpp.training import collect, jobs, pipeline
+from specdecpp.training import collect, jobs, pipeline, shards
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.prompts import Source, gather
+from specdecpp.training.prompts import gather
 from specdecpp.training.recipe import CollectPlan, PairPlan, Recipe
 
 HEAD = "head"
 ROWS, CHECKED = 160, 8
 """Prompts that a head is trained on, and that the pair is checked on."""
-BATCHED = ("lean", "eager")
 Say = Callable[[str], None]
 
 
-def sources(files: Sequence[str], builders: Sequence[str]) -> tuple[Source, ...]:
-    """One for each file; of builders one for all or one each, and none where rows have a column `text`. Raises ValueError."""
-    if len(builders) not in (0, 1, len(files)):
-        raise ValueError(f"there are {len(files)} files and {len(builders)} prompt builders. Give one a file, or one for all.")
-    names = list(builders) if len(builders) == len(files) else [*builders, "text"][:1] * len(files)
-    return tuple(Source(path=path, prompt=name) for path, name in zip(files, names, strict=True))
-
-
 def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doing: None) -> dict[str, Any]:
-    """The card with a head and a verdict; what an earlier run finished is kept. Raises as `collect`, `train` and `check` do."""
+    """The card with a head and a verdict; what an earlier run finished for this draft is kept. Raises as `collect`, `train`
+    and `check` do."""
     draft = str(plan.out / card["draft"]["files"][0])
     recipe = _recipe(plan, draft)
-    if not (plan.out / HEAD / "config.json").exists():
+    batched = recipe.pair.load()
+    _drop_of_another(recipe, batched.draft_fingerprint)
+    if not (plan.out / HEAD / HEAD_CARD).exists():
         tell("collecting labels for the head")
         pipeline.check(recipe)
-        collect.collect(recipe, recipe.pair.load(), assume_yes=True)
+        collect.collect(recipe, batched, assume_yes=True)
         tell("training the head")
         heads = pipeline.calibrate_heads(recipe, pipeline.train_heads(recipe, recipe.train))
         pipeline.evaluate_heads(recipe, heads)
@@ -51,18 +46,30 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doin
         heads[HEAD].save_pretrained(plan.out / HEAD)
     tell("checking the pair")
     pair = load_pair(plan.target, draft=draft, head=plan.out / HEAD, device=plan.device)
-    batched = pair
-    if not check.is_batched(pair):
-        batched = replace(load_pair(plan.target, draft=draft, device=plan.device, runner=BATCHED), head=pair.head)
+    recorder = pair if check.is_batched(pair) else replace(batched, head=pair.head)
     items = [list(q.ids) for q in jobs.questions(pair, gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
     asked = Questions(
         dataset=plan.sources[0].label, dev=tuple(map(tuple, items[:CHECKED])), test=tuple(map(tuple, items[CHECKED:]))
     )
-    trial = check.Trial(temperature=plan.sampling.temperature, seed=plan.seed, max_tokens=min(96, plan.max_tokens))
-    found = check.check(pair, [asked], trial, recorder=batched, tell=tell)
+    of = plan.sampling
+    trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=min(96, plan.max_tokens))
+    found = check.check(pair, [asked], trial, recorder=recorder, tell=tell)
     done = {**card, "head": HEAD, "check": advice.to_dict(found)}
     machine.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
     return done
+
+
+def _drop_of_another(recipe: Recipe, draft: str | None) -> None:
+    """Remove labels and heads of the draft that was here before it was trained on: they are of no use to this one."""
+    if shards.about(recipe.labels).get("pair", {}).get("draft") in (None, draft):
+        return
+    (recipe.out / pipeline.EVALUATION).unlink(missing_ok=True)
+    for folder in (recipe.out / HEAD, recipe.heads):
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in recipe.labels.iterdir():
+        if path.name != shards.COLLECTION:  # which tells whose all of it was, and goes last
+            path.unlink()
+    shutil.rmtree(recipe.labels)
 
 
 def sentences(plan: DistilPlan, card: Mapping[str, Any]) -> list[str]:
@@ -85,7 +92,7 @@ def _recipe(plan: DistilPlan, draft: str) -> Recipe:
         collect=CollectPlan(sources=of, max_tokens=min(128, plan.max_tokens), branches=None, shard_size=32, batch=32),
         pair=PairPlan(target=plan.target, draft=draft, dtype="float32", device=plan.device),
         sampling=plan.sampling,
-        train={HEAD: HeadPlan(width=64, num_layers=1, scalars=("log_q",), epochs=3)},
+        train={HEAD: HeadPlan(width=64, num_layers=1, epochs=12)},
         out=plan.out,
         name="the head",
     )

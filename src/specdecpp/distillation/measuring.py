@@ -18,7 +18,14 @@ SETTINGS: Mapping[str, Sampling] = {
 
 
 @torch.inference_mode()
-def by_source(target: Any, draft: Any, sources: Sequence[str], pieces: Sequence[Piece]) -> dict[str, dict[str, float]]:
+def by_source(
+    target: Any,
+    draft: Any,
+    sources: Sequence[str],
+    pieces: Sequence[Piece],
+    *,
+    settings: Mapping[str, Sampling] = SETTINGS,
+) -> dict[str, dict[str, float]]:
     """Mean acceptance by source, and by how both are sampled."""
     found: dict[str, dict[str, list[torch.Tensor]]] = {}
     ids = trimmed.of(draft.config, vocab_size=int(target.config.vocab_size), device=target.device)
@@ -27,7 +34,7 @@ def by_source(target: Any, draft: Any, sources: Sequence[str], pieces: Sequence[
         p, q = (model(input_ids=given).logits[0, piece.num_prompt - 1 :].float() for model in (target, draft))
         if ids is not None:
             q = trimmed.widened(q[:, ids], ids, vocab_size=p.shape[-1])
-        for name, sampling in SETTINGS.items():
+        for name, sampling in settings.items():
             overlap = torch.minimum(probabilities(p, sampling), probabilities(q, sampling)).sum(-1)
             found.setdefault(source, {}).setdefault(name, []).append(overlap.cpu())
     return {

@@ -3,7 +3,7 @@
     embedding, layers 0 .. E-1   the target's, frozen: their states are computed once (`text`)
     layers E .. E+T-1            the draft's own, started from the target's E-th and its last ones (`start`), and trained
     last norm                    started from the target's, trained
-    output layer                 the target's rows of the likeliest tokens (`specdecpp.loading.trimmed`)
+    output layer                 the target's rows of the likeliest tokens (`runners.trimmed`)
 
 It is a model of the target's own class with fewer layers, so that whatever runs the target runs the draft.
 """
@@ -37,15 +37,14 @@ class Shape:
         if self.kept < 0 or self.own < 1 or (self.tokens is not None and self.tokens < 2):
             raise ValueError(f"a draft keeps 0 layers or more, has 1 of its own and 2 tokens at least, got {self}")
 
-    def __str__(self) -> str:
-        return f"{self.kept}+{self.own} layers, {'all' if self.tokens is None else format(self.tokens, ',')} tokens"
-
 
 def check(target: Any, shape: Shape | None = None) -> None:
     """Raise `RunnerError` for a target that no draft can be cut from, or not this one."""
     name = type(target).__name__
     if reason := families.refusal(target):
-        raise RunnerError(f"no draft can be cut from {name}: {reason}. Name a small model of its family with --start.")
+        raise RunnerError(
+            f"no draft can be cut from {name}: {reason}. Name a model of a family that the compiled runner knows."
+        )
     num = int(target.config.num_hidden_layers)
     if shape is not None and shape.kept + shape.own >= num:
         raise RunnerError(
@@ -107,7 +106,7 @@ class _Products(nn.Module):
 
 def with_half_products(model: Any) -> Any:
     """The model with its matrices in bfloat16 and all else as it was: a whole model in bfloat16 may be a third off
-    (`loading.checks` compares with float32)."""
+    (`runners.probe` compares with float32)."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:

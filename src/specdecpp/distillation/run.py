@@ -27,7 +27,7 @@ from specdecpp.distillation import measuring, network, saving, shapes, start, te
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Lesson, Student, lessons, own_weights, put, train, trained_layers
+from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, common_vocabulary, short_name
@@ -89,11 +89,13 @@ def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
     writer = _writer(plan, target, settled.shape.kept)
     _write(plan, writer, prompts, settled.num_shards, tell)
     paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
-    draft, student, done = _trained(plan, target, small, settled, paths, tell)
+    survey = _surveyed(paths, target.vocab_size)
+    draft, student, done = _trained(plan, target, small, settled, paths, survey, tell)
     tell(Step(doing="measuring", done=0.0))
-    pieces = writer.pieces([ids for _, ids in held], seed=(plan.seed, 2))
-    figures = measuring.by_source(target.model, draft, [source for source, _ in held], pieces)
     files = saving.save(draft, target, settled.shape, plan.out, is_cut=small is None)
+    pieces = writer.pieces([ids for _, ids in held], seed=(plan.seed, 2))
+    written = Target(str(plan.out / files[0]), plan.device).model
+    figures = measuring.by_source(target.model, written, [source for source, _ in held], pieces)
     card = {
         "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
         "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
@@ -101,7 +103,7 @@ def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
             "sources": sorted({source for source, _ in (*held, *prompts)}),
             "licence": plan.licence,
             "sampling": asdict(plan.sampling),
-            "tokens": sum(piece.num_answer for path in paths for piece in text.pieces(path)),
+            "tokens": sum(whole - prompt for of in survey.lengths for prompt, whole in of),
         },
         "training": {"steps": student.steps, **asdict(plan.course), "last": [asdict(lesson) for lesson in done[-1:]]},
         "acceptance": figures,
@@ -221,28 +223,50 @@ def _write(plan: DistilPlan, writer: Writer, prompts: Sequence[tuple[str, list[i
         tell(Step(doing="the target writes", done=(num_shards - len(missing) + at + 1) / num_shards, told=told))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Survey:
+    """Of all the text, read once: the lengths of each shard's pieces, and the target's share of each token [V]."""
+
+    lengths: list[list[Length]]
+    shares: torch.Tensor
+
+
+def _surveyed(paths: Sequence[Path], vocab_size: int) -> _Survey:
+    lengths, shares = [], torch.zeros(vocab_size, dtype=torch.float64)
+    for path in paths:
+        pieces = list(text.pieces(path))
+        lengths.append([(piece.num_prompt, len(piece.ids)) for piece in pieces])
+        shares += shapes.sums(pieces, vocab_size)
+    return _Survey(lengths=lengths, shares=shares / shares.sum())
+
+
 def _trained(
-    plan: DistilPlan, target: Target, small: Target | None, settled: Settled, paths: Sequence[Path], tell: Tell
+    plan: DistilPlan,
+    target: Target,
+    small: Target | None,
+    settled: Settled,
+    paths: Sequence[Path],
+    survey: _Survey,
+    tell: Tell,
 ) -> tuple[Any, Student, list[Lesson]]:
     """The draft, trained."""
     model, shape, vocab_size = target.model, settled.shape, target.vocab_size
-    first = [piece for path in paths[:FITTED] for piece in text.pieces(path)]
     ids = torch.arange(vocab_size)
     if shape.tokens is not None and shape.tokens < vocab_size:
-        share = shapes.shares([piece for path in paths for piece in text.pieces(path)], vocab_size)
-        ids = share.topk(shape.tokens).indices.sort().values
+        ids = survey.shares.topk(shape.tokens).indices.sort().values
     draft = network.draft(model, shape) if small is None else small.model
     own = network.tail(draft, shape.kept)
     if not (plan.out / START).exists():
         tell(Step(doing="the start", done=0.0))
         if small is None and start.can_fit(model):
-            start.fit(draft, target.quick, [piece.ids.tolist() for piece in first], shape)
+            first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
+            start.fit(draft, target.quick, first, shape)
         with machine.whole(plan.out / START) as part:
             torch.save(own_weights(own), part)
     put(own, saved(plan.out / START))
     rows = torch.full((vocab_size,), -1)
     rows[ids] = torch.arange(len(ids))
-    steps = sum(1 for _ in lessons(paths, plan.course))
+    steps = sum(len(batches) for _, batches in timetable(survey.lengths, plan.course))
     output = draft.lm_head.weight.detach()[ids.to(model.device)]
     student = Student(own, output, rows, plan.course, steps, is_whole=small is not None)
     origin = {"asked": settled.asked, "steps": steps}
@@ -255,6 +279,6 @@ def _trained(
         told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance {mean:.3f}, {left / 60:,.0f} min left"
         tell(Step(doing="training", done=lesson.step / lesson.steps, told=told))
 
-    done = train(student, paths, plan.out, origin, tell=heard)
+    done = train(student, paths, survey.lengths, plan.out, origin, tell=heard)
     draft.config.output_ids = None if len(ids) == vocab_size else ids.tolist()
     return draft.requires_grad_(False), student, done

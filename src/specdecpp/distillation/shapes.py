@@ -83,10 +83,16 @@ def shapes(target: Any) -> list[Shape]:
 
 def shares(pieces: Sequence[Piece], vocab_size: int) -> torch.Tensor:
     """How much of the target's probability each token has, on average over a text [V]."""
+    found = sums(pieces, vocab_size)
+    return found / found.sum()
+
+
+def sums(pieces: Sequence[Piece], vocab_size: int) -> torch.Tensor:
+    """The target's probability of each token, summed over the tokens of a text [V]."""
     found = torch.zeros(vocab_size, dtype=torch.float64)
     for piece in pieces:
         found.index_add_(0, piece.top.flatten(), piece.log_p.exp().flatten().double())
-    return found / found.sum()
+    return found
 
 
 @torch.inference_mode()

@@ -8,7 +8,6 @@ of acceptance.
 Shapes: B pieces, T positions, A rows (tokens of answers), S tokens that the draft can say.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,11 @@ from specdecpp.distillation import text
 from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.text import Piece
 from specdecpp.errors import DataError
-from specdecpp.training.checkpoints import saved
+from specdecpp.training.checkpoints import rate, saved
 
 Loss = Literal["kl", "tv"]
+Length = tuple[int, int]
+"""Of a piece: its prompt, and prompt and answer."""
 STATE = "training.pt"
 SAVED_S = 60.0
 """How often the state is written."""
@@ -149,7 +150,7 @@ class Student:
     def learn(self, pieces: Sequence[Piece]) -> tuple[float, float]:
         """One step; the loss and the acceptance before it."""
         for group in self.optimiser.param_groups:
-            group["lr"] = self.course.lr * rate(self.step, steps=self.steps, warmup=self.course.warmup)
+            group["lr"] = self.course.lr * rate(self.step, steps=self.steps, warmup=self.course.warmup, least=0.1)
         logits, of = self.logits(pieces), said(pieces, self.rows)
         with torch.no_grad():
             accepted = float(overlap(logits, of).mean())
@@ -208,56 +209,60 @@ def put(tail: Any, values: Sequence[Tensor]) -> None:
         parameter.data.copy_(value)
 
 
-def batches(pieces: Sequence[Piece], rows: int, generator: torch.Generator) -> Iterator[list[Piece]]:
-    """In a random order, each of about so many tokens of answers; of like lengths, since shorter ones are filled up."""
-    order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].ids))
-    found: list[list[Piece]] = [[]]
+def batches(lengths: Sequence[Length], rows: int, generator: torch.Generator) -> list[list[int]]:
+    """Places in a random order, each batch of about so many tokens of answers; of like lengths, since shorter ones are filled
+    up."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i][1])
+    found: list[list[int]] = [[]]
     for i in order:
-        if sum(piece.num_answer for piece in found[-1]) >= rows:
+        if sum(whole - prompt for prompt, whole in (lengths[j] for j in found[-1])) >= rows:
             found.append([])
-        found[-1].append(pieces[i])
-    yield from (found[i] for i in torch.randperm(len(found), generator=generator).tolist())
+        found[-1].append(i)
+    return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
 
 
-def lessons(paths: Sequence[Path], course: Course) -> Iterator[list[Piece]]:
-    """All batches of all epochs, in an order of the course's own: some shards are held at once, and mixed."""
+def timetable(lengths: Sequence[Sequence[Length]], course: Course) -> Iterator[tuple[list[int], list[list[int]]]]:
+    """All of a course, from the lengths of each shard's pieces: which shards are held at once, and batches of their pieces."""
     for epoch in range(course.epochs):
         generator = torch.Generator().manual_seed(course.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(paths), generator=generator).tolist()
+        order = torch.randperm(len(lengths), generator=generator).tolist()
         for start in range(0, len(order), _MIXED):
-            held = [piece for i in order[start : start + _MIXED] for piece in text.pieces(paths[i])]
-            yield from batches(held, course.rows, generator)
+            chosen = order[start : start + _MIXED]
+            yield chosen, batches([length for i in chosen for length in lengths[i]], course.rows, generator)
+
+
+def lessons(
+    paths: Sequence[Path], lengths: Sequence[Sequence[Length]], course: Course, *, done: int = 0
+) -> Iterator[list[Piece]]:
+    """All batches of all epochs but the first `done`; shards that only those had are not read."""
+    for chosen, found in timetable(lengths, course):
+        if done < len(found):
+            held = [piece for i in chosen for piece in text.pieces(paths[i])]
+            yield from ([held[i] for i in batch] for batch in found[done:])
+        done = max(0, done - len(found))
 
 
 _MIXED = 8  # shards
 
 
-def rate(at: int, *, steps: int, warmup: float) -> float:
-    """The learning rate as a share of its highest: a line up, then a cosine down to a tenth."""
-    rising = max(1, round(warmup * steps))
-    if at < rising:
-        return (at + 1) / rising
-    return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (at - rising) / max(1, steps - rising)))
-
-
 def train(
     student: Student,
     paths: Sequence[Path],
+    lengths: Sequence[Sequence[Length]],
     folder: Path,
     origin: Mapping[str, Any],
     *,
     tell: Callable[[Lesson], None] = lambda lesson: None,
 ) -> list[Lesson]:
-    """Train to the end, from where a run before left off; what it left is in `folder / STATE`. The lessons of this run."""
+    """Train to the end, from where a run before left off; what it left is in `folder / STATE`. `lengths` are those of the
+    pieces of each shard. The lessons of this run."""
     student.go_on(folder / STATE, origin)
     began = saved_at = perf_counter()
     done: list[Lesson] = []
-    for at, batch in enumerate(lessons(paths, student.course)):
-        if at < student.step:
-            continue
+    for batch in lessons(paths, lengths, student.course, done=student.step):
         loss, accepted = student.learn(batch)
         now = perf_counter()
-        done.append(Lesson(step=at + 1, steps=student.steps, loss=loss, overlap=accepted, elapsed_s=now - began))
+        done.append(Lesson(step=student.step, steps=student.steps, loss=loss, overlap=accepted, elapsed_s=now - began))
         if now - saved_at > SAVED_S:
             student.keep(folder / STATE, origin)
             saved_at = now

