@@ -26,9 +26,9 @@ def law(policy: sd.Policy) -> dict[tuple, float]:
     """The law of three tokens under a rule: every outcome of every coin of the real decoder, on models that are tables."""
     p, q = (TableModel.random(vocab_size=3, depth=1, seed=seed) for seed in (1, 2))
 
-    def run(coins: Enumerator) -> tuple:
-        how = {"policy": policy, "verification": sd.TokenVerification(), "sampling": sd.Sampling(), "coins": (coins, coins)}
-        session = Session(target=p.fresh(), draft=q.fresh(), prompt=[0], max_tokens=3, **how)
+    def run(every: Enumerator) -> tuple:
+        how = {"verification": sd.TokenVerification(), "sampling": sd.Sampling(), "randomness": (every, every)}
+        session = Session(target=p.fresh(), draft=q.fresh(), policy=policy, prompt=[0], max_tokens=3, **how)
         return tuple(token for r in rounds_of(session) for token in r.tokens)
 
     return enumerate_law(run)

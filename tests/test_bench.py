@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from specdecpp import cli, verification
+from specdecpp import cli
 from specdecpp.bench import lossless, questions, run
 from specdecpp.bench.contestants import Rule, default_field, fixed_rule, named_field, swept, with_sweep
 from specdecpp.bench.interleaving import in_turn
@@ -30,6 +30,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.report import sentences
 from specdecpp.request import KINDS, parse_policy
+from specdecpp.rounds import verification
 from specdecpp.runners import LeanRunner
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
 
@@ -236,7 +237,7 @@ def test_top_p_is_that_of_every_answer(pair: Pair, recorder: type[Recorder]):
     """Catches settings that are chosen, or answers that are timed, under other sampling than the table says."""
     bench = race(pair, [fixed_rule(quick=True)], top_p=0.9)
     bench.run()
-    assert {options["top_p"] for *_, options in recorder.asked} == {0.9}
+    assert {options["sampling"].top_p for *_, options in recorder.asked} == {0.9}
     assert ", top_p 0.9;" in conditions(bench)[0]
     assert "top_p" not in conditions(race(pair, []))[0]
 

@@ -23,6 +23,7 @@ from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.report import render
+from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair
 
 PROMISED = {"tokens_per_second", "speedup", "mean_acceptance_length", "discard_rate", "verification_rate"}
@@ -130,7 +131,7 @@ def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: li
     assert {block[0][0] for block in blocks} == set(policies.values())
     assert [block[0][1] for block in blocks] == [*demo.PROMPTS[:3]] * 2
     assert len({block[0][2]["seed"] for block in blocks}) == 6
-    assert asked[0][2] == {"max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 7}
+    assert asked[0][2] == {"max_tokens": 9, "sampling": Sampling(), "seed": 7}
 
 
 def test_the_rivals_are_tuned_on_prompts_of_their_own(pair: Pair, asked: list[tuple[Policy, str, dict]]):

@@ -11,6 +11,7 @@ from laws import Request, finish
 
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed
+from specdecpp.policies.protocol import LIMIT
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.session import Piece, Round
@@ -29,7 +30,7 @@ def a_round(num_drafted, num_accepted, *, is_cut=False, **seconds):
         pieces=tuple(Piece(token=0, text="", origin=o) for o in origins),
         num_drafted=num_drafted,
         num_accepted=num_accepted,
-        stop_reason="limit",
+        stop=LIMIT,
         judged=(),
         finish_reason=None,
         **times,

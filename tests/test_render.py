@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from specdecpp.policies.protocol import LIMIT
 from specdecpp.report import render
 from specdecpp.session import Origin, Piece, Round
 
@@ -25,7 +26,7 @@ def shown(text: str, *, indent: int = 2, origins: tuple[Origin, ...] = ("accepte
                 pieces=(piece,),
                 num_drafted=1,
                 num_accepted=1,
-                stop_reason="limit",
+                stop=LIMIT,
                 judged=(),
                 finish_reason=None,
                 **timing,

@@ -115,7 +115,7 @@ class Witness(HeadPolicy):
         assert isinstance(draft, Candidates)
         num = draft.num_tokens
         each = [f(i) for f in (draft.confidence, draft.entropy, draft.gap) for i in (*range(num), *range(-num, 0))]
-        numbers = [*draft.judged, draft.survival, draft.next_acceptance or 0.0, draft.cumulative_confidence, *each]
+        numbers = [*draft.judged, draft.survival, draft.cumulative_confidence, *each]
         self.seen.append((memory, num, *draft.tokens, len(draft.judged), *(round(x, 5) for x in numbers), draft.costs is COSTS))
         return "enough" if sum(draft.tokens, num) % 4 == 3 else None
 

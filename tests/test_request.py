@@ -1,11 +1,8 @@
 """What people type becomes the policy they mean, or is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from specdecpp import policies, request
-from specdecpp.errors import HeadError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import (
     AcceptanceEMA,
@@ -13,7 +10,6 @@ from specdecpp.policies import (
     ArgmaxLength,
     AutoOff,
     Bandit,
-    Classifier,
     CostAware,
     CumulativeConfidence,
     DraftVerify,
@@ -21,12 +17,9 @@ from specdecpp.policies import (
     Fixed,
     Heuristic,
     MaxConfidence,
-    Net,
     Policy,
     SpecDecPP,
 )
-
-NET = Net(weights=((1.0, 0.5, -0.25),), biases=(0.5,), output=(2.0,), bias=0.0)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +86,6 @@ def test_every_parameter_of_a_spec_is_one_of_the_rule(name: str):
     assert {main, *others} <= known.keys()
     settable = {n for n, f in known.items() if f.init} - {"head"}
     assert settable == {main, *others}, "the rest could not be typed"
-
-
-def test_a_trained_rule_is_read_from_its_file(tmp_path: Path):
-    """Catches a file that is forgotten, so that the printed spec cannot be typed again."""
-    NET.save(tmp_path / "net.json")
-    spec = request.parse_policy(f"mlp:{tmp_path / 'net.json'},threshold=0.3")
-    assert spec.build(None) == Classifier(net=NET, threshold=0.3)
-    assert request.spec_of(spec.policy) == f"mlp:{tmp_path / 'net.json'},threshold=0.3"
-    with pytest.raises(ValueError, match=r"needs the file.*mlp:FILE"):
-        request.parse_policy("mlp:threshold=0.3")
-    with pytest.raises(HeadError, match=r"none\.json"):
-        request.parse_policy("mlp:none.json")
 
 
 def test_rules_within_rules_get_the_head():

@@ -1,5 +1,6 @@
 """EagerRunner against a fresh forward pass of the same model without a cache, and the models it must refuse."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -125,6 +126,22 @@ def test_two_runners_built_on_one_model_do_not_disturb_each_other() -> None:
     second.extend([9], rows=1)
     _, hidden = first.extend([5], rows=1)
     torch.testing.assert_close(hidden, full_pass(model, [3, 4, 5])[1][-1:], atol=1e-9, rtol=0)
+
+
+def test_a_model_is_left_as_it_was_given() -> None:
+    """Catches a hook for each runner that was ever made, on a model that is the user's."""
+    model = tiny_model("llama")
+    hooks = model.get_output_embeddings()._forward_pre_hooks
+    runners = [EagerRunner(model) for _ in range(3)]
+    runners.append(runners[0].fresh())
+    assert len(hooks) == 1
+    del runners[:3]
+    gc.collect()
+    assert len(hooks) == 1
+    runners[0].extend([3], rows=1)
+    del runners[:]
+    gc.collect()
+    assert len(hooks) == 0
 
 
 def test_somebody_elses_pass_is_not_kept() -> None:

@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdecpp.sampling import Sampling, Uniforms, probabilities, seen_rows, streams
+from specdecpp.sampling import Sampling, Uniforms, _sorted_nucleus, probabilities, seen_rows, streams
 from specdecpp.testing import tiny_model
 
 OFF = Sampling()
@@ -45,6 +45,7 @@ def test_a_nucleus_needs_no_sorted_vocabulary(spread, top_p):
     found = probabilities(logits, Sampling(top_p=top_p)) > 0
     wanted = by_sorting(logits, top_p) & logits.isfinite()
     assert torch.equal(found, wanted)
+    assert torch.equal(_sorted_nucleus(logits, top_p) & logits.isfinite(), wanted), "the one of a GPU"
 
 
 @st.composite

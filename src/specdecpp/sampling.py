@@ -71,7 +71,8 @@ def asked(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
             raise ValueError(f"sampling says all of it, and {', '.join(given)} were given too. Give one or the other.")
         return whole
     chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults} | given
-    return Sampling(**{name: value for name, value in chosen.items() if name != "top_k" or value != 0})
+    top_k = chosen.pop("top_k", None) or None
+    return Sampling(top_k=top_k, **{name: float(value) for name, value in chosen.items()})
 
 
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -133,6 +133,8 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
         own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in (target, draft)]
         refusals = ((k, model.refusals[k]) for model, k in zip((target, draft), own, strict=True))
         reasons = [f"{k}: {reason}" for k, reason in refusals if reason]
+        if kind == "graphs" and kinds is None and not reasons:
+            reasons.append("graphs: they have not been run on a GPU yet (ask for them by name)")
         is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
         written = [m.name for m, k in zip((target, draft), own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
         if written and kinds is None and any(option.kinds[0] == "native" for option in options):

@@ -29,8 +29,8 @@ from specdecpp.sampling import Sampling
 
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-BY_NAME = ("native-int8", "graphs")
-"""Kinds that nobody gets unasked: activations in bytes change the model, and graphs have not run on a GPU yet."""
+BY_NAME = ("native-int8",)
+"""Kinds that nobody gets unasked: they change the model that is decoded (`NativeRunner`, activations)."""
 log = logging.getLogger("specdecpp.loading")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
