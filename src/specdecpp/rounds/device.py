@@ -26,7 +26,7 @@ from specdecpp.rounds.plan import Plan, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.static_cache import Program, bucket
-from specdecpp.sampling import Uniforms, probabilities, seen_rows
+from specdecpp.sampling import Uniforms, seen_rows
 
 
 class Device:
@@ -208,7 +208,7 @@ class _Line:
         logits = self.record.logits[: num + 1].clone()
         q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
         seen = None if self._seen is None else seen_rows(self._seen, self.record.line[1 : num + 1])
-        return Rows(q=q, logits=logits, p=probabilities(logits, self._sampling, seen))
+        return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
 
     def _step(self, width: int, span: int, evidence: Evidence) -> Program:
         cache, record = self._draft.static, self.record

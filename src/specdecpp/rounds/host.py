@@ -137,14 +137,12 @@ def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
     pass_s = perf_counter() - started
     tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
-    if request.verification.greedy_only and not plan.wants_rows:
-        p = penalised(logits, sampling, seen)  # whose argmax is all that counts
-    else:
-        p = probabilities(logits, sampling, seen)
+    made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
+    p = made(logits, sampling, seen)
     q = [row.to(p.device) for row in draft.q if row is not None]
     verdict = request.verification(p, torch.stack(q) if q else p[:0], tokens, request.randomness[1])
     rows = None
     if plan.wants_rows:
         believed = [draft.distribution(i).to(p.device) for i in range(draft.num_tokens)]
-        rows = Rows(q=torch.stack(believed) if believed else p[:0], logits=logits, p=p)
+        rows = Rows(q=torch.stack(believed) if believed else p[:0], logits=logits, sampling=sampling, seen=seen)
     return verdict, pass_s, rows

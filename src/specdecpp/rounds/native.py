@@ -23,7 +23,7 @@ from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
-from specdecpp.sampling import Sampling, Uniforms, probabilities, seen_rows
+from specdecpp.sampling import Sampling, Uniforms, seen_rows
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: 2}
@@ -231,8 +231,8 @@ class _Halves:
         return None if raw is None else self._said(raw, tokens)
 
     def _said(self, logits: torch.Tensor, tokens: list[int]) -> Rows:
-        """What was decided on, made anew of the logits: nobody waits for it who has not asked."""
+        """What was decided on."""
         drawn = self._rows[: len(tokens)]
         seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
         q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
-        return Rows(q=q, logits=logits, p=probabilities(logits, self._sampling, seen))
+        return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)

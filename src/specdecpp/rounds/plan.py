@@ -8,6 +8,7 @@ A list of plans is a batch. Every engine decides the same by the same uniforms, 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -17,7 +18,7 @@ from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import Decision
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
-from specdecpp.sampling import Randomness, Sampling
+from specdecpp.sampling import Randomness, Sampling, probabilities
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
@@ -54,17 +55,23 @@ class Plan:
     wants_rows: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Rows:
     """The distributions of a round of K candidates, in float32 or better.
 
     `q` are those that the candidates were drawn from, under greedy drafting softmaxes at temperature 1. `logits` are the
-    target's own, `p` what the request's sampling makes of them; row i is of the i-th token that came out.
+    target's own; row i is of the i-th token that came out. `seen` are the contexts of the rows, for a repetition penalty.
     """
 
     q: Float[Tensor, "K V"]
     logits: Float[Tensor, "K1 V"]
-    p: Float[Tensor, "K1 V"]
+    sampling: Sampling
+    seen: Bool[Tensor, "K1 V"] | None = None
+
+    @cached_property
+    def p(self) -> Float[Tensor, "K1 V"]:
+        """What the request's sampling makes of the logits, once somebody asks."""
+        return probabilities(self.logits, self.sampling, self.seen)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from specdecpp.rounds import Plan, Result
 from specdecpp.sampling import Sampling, at_least_float32
 from specdecpp.session import Round
 
+_TEXTS: WeakKeyDictionary[Any, dict[tuple[int, bool], str]] = WeakKeyDictionary()
+"""Of single tokens, by tokenizer: spelling one takes as long as a small model's draft step."""
 LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
@@ -64,6 +67,7 @@ class Witness:
         self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
         self._num_top, self._details = num_top, details
         self._seen: tuple[Plan, Result] | None = None
+        self._texts = _TEXTS.setdefault(tokenizer, {})
 
     def __call__(self, plan: Plan, result: Result) -> None:
         self._seen = plan, result
@@ -133,7 +137,11 @@ class Witness:
 
     def text(self, token: int, *, skip_special: bool = False) -> str:
         """A token by itself."""
-        return self._tokenizer.decode([token], skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        key = token, skip_special
+        if key not in self._texts:
+            options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
+            self._texts[key] = self._tokenizer.decode([token], **options)
+        return self._texts[key]
 
 
 def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <functional>
 #include <utility>
 
 #include "distributions.h"
@@ -36,28 +37,47 @@ static void penalise(float* x, int n, const Sampling& s) {
     if (s.seen[i]) x[i] = x[i] < 0 ? x[i] * s.penalty : x[i] / s.penalty;
 }
 
+// The num-th largest of p [n]: a heap of the largest so far, which blocks of smaller ones leave alone.
+static float nth_largest(const float* p, int n, int num) {
+  static thread_local std::vector<float> heap;
+  heap.clear();
+  for (int i = 0; i < n; i += 64) {
+    int end = std::min(i + 64, n);
+    if (int(heap.size()) == num && largest(p + i, end - i) <= heap.front()) continue;
+    for (int j = i; j < end; ++j) {
+      if (int(heap.size()) == num && p[j] <= heap.front()) continue;
+      if (int(heap.size()) == num) std::pop_heap(heap.begin(), heap.end(), std::greater<>()), heap.pop_back();
+      heap.push_back(p[j]), std::push_heap(heap.begin(), heap.end(), std::greater<>());
+    }
+  }
+  return heap.front();
+}
+
+// Those of p [n] that are at least so large, as (p, id); their sum.
+static double at_least(const float* p, int n, float least, std::vector<std::pair<float, int32_t>>& found) {
+  double sum = 0;
+  found.clear();
+  for (int i = 0; i < n; i += 64) {
+    int end = std::min(i + 64, n);
+    if (largest(p + i, end - i) < least) continue;
+    for (int j = i; j < end; ++j)
+      if (p[j] >= least) found.emplace_back(p[j], j), sum += p[j];
+  }
+  return sum;
+}
+
 // The likeliest of p [n], in falling order, equal ones in the order of their ids: as many as hold `share` of all; where that is 0
 // the first `num`, and those that are equal to the last of them.
 // They are looked for among those of a certain size first: sorting a whole vocabulary takes longer than a small model's pass.
 static void likeliest(const float* p, int n, double share, int num, std::vector<std::pair<float, int32_t>>& found) {
   float top = largest(p, n);
-  for (float least : {top / 64, top / 4096, top / 16777216, 0.0f}) {
-    found.clear();
-    double sum = 0;
-    for (int i = 0; i < n; i += 64) {
-      int end = std::min(i + 64, n);
-      if (largest(p + i, end - i) < least) continue;
-      for (int j = i; j < end; ++j)
-        if (p[j] >= least) found.emplace_back(p[j], j), sum += p[j];
-    }
-    if (int(found.size()) >= std::min(num, n) && (sum >= share || least == 0)) break;
+  if (share == 0) {
+    at_least(p, n, nth_largest(p, n, num), found);
+  } else {
+    for (float least : {top / 64, top / 4096, top / 16777216, 0.0f})
+      if (at_least(p, n, least, found) >= share) break;
   }
   auto is_before = [](auto& a, auto& b) { return a.first > b.first || (a.first == b.first && a.second < b.second); };
-  if (share == 0 && num < int(found.size())) {  // all that are not smaller than the last that is asked for
-    std::nth_element(found.begin(), found.begin() + (num - 1), found.end(), is_before);
-    float last = found[num - 1].first;
-    found.erase(std::remove_if(found.begin() + num, found.end(), [&](auto& one) { return one.first < last; }), found.end());
-  }
   std::sort(found.begin(), found.end(), is_before);
 }
 
