@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ class Models:
 
 @pytest.fixture(scope="module", params=KINDS)
 def models(request: pytest.FixtureRequest) -> Models:
-    return Models(request.param)
+    return models_of(request.param)
 
 
 def engine_of(kind: str) -> type:
@@ -177,24 +178,34 @@ def same(own: Session, hosts: Session) -> list[Round]:
     return rounds
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_rounds_are_those_of_the_host(policy: str, manner: str, models: Models) -> None:
+EVERY = [
+    pytest.param(kind, policy, manner, marks=needs_compiler if kind == "native" else ())
+    for kind in ("native", "device")
+    for i, policy in enumerate(POLICIES)
+    for j, manner in enumerate(MANNERS)
+    if kind == "native" or (i + j) % 3 == 0  # every rule and every manner there too, a third of the pairs
+]
+"""Engines, rules, and ways to sample and verify."""
+models_of = cache(Models)
+
+
+@pytest.mark.parametrize(("kind", "policy", "manner"), EVERY)
+def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> None:
     """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
     cache that holds one token more or less: answer by answer, for several seeds, watched and unwatched."""
-    rule, (sampling, verification) = POLICIES[policy](), MANNERS[manner]
+    models, rule, (sampling, verification) = models_of(kind), POLICIES[policy](), MANNERS[manner]
     drafted, ended = set(), set()
     with unchecked():
-        for seed in range(4 if models.kind == "native" else 2):
+        for seed in range(4 if kind == "native" else 2):
             own, hosts = (models.session(rule, sampling, verification, seed=seed) for _ in range(2))
-            assert type(own.engine) is engine_of(models.kind)
+            assert type(own.engine) is engine_of(kind)
             hosts.engine = Host()
             if seed % 2:
                 own.watch = lambda plan, result: None
             rounds = same(own, hosts)
             drafted |= {r.num_drafted for r in rounds}
             ended.add(own.finish_reason)
-    if models.kind == "native" and manner in ("plain", "block"):
+    if kind == "native" and manner in ("plain", "block"):
         assert policy in LENGTHS or len(drafted) > 1
         assert "eos" in ended
 
