@@ -4,12 +4,13 @@ records of the host's loop; what is not drafted there."""
 import gc
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from integration import Given, Law, completed, outcomes
 from laws import chi_square_tail, finish, largest_difference, random_head, unchecked
 from torch import Tensor
 
@@ -34,51 +35,14 @@ from specdecpp.rounds.verification import (
     GreedyVerification,
     TokenVerification,
     Verification,
-    block_acceptance,
-    residual,
-    token_acceptance,
 )
 from specdecpp.runners import GraphRunner
-from specdecpp.sampling import Sampling, Uniforms, probabilities, streams
+from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
-Law = dict[tuple[int, ...], float]
 ENGINE = Device()
 COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
-EDGE = 1e-6  # how near the ends of an interval of uniforms the outcome is looked up
-
-
-def intervals(chances: Sequence[float]) -> Iterator[tuple[int, float, tuple[float, float]]]:
-    """(outcome, its chance, two uniforms near the ends of its interval) of an inverted running sum."""
-    start, total = 0.0, sum(chances)
-    for i, chance in enumerate(c / total for c in chances):
-        if chance > 0:
-            margin = min(EDGE, chance / 4)
-            yield i, chance, (start + margin, start + chance - margin)
-        start += chance
-
-
-def outcomes(p: Tensor, q: Tensor, tokens: Tensor, kind: str) -> Iterator[tuple[tuple[int, int], float, list[list[float]]]]:
-    """What the host's functions say of K candidates: (verdict, chance, uniforms [final, coin 1..K] that should give it)."""
-    num = len(tokens)
-    h, carry = token_acceptance(p[:num], q, tokens), torch.ones(num + 1, dtype=p.dtype)
-    if kind == "block" and num:
-        h, carry = block_acceptance(p, q, tokens)
-    for coins in itertools.product((True, False), repeat=num):
-        chance = 1.0
-        ends = []
-        for heads, x in zip(coins, h.tolist(), strict=True):
-            chance *= x if heads else 1 - x
-            margin = min(EDGE, x / 4 if heads else (1 - x) / 4)
-            ends.append((margin, x - margin) if heads else (x + margin, 1 - margin))
-        if chance == 0:
-            continue
-        until_tails = (i for i, heads in enumerate(coins) if not heads)
-        count = next(until_tails, num) if kind == "token" else max((i + 1 for i, heads in enumerate(coins) if heads), default=0)
-        law = p[num] if count == num else residual(p[count], q[count], carry[count])
-        for token, share, (low, high) in intervals(law.tolist()):
-            yield (count, token), chance * share, [[low, *(e[0] for e in ends)], [high, *(e[1] for e in ends)]]
 
 
 # --- the verdicts ----------------------------------------------------------------------------------------------------------
@@ -94,19 +58,6 @@ def tables(num_tokens: int, depth: int, seed: int) -> dict[tuple[int, ...], Tens
             row[torch.rand(num_tokens, generator=generator) < 0.2] = 0
             made[prefix] = row / row.sum() if row.sum() > 0 else torch.full((num_tokens,), 1 / num_tokens).double()
     return made
-
-
-def completed(law: Law, p: Callable[[tuple[int, ...]], Tensor], length: int) -> Law:
-    """Answers cut or filled up by the target to one length: then a round's law must be the target's own."""
-    out: Law = defaultdict(float)
-    for answer, chance in law.items():
-        if len(answer) >= length:
-            out[answer[:length]] += chance
-            continue
-        for token, share in enumerate(p(answer).tolist()):
-            for whole, c in completed({(*answer, token): chance * share}, p, length).items():
-                out[whole] += c
-    return out
 
 
 @pytest.mark.parametrize(("width", "num"), [(w, n) for w in (1, 2, 3, 5) for n in range(min(w, 3))])
@@ -126,8 +77,8 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, width: int, num: int) ->
         padded = torch.cat((p_rows, padding))[:width], torch.cat((q_rows, padding))[:width]
         line, extra = torch.tensor([*path, 2, 0, 1, 2])[: width - 1], torch.full((width,), 1e-9).double()
         for verdict, chance, uniforms in outcomes(p_rows, q_rows, torch.tensor(path, dtype=torch.long), kind):
-            for u in uniforms:  # both ends of the piece: the breakpoint is where the formula says
-                coins = torch.cat((torch.tensor(u).double(), extra))[:width]
+            for u in zip(*uniforms, strict=True):  # both ends of the piece: the breakpoint is where the formula says
+                coins = torch.cat((torch.tensor([u[-1], *u[:-1]]).double(), extra))[:width]
                 assert tuple(judge(*padded, line, torch.tensor([num]), coins).tolist()) == verdict
             law[(*path[: verdict[0]], verdict[1])] += drawn * chance
     own: Law = {(): 1.0}
@@ -162,20 +113,6 @@ def test_a_token_without_probability_is_never_picked() -> None:
 
 
 # --- whole rounds ----------------------------------------------------------------------------------------------------------
-
-
-class Given(Uniforms):
-    """Uniforms of the test's choice, and then halves."""
-
-    def __init__(self) -> None:
-        self.points: list[float] = []
-
-    def peek(self, num: int) -> list[float]:
-        return (self.points + [0.5] * num)[:num]
-
-    def take(self, num: int) -> list[float]:
-        taken, self.points = self.peek(num), self.points[num:]
-        return taken
 
 
 @dataclass

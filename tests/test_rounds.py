@@ -6,13 +6,14 @@ import gc
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from integration import Given, Law, compared, completed, intervals, outcomes
 from laws import finish, largest_difference, random_head, unchecked
 from torch import Tensor
 
@@ -47,14 +48,11 @@ from specdecpp.rounds.verification import (
     GreedyVerification,
     TokenVerification,
     Verdict,
-    block_acceptance,
-    residual,
-    token_acceptance,
 )
 from specdecpp.runners import GraphRunner, native
 from specdecpp.runners.native import Filters, Verifying
 from specdecpp.runners.native.library import library
-from specdecpp.sampling import Uniforms, inverted, probabilities, streams
+from specdecpp.sampling import probabilities, streams
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
 
@@ -62,9 +60,6 @@ needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is 
 KINDS = [pytest.param("native", marks=needs_compiler), "device"]
 COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
 VOCAB = 71  # not a multiple of a register
-EDGE = 1e-5  # how near the ends of an interval of uniforms the outcome is looked up
-
-Law = dict[tuple[int, ...], float]
 
 
 class Models:
@@ -291,7 +286,7 @@ def test_a_request_is_freed_with_its_session(models: Models) -> None:
     session = models.session(Fixed(k=2), Sampling())
     finish(session)
     engine: Any = session.engine
-    kept = engine._halves if models.kind == "native" else engine._lines
+    kept = engine._requests
     request = session._request
     assert request in kept
     num = len(kept)
@@ -301,79 +296,6 @@ def test_a_request_is_freed_with_its_session(models: Models) -> None:
 
 
 # --- the law, by exact integration over uniforms ---------------------------------------------------------------------------
-
-
-class Given(Uniforms):
-    """Uniforms of the test's choice, and then halves."""
-
-    def __init__(self) -> None:
-        self.points: list[float] = []
-        self._draw = inverted
-
-    def peek(self, num: int) -> list[float]:
-        return (self.points + [0.5] * num)[:num]
-
-    def take(self, num: int) -> list[float]:
-        taken, self.points = self.peek(num), self.points[num:]
-        return taken
-
-
-def intervals(chances: Sequence[float]) -> Iterator[tuple[int, float, tuple[float, float]]]:
-    """(outcome, its chance, two uniforms near the ends of its interval) of an inverted running sum."""
-    start, total = 0.0, sum(chances)
-    for i, chance in enumerate(c / total for c in chances):
-        if chance > 0:
-            margin = min(EDGE, chance / 4)
-            yield i, chance, (start + margin, start + chance - margin)
-        start += chance
-
-
-Outcome = tuple[tuple[int, int], float, list[tuple[float, float]]]
-"""((accepted, next token), its chance, the ends of the intervals of the uniforms in the order of the stream)."""
-
-
-def outcomes(p: Tensor, q: Tensor, tokens: Tensor, kind: str) -> Iterator[Outcome]:
-    """What may become of K candidates, by the formulas."""
-    num = len(tokens)
-    h, carry = token_acceptance(p[:num], q, tokens), torch.ones(num + 1, dtype=p.dtype)
-    if kind == "block" and num:
-        h, carry = block_acceptance(p, q, tokens)
-    for coins in itertools.product((True, False), repeat=num):
-        chance, ends = 1.0, []
-        for heads, x in zip(coins, h.tolist(), strict=True):
-            chance *= x if heads else 1 - x
-            margin = min(EDGE, x / 4 if heads else (1 - x) / 4)
-            ends.append((margin, x - margin) if heads else (x + margin, 1 - margin))
-        if chance == 0:
-            continue
-        until_tails = (i for i, heads in enumerate(coins) if not heads)
-        count = next(until_tails, num) if kind == "token" else max((i + 1 for i, heads in enumerate(coins) if heads), default=0)
-        law = p[num] if count == num else residual(p[count], q[count], carry[count])
-        for token, share, between in intervals(law.tolist()):
-            yield (count, token), chance * share, [*ends, between]
-
-
-def compared(p: Tensor, tokens: Tensor, count: int = 0) -> Iterator[Outcome]:
-    """The same for verification by comparison."""
-    for token, chance, between in intervals(p[count].tolist()):
-        if count < len(tokens) and token == int(tokens[count]):
-            for verdict, share, ends in compared(p, tokens, count + 1):
-                yield verdict, chance * share, [between, *ends]
-        else:
-            yield (count, token), chance, [between]
-
-
-def completed(law: Law, p: Callable[[tuple[int, ...]], Tensor], length: int) -> Law:
-    """Answers cut or filled up by the target to one length: then a round's law must be the target's own."""
-    out: Law = defaultdict(float)
-    for answer, chance in law.items():
-        if len(answer) >= length:
-            out[answer[:length]] += chance
-            continue
-        for token, share in enumerate(p(answer).tolist()):
-            for whole, c in completed({(*answer, token): chance * share}, p, length).items():
-                out[whole] += c
-    return out
 
 
 RULES: dict[str, Callable[[], Policy]] = {
@@ -560,6 +482,17 @@ class Mine(SpecDecPP):
         return super().judge(draft, hidden)
 
 
+class Doubting(SpecDecPP):
+    """A rule that makes something else of what its head says."""
+
+    num_asked = 0
+
+    def estimator(self, *, is_greedy: bool) -> Any:
+        Doubting.num_asked += 1
+        estimate = super().estimator(is_greedy=is_greedy)
+        return lambda hidden, token, scalars: 0.5 * estimate(hidden, token, scalars)
+
+
 class Picky(TokenVerification):
     """A verification of somebody's own."""
 
@@ -587,6 +520,16 @@ def test_a_judge_of_ones_own_is_honoured(models: Models) -> None:
     session.prefill()
     assert session.step().num_drafted == 3
     assert Mine.num_judged == 3
+
+
+def test_an_estimate_of_ones_own_is_honoured(models: Models) -> None:
+    """Catches what a subclass makes of its head's estimate, lost where an engine asks the head itself (it was, on a device)."""
+    Doubting.num_asked = 0
+    session = models.session(Doubting(head=head(), threshold=1.0, max_tokens=3), Sampling(), ends=())
+    assert type(session.engine) is Host
+    session.prefill()
+    assert len(session.step().judged) == 3
+    assert Doubting.num_asked == 3
 
 
 def test_a_verification_of_ones_own_is_called(models: Models) -> None:

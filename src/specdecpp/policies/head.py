@@ -99,6 +99,13 @@ def judge_of(policy: Policy) -> Policy | None:
     return None if policy.parts or type(policy).judge is Policy.judge else policy
 
 
+def judges_by_head(judge: Policy) -> bool:
+    """Whether what this rule says of a candidate is what its head says: not where a subclass judges in a way of its own."""
+    if not isinstance(judge, HeadPolicy):
+        return False
+    return type(judge).judge is HeadPolicy.judge and type(judge).estimator is HeadPolicy.estimator
+
+
 def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
     own = [policy.head] if isinstance(policy, HeadPolicy) else []

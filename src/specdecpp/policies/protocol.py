@@ -17,6 +17,8 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from specdecpp.costs.clock import Timed
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -73,7 +75,7 @@ class Candidates(Protocol):
 
 
 @runtime_checkable
-class Outcome(Protocol):
+class Outcome(Timed, Protocol):
     """What a policy sees of a finished round: `session.Round` while decoding.
 
     `expected_s` is what the cost model has such a round take, the others are seconds by the clock. A rule that is to give
@@ -83,19 +85,9 @@ class Outcome(Protocol):
     @property
     def num_tokens(self) -> int: ...
     @property
-    def num_drafted(self) -> int: ...
-    @property
     def num_accepted(self) -> int: ...
     @property
     def expected_s(self) -> float: ...
-    @property
-    def draft_s(self) -> float: ...
-    @property
-    def head_s(self) -> float: ...
-    @property
-    def verify_s(self) -> float: ...
-    @property
-    def other_s(self) -> float: ...
 
 
 class Evidence(Enum):

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from specdecpp.head import Calibration
-from specdecpp.policies.head import HeadPolicy, heads, judge_of
+from specdecpp.policies.head import heads, judge_of, judges_by_head
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, VerifyPass
 from specdecpp.rounds.host import Host
@@ -34,7 +34,7 @@ class Device:
     a verification or a way to judge of somebody's own, and a round of more than 32 candidates are the host's."""
 
     def __init__(self) -> None:
-        self._lines: WeakKeyDictionary[Request, _Line] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _Rounds] = WeakKeyDictionary()
         self._host = Host()
 
     def refusal(self, request: Request) -> str | None:
@@ -47,7 +47,7 @@ class Device:
         known = (GreedyVerification,) if request.sampling.is_greedy else (TokenVerification, BlockVerification)
         if type(request.verification) not in (*known, CompareVerification):
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
-        if judge is not None and not (isinstance(judge, HeadPolicy) and type(judge).judge is HeadPolicy.judge):
+        if judge is not None and not judges_by_head(judge):
             return f"{type(judge).__name__} judges candidates in a way of its own"
         if any(head.output.weight.device != draft.device for head in heads(request.policy)):
             return "its head lies elsewhere"
@@ -59,12 +59,12 @@ class Device:
     def _one(self, plan: Plan) -> Result:
         if plan.decision.rule is None or plan.decision.limit > MOST:
             return self._host.run([plan])[0]
-        if plan.request not in self._lines:
-            self._lines[plan.request] = _Line(plan.request)
-        return self._lines[plan.request].run(plan)
+        if plan.request not in self._requests:
+            self._requests[plan.request] = _Rounds(plan.request)
+        return self._requests[plan.request].run(plan)
 
 
-class _Line:
+class _Rounds:
     """The rounds of one request. It holds what it needs of the request and not the request itself, whose end frees it."""
 
     def __init__(self, request: Request):
@@ -101,8 +101,8 @@ class _Line:
         num = self._propose(plan.tokens, decision)
         self._mark(1)
         drafted = perf_counter()
-        is_stopped, records = num < decision.limit, None
-        if self._drops and is_stopped and num:
+        records = None
+        if self._drops and 0 < num < decision.limit:  # whether it has ended or was stopped must be known before it is verified
             records = self._records(num)
             num -= not self._has_ended(records)
         num_accepted, next_token = self._verify(plan.tokens, decision.limit, num)
@@ -173,7 +173,7 @@ class _Line:
         self._send("task", [self._target.length, num])
         if not self._sampling.is_greedy:
             uniforms = self._uniforms[1].peek(num + 1)
-            self._send("tests", uniforms if self._compares else [uniforms[-1], *uniforms[:-1]])
+            self._send("verify_uniforms", uniforms if self._compares else [uniforms[-1], *uniforms[:-1]])
         program()
         record.mirrors["verdict"].copy_(record.verdict, non_blocking=True)
         if self._done is not None:

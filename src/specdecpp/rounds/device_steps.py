@@ -18,7 +18,7 @@ from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners.static_cache import WIDTHS, StaticCache
 from specdecpp.sampling import Sampling, at_least_float32, penalised, probabilities
 
-_SENT = ("records", "task", "verdict", "weights", "uniforms", "tests")
+_SENT = ("records", "task", "verdict", "weights", "uniforms", "verify_uniforms")
 MOST = WIDTHS[-1] - 1
 """The most candidates of a round on a device: the widest recorded pass reads them and the token before them."""
 STOP, END = 1, 2
@@ -37,7 +37,7 @@ class Record:
         self.weights = torch.zeros(1 + MOST + 1, **wide)  # the evidence, then its thresholds
         self.evidence, self.least = self.weights[:1], self.weights[1:]
         self.uniforms = torch.zeros(MOST, **wide)
-        self.tests = torch.zeros(WIDTHS[-1], **wide)  # the uniforms of the verification
+        self.verify_uniforms = torch.zeros(WIDTHS[-1], **wide)
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
         self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, under greedy drafting logits
         self.scalars = torch.zeros(1, 4, device=device)
@@ -90,7 +90,7 @@ class DraftStep:
         before, after = record.count.clone(), record.count + 1
         unread = record.line.index_select(0, before) if self.width == 1 else record.tail
         hidden = self.cache.read(unread, record.start, self.span)[-1:]
-        row, belief = self._law(self.cache.score(hidden))
+        row, belief = self._distribution(self.cache.score(hidden))
         token = row.argmax(-1) if self.judge.sampling.is_greedy else pick(row, record.uniforms.index_select(0, before))
         q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
         accept = self._judged(hidden, token, belief, after)
@@ -111,7 +111,7 @@ class DraftStep:
         record.count.copy_(after)
         record.start.add_(self.width)
 
-    def _law(self, logits: Float[Tensor, "1 V"]) -> tuple[Float[Tensor, "1 V"], Float[Tensor, "1 V"]]:
+    def _distribution(self, logits: Float[Tensor, "1 V"]) -> tuple[Float[Tensor, "1 V"], Float[Tensor, "1 V"]]:
         """The row that is kept, and what the draft believes: q and q; greedy: the logits, and their softmax."""
         seen = self.record.seen if self.judge.sampling.needs_seen else None
         if self.judge.sampling.is_greedy:
@@ -159,12 +159,12 @@ class VerifyPass:
         if self.sampling.is_greedy:
             record.verdict.copy_(greedy_verdict(penalised(logits, self.sampling, seen), tokens, num))
             return
-        p, tests = probabilities(logits, self.sampling, seen), record.tests[: self.width]
+        p, uniforms = probabilities(logits, self.sampling, seen), record.verify_uniforms[: self.width]
         if isinstance(self.verification, CompareVerification):
-            record.verdict.copy_(compare_verdict(p, tokens, num, tests))
+            record.verdict.copy_(compare_verdict(p, tokens, num, uniforms))
             return
         judge = block_verdict if isinstance(self.verification, BlockVerification) else token_verdict
-        record.verdict.copy_(judge(p, record.rows[: self.width], tokens, num, tests))
+        record.verdict.copy_(judge(p, record.rows[: self.width], tokens, num, uniforms))
 
     def _seen(self, tokens: Int[Tensor, " K"]) -> Bool[Tensor, "W V"]:
         """The contexts of all places, see `sampling.seen_rows`."""

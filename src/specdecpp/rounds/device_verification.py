@@ -61,18 +61,20 @@ def block_verdict(
 
 def greedy_verdict(logits: Float[Tensor, "W V"], tokens: Int[Tensor, " K"], num: Int[Tensor, " 1"]) -> Int[Tensor, " 2"]:
     """The same at temperature 0: accept while the candidate is the target's most likely token."""
-    best = logits.argmax(-1)
-    count = ((best[:-1] == tokens) & _taken(tokens, num)).long().cumprod(0).sum().view(1)
-    return torch.cat((count, best.index_select(0, count)))
+    return _agreed(logits.argmax(-1), tokens, num)
 
 
 def compare_verdict(
     p: Float[Tensor, "W V"], tokens: Int[Tensor, " K"], num: Int[Tensor, " 1"], uniforms: Float[Tensor, " W"]
 ) -> Int[Tensor, " 2"]:
     """The same by comparison: a token is drawn in every place, and accepted while the candidate is the same."""
-    drawn = pick(p, uniforms)
-    count = ((drawn[:-1] == tokens) & _taken(tokens, num)).long().cumprod(0).sum().view(1)
-    return torch.cat((count, drawn.index_select(0, count)))
+    return _agreed(pick(p, uniforms), tokens, num)
+
+
+def _agreed(chosen: Int[Tensor, " W"], tokens: Int[Tensor, " K"], num: Int[Tensor, " 1"]) -> Int[Tensor, " 2"]:
+    """Accept while the candidate is the token chosen in its place."""
+    count = ((chosen[:-1] == tokens) & _taken(tokens, num)).long().cumprod(0).sum().view(1)
+    return torch.cat((count, chosen.index_select(0, count)))
 
 
 def _taken(tokens: Int[Tensor, " K"], num: Int[Tensor, " 1"]) -> Bool[Tensor, " K"]:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from specdecpp.head import SCALARS, RowEstimator
-from specdecpp.policies.head import HeadPolicy, judge_of
+from specdecpp.policies.head import heads, judge_of, judges_by_head
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Request, Result, Rows
@@ -38,7 +38,7 @@ class Native:
     verification or a way to judge of somebody's own, are the host's."""
 
     def __init__(self) -> None:
-        self._halves: WeakKeyDictionary[Request, _Halves] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _Rounds] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
         self._host = Host()
 
@@ -51,8 +51,10 @@ class Native:
         if type(request.verification) not in (_GREEDY if request.sampling.is_greedy else _SAMPLED):
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
         judge = judge_of(request.policy)
-        if judge is not None and not judges_as_its_head(judge):
+        if judge is not None and not judges_by_head(judge):
             return f"{type(judge).__name__} judges candidates in a way of its own"
+        if any(head.output.weight.device.type != "cpu" for head in heads(request.policy)):
+            return "its head lies elsewhere"
         return None
 
     def run(self, plans: Sequence[Plan]) -> list[Result]:
@@ -61,10 +63,10 @@ class Native:
     def _one(self, plan: Plan) -> Result:
         if plan.decision.rule is None:
             return self._host.run([plan])[0]
-        halves = self._halves.get(plan.request)
-        if halves is None:
-            halves = self._halves[plan.request] = _Halves(plan.request, self._head_of(plan.request))
-        return halves.run(plan)
+        rounds = self._requests.get(plan.request)
+        if rounds is None:
+            rounds = self._requests[plan.request] = _Rounds(plan.request, self._head_of(plan.request))
+        return rounds.run(plan)
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
         judge: Any = judge_of(request.policy)
@@ -74,16 +76,6 @@ class Native:
         if estimator not in self._heads:
             self._heads[estimator] = _CompiledHead(estimator)
         return self._heads[estimator]
-
-
-def judges_as_its_head(judge: Any) -> bool:
-    """Whether what a rule says of a candidate is what its head says, read by rows on a CPU."""
-    return (
-        isinstance(judge, HeadPolicy)
-        and type(judge).judge is HeadPolicy.judge
-        and type(judge).estimator is HeadPolicy.estimator
-        and isinstance(judge.estimator(is_greedy=False), RowEstimator)
-    )
 
 
 class _CompiledHead:
@@ -123,8 +115,8 @@ def filters(sampling: Sampling, seen: torch.Tensor | None) -> Filters:
     )
 
 
-class _Halves:
-    """What the two calls of one request are told, and the memory that they write to.
+class _Rounds:
+    """The rounds of one request: what the two calls are told, and the memory that they write to.
 
     It holds what it needs of the request and not the request itself, whose end frees it.
     """
@@ -150,7 +142,8 @@ class _Halves:
         tokens = self._tokens[: num - (self._drops and num > 0 and self._drafting.why == _STOPPED)]
         rows = self._verify(plan, tokens)
         told, said = self._drafting, self._verifying
-        reads_q = not self._sampling.is_greedy or self._head is not None or plan.decision.rule.evidence in _OF_Q  # pyright: ignore
+        rule: Any = plan.decision.rule
+        reads_q = not self._sampling.is_greedy or self._head is not None or rule.evidence in _OF_Q
         has_drafted, num_judged = num > 0, max(0, num - 1) if self._head is not None and self._head.lags else num
         head_s = told.head_s if has_drafted else 0.0
         return Result(

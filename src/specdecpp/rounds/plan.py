@@ -101,9 +101,6 @@ class Result:
 
 
 @runtime_checkable
-@runtime_checkable
-@runtime_checkable
-@runtime_checkable
 class Engine(Protocol):
     """Runs rounds. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
 
