@@ -139,7 +139,15 @@ def drafted(
 
 
 def outcome(
-    num_drafted: int, num_accepted: int, costs: Costs | None = None, *, draft_s=0.0, head_s=0.0, verify_s=0.0, other_s=0.0
+    num_drafted: int,
+    num_accepted: int,
+    costs: Costs | None = None,
+    *,
+    judged: tuple[float, ...] = (),
+    draft_s=0.0,
+    head_s=0.0,
+    verify_s=0.0,
+    other_s=0.0,
 ) -> Round:
     """A round that went on to the target's own token."""
     own = "bonus" if num_accepted == num_drafted else "correction"
@@ -148,7 +156,7 @@ def outcome(
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         stop=Stop(),
-        judged=(),
+        judged=judged,
         finish_reason=None,
         draft_s=draft_s,
         head_s=head_s,

@@ -1,6 +1,6 @@
 """The rule without a threshold: whether it finds the best one by itself, and follows costs without losing a seed's answer."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +13,7 @@ from specdecpp import Costs, Decoder, Pair
 from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.cost_aware import HORIZON, Ledger
+from specdecpp.policies.cost_aware import HORIZON, Account, Ledger
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
@@ -51,6 +51,12 @@ def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: i
     return draft
 
 
+def known(num_tokens: int, seconds: float, num_tested: int, num_accepted: int) -> Account:
+    """A request that has taught so much, first candidates like others."""
+    firsts = {"num_first": num_tested, "num_first_accepted": num_accepted}
+    return Account(num_tokens=num_tokens, seconds=seconds, num_tested=num_tested, num_accepted=num_accepted, **firsts)
+
+
 def rule(form: str = "look_ahead", **options) -> CostAware:
     return CostAware(head=Says(0.0, form=form), **options)
 
@@ -74,7 +80,7 @@ def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
     return rates[at], float(thresholds[at])
 
 
-def simulated(policy: CostAware, costs: Costs, num_rounds: int, *, seed: int) -> Ledger:
+def simulated(policy: CostAware, costs: Costs, num_rounds: int, *, seed: int) -> Account:
     """Rounds of the process under the rule, which takes m from the acceptance so far."""
     generator, memory = np.random.default_rng(seed), policy.start()
     for _ in range(num_rounds):
@@ -93,7 +99,7 @@ def simulated(policy: CostAware, costs: Costs, num_rounds: int, *, seed: int) ->
 @pytest.mark.parametrize("rate", [1.0, 1.8, 2.5])
 def test_once_the_rate_is_known_it_is_the_threshold_of_the_theory(rate: float):
     """Catches a slip in the rule: with flat costs and constant m it must stop just where 1 - S reaches h* = 1 - c rho/m."""
-    ledger = Ledger(num_tokens=int(rate * 1e9), seconds=1e9, num_tested=10**9, num_accepted=int(MEAN * 1e9))
+    ledger = known(int(rate * 1e9), 1e9, 10**9, int(MEAN * 1e9))
     threshold = 1 - C * rate / MEAN
     for judged in ((1 - threshold - 1e-4,), (1 - threshold + 1e-4,), (0.9, (1 - threshold - 1e-4) / 0.9)):
         is_over = 1 - np.prod(judged) > threshold
@@ -114,7 +120,7 @@ def test_it_achieves_what_the_best_threshold_does():
 
 
 @pytest.mark.parametrize("form", ["look_ahead", "lagged"])
-@pytest.mark.parametrize(("c", "bounds", "expected"), [(0.001, {}, 20), (0.001, {"max_tokens": 7}, 7), (2.0, {}, 1)])
+@pytest.mark.parametrize(("c", "bounds", "expected"), [(0.001, {}, 20), (0.001, {"max_tokens": 7}, 7), (2.0, {}, 0)])
 def test_cheap_drafts_go_on_and_dear_ones_stop(c: float, bounds: dict, expected: int, form: str):
     """Catches a price on the wrong side, and bounds that are not kept."""
     for least in (None, 0, 3):
@@ -136,14 +142,14 @@ def test_cheap_drafts_go_on_and_dear_ones_stop(c: float, bounds: dict, expected:
 def test_wide_passes_are_paid_for():
     """Catches costs of which only the draft's part is weighed."""
     steep = Costs(draft_s=0.01, passes={1: 1.0, 21: 21.0})
-    assert rule().stop(seen(judged=(0.9,)), Ledger()) is None
-    assert rule().stop(seen(steep, judged=(0.9,)), Ledger()) is not None
+    assert rule().stop(seen(judged=(0.9,)), Account()) is None
+    assert rule().stop(seen(steep, judged=(0.9,)), Account()) is not None
 
 
 def test_a_step_of_the_curve_is_worth_its_flat_part():
     """Catches a rule that sees one candidate ahead only: the fourth position costs as much as twelve of them."""
     stepped = Costs(draft_s=0.01, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
-    memory = Ledger(num_tokens=2400, seconds=1000.0, num_tested=1000, num_accepted=900)
+    memory = known(2400, 1000.0, 1000, 900)
     draft = seen(stepped, judged=(0.95, 0.95))
     assert 2.4 * stepped.step_s(2) > 0.95**2 * 0.9, "the next candidate alone does not pay"
     assert rule().stop(draft, memory) is None
@@ -153,7 +159,7 @@ def test_a_step_of_the_curve_is_worth_its_flat_part():
 def test_a_plan_is_worth_what_its_candidates_are_each_after_the_other():
     """Catches later candidates of a plan that count as if those before them were certain, or as much as the first."""
     stepped = Costs(draft_s=0.001, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
-    memory = Ledger(num_tokens=10**9, seconds=1e9, num_tested=10**9, num_accepted=6 * 10**8)
+    memory = known(10**9, 1e9, 10**9, 6 * 10**8)
     plans = range(1, HORIZON + 1)
     least = min((0.001 * j + 0.9) / sum(0.6**i for i in range(1, j + 1)) for j in plans)
     for survival, is_going in ((1.001 * least, True), (0.999 * least, False)):
@@ -162,7 +168,7 @@ def test_a_plan_is_worth_what_its_candidates_are_each_after_the_other():
 
 def test_a_candidate_that_is_worth_no_more_than_it_costs_is_not_drafted():
     """Catches drafting for nothing: free drafts of which none is ever accepted."""
-    assert rule(prior=0.0).stop(seen(Costs.relative(0.0), judged=(0.5,)), Ledger()) is not None
+    assert rule(prior=0.0).stop(seen(Costs.relative(0.0), judged=(0.5,)), Account()) is not None
 
 
 # What it goes by
@@ -170,7 +176,7 @@ def test_a_candidate_that_is_worth_no_more_than_it_costs_is_not_drafted():
 
 def test_an_unjudged_candidate_counts_as_a_mean_one():
     """Catches a lagged form that takes the free candidate for accepted: S m then has one factor too few."""
-    memory = Ledger(num_tokens=1800, seconds=1000.0, num_tested=10**7, num_accepted=7 * 10**6)
+    memory = known(1800, 1000.0, 10**7, 7 * 10**6)
     price = 1.8 * C
     for form, num_unjudged, chance in (("look_ahead", 0, 0.7), ("lagged", 1, 0.49)):
         for survival, is_going in ((price / chance + 0.01, True), (price / chance - 0.01, False)):
@@ -183,20 +189,22 @@ def test_an_empty_round_says_whether_to_draft_at_all(form: str):
     """Catches a lagged head that is taken to have missed a candidate before there is one, a candidate that is worth no more
     than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
     policy = rule(form, min_tokens=0, prior=0.5)
-    rules = [policy.rule(Ledger(), Costs(draft_s=tenths / 10, passes={1: 1.0}), 4) for tenths in range(1, 10)]
+    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10, passes={1: 1.0}), 4) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
-    assert replace(policy, prior=0.0).rule(Ledger(), FLAT, 4).least == (np.inf,) * 5
+    assert replace(policy, prior=0.0).rule(Account(), FLAT, 4).least == (np.inf,) * 5
 
 
 def test_the_prior_gives_way_to_what_is_seen():
     """Catches a prior that rules for ever, or not at all; before the first round rho is that of its best fixed length."""
     policy = rule(prior=0.8, prior_rounds=4)
     tokens, seconds = sum(0.8**k for k in range(5)), 1 + 4 * C
-    assert policy.rate(Ledger(), FLAT) == pytest.approx(tokens / seconds)
-    assert policy.mean_acceptance(Ledger()) == pytest.approx(0.8)
-    assert rule(prior=0.8, max_tokens=1).rate(Ledger(), FLAT) == pytest.approx((1 + 0.8) / (1 + C)), "its best is one"
-    memory = policy.learn(policy.learn(Ledger(), outcome(4, 1, FLAT)), outcome(2, 2, FLAT))
-    assert memory == Ledger(num_tokens=5, seconds=(1 + 4 * C) + (1 + 2 * C), num_tested=4, num_accepted=3)
+    assert policy.rate(Account(), FLAT) == pytest.approx(tokens / seconds)
+    assert policy.mean_acceptance(Account()) == pytest.approx(0.8)
+    assert rule(prior=0.8, max_tokens=1).rate(Account(), FLAT) == pytest.approx((1 + 0.8) / (1 + C)), "its best is one"
+    memory = policy.learn(policy.learn(Account(), outcome(4, 1, FLAT)), outcome(2, 2, FLAT))
+    assert Ledger(**{f.name: getattr(memory, f.name) for f in fields(Ledger)}) == Ledger(
+        num_tokens=5, seconds=(1 + 4 * C) + (1 + 2 * C), num_tested=4, num_accepted=3
+    )
     assert policy.rate(memory, FLAT) == pytest.approx((4 * tokens + 5) / (4 * seconds + 2 + 6 * C))
     assert policy.mean_acceptance(memory) == pytest.approx((8 * 0.8 + 3) / 12)
 
@@ -204,7 +212,7 @@ def test_the_prior_gives_way_to_what_is_seen():
 def test_it_learns_from_the_cost_model_and_not_from_the_clock():
     """Catches stops that depend on how busy the machine is."""
     slow = outcome(3, 2, FLAT, draft_s=1e6, head_s=1e6, verify_s=1e6, other_s=1e6)
-    assert rule().learn(Ledger(), slow) == rule().learn(Ledger(), outcome(3, 2, FLAT))
+    assert rule().learn(Account(), slow) == rule().learn(Account(), outcome(3, 2, FLAT))
 
 
 @pytest.mark.parametrize(
@@ -310,5 +318,5 @@ def drive(session) -> None:
 
 def test_an_outcome_may_come_from_anywhere():
     """Catches a ledger that reads more of a round than `policies.Outcome` promises, so that a replay cannot serve it."""
-    outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5)
-    assert Ledger().with_round(outcome).num_tested == 3  # pyright: ignore[reportArgumentType]
+    outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5, judged=())
+    assert Account().with_round(outcome).num_tested == 3  # pyright: ignore[reportArgumentType]

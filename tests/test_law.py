@@ -94,6 +94,8 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "argmax": lambda _: ArgmaxLength(prior=0.6, prior_tokens=1),
     "draft-verify": lambda _: DraftVerify(threshold=0.4, step=3.0),
     "adaptive-entropy": lambda _: AdaptiveEntropy(threshold=0.57, step=2.0),
+    "cost-aware-by-q": lambda vocab_size: CostAware(prior_rounds=1),
+    "cost-aware-from-none": lambda vocab_size: CostAware(prior=0.3, prior_rounds=1, regret=0.5),
     "cost-aware": lambda vocab_size: CostAware(head=probable_head(vocab_size, "look_ahead"), prior_rounds=1),
     "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_rounds=1),
     "bandit": lambda _: Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4), Heuristic(start_tokens=1))),

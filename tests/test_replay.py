@@ -90,6 +90,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "lagged-deep": lambda most: SpecDecPP(head=LAGGED_DEEP, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
     "ahead-0": lambda most: SpecDecPP(head=AHEAD, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
     "ahead-2": lambda most: SpecDecPP(head=AHEAD, calibrated=True, threshold=0.2, min_tokens=min(2, most), max_tokens=most),
+    "cost-aware-by-q": lambda most: CostAware(prior_rounds=1, max_tokens=most),
     "cost-aware": lambda most: CostAware(head=AHEAD, min_tokens=0, prior_rounds=1, max_tokens=most),
     "cost-aware-lagged": lambda most: CostAware(head=LAGGED_DEEP, prior_rounds=1, max_tokens=most),
     "cost-aware-no-next": lambda most: CostAware(head=LAGGED, min_tokens=0, prior_rounds=1, max_tokens=most),

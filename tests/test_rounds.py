@@ -59,6 +59,7 @@ from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 KINDS = [pytest.param("native", marks=needs_compiler), "device"]
 COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
+CHEAP = Costs(draft_s=0.15, passes={1: 1.0, 5: 1.2})
 VOCAB = 71  # not a multiple of a register
 
 
@@ -119,6 +120,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "specdecpp, lagged, all scalars": lambda: SpecDecPP(head=head("lagged", scalars=ALL, width=9), threshold=0.6),
     "costs": lambda: CostAware(head=head(scalars=("log_q",), width=9)),
     "costs, lagged": lambda: CostAware(head=head("lagged")),
+    "costs, by q": lambda: CostAware(),
+    "costs, by q, from none": lambda: CostAware(prior=0.3, regret=0.2),
     "costs, from none": lambda: CostAware(head=head(), min_tokens=0, prior=0.4),
     "auto-off": lambda: AutoOff(policy=CumulativeConfidence(threshold=0.1, min_tokens=2), patience=1, probe_every=2),
     "auto-off costs": lambda: AutoOff(policy=CostAware(head=head(scalars=("log_q",))), patience=2, probe_every=3),
@@ -302,6 +305,7 @@ RULES: dict[str, Callable[[], Policy]] = {
     "fixed": lambda: Fixed(k=2),
     "cumulative q": lambda: CumulativeConfidence(threshold=0.5, max_tokens=3),
     "entropy": lambda: Entropy(threshold=0.3, min_tokens=2, max_tokens=3),
+    "cost-aware by q": lambda: CostAware(max_tokens=3),
     "lagged head": lambda: SpecDecPP(head=random_head(32, seed=2, scale=0.2), threshold=0.5, min_tokens=0, max_tokens=3),
     "look-ahead head": lambda: SpecDecPP(
         head=random_head(32, seed=1, scale=1.0, form="look_ahead", vocab_size=3), threshold=0.6, min_tokens=0, max_tokens=3
@@ -329,7 +333,7 @@ class Table:
             runner.rollback(min(runner.length, len(self.context) - 1))
             if runner.length < len(self.context) - 1:
                 runner.extend(list(self.context[runner.length : -1]), rows=1)
-        (result,) = self.engine.run([Plan(request, list(self.context), decide(policy, policy.start(), None, 5))])
+        (result,) = self.engine.run([Plan(request, list(self.context), decide(policy, policy.start(), CHEAP, 5))])
         return result
 
 

@@ -274,7 +274,7 @@ def test_the_default_policy_is_the_best_the_head_allows() -> None:
     """Catches a head that lies beside the draft and is not used, and a policy that goes without the head it needs."""
     head = AcceptanceHead.from_pretrained(REFERENCE / "head")
     assert isinstance(policy_of(None, head, draft="d"), CostAware)
-    assert isinstance(policy_of(None, None, draft="d"), CumulativeConfidence)
+    assert policy_of(None, None, draft="d") == CostAware()
     assert isinstance(policy_of(parse_policy("specdecpp"), head, draft="d"), SpecDecPP)
     with pytest.raises(HeadError, match="there is none at d/specdecpp_head"):
         policy_of(parse_policy("auto-off:specdecpp"), None, draft="d")
@@ -350,6 +350,7 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
     "fixed": lambda head: Fixed(k=3),
     "cumulative": lambda head: CumulativeConfidence(threshold=0.3),
     "specdecpp": SpecDecPP.tuned,
+    "cost-aware-by-q": lambda head: CostAware(),
     "cost-aware": lambda head: CostAware(head=head),
     "auto-off": lambda head: parse_policy("auto-off:specdecpp").build(head),
     "entropy": lambda head: parse_policy("entropy:0.4").policy,

@@ -4,15 +4,19 @@ Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll bac
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
+from specdecpp import machine
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
-from specdecpp.policies import CostAware, CostClock, Costs, CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
+from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for, heads
+from specdecpp.request import spec_of
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, asked, streams
@@ -58,8 +62,8 @@ class Decoder:
     costs; without it a policy that needs to know has it measured at the first request (`costs.measuring.measured`). Raises
     `UnsoundError` for a policy and a verification that together would change the distribution.
 
-    A request with a seed sees the costs as they were measured or given, so that the seed gives the same answer again; the
-    others keep them up with the clock.
+    A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
+    same answer again. The others keep the costs up with the clock, and begin with what they have taught each other.
 
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
     >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP
@@ -86,6 +90,7 @@ class Decoder:
         self.pair, self.policy, self.verification = pair, policy, verification
         self._costs = costs and costs_for(policy, costs)
         self._clock: CostClock | None = None
+        self._experiences: dict[Sampling, Experience] = {}
 
     @property
     def costs(self) -> Costs | None:
@@ -101,6 +106,19 @@ class Decoder:
         if self._clock is None and self.costs is not None:
             self._clock = CostClock(now=self.costs)
         return self._clock
+
+    def _experience(self, sampling: Sampling) -> Experience:
+        """What requests without a seed have taught the rule under this sampling, those of earlier processes included."""
+        if sampling not in self._experiences:
+            pair, keep, past = self.pair, None, None
+            if pair.target_fingerprint is not None and pair.draft_fingerprint is not None:
+                judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
+                of = {"rule": spec_of(self.policy), "heads": judges, "sampling": asdict(sampling)}
+                of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+                past = machine.recall("experience", of)
+                keep = partial(machine.remember, "experience", of)
+            self._experiences[sampling] = Experience(self.policy, past, keep=keep)
+        return self._experiences[sampling]
 
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
         """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
@@ -132,6 +150,7 @@ class Decoder:
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
             costs=self.costs if seed is not None else self._running_costs(),
+            experience=None if seed is not None else self._experience(sampling),
         )
 
     def sampling_of(self, **options: Unpack[Options]) -> Sampling:
@@ -186,11 +205,8 @@ def default_policy(pair: Pair) -> Policy:
 
 
 def best_policy(head: AcceptanceHead | None) -> Policy:
-    """The rule without a threshold where a calibrated head gives it probabilities, SpecDec++ as the card recommends with
-    another head, cumulative confidence without one."""
-    if head is None:
-        return CumulativeConfidence()
-    return CostAware(head=head) if head.card.is_calibrated else SpecDecPP.tuned(head)
+    """The rule without a threshold, SpecDec++ as the card recommends where there is a head that nobody has calibrated."""
+    return CostAware(head=head) if head is None or head.card.is_calibrated else SpecDecPP.tuned(head)
 
 
 def encode(pair: Pair, prompt: Prompt) -> list[int]:

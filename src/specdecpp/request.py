@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
     "draft-verify": (DraftVerify, "threshold", ("aim", "step", *BOUNDS)),
     "adaptive-entropy": (AdaptiveEntropy, "threshold", ("gamma", "aim", "step", *BOUNDS)),
     "specdecpp": (SpecDecPP, "threshold", ("calibrated", *BOUNDS)),
-    "cost-aware": (CostAware, "prior", ("prior_rounds", *BOUNDS)),
+    "cost-aware": (CostAware, "prior", ("prior_rounds", "regret", *BOUNDS)),
 }
 # name: (class, the field that holds the other rules, its own parameters)
 WRAPPERS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
@@ -71,7 +71,8 @@ class PolicySpec:
 
     @property
     def needs_head(self) -> bool:
-        return isinstance(self.policy, HeadPolicy) or any(part.needs_head for part in self.parts)
+        own = isinstance(self.policy, HeadPolicy) and not isinstance(self.policy, CostAware)  # which does with q
+        return own or any(part.needs_head for part in self.parts)
 
     def build(self, head: "AcceptanceHead | None") -> Policy:
         """The policy, with its head where it needs one. Raises ValueError when there is none."""
@@ -80,12 +81,14 @@ class PolicySpec:
         if not isinstance(self.policy, HeadPolicy):
             return self.policy
         kind = type(self.policy)
-        if head is None:
+        if head is None and self.needs_head:
             raise ValueError(
                 f"the policy {_name_of(self.policy)} needs an acceptance head, and this pair has none. Name one with --head, "
                 "or choose a rule that needs none, such as cumulative."
             )
-        return SpecDecPP.tuned(head, **self.typed) if kind is SpecDecPP else kind(head=head, **self.typed)
+        if kind is SpecDecPP and head is not None:
+            return SpecDecPP.tuned(head, **self.typed)
+        return kind(head=head, **self.typed)
 
 
 def parse_policy(spec: str) -> PolicySpec:
@@ -142,8 +145,8 @@ def label_of(policy: Policy) -> str:
             return f"fixed K = {k}"
         case SpecDecPP(threshold=threshold, calibrated=calibrated):
             return f"SpecDec++ {threshold:g}{'' if calibrated else ' raw'}"
-        case CostAware() if policy == CostAware(head=policy.head):
-            return "cost-aware"
+        case CostAware(head=head) if policy == CostAware(head=head):
+            return "cost-aware by q" if head is None else "cost-aware"
         case Bandit(arms=arms):
             return f"bandit of {len(arms)}"
     return spec_of(policy).replace(":", " ").replace(",", " ")

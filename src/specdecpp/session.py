@@ -14,7 +14,8 @@ import torch
 
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
-from specdecpp.policies.protocol import decide
+from specdecpp.policies.experience import Experience
+from specdecpp.policies.protocol import Decision, decide
 from specdecpp.rounds import Plan, Request, Result, engine_for
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
@@ -91,7 +92,8 @@ class Session:
     `UnsoundError` for temperature 0 under a verification that needs q.
 
     `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
-    is for requests that nobody wants to repeat. `watch`, where it is set, sees every round; that changes nothing else.
+    is for requests that nobody wants to repeat, and so is an `experience`, which they share. `watch`, where it is set,
+    sees every round; that changes nothing else.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Session:
         ends: Sequence[int] = (),
         detokenizer: Detokenizer | None = None,
         costs: Costs | CostClock | None = None,
+        experience: Experience | None = None,
     ):
         if costs is None and policy.needs_costs:
             raise ValueError(
@@ -131,7 +134,8 @@ class Session:
         self.watch: Watch | None = None
         self._costs = costs
         self._detokenizer = detokenizer
-        self._memory = policy.start()
+        self._experience = experience
+        self._memory = policy.start() if experience is None else experience.begin()
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
@@ -170,7 +174,7 @@ class Session:
         context = self.tokens[self.target.length : -1][:most]
         if context:
             self.target.extend(context, rows=1)
-            if self.policy.limit(self._memory) > 0 and self._draft_room() > 0:
+            if self._decision().may_draft:  # else it reads what it has missed once it is asked
                 self.draft.extend(context, rows=1)
         self.prefill_s += perf_counter() - started
         return self.target.length >= len(self.tokens) - 1
@@ -186,10 +190,12 @@ class Session:
         return self._learn(result, pieces, perf_counter() - started)
 
     def _plan(self) -> Plan:
-        """The coming round: one place is the target's own."""
-        costs, room = self.costs, max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        decision = decide(self.policy, self._memory, costs, room)
-        return Plan(self._request, self.tokens, decision, costs, self.watch is not None)
+        return Plan(self._request, self.tokens, self._decision(), self.costs, self.watch is not None)
+
+    def _decision(self) -> Decision:
+        """How the coming round ends: one place is the target's own."""
+        room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
+        return decide(self.policy, self._memory, self.costs, room)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
@@ -230,6 +236,8 @@ class Session:
         self._memory = self.policy.learn(self._memory, outcome)
         if isinstance(self._costs, CostClock):
             self._costs.update(outcome)
+        if self._experience is not None and self.finish_reason:
+            self._experience.add(self._memory)
         return outcome
 
     def _text_of(self, token: int) -> str:

@@ -12,11 +12,12 @@
 | `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `SpecDecPP` | 1 - prod head(x_i) > threshold | a trained head | head.py |
-| `CostAware` | another candidate costs more than it brings: the default | head, outcomes, costs | cost_aware.py |
+| `CostAware` | another candidate costs more than it brings: the default | q or a head, outcomes, costs | cost_aware.py |
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 
-`protocol.py` says what a rule is and what it sees; what a step costs is in the room `costs`.
+`protocol.py` says what a rule is and what it sees, `score.py` what outcomes say of its estimates, `experience.py` what requests
+teach those to come; what a step costs is in the room `costs`.
 
 Every rule here decides *after* a sampled token and keeps that token, which is lossless with token and block verification
 (see `protocol.Policy`).

@@ -15,21 +15,34 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdecpp.costs import Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
+from specdecpp.policies.score import Belief, Score
 
 if TYPE_CHECKING:
+    from specdecpp.head import AcceptanceHead
     from specdecpp.policies.protocol import Outcome
 
 
 HORIZON = 8
 """The longest plan j: further on S_k a^j is small."""
+MOST = 20.0
+"""No bias and no slope of a score is beyond that."""
+BY_Q = Belief(Score(bias=-0.15, slope=0.85))
+"""What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7
+with top_p .9."""
+FADING = 1 / 16
+"""What an earlier request loses of its weight with each later one."""
+RESUMED = 0.1, 0.0, 0.02
+"""Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
+_CARRIED = "num_tested", "num_accepted", "num_first", "num_first_accepted"
 _NOISE = 1e-9
 """Two costs a candidate that differ by less are those of an even curve, rounded."""
 
@@ -45,7 +58,8 @@ class Ledger:
 
     def with_round(self, outcome: "Outcome") -> "Ledger":
         """Seconds are those of the cost model, so that a seed gives the same stops again."""
-        return Ledger(
+        return replace(
+            self,
             num_tokens=self.num_tokens + outcome.num_tokens,
             seconds=self.seconds + outcome.expected_s,
             num_tested=self.num_tested + min(outcome.num_accepted + 1, outcome.num_drafted),
@@ -58,24 +72,60 @@ class Ledger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostAware(HeadPolicy):
-    """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune.
+class Account(Ledger):
+    """What a request has taught: beside its sums those of first candidates, the score, and how far the draft has fallen behind.
 
-    Costs are measured on the machine. S_k comes from the head's calibrated probabilities, m is the acceptance of the request
-    so far and rho the rate it has achieved. Before there is anything to go by, both are those of a chain with acceptance
-    `prior`, which counts for `prior_rounds` rounds.
+    `acceptance_before` and `first_before` are what earlier requests taught, None where there were none.
+    """
+
+    acceptance_before: float | None = None
+    first_before: float | None = None
+    belief: Belief = Belief()  # noqa: RUF009 (frozen)
+    num_first: int = 0
+    num_first_accepted: int = 0
+    num_unread: int = 0
+    """Tokens since the last round with candidates."""
+
+    def with_round(self, outcome: "Outcome") -> "Account":
+        sums: Any = super().with_round(outcome)
+        belief, num = self.belief, outcome.num_accepted
+        for i, estimate in enumerate(outcome.judged[: min(num + 1, outcome.num_drafted)]):
+            belief = belief.after(estimate, is_accepted=i < num)
+        has_drafted = outcome.num_drafted > 0
+        return replace(
+            sums,
+            belief=belief,
+            num_first=self.num_first + has_drafted,
+            num_first_accepted=self.num_first_accepted + (num > 0),
+            num_unread=0 if has_drafted else self.num_unread + outcome.num_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostAware(HeadPolicy):
+    """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune, for any pair.
+
+    Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
+    the request's own outcomes corrects either. m is the acceptance of the request so far, apart for first candidates, and rho
+    the rate it has achieved, at least the target's own. Before there is anything to go by, they are those of a chain with
+    acceptance `prior`, which counts for `prior_rounds` rounds.
+
+    Nothing is drafted where a first candidate does not pay. Then a candidate is tried now and then, as often as what is lost by
+    it stays below `regret` of the time that the target alone would have taken.
 
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
 
-    min_tokens: int = 1
+    head: "AcceptanceHead | None" = None
     prior: float = 0.7
     prior_rounds: int = 8
+    regret: float = 0.01
     calibrated: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probability("CostAware.prior", self.prior)
+        check_probability("CostAware.regret", self.regret)
         if self.prior_rounds < 1:
             raise ValueError(f"CostAware needs prior_rounds of at least 1, got {self.prior_rounds}")
 
@@ -83,17 +133,38 @@ class CostAware(HeadPolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> Ledger:
-        return Ledger()
+    def start(self) -> Account:
+        return Account(belief=BY_Q) if self.head is None else Account()
 
-    def learn(self, memory: Ledger, outcome: "Outcome") -> Ledger:
+    def resume(self, past: Mapping[str, Any]) -> Account:
+        if not _is_sound(past):
+            return self.start()
+        return Account(
+            acceptance_before=(past["num_accepted"] + self.prior) / (past["num_tested"] + 1),
+            first_before=(past["num_first_accepted"] + self.prior) / (past["num_first"] + 1),
+            belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
+        )
+
+    def carry(self, past: Mapping[str, Any] | None, memory: Account) -> Mapping[str, Any]:
+        """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
+        score = memory.belief.score
+        now = {name: float(getattr(memory, name)) for name in _CARRIED}
+        now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
+        if past is None or not _is_sound(past):
+            return now
+        old = (1 - FADING) * past["num_requests"]
+        sums = {name: value + (1 - FADING) * past[name] for name, value in now.items()}
+        means = {name: (now[name] + old * past[name]) / (1 + old) for name in ("bias", "slope")}
+        return sums | means
+
+    def learn(self, memory: Account, outcome: "Outcome") -> Account:
         return memory.with_round(outcome)
 
-    def rule(self, memory: Ledger, costs: Costs | None, limit: int) -> Rule:
+    def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
         """All terms but S are known when a round begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
-        mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
-        if not mean > 0:
+        mean, first, rho = self.mean_acceptance(memory), self.first_acceptance(memory), self.rate(memory, costs)
+        if not (mean > 0 and first > 0):
             return Rule(Evidence.SURVIVAL, (math.inf,) * (limit + 1))
         # The last candidate has not been judged by a head that lags, and more than the threshold is asked for, not as much.
         scale = rho / mean if self.looks_ahead else rho / mean**2
@@ -102,18 +173,47 @@ class CostAware(HeadPolicy):
         for num, j, seconds in longer:
             if num <= limit:
                 least[num] = min(least[num], scale * seconds / chain_tokens(mean, j - 1))
-        if not self.looks_ahead:
-            least[0] *= mean
-        return Rule(Evidence.SURVIVAL, tuple(math.nextafter(x, math.inf) for x in least))
+        least[0] *= (mean if self.looks_ahead else mean**2) / first
+        if least[0] >= 1 and self._may_try(memory, costs, first):
+            least[0] = 0.0
+        return Rule(Evidence.SURVIVAL, tuple(math.nextafter(x, math.inf) for x in least), score=memory.belief.score)
 
-    def rate(self, memory: Ledger, costs: Costs) -> float:
-        """rho: tokens per second so far, the prior's rounds included."""
-        tokens, seconds = _prior(costs, self.prior, self.prior_rounds, self.max_tokens)
-        return (memory.num_tokens + tokens) / (memory.seconds + seconds)
+    def _may_try(self, memory: Account, costs: Costs, first: float) -> bool:
+        """Whether a candidate that is not expected to pay may be tried, to see whether that has changed.
 
-    def mean_acceptance(self, memory: Ledger) -> float:
+        The draft then reads what it has missed, in a pass that is taken to grow with its width as the target's does.
+        """
+        target_s = costs.verify_s(1)
+        reading_s = costs.draft_s * costs.pass_s(memory.num_unread) / target_s if memory.num_unread > 1 else 0.0
+        loss_s = costs.round_s(1) + reading_s - (1 + first) * target_s
+        lost_s = memory.seconds - memory.num_tokens * target_s
+        return lost_s + loss_s < self.regret * memory.num_tokens * target_s
+
+    def rate(self, memory: Account, costs: Costs) -> float:
+        """rho: tokens per second so far, the prior's rounds included; at least that of the target alone."""
+        tokens, seconds = _prior(costs, self._before(memory.acceptance_before), self.prior_rounds, self.max_tokens)
+        return max((memory.num_tokens + tokens) / (memory.seconds + seconds), 1 / costs.verify_s(1))
+
+    def mean_acceptance(self, memory: Account) -> float:
         """a: of the candidates tested so far, the prior's rounds included."""
-        return memory.acceptance(self.prior, 2 * self.prior_rounds)
+        return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_rounds)
+
+    def first_acceptance(self, memory: Account) -> float:
+        """Of first candidates, which come where an earlier one was rejected or nothing is known yet."""
+        before = self._before(memory.first_before)
+        return (memory.num_first_accepted + self.prior_rounds * before) / (memory.num_first + self.prior_rounds)
+
+    def _before(self, acceptance: float | None) -> float:
+        return self.prior if acceptance is None else acceptance
+
+
+def _is_sound(past: Mapping[str, Any]) -> bool:
+    """Whether figures can be those of `CostAware.carry`."""
+    names = *_CARRIED, "num_requests", "bias", "slope"
+    if not all(isinstance(past.get(name), float) and math.isfinite(past[name]) for name in names):
+        return False
+    tested, accepted, first, first_accepted, num, bias, slope = (past[name] for name in names)
+    return tested >= accepted >= 0 and first >= first_accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST
 
 
 @lru_cache(maxsize=64)

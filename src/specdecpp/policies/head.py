@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
+from specdecpp.policies.score import by_q
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ class HeadPolicy(Policy):
     `calibrated=True` reads probabilities, and warns where nobody has checked them; `False` the head's raw score.
     """
 
-    head: "AcceptanceHead"
+    head: "AcceptanceHead | None"
     calibrated: bool = True
     _estimate: "Estimator" = field(init=False, repr=False, compare=False)
     _estimate_greedy: "Estimator" = field(init=False, repr=False, compare=False)
@@ -42,13 +43,15 @@ class HeadPolicy(Policy):
 
     @property
     def looks_ahead(self) -> bool:
-        return self.head.card.form == "look_ahead"
+        return self.head is None or self.head.card.form == "look_ahead"
 
     def estimator(self, *, is_greedy: bool) -> "Estimator":
         """What the head says, of sampled or of greedy candidates."""
         return self._estimate_greedy if is_greedy else self._estimate
 
     def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
+        if self.head is None:
+            return by_q(draft.confidence(-1))
         from specdecpp.head import features  # it imports torch, which theory does without
 
         scalars = features.of_last(self.head.card.scalars, draft)
@@ -99,14 +102,19 @@ def judge_of(policy: Policy) -> Policy | None:
     return None if policy.parts or type(policy).judge is Policy.judge else policy
 
 
-def judges_by_head(judge: Policy) -> bool:
-    """Whether what this rule says of a candidate is what its head says: not where a subclass judges in a way of its own."""
-    if not isinstance(judge, HeadPolicy):
+def judges_plainly(judge: Policy) -> bool:
+    """Whether a rule says of a candidate what its head says, or q without one: a subclass may judge in a way of its own."""
+    if not (isinstance(judge, HeadPolicy) and type(judge).judge is HeadPolicy.judge):
         return False
-    return type(judge).judge is HeadPolicy.judge and type(judge).estimator is HeadPolicy.estimator
+    return judge.head is None or type(judge).estimator is HeadPolicy.estimator
+
+
+def judges_by_q(judge: Policy | None) -> bool:
+    """Whether a rule judges plainly and has no head."""
+    return isinstance(judge, HeadPolicy) and judge.head is None and judges_plainly(judge)
 
 
 def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
-    own = [policy.head] if isinstance(policy, HeadPolicy) else []
+    own = [policy.head] if isinstance(policy, HeadPolicy) and policy.head is not None else []
     return own + [head for part in policy.parts for head in heads(part)]

@@ -11,13 +11,14 @@ adapted: the Decoder refuses that unless the verification can bear it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specdecpp.costs.clock import Timed
+from specdecpp.policies.score import Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class Candidates(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def judged(self) -> Sequence[float]:
-        """The head's estimates P(accepted), in order: of those that were read, or of all where the policy looks ahead."""
+        """Estimates of P(accepted), in order: by a head of those that were read, or of all where the policy looks ahead."""
         ...
 
     @property
@@ -87,6 +88,11 @@ class Outcome(Timed, Protocol):
     @property
     def num_accepted(self) -> int: ...
     @property
+    def judged(self) -> Sequence[float]:
+        """Estimates of the first candidates, in order, before any score: what `Candidates.judged` was in the end."""
+        ...
+
+    @property
     def expected_s(self) -> float: ...
 
 
@@ -100,7 +106,7 @@ class Evidence(Enum):
     NEGATIVE_ENTROPY = auto()
     """Minus the entropy of q at the last candidate, nats."""
     SURVIVAL = auto()
-    """The product of the head's estimates."""
+    """The product of the estimates of what was judged, each as the rule's score reads it."""
 
     def of(self, draft: Candidates) -> float:
         """What it is now."""
@@ -149,19 +155,30 @@ class Rule:
     """When to stop in one round, in numbers that are known when it begins, so that every engine can follow it.
 
     After k candidates drafting goes on while the evidence is at least `least[k]`; what is missing at the end is never undercut.
-    `words` say why where the evidence does not.
+    `words` say why where the evidence does not. `score` turns estimates into probabilities; None takes them as they are.
     """
 
     evidence: Evidence = Evidence.NOTHING
     least: tuple[float, ...] = ()
     words: str = ""
+    score: Score | None = None
 
     def stop(self, draft: Candidates) -> Stop | None:
         """Why no further candidate is wanted; None to go on."""
         k = draft.num_tokens
-        if k >= len(self.least) or (value := self.evidence.of(draft)) >= self.least[k]:
+        if k >= len(self.least) or (value := self._value(draft)) >= self.least[k]:
             return None
         return self.why(k, value)
+
+    def _value(self, draft: Candidates) -> float:
+        """The evidence now."""
+        if self.score is None or self.evidence is not Evidence.SURVIVAL:
+            return self.evidence.of(draft)
+        return math.prod(self.read(draft.judged), start=1.0)
+
+    def read(self, judged: Sequence[float]) -> list[float]:
+        """Estimates as probabilities."""
+        return list(judged if self.score is None else map(self.score, judged))
 
     def why(self, k: int, value: float) -> Stop:
         """The reason of a stop after k candidates, the evidence being `value`."""
@@ -226,6 +243,17 @@ class Policy:
         """The memory of a new request."""
         return None
 
+    def resume(self, past: Mapping[str, Any]) -> Any:
+        """The memory of a new request, where earlier ones have taught something (`carry`)."""
+        return self.start()
+
+    def carry(self, past: Mapping[str, Any] | None, memory: Any) -> Mapping[str, Any] | None:
+        """What is known after one more request, which ended with `memory`: for requests without a seed, and later processes.
+
+        None: the rule begins anew each time.
+        """
+        return None
+
     def limit(self, memory: Any) -> int:
         """The most candidates of the coming round."""
         return self.max_tokens
@@ -259,7 +287,7 @@ def rule_of(policy: Policy, memory: Any, costs: "Costs | None", limit: int) -> R
     if rule is None or not policy.min_tokens or not rule.least:
         return rule
     num = min(policy.min_tokens, len(rule.least))
-    return Rule(rule.evidence, (-math.inf,) * num + rule.least[num:], rule.words)
+    return replace(rule, least=(-math.inf,) * num + rule.least[num:])
 
 
 @lru_cache(maxsize=256)
@@ -283,6 +311,16 @@ class Decision:
     @property
     def at_limit(self) -> Stop:
         return TOKENS_LEFT if self.is_cut else LIMIT
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether there may be a candidate at all."""
+        least = () if self.rule is None else self.rule.least
+        return self.limit > 0 and not (least and least[0] > 1.0)
+
+    def read(self, judged: Sequence[float]) -> list[float]:
+        """Estimates as the rule reads them."""
+        return list(judged) if self.rule is None else self.rule.read(judged)
 
     def stop(self, draft: Candidates) -> "Stop | None":
         """Why no further candidate is wanted; None to go on. Asked before each candidate below the limit."""

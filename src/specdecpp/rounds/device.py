@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from specdecpp.head import Calibration
-from specdecpp.policies.head import heads, judge_of, judges_by_head
-from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
+from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
+from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
 from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, VerifyPass
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Request, Result, Rows
@@ -47,7 +47,7 @@ class Device:
         known = (GreedyVerification,) if request.sampling.is_greedy else (TokenVerification, BlockVerification)
         if type(request.verification) not in (*known, CompareVerification):
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
-        if judge is not None and not judges_by_head(judge):
+        if judge is not None and not judges_plainly(judge):
             return f"{type(judge).__name__} judges candidates in a way of its own"
         if any(head.output.weight.device != draft.device for head in heads(request.policy)):
             return "its head lies elsewhere"
@@ -78,9 +78,9 @@ class _Rounds:
         self._ends_there = torch.tensor(self._ends, dtype=torch.long, device=self._draft.device)
         judge: Any = judge_of(request.policy)
         calibration = Calibration()
-        if judge and judge.calibrated:
+        if judge is not None and judge.head is not None and judge.calibrated:
             calibration = judge.head.card.calibration_at(is_greedy=self._sampling.is_greedy)
-        self._judge = Judge(self._sampling, judge and judge.head, calibration)
+        self._judge = Judge(self._sampling, judge and judge.head, calibration, judges_by_q=judges_by_q(judge))
         self._has_clock = self._draft.device.type == "cuda"
         self._flags = [torch.cuda.Event() for _ in range(MOST)] if self._has_clock else []
         self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._has_clock else []
@@ -116,7 +116,7 @@ class _Rounds:
             next_token=next_token,
             stop=self._why(decision, records),
             q=[record[1] for record in records[:num]],
-            judged=[record[2] for record in records[0 if self._judge.looks_ahead else 1 : num]] if self._judge.head else (),
+            judged=self._judged(records[:num]),
             draft_s=drafted - started,
             verify_s=perf_counter() - drafted,
             rows=self._rows(num) if plan.wants_rows else None,
@@ -135,12 +135,12 @@ class _Rounds:
             self._draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
         span = self._draft.make_room(self._draft.length + len(unread) - 1 + limit)
-        later = self._step(1, span, rule.evidence)
-        step = self._step(len(unread), span, rule.evidence)
+        later = self._step(1, span, rule)
+        step = self._step(len(unread), span, rule)
         if self._seen is not None:  # now: a step that was new has been tried out
             self.record.seen.copy_(self._seen)
         self._send("order", [0, self._draft.length, unread[0], unread[-1]])
-        self._send("weights", [1.0, *least])
+        self._send("weights", [1.0, *((rule.score.bias, rule.score.slope) if rule.score else (0.0, 1.0)), *least])
         if not self._sampling.is_greedy:
             self._send("uniforms", self._uniforms[0].peek(limit))
         num = self._run(step, later, len(unread), limit)
@@ -191,6 +191,11 @@ class _Rounds:
             self._flags[num - 1].synchronize()
         return self.record.mirrors["records"][:num].tolist()
 
+    def _judged(self, records: list[list[float]]) -> list[float]:
+        if self._judge.head is None and not self._judge.judges_by_q:
+            return []
+        return [record[2] for record in records[0 if self._judge.looks_ahead else 1 :]]
+
     @staticmethod
     def _has_ended(records: list[list[float]]) -> bool:
         return bool(records) and bool(int(records[-1][3]) & END)
@@ -210,15 +215,16 @@ class _Rounds:
         seen = None if self._seen is None else seen_rows(self._seen, self.record.line[1 : num + 1])
         return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
 
-    def _step(self, width: int, span: int, evidence: Evidence) -> Program:
-        cache, record = self._draft.static, self.record
-        key = ("draft", width, span, self._judge, evidence, self._ends)
+    def _step(self, width: int, span: int, rule: Rule) -> Program:
+        cache, record, scores = self._draft.static, self.record, rule.score is not None
+        key = ("draft", width, span, self._judge, rule.evidence, scores, self._ends)
 
         def reset() -> None:
             record.count.zero_()
             cache.rest(record.start, span)
 
-        return cache.program(key, DraftStep(cache, record, self._judge, evidence, self._ends_there, width, span), reset=reset)
+        step = DraftStep(cache, record, self._judge, rule.evidence, scores, self._ends_there, width, span)
+        return cache.program(key, step, reset=reset)
 
     def _verification_of(self, width: int, span: int) -> Program:
         cache, record = self._target.static, self.record

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdecpp.head import AcceptanceHead, Calibration, features
+from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
@@ -34,8 +35,8 @@ class Record:
         wide = {"dtype": torch.float64, "device": device}
         self.order = torch.zeros(3 + MOST + 1, **whole)  # candidates so far, where the draft stands, a token before, the line
         self.count, self.start, self.tail, self.line = self.order[:1], self.order[1:2], self.order[2:4], self.order[3:]
-        self.weights = torch.zeros(1 + MOST + 1, **wide)  # the evidence, then its thresholds
-        self.evidence, self.least = self.weights[:1], self.weights[1:]
+        self.weights = torch.zeros(3 + MOST + 1, **wide)  # the evidence, bias and slope of its score, its thresholds
+        self.evidence, self.score, self.least = self.weights[:1], self.weights[1:3], self.weights[3:]
         self.uniforms = torch.zeros(MOST, **wide)
         self.verify_uniforms = torch.zeros(WIDTHS[-1], **wide)
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
@@ -63,10 +64,12 @@ class Judge:
     sampling: Sampling
     head: AcceptanceHead | None
     calibration: Calibration
+    judges_by_q: bool = False
+    """Without a head, as `policies.score.by_q` does."""
 
     @property
     def looks_ahead(self) -> bool:
-        return self.head is not None and self.head.card.form == "look_ahead"
+        return self.judges_by_q or (self.head is not None and self.head.card.form == "look_ahead")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,7 @@ class DraftStep:
     record: Record
     judge: Judge
     evidence: Evidence
+    scores: bool
     ends: Int[Tensor, " ends"]
     width: int
     span: int
@@ -98,8 +102,10 @@ class DraftStep:
             record.evidence.copy_(q)
         elif self.evidence is Evidence.NEGATIVE_ENTROPY:
             record.evidence.copy_(-features.entropy(belief))
-        elif self.evidence is not Evidence.NOTHING:
-            record.evidence.mul_(q if self.evidence is Evidence.PRODUCT_OF_Q else accept)
+        elif self.evidence is Evidence.PRODUCT_OF_Q:
+            record.evidence.mul_(q)
+        elif self.evidence is Evidence.SURVIVAL:
+            record.evidence.mul_(self._scored(accept, after) if self.scores else accept)
         is_undercut = ~(record.evidence >= record.least.index_select(0, after))
         is_end = (token == self.ends).any().view(1)
         flags = STOP * is_undercut.double() + END * is_end.double()
@@ -120,6 +126,13 @@ class DraftStep:
         q = probabilities(logits, self.judge.sampling, seen)
         return q, q
 
+    def _scored(self, accept: Float[Tensor, " 1"], after: Int[Tensor, " 1"]) -> Float[Tensor, " 1"]:
+        """As `policies.score.Score` reads it; the 1 of a lagged head that has judged nothing stays."""
+        bias, slope = self.record.score
+        logit = torch.logit(accept, eps=score.LEAST)
+        probability = torch.sigmoid(bias + slope * logit)
+        return probability if self.judge.looks_ahead else torch.where(after > 1, probability, 1.0)
+
     def _judged(
         self,
         hidden: Float[Tensor, "1 D"],
@@ -129,11 +142,14 @@ class DraftStep:
     ) -> Float[Tensor, " 1"]:
         """P(accepted) of this candidate or, by a lagged head, of the one before it (1 where there is none)."""
         head = self.judge.head
+        if self.judge.judges_by_q:
+            q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
+            return 1 / (1 + (1 - q).clamp(min=score.REST))
         if head is None:
             return self.record.evidence.new_ones(1)
         now = features.rows(head.card.scalars, tokens=token, q=belief, depth=after)
         known = now if self.judge.looks_ahead else self.record.scalars[:, : now.shape[1]].clone()
-        accept = torch.sigmoid(self.judge.calibration.apply(head(hidden, token, known))).double()
+        accept = torch.sigmoid(self.judge.calibration.apply(head(hidden, token, known)).double())
         self.record.scalars[:, : now.shape[1]] = now
         return accept if self.judge.looks_ahead else torch.where(after > 1, accept, 1.0)
 

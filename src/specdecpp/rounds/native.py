@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from specdecpp.head import SCALARS, RowEstimator
-from specdecpp.policies.head import heads, judge_of, judges_by_head
+from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Request, Result, Rows
@@ -51,7 +51,7 @@ class Native:
         if type(request.verification) not in (_GREEDY if request.sampling.is_greedy else _SAMPLED):
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
         judge = judge_of(request.policy)
-        if judge is not None and not judges_by_head(judge):
+        if judge is not None and not judges_plainly(judge):
             return f"{type(judge).__name__} judges candidates in a way of its own"
         if any(head.output.weight.device.type != "cpu" for head in heads(request.policy)):
             return "its head lies elsewhere"
@@ -70,7 +70,7 @@ class Native:
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
         judge: Any = judge_of(request.policy)
-        if judge is None:
+        if judge is None or judges_by_q(judge):
             return None
         estimator = judge.estimator(is_greedy=request.sampling.is_greedy)
         if estimator not in self._heads:
@@ -132,8 +132,11 @@ class _Rounds:
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
         self._verifying = Verifying(sampling=sampling, verification=(_SAMPLED | _GREEDY)[type(request.verification)])
         self._compares = type(request.verification) is CompareVerification
+        self._judges = head is not None or judges_by_q(judge_of(request.policy))
         if head is not None:
             self._drafting.head = ctypes.addressof(head.told)
+        else:
+            self._drafting.judges_by_q = self._judges
 
     def run(self, plan: Plan) -> Result:
         started = _now()
@@ -143,7 +146,7 @@ class _Rounds:
         rows = self._verify(plan, tokens)
         told, said = self._drafting, self._verifying
         rule: Any = plan.decision.rule
-        reads_q = not self._sampling.is_greedy or self._head is not None or rule.evidence in _OF_Q
+        reads_q = not self._sampling.is_greedy or self._judges or rule.evidence in _OF_Q
         has_drafted, num_judged = num > 0, max(0, num - 1) if self._head is not None and self._head.lags else num
         head_s = told.head_s if has_drafted else 0.0
         return Result(
@@ -152,7 +155,7 @@ class _Rounds:
             next_token=said.next,
             stop=stop,
             q=self._confidence[: len(tokens)] if reads_q else (),
-            judged=() if self._head is None else self._accept[: min(num_judged, len(tokens))],
+            judged=() if not self._judges else self._accept[: min(num_judged, len(tokens))],
             draft_s=drafted - started - head_s,
             head_s=head_s,
             verify_s=_now() - drafted,
@@ -180,6 +183,9 @@ class _Rounds:
         told = self._drafting
         told.unread, told.least, told.uniforms = map(ctypes.addressof, given)
         told.num_unread, told.limit, told.evidence = len(unread), limit, _EVIDENCE[rule.evidence]
+        told.scores = rule.score is not None
+        if rule.score is not None:
+            told.bias, told.slope = rule.score.bias, rule.score.slope
         num = self._draft.propose(told)
         if uniforms:
             self._uniforms[0].take(num)

@@ -108,7 +108,8 @@ class Witness:
         """A round as the playground draws it: its candidates with their fate, its tokens with their origin."""
         rows: Any = result.rows
         p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
-        estimates = [*result.judged, *[None] * result.num_drafted]
+        judged = plan.decision.read(result.judged)
+        estimates = [*judged, *[None] * result.num_drafted]
         candidates = [
             {"token": token, "text": self.text(token), "p": float(p[i, token]), "q": float(rows.q[i, token])}
             | {"estimate": estimates[i], "outcome": _fate(i, outcome)}
@@ -120,15 +121,15 @@ class Witness:
             | {"estimate": estimates[i] if piece.origin == "accepted" else None}
             for i, piece in enumerate(outcome.pieces)
         ]
-        believed = result.judged or [c["q"] for c in candidates]
-        watched = protocol.Evidence.SURVIVAL if result.judged else protocol.Evidence.PRODUCT_OF_Q
+        believed = judged or [c["q"] for c in candidates]
+        watched = protocol.Evidence.SURVIVAL if judged else protocol.Evidence.PRODUCT_OF_Q
         rule, num = plan.decision.rule, result.num_drafted
         return {
             "num_drafted": outcome.num_drafted,
             "num_accepted": outcome.num_accepted,
             "stop_reason": outcome.stop_reason,
             "survival": list(accumulate(believed, mul)),
-            "survival_of": "head" if result.judged else "q",
+            "survival_of": "head" if judged else "q",
             "thresholds": _beside(believed, rule.least[: num + 1]) if rule and rule.evidence is watched else None,
             "candidates": candidates,
             "pieces": pieces,

@@ -34,8 +34,9 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import costs_for, judge_of
+from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
+from specdecpp.policies.score import by_q
 from specdecpp.theory.replayed import Replayed, Round, prices
 from specdecpp.theory.trace import Opinion, Trace
 
@@ -108,11 +109,13 @@ class View:
 
     def _judge(self) -> None:
         """Have those judged that a head has seen by now."""
-        if self._accept is not None:
-            for k in range(len(self._judged), self.num_tokens - self._lag):
-                chance = self._accept[self._score(k)]
-                self._judged.append(chance)
-                self._survival *= chance
+        for k in range(len(self._judged), self.num_tokens - self._lag):
+            chance = self._estimate(k)
+            self._judged.append(chance)
+            self._survival *= chance
+
+    def _estimate(self, k: int) -> float:
+        return by_q(self.confidence(k)) if self._accept is None else self._accept[self._score(k)]
 
     def _index(self, i: int) -> int:
         k = i + self.num_tokens if i < 0 else i
@@ -165,7 +168,7 @@ class Player:
             count, num_dropped = (decision.limit, 0) if decision.rule is FREE else self._draft(decision)
             accepted = min(count, rejected - at)
             emitted = min(accepted + 1, num - at)
-            outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped)
+            outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped, judged=view.judged)
             yield outcome
             memory = policy.learn(memory, outcome)
             at += emitted
@@ -195,7 +198,7 @@ class Player:
 def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
     """What the head of a policy thinks of the trace; None for a policy that asks no head. All its parts have the same."""
     judge: Any = judge_of(policy)
-    if judge is None:
+    if judge is None or judges_by_q(judge):
         return None
     name = type(judge).__name__
     if not (hasattr(judge, "head") and hasattr(judge, "calibrated")):

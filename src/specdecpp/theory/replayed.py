@@ -1,7 +1,7 @@
 """What a replayed policy did: rounds, their sums for every answer, and the rates that follow."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ class Round(NamedTuple):
     num_dropped: int = 0
     head_s: float = 0.0
     other_s: float = 0.0
+    judged: Sequence[float] = ()
 
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:

@@ -99,6 +99,7 @@ class Threads:
             draft_s=draft.forward_s,
             head_s=draft.head_s,
             verify_s=verify_s or 0.0,
+            judged=draft.judged,
         )
         thread.memory = self._policy.learn(thread.memory, outcome)
 

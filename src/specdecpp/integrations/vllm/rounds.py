@@ -28,8 +28,9 @@ from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import HeadPolicy, judge_of
+from specdecpp.policies.head import HeadPolicy, judge_of, judges_by_q
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop, decide
+from specdecpp.policies.score import by_q
 from specdecpp.rounds.draft import Draft
 
 
@@ -62,6 +63,7 @@ class Verified:
     head_s: float
     verify_s: float
     other_s: float = 0.0
+    judged: Sequence[float] = ()
 
 
 @dataclass
@@ -102,6 +104,7 @@ class Rounds:
         self, policy: Policy, *, max_tokens: int, judging: Judging | None, costs: Costs | None, clock: StepClock, meters: Meters
     ):
         self.policy, self.max_tokens = policy, max_tokens
+        self._judges_by_q = judges_by_q(judge_of(policy))
         self._judging, self._costs, self._clock, self._meters = judging, costs, clock, meters
         self._requests: dict[int, Request] = {}
         self._batch: Sequence[Seen] = ()
@@ -116,7 +119,7 @@ class Rounds:
         """With the head that the policy asks, if it asks one, on the draft's device."""
         judge = judge_of(policy)
         judging = None
-        if isinstance(judge, HeadPolicy):
+        if isinstance(judge, HeadPolicy) and judge.head is not None:
             judging = Judging(judge.head, calibrated=judge.calibrated, device=device)
         return cls(policy, judging=judging, **others)
 
@@ -149,6 +152,7 @@ class Rounds:
             draft_s=self._draft_s - self._head_s,
             head_s=self._head_s,
             verify_s=verify_s,
+            judged=row.judged[: seen.num_drafted],
         )
         if row.is_timed or not self.policy.needs_costs:
             request.memory = self.policy.learn(request.memory, outcome)
@@ -160,7 +164,7 @@ class Rounds:
             acceptance_histogram=Counter([outcome.num_accepted]),
             drafted_histogram=Counter([outcome.num_drafted]),
         )
-        judged = row.judged[: seen.num_drafted]
+        judged = row.decision.read(row.judged[: seen.num_drafted])
         self._meters.observe_round(
             num_drafted=outcome.num_drafted,
             num_accepted=outcome.num_accepted,
@@ -217,6 +221,8 @@ class Rounds:
             row.add(drawn[i], q[i], confidences[i])
             if accept is not None:
                 row.judged.append(accept[i])
+            elif self._judges_by_q:
+                row.judged.append(by_q(confidences[i]))
         return self._going_on()
 
     def _going_on(self) -> list[bool]:

@@ -55,8 +55,9 @@ class Drafting(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
-    _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s", "value")]
+    _fields_ += [(name, ctypes.c_double) for name in ("forward_s", "head_s", "value", "bias", "slope")]
     _fields_ += [(name, ctypes.c_int32) for name in ("why", "num_unread", "num_ends", "start", "limit", "evidence")]
+    _fields_ += [(name, ctypes.c_int32) for name in ("judges_by_q", "scores")]
     _fields_ += [("sampling", Filters)]
 
 

@@ -32,8 +32,9 @@ struct Drafting {
   double *confidence, *accept;  // q of each and what the head expects of it,
   double forward_s, head_s;   // seconds,
   double value;               // the evidence,
+  double bias, slope;         // of the score that estimates are read with, where there is one
   int32_t why;                // and why drafting stopped
-  int32_t num_unread, num_ends, start, limit, evidence;
+  int32_t num_unread, num_ends, start, limit, evidence, judges_by_q, scores;
   Sampling sampling;
 };
 struct Verifying {
@@ -69,6 +70,14 @@ static double judged(const Head& head, const float* state, int64_t token, const 
   return 1.0 / (1.0 + std::exp(-std::min(std::max(logit, -700.0), 700.0)));
 }
 
+// `policies.score`: REST and LEAST, and what a score makes of an estimate.
+static constexpr double REST = 1e-2, LEAST = 1e-6;
+static double scored(const Drafting& d, double estimate) {
+  double logit = std::copysign(std::log((1 - LEAST) / LEAST), estimate - 0.5);
+  if (estimate > LEAST && estimate < 1 - LEAST) logit = std::log(estimate / (1 - estimate));
+  return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
+}
+
 // Candidates of one round, as `rounds.host.propose` draws them; how many.
 static int propose(Model* m, int threads, Sequence* seq, Drafting* d) {
   const Shape& s = m->s;
@@ -80,15 +89,15 @@ static int propose(Model* m, int threads, Sequence* seq, Drafting* d) {
   const Sampling& sampling = d->sampling;
   bool is_drawn = sampling.temperature > 0;
   bool spreads = d->evidence == NEGATIVE_ENTROPY || (head && (head->reads(ENTROPY) || head->reads(GAP)));
-  bool reads_q = head || d->evidence == LAST_Q || d->evidence == PRODUCT_OF_Q || spreads;
+  bool reads_q = head || d->judges_by_q || d->evidence == LAST_Q || d->evidence == PRODUCT_OF_Q || spreads;
   float scalars[4] = {};  // of the last candidate
   Seen seen(sampling);
   d->value = 1.0, d->why = ON, d->forward_s = d->head_s = 0;
   auto judge = [&](int i) {
     double started = now();
-    d->accept[i] = judged(*head, state.data(), d->tokens[i], scalars);
+    d->accept[i] = head ? judged(*head, state.data(), d->tokens[i], scalars) : 1 / (1 + std::max(1 - d->confidence[i], REST));
+    if (d->evidence == SURVIVAL) d->value *= scored(*d, d->accept[i]);
     d->head_s += now() - started;
-    if (d->evidence == SURVIVAL) d->value *= d->accept[i];
   };
   while (num < d->limit) {
     if (!(d->value >= d->least[num])) return d->why = STOPPED, num;
@@ -118,7 +127,7 @@ static int propose(Model* m, int threads, Sequence* seq, Drafting* d) {
     if (d->evidence == LAST_Q) d->value = q;
     if (d->evidence == PRODUCT_OF_Q) d->value *= q;
     if (d->evidence == NEGATIVE_ENTROPY) d->value = -scalars[ENTROPY];
-    if (head && !head->lags) judge(num);
+    if (d->judges_by_q || (head && !head->lags)) judge(num);
     seen.add(token);
     pending = &token, start += n, n = 1, ++num;
     if (std::find(d->ends, d->ends + d->num_ends, token) != d->ends + d->num_ends) return d->why = ENDED, num;

@@ -1,0 +1,303 @@
+"""Which rule: all of them on the same recordings at many costs, and the default ones by the clock.
+
+    python benchmarks/rules.py --replay reference=runs/rules/t1/labels --replay ... --out results/rules.json
+    python benchmarks/rules.py --clock reference --gsm8k gsm8k_test.jsonl --humaneval ... --alpaca ... --out results/rules.json
+
+`--replay PAIR=LABELS` names recordings (recipes/rules); rules are replayed at draft steps of .05 to .6 of a pass with flat
+passes, and at the costs of the pair on this machine. A rule with a threshold is shown three times: as it comes, as it is best
+on development prompts, and as it is best on the prompts that it is judged on, which nobody can have.
+`--clock PAIR` decodes unseen prompts in turns, unseeded, as requests come. Both can be given several times; what a file in
+`--out` has of other recordings and pairs stays. `summary` is in per cent, the worst cell first. While a clock runs nothing else
+should.
+"""
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peers.provenance import provenance
+
+import specdecpp as sd
+from specdecpp.bench.interleaving import in_turn
+from specdecpp.costs.measuring import measured
+from specdecpp.policies import (
+    AcceptanceEMA,
+    AdaptiveEntropy,
+    ArgmaxLength,
+    CostAware,
+    Costs,
+    CumulativeConfidence,
+    DraftVerify,
+    Entropy,
+    Fixed,
+    Heuristic,
+    MaxConfidence,
+    Policy,
+    SpecDecPP,
+)
+from specdecpp.policies.experience import Experience
+from specdecpp.request import as_prompt
+from specdecpp.sampling import Sampling
+from specdecpp.theory.intervals import ratio_of_ratios
+from specdecpp.theory.replay import replay
+from specdecpp.theory.replayed import Replayed
+from specdecpp.training import prompts as prompt_files
+from specdecpp.training import shards
+from specdecpp.training.traces import Terms, traces
+
+FLAT = (0.05, 0.1, 0.22, 0.3)
+NOT_PAYING = 0.6
+SETS = ("gsm8k", "humaneval", "alpaca")
+SAMPLINGS = {
+    "1": Sampling(temperature=1.0),
+    "0.7 top_p 0.9": Sampling(temperature=0.7, top_p=0.9),
+    "0": Sampling(temperature=0.0),
+}
+MOST, REPEATS, FIRST = 14, 2, 10
+RIVALS: dict[str, tuple[Callable[[float], Policy], float, Sequence[float]]] = {
+    # name: (the rule with a setting, the setting it comes with, those that are tried on development prompts)
+    "fixed K": (lambda k: Fixed(k=int(k)), 4, range(13)),
+    "cumulative q": (lambda h: CumulativeConfidence(threshold=h), 0.2, (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)),
+    "max confidence": (lambda h: MaxConfidence(threshold=h), 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)),
+    "SVIP": (lambda h: Entropy(threshold=h), 0.3, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)),
+    "AdaEDL": (lambda h: AdaptiveEntropy(threshold=h), 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
+    "Draft & Verify": (lambda h: DraftVerify(threshold=h), 0.5, (0.2, 0.4, 0.5, 0.6, 0.8)),
+    "GammaTune": (lambda k: AcceptanceEMA(start_tokens=int(k)), 4, (2, 4, 6)),
+    "transformers' schedule": (lambda k: Heuristic(start_tokens=int(k)), 5, (2, 3, 5)),
+    "best length so far": (lambda a: ArgmaxLength(prior=a, min_tokens=0), 0.7, (0.5, 0.7, 0.9)),
+}
+
+
+@dataclass
+class Recording:
+    """Traces of one pair under one sampling."""
+
+    name: str
+    pair: Any
+    sampling: str = ""
+    splits: dict[str, list[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> "Recording":
+        pair = sd.load_pair(name)
+        about = shards.about(folder)
+        terms = Terms.of(about)
+        heads = [pair.head] if pair.head is not None else []
+        splits = {name: traces(shards.read(folder, split=name), terms, heads=heads) for name in ("dev", "test")}
+        found = [known for known, sampling in SAMPLINGS.items() if sampling == Sampling(**about["sampling"])]
+        return cls(name, pair, found[0] if found else json.dumps(about["sampling"]), splits)
+
+
+class Lessons:
+    """Requests one after the other without a seed: what one has learned, the next begins with."""
+
+    def __init__(self, policy: CostAware):
+        self.experience, self.last = Experience(policy), None
+
+    def policy(self) -> CostAware:
+        """The rule; its requests must be replayed in order."""
+        lessons, given = self, self.experience._policy
+
+        class Taught(type(given)):
+            def start(self) -> Any:
+                if lessons.last is not None:
+                    lessons.experience.add(lessons.last)
+                lessons.last = lessons.experience.begin()
+                return lessons.last
+
+            def learn(self, memory: Any, outcome: Any) -> Any:
+                lessons.last = super().learn(memory, outcome)
+                return lessons.last
+
+        taught: Any = object.__new__(Taught)
+        taught.__dict__.update(given.__dict__)
+        return taught
+
+
+def replayed(recording: Recording, costs: Costs) -> tuple[dict[str, Replayed], dict[str, dict[str, Replayed]]]:
+    """(Rules as anybody can have them, for each set the rival settings that are best on it) on the test prompts."""
+    play = partial(replay, costs=costs, repeats=REPEATS, max_tokens=MOST)
+    test, dev = recording.splits["test"], recording.splits["dev"]
+    found = {"cost-aware by q": play(test, CostAware()), "cost-aware by q, taught": play(test, Lessons(CostAware()).policy())}
+    if recording.pair.head is not None:
+        head = recording.pair.head
+        found["cost-aware"] = play(test, CostAware(head=head))
+        found["SpecDec++"] = play(test, SpecDecPP.tuned(head))
+    picked: dict[str, dict[str, Replayed]] = defaultdict(dict)
+    for name, (make, usual, settings) in RIVALS.items():
+        on_test = {s: play(test, make(s)) for s in settings}
+        best = max(settings, key=lambda s, make=make: play(dev, make(s)).tokens_per_second)
+        found |= {f"{name} {usual:g}": play(test, make(usual)), f"{name}, tuned": on_test[best]}
+        for part in SETS:
+            picked[part][name] = max((r.only(part) for r in on_test.values()), key=lambda r: r.tokens_per_second)
+    return found, picked
+
+
+def cells(recording: Recording, name: str, costs: Costs) -> Iterator[dict[str, Any]]:
+    """A cell for each set: speed-ups over the target alone, and per cent over the best of hindsight."""
+    found, picked = replayed(recording, costs)
+    for part in SETS:
+        own = {rule: r.only(part) for rule, r in found.items()}
+        hindsight = {rival: picked[part][rival] for rival in ("fixed K", "cumulative q")}
+        over = {
+            rule: {rival: _percent(own[rule].gain(over=best)) for rival, best in hindsight.items()}
+            for rule in own
+            if rule.startswith("cost-aware")
+        }
+        yield {
+            "pair": recording.name,
+            "sampling": recording.sampling,
+            "costs": name,
+            "set": part,
+            "prompts": len(own["cost-aware by q"].sources),
+            "speed_up": {rule: round(r.speed_up, 4) for rule, r in own.items()},
+            "picked_on_these_prompts": {rival: round(r.speed_up, 4) for rival, r in picked[part].items()},
+            "percent_over": over,
+            "head_over_free": _percent(own["cost-aware"].gain(over=own["cost-aware by q"])) if "cost-aware" in own else None,
+        }
+
+
+def first_requests(recording: Recording, costs: Costs) -> float:
+    """Tokens per second of the first ten requests of a pair that nobody has used, over those of the same requests later."""
+    test = recording.splits["test"]
+    order = np.random.default_rng(0).permutation(len(test))
+    ratios = []
+    for start in range(0, len(test) - FIRST, FIRST):
+        some = [test[i] for i in order[start : start + FIRST]]
+        others = [test[i] for i in order if i not in set(order[start : start + FIRST])]
+        lessons = Lessons(CostAware())
+        new = replay(some, Lessons(CostAware()).policy(), costs, max_tokens=MOST)
+        replay(others, policy := lessons.policy(), costs, max_tokens=MOST)
+        ratios.append(new.tokens_per_second / replay(some, policy, costs, max_tokens=MOST).tokens_per_second)
+    return statistics.fmean(ratios)
+
+
+def _percent(interval: Any) -> dict[str, float]:
+    return {key: round(100 * (getattr(interval, key) - 1), 2) for key in ("value", "low", "high")}
+
+
+def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A cell for each sampling and set: tokens per second of what runs by default, of fixed lengths and of the target alone."""
+    pair = sd.load_pair(name)
+    contestants: dict[str, sd.Decoder] = {
+        "target alone": sd.Decoder(pair, policy=Fixed(k=0)),
+        **{f"fixed K = {k}": sd.Decoder(pair, policy=Fixed(k=k)) for k in (1, 2, 3, 4, 6)},
+        "cumulative q 0.2": sd.Decoder(pair, policy=CumulativeConfidence()),
+        "cost-aware by q": sd.Decoder(pair, policy=CostAware()),
+    }
+    if pair.head is not None:
+        contestants["cost-aware"] = sd.Decoder(pair, policy=CostAware(head=pair.head))
+    for how, sampling in SAMPLINGS.items():
+        for part, path in files.items():
+            source = prompt_files.Source(path=path, prompt=part, name=part, split="test")
+            found = prompt_files.gather([source], seed=args.seed)[: args.prompts]
+            asked = [as_prompt(pair, prompt.text) for prompt in found]
+            for decoder in contestants.values():  # caches, compiled code, costs, what the first requests teach
+                for prompt in asked[: args.warm_up]:
+                    decoder.generate(prompt, max_tokens=args.tokens, sampling=sampling)
+            sums: dict[str, list[tuple[int, float]]] = defaultdict(list)
+            rounds: dict[int, list[float]] = defaultdict(list)
+            for turn, prompt in enumerate(asked):
+                for rule in in_turn(list(contestants), turn, num_turns=len(asked)):
+                    answer = contestants[rule].generate(prompt, max_tokens=args.tokens, sampling=sampling)
+                    metrics = answer.metrics
+                    sums[rule].append((metrics.num_tokens, metrics.num_tokens / metrics.tokens_per_second))
+                    if rule.startswith("cost-aware"):
+                        for r in answer.rounds:
+                            rounds[r.num_drafted].append((r.draft_s + r.head_s + r.verify_s + r.other_s) / r.expected_s)
+            columns = {rule: np.array(values, float).T for rule, values in sums.items()}
+            rates = {rule: float(c[0].sum() / c[1].sum()) for rule, c in columns.items()}
+            best = max((rule for rule in rates if rule.startswith("fixed")), key=rates.__getitem__)
+            yield {
+                "pair": name,
+                "sampling": how,
+                "set": part,
+                "prompts": len(asked),
+                "tokens_per_second": {rule: round(rate, 1) for rule, rate in rates.items()},
+                "best_fixed": best,
+                "percent_over": {
+                    rule: {
+                        against: _percent(ratio_of_ratios(*columns[rule], *columns[other]))
+                        for against, other in (("target alone", "target alone"), ("best fixed K", best))
+                    }
+                    for rule in rates
+                    if rule.startswith("cost-aware")
+                },
+                "clock_over_model": {k: round(statistics.median(v), 3) for k, v in sorted(rounds.items()) if len(v) >= 5},
+            }
+
+
+def summary(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Per cent: the worst cell and the mean over cells. Without a head but for `head_vs_free`."""
+    played, clocked = found.get("replay", []), found.get("clock", [])
+    paying = [cell for cell in played if not cell["costs"].endswith(f"{NOT_PAYING:g}")]
+    free, default = "cost-aware by q", "cost-aware"
+    columns = {
+        "replay_vs_best_cumulative": [c["percent_over"][free]["cumulative q"]["value"] for c in paying],
+        "replay_vs_best_fixed": [c["percent_over"][free]["fixed K"]["value"] for c in paying],
+        "clock_vs_target": [c["percent_over"][free]["target alone"]["value"] for c in clocked],
+        "clock_vs_best_fixed": [c["percent_over"][free]["best fixed K"]["value"] for c in clocked],
+        "clock_with_head_vs_target": [
+            c["percent_over"][default]["target alone"]["value"] for c in clocked if default in c["percent_over"]
+        ],
+        "head_vs_free": [c["head_over_free"]["value"] for c in paying if c["head_over_free"]],
+        "c06_vs_target": [100 * (c["speed_up"][free] - 1) for c in played if c not in paying],
+        "first_ten_requests": [100 * (share - 1) for share in found.get("first_requests", {}).values()],
+    }
+    return {
+        name: {"worst": round(min(values), 2), "mean": round(statistics.fmean(values), 2), "cells": len(values)}
+        for name, values in columns.items()
+        if values
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings; repeatable")
+    parser.add_argument("--clock", action="append", default=[], help="a pair that ships, by its name; repeatable")
+    for name in SETS:
+        parser.add_argument(f"--{name}", help=f"prompts of {name} for the clock")
+    parser.add_argument("--prompts", type=int, default=16, help="of each set, for the clock")
+    parser.add_argument("--warm-up", type=int, default=3, help="requests before the clock starts")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    found |= provenance("python", "benchmarks/rules.py")
+
+    def add(section: str, cell: dict[str, Any]) -> None:
+        keys = [key for key in ("pair", "sampling", "costs", "set") if key in cell]
+        found.setdefault(section, [])
+        found[section] = [c for c in found[section] if any(c[key] != cell[key] for key in keys)] + [cell]
+        print(*(cell[key] for key in keys), json.dumps(cell["percent_over"]), flush=True)
+        found["summary"] = summary(found)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    for name, _, folder in (named.partition("=") for named in args.replay):
+        recording = Recording.of(name, Path(folder))
+        kinds = {f"c = {c:g}": Costs.relative(c) for c in (*FLAT, NOT_PAYING)}
+        kinds["measured"] = measured(recording.pair)
+        for kind, costs in kinds.items():
+            for cell in cells(recording, kind, costs):
+                add("replay", cell)
+            if kind == "c = 0.22":
+                taught = found.setdefault("first_requests", {})
+                taught[f"{name}, {recording.sampling}"] = round(first_requests(recording, costs), 4)
+    for name in args.clock:
+        for cell in by_clock(name, {part: getattr(args, part) for part in SETS if getattr(args, part)}, args):
+            add("clock", cell)
+    print(json.dumps(found.get("summary", {}), indent=1))
+
+
+if __name__ == "__main__":
+    main()

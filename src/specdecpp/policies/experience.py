@@ -1,0 +1,36 @@
+"""What the requests that nobody wants to repeat have taught a rule, for the ones to come.
+
+A request with a seed begins with what is fixed and learns within itself only, so the seed gives the same answer again. The
+others begin with what all of them have taught so far, for each way of sampling by itself (`decoder.Decoder`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specdecpp.policies.protocol import Policy
+
+
+class Experience:
+    """Of one rule and one way of sampling. `past` is what an earlier process has kept, and `keep` is called with what this one
+    knows after 1, 2, 4, 8, ... requests."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        past: Mapping[str, Any] | None = None,
+        *,
+        keep: Callable[[Mapping[str, Any]], None] | None = None,
+    ):
+        self.past = past
+        self._policy, self._keep, self._num = policy, keep, 0
+
+    def begin(self) -> Any:
+        """The memory of a new request."""
+        return self._policy.start() if self.past is None else self._policy.resume(self.past)
+
+    def add(self, memory: Any) -> None:
+        """Take in what a request had learned when it ended."""
+        self.past = self._policy.carry(self.past, memory)
+        self._num += 1
+        if self._keep is not None and self.past is not None and self._num & (self._num - 1) == 0:
+            self._keep(self.past)

@@ -1,0 +1,70 @@
+"""From an estimate to a probability: what the outcomes of rounds say of P(accepted), two numbers for any pair.
+
+    logit P(accepted) = bias + slope * logit(estimate)
+
+The estimate is a head's, or where there is none 1/(2 - q): its odds are 1/(1 - q). Along the answers of a target log(1 - q)
+tells more than log q, the entropy of q or its gap (docs/stopping.md): what is accepted is what the draft leaves little room
+beside. A head's estimates are corrected in the same way, where sampling or prompts are not those it was calibrated on.
+
+The two numbers are learned from what became of candidates that were tested. Those behind a rejection are not among them:
+given that a candidate is tested, whether it is accepted is a coin with that very probability, so nothing else is to be known
+about what a rejection has hidden. The posterior is kept as a normal distribution, and each coin moves it by one step of
+Newton's method (an extended Kalman filter for logistic regression).
+"""
+
+import math
+from dataclasses import dataclass
+
+LEAST = 1e-6
+"""No estimate is taken to be surer, either way."""
+REST = 1e-2
+"""The least that is taken to lie beside q: q is often 1 where a nucleus holds one token, and the target may still disagree."""
+_LIMIT = math.log((1 - LEAST) / LEAST)
+
+
+def by_q(q: float) -> float:
+    """The estimate of a candidate that was drawn with probability q, where no head is asked.
+
+    >>> by_q(0.5)
+    0.6666666666666666
+    """
+    return 1 / (1 + max(1 - q, REST))
+
+
+def logit(estimate: float) -> float:
+    """log odds of an estimate that is kept from 0 and 1."""
+    return math.log(estimate / (1 - estimate)) if LEAST < estimate < 1 - LEAST else math.copysign(_LIMIT, estimate - 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """P(accepted) of an estimate."""
+
+    bias: float = 0.0
+    slope: float = 1.0
+
+    def __call__(self, estimate: float) -> float:
+        return 1 / (1 + math.exp(-(self.bias + self.slope * logit(estimate))))
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed of a score: means and covariance of bias and slope."""
+
+    score: Score = Score()
+    var_bias: float = 0.25
+    cov: float = 0.0
+    var_slope: float = 0.04
+
+    def after(self, estimate: float, *, is_accepted: bool) -> "Belief":
+        """The same once a candidate was tested."""
+        x = logit(estimate)
+        p = self.score(estimate)
+        along_bias, along_slope = self.var_bias + self.cov * x, self.cov + self.var_slope * x
+        share = p * (1 - p) / (1 + p * (1 - p) * (along_bias + along_slope * x))
+        surprise = is_accepted - p
+        narrow = self.var_bias - share * along_bias**2, self.cov - share * along_bias * along_slope
+        after = narrow[0], narrow[1], self.var_slope - share * along_slope**2
+        bias = self.score.bias + surprise * (after[0] + after[1] * x)
+        slope = self.score.slope + surprise * (after[1] + after[2] * x)
+        return Belief(Score(bias, max(slope, 0.0)), *after)

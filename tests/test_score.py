@@ -1,0 +1,186 @@
+"""What outcomes teach a rule without a threshold: the score of its estimates, when not to draft, and what is carried on."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from laws import outcome, unchecked
+
+from specdecpp import Costs, Decoder, Pair, machine
+from specdecpp.policies import CostAware, Fixed
+from specdecpp.policies.cost_aware import Account
+from specdecpp.policies.experience import Experience
+from specdecpp.policies.score import Belief, Score, by_q, logit
+from specdecpp.testing import TableModel, tiny_tokenizer
+
+DEAR = Costs.relative(0.6)
+
+
+def pair(*, draft: int = 7) -> Pair:
+    models = [TableModel.random(vocab_size=8, depth=2, seed=seed, sparsity=0.0) for seed in (6, draft)]
+    return Pair(target=models[0], draft=models[1], tokenizer=tiny_tokenizer(8))
+
+
+def rounds(policy: CostAware, accept: float, num: int, *, seed: int, costs: Costs = DEAR, memory: Any = None) -> Any:
+    """(memory, tokens, seconds, candidates) of rounds in which each candidate has the same q and the same chance."""
+    generator = np.random.default_rng(seed)
+    memory, tokens, seconds, drafted = memory or policy.start(), 0, 0.0, 0
+    for _ in range(num):
+        rule = policy.rule(memory, costs, 8)
+        length, survival, estimate = 0, 1.0, by_q(0.5)
+        while length < 8 and survival >= rule.least[length]:
+            length, survival = length + 1, survival * (rule.score or Score())(estimate)
+        accepted = next((i for i in range(length) if generator.random() >= accept), length)
+        memory = policy.learn(memory, outcome(length, accepted, costs, judged=(estimate,) * length))
+        tokens, seconds, drafted = tokens + accepted + 1, seconds + costs.round_s(length), drafted + length
+    return memory, tokens, seconds, drafted
+
+
+def test_a_coin_moves_a_belief_by_one_step_of_newton() -> None:
+    """Catches a slip in the update, by precisions instead of covariances."""
+    belief = Belief(Score(0.3, 0.8), 0.4, -0.05, 0.1)
+    for estimate, is_accepted in ((0.7, True), (0.97, False), (0.2, False), (1.0, True)):
+        x = np.array([1.0, logit(estimate)])
+        p = belief.score(estimate)
+        covariance = np.array([[belief.var_bias, belief.cov], [belief.cov, belief.var_slope]])
+        after = np.linalg.inv(np.linalg.inv(covariance) + p * (1 - p) * np.outer(x, x))
+        mean = np.array([belief.score.bias, belief.score.slope]) + after @ x * (is_accepted - p)
+        belief = belief.after(estimate, is_accepted=is_accepted)
+        assert (belief.score.bias, belief.score.slope) == pytest.approx(tuple(mean))
+        assert (belief.var_bias, belief.cov, belief.var_slope) == pytest.approx((after[0, 0], after[0, 1], after[1, 1]))
+
+
+def test_a_score_is_found_though_rejections_hide_what_came_after() -> None:
+    """Catches learning from candidates that nobody tested: those behind a rejection would count as rejected."""
+    true, generator, belief = Score(-0.8, 0.6), np.random.default_rng(3), Belief()
+    with unchecked():
+        for _ in range(4000):
+            for estimate in generator.uniform(0.3, 0.99, 6).tolist():
+                is_accepted = bool(generator.random() < true(estimate))
+                belief = belief.after(estimate, is_accepted=is_accepted)
+                if not is_accepted:
+                    break
+    assert (belief.score.bias, belief.score.slope) == pytest.approx((-0.8, 0.6), abs=0.12)
+
+
+@pytest.mark.parametrize("estimate", [0.0, 1.0, 1e-12, 0.5])
+def test_no_estimate_is_sure(estimate: float) -> None:
+    """Catches a logarithm of 0, and one candidate that was thought certain and turned everything round."""
+    for is_accepted in (True, False):
+        after = Belief().after(estimate, is_accepted=is_accepted)
+        assert np.isfinite([after.score.bias, after.score.slope, after.var_bias]).all()
+        assert after.score.slope >= 0
+    assert 0 < by_q(1.0) < 1
+
+
+def test_only_what_was_tested_is_learned_from() -> None:
+    """Catches an account that learns from candidates behind a rejection, or not from the rejected one."""
+    account = Account().with_round(outcome(4, 1, DEAR, judged=(0.9, 0.8, 0.7, 0.6)))
+    assert account.belief == Belief().after(0.9, is_accepted=True).after(0.8, is_accepted=False)
+    assert (account.num_first, account.num_first_accepted, account.num_unread) == (1, 1, 0)
+    account = account.with_round(outcome(0, 0, DEAR))
+    assert (account.num_first, account.num_unread) == (1, 1)
+
+
+# Zero is a length
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pair_that_does_not_pay_costs_little(seed: int) -> None:
+    """Catches a rule that goes on drafting at a loss, or that looks again more often than it may lose."""
+    with unchecked():
+        _, tokens, seconds, drafted = rounds(CostAware(), 0.35, 1500, seed=seed)
+    assert seconds <= 1.02 * tokens * DEAR.verify_s(1)
+    assert drafted > 10, "it looks again"
+
+
+def test_drafting_comes_back_when_it_pays() -> None:
+    """Catches a rule that gives up for good."""
+    policy = CostAware()
+    with unchecked():
+        memory, _, _, drafted = rounds(policy, 0.2, 300, seed=1)
+        assert drafted < 60
+        _, tokens, seconds, drafted = rounds(policy, 0.97, 3000, seed=2, memory=memory)
+    assert drafted > 2000
+    assert seconds < 0.9 * tokens * DEAR.verify_s(1)
+
+
+def test_without_regret_it_never_tries() -> None:
+    """Catches a trial that nobody allowed."""
+    with unchecked():
+        _, tokens, seconds, drafted = rounds(CostAware(prior=0.2, regret=0.0), 0.9, 300, seed=1)
+    assert (tokens, drafted) == (300, 0)
+    assert seconds == pytest.approx(300.0)
+
+
+def test_a_draft_that_is_off_reads_nothing_and_catches_up() -> None:
+    """Catches a prompt that a draft reads for nothing, and candidates from a draft that has missed a part of the context."""
+    costs = Costs.relative(0.9)
+    alone = Decoder(pair(), policy=Fixed(k=0)).generate([1, 2, 3, 4], max_tokens=60, temperature=0, ignore_eos=True)
+    session = Decoder(pair(), policy=CostAware(prior=0.3, regret=0.5), costs=costs).start(
+        [1, 2, 3, 4], max_tokens=60, temperature=0, ignore_eos=True, seed=1
+    )
+    session.prefill()
+    assert session.draft.length == 0
+    drafted = []
+    while session.finish_reason is None:
+        drafted.append(session.step().num_drafted)
+        assert session.draft.length in (0, len(session.tokens) - 1, len(session.tokens) - 2) or not drafted[-1]
+    assert tuple(session.tokens[4:]) == alone.tokens
+    assert drafted[0] == 0
+    assert any(drafted), "it has tried"
+
+
+# What is carried on
+
+
+def test_requests_without_a_seed_teach_each_other() -> None:
+    """Catches a lesson that is lost, and a seed whose answer depends on what other requests have taught."""
+    decoder = Decoder(pair(), costs=Costs.relative(0.1))
+    first = decoder.start([1, 2], max_tokens=60, ignore_eos=True, seed=5)
+    fresh = first._memory
+    for _ in range(3):
+        decoder.generate([1, 2], max_tokens=60, ignore_eos=True)
+    later, seeded = (decoder.start([1, 2], max_tokens=60, ignore_eos=True, seed=seed) for seed in (None, 5))
+    assert seeded._memory == fresh
+    assert later._memory != fresh
+    assert later._memory.acceptance_before is not None
+    other = decoder.start([1, 2], max_tokens=60, ignore_eos=True, temperature=0.5)
+    assert other._memory == fresh, "another way of sampling has its own"
+
+
+def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches lessons that end with the process, that another pair is taught, or that a damaged file turns into nonsense."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = replace(pair(), target_fingerprint="a", draft_fingerprint="b")
+    costs = Costs.relative(0.1)
+    Decoder(known, costs=costs).generate([1, 2], max_tokens=60, ignore_eos=True)
+    begun = Decoder(known, costs=costs).start([1, 2], ignore_eos=True)._memory
+    assert begun.acceptance_before is not None
+    other = replace(known, draft_fingerprint="c")
+    assert Decoder(other, costs=costs).start([1, 2], ignore_eos=True)._memory.acceptance_before is None
+    (file,) = machine.folder().glob("experience-*")
+    for content in (
+        "{}",
+        '{"num_tested": 1}',
+        '{"bias": NaN}',
+        "[]",
+        file.read_text().replace('"num_tested": ', '"num_tested": -'),
+    ):
+        file.write_text(content)
+        session = Decoder(known, costs=costs).start([1, 2], max_tokens=9, ignore_eos=True)
+        assert session._memory.acceptance_before is None
+        while session.finish_reason is None:
+            session.step()
+
+
+def test_lessons_fade() -> None:
+    """Catches a running mean that the first requests rule for ever, and one that forgets everything at once."""
+    policy = CostAware()
+    experience = Experience(policy)
+    for accepted in [0] * 40 + [1] * 40:
+        experience.add(policy.start().with_round(outcome(1, accepted, DEAR, judged=(0.6,))))
+    share = experience.begin().acceptance_before
+    assert 0.85 < share < 0.97
