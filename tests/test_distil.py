@@ -116,6 +116,45 @@ def test_the_draft_decodes_exactly(folder, whole):
     assert answers[0] == answers[1]
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {},
+    "phi3": {},
+    "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_is_trained_is_the_end_of_the_draft(kind):
+    """Catches a tail without the kinds of its layers, on which every family that says them in its config failed (Qwen2 and 3,
+    Gemma 3), or with those of other layers."""
+    draft = network.draft(tiny_model(kind, seed=3, layers=5, **FAMILIES[kind]), Shape(kept=2, own=2))
+    ids = torch.tensor([[*range(3, 23)]])
+    with torch.inference_mode():
+        with network.caught(draft.model.layers[2]) as states:
+            whole = draft.model(input_ids=ids, use_cache=False).last_hidden_state
+        own = network.tail(draft, 2).model(inputs_embeds=states[0], use_cache=False).last_hidden_state
+    torch.testing.assert_close(own, whole)
+
+
+def test_a_qwen3_comes_to_its_verdict(tmp_path, monkeypatch):
+    """Catches a step, from choosing a shape to the check, that only works for a Llama; a random target has nothing to learn."""
+    monkeypatch.setattr(finishing, "ROWS", 48)
+    monkeypatch.setattr(finishing, "CHECKED", 2)
+    tiny_model("qwen3", seed=1, layers=6, head_dim=16).save_pretrained(tmp_path / "target")
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    rows = [json.dumps({"text": prompt[:40]}) for prompt in practice_prompts()]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    plan = plan_of(tmp_path, tmp_path / "out", shape=None, tokens=1500, course=Course(epochs=1, rows=128))
+    card = finishing.finish(plan, distil(plan))
+    assert len(json.loads((tmp_path / "out" / PLAN).read_text())["tried"]) > 1
+    assert 0 < card["acceptance"]["prompts"]["1"] <= 1
+    assert card["check"]["sentences"][0].lower().startswith(("worth it", "not worth it", "too close to call"))
+    assert sd.load_pair(tmp_path / "target", draft=tmp_path / "out" / "draft", head=tmp_path / "out" / "head").head is not None
+
+
 def test_the_states_and_what_is_said_are_the_targets(folder, whole):
     """Catches a piece whose rows are shifted by one, or whose states are of another position."""
     model = Target(str(folder / "target")).model
