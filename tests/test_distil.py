@@ -185,6 +185,21 @@ def _distance(target, draft, texts) -> float:
     return float((p - q).abs().sum(-1).mean())
 
 
+def test_the_acceptance_of_a_start_counts_the_tail():
+    """Catches a shape that is chosen by the likeliest 64 tokens: of a target that is undecided, as a random one, .03 and not
+    .8 was expected of every draft, so that the cheapest was always taken."""
+    target = tiny_model("llama", seed=1, layers=4, vocab_size=1000)
+    draft = network.draft(target, Shape(kept=1, own=1))
+    prompts, answers = [[5, 9, 7], [8, 4]], [[300, 11, 900], [77, 6, 5, 950]]
+    pieces = text.read(target, prompts, answers, layer=1)
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.inference_mode():
+            p, q = (m(input_ids=torch.tensor([prompt + answer[:-1]])).logits[0].softmax(-1) for m in (target, draft))
+        found += (1 - (p - q).abs().sum(-1) / 2)[len(prompt) - 1 :].tolist()
+    assert shapes.agreement(target, draft, pieces) == pytest.approx(sum(found) / len(found), abs=1e-4)
+
+
 def test_losses_are_what_they_say():
     """Catches a bucket that is counted twice, and a token that the draft cannot say but is scored."""
     piece = text.Piece(

@@ -281,7 +281,7 @@ def _trained(
         recent.append(lesson.overlap)
         left = lesson.elapsed_s / len(recent) * (lesson.steps - lesson.step)
         mean = sum(recent[-50:]) / len(recent[-50:])
-        told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance {mean:.3f}, {left / 60:,.0f} min left"
+        told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance at least {mean:.3f}, {left / 60:,.0f} min left"
         tell(Step(doing="training", done=lesson.step / lesson.steps, told=told))
 
     done = train(student, paths, survey.lengths, plan.out, origin, tell=heard)
