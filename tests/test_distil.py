@@ -362,7 +362,7 @@ def test_transformers_writes_as_the_compiled_runner_does(folder):
 
 
 def test_a_small_model_may_be_the_start(folder, tmp_path):
-    """Catches a start that is trained on states of the target, and one of another tokenizer."""
+    """Catches a start that is trained on states of the target, one with more rows of padding, and one of another tokenizer."""
     small = tiny_model("llama", seed=7, layers=1, hidden_size=16, head_dim=16)
     small.save_pretrained(tmp_path / "small")
     tiny_tokenizer().save_pretrained(tmp_path / "small")
@@ -375,6 +375,11 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
     pieces = [piece for path in sorted((tmp_path / "out" / TEXT).glob("text-*")) for piece in text.pieces(path)]
     found = [shapes.agreement(target.model, draft, pieces) for draft in (small, trained)]
     assert found[1] > found[0] + 0.02
+    padded = tiny_model("llama", seed=7, layers=1, hidden_size=16, head_dim=16, vocab_size=72)
+    padded.save_pretrained(tmp_path / "padded")
+    tiny_tokenizer().save_pretrained(tmp_path / "padded")
+    given = {"start": str(tmp_path / "padded"), "shape": None, "tokens": 600}
+    assert 0 < distil(plan_of(folder, tmp_path / "of_padded", **given))["acceptance"]["prompts"]["1"] < 1
     with pytest.raises(ValueError, match="layers of its own"):
         plan_of(folder, tmp_path / "out", start="small")
     tiny_tokenizer(40).save_pretrained(tmp_path / "small")

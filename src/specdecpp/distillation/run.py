@@ -256,10 +256,11 @@ def _trained(
 ) -> tuple[Any, Student, list[Lesson]]:
     """The draft, trained."""
     model, shape, vocab_size = target.model, settled.shape, target.vocab_size
-    ids = torch.arange(vocab_size)
-    if shape.tokens is not None and shape.tokens < vocab_size:
-        ids = survey.shares.topk(shape.tokens).indices.sort().values
     draft = network.draft(model, shape) if small is None else small.model
+    num = min(vocab_size, int(draft.config.vocab_size))  # of a small model the padding may be another
+    ids = torch.arange(num)
+    if shape.tokens is not None and shape.tokens < num:
+        ids = survey.shares[:num].topk(shape.tokens).indices.sort().values
     own = network.tail(draft, shape.kept)
     if not (plan.out / START).exists():
         tell(Step(doing="the start", done=0.0))
@@ -285,5 +286,5 @@ def _trained(
         tell(Step(doing="training", done=lesson.step / lesson.steps, told=told))
 
     done = train(student, paths, survey.lengths, plan.out, origin, tell=heard)
-    draft.config.output_ids = None if len(ids) == vocab_size else ids.tolist()
+    draft.config.output_ids = None if len(ids) == num else ids.tolist()
     return draft.requires_grad_(False), student, done

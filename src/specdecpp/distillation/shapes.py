@@ -56,7 +56,8 @@ def choose(
     target = of.model
     cut = max(1, 3 * len(pieces) // 4)
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
-    share = shares(pieces, int(target.config.vocab_size))
+    num = min(int(model.config.vocab_size) for model in (target, target if small is None else small.model))
+    share = shares(pieces, int(target.config.vocab_size))[:num]
     passes = {n: s for n, s in zip(WIDTHS, _seconds(of.runner(target, None), WIDTHS), strict=True)}
     found = []
     for shape in [fixed] if fixed else shapes(target) if small is None else [small.shape]:
@@ -101,7 +102,9 @@ def agreement(target: Any, draft: Any, pieces: Sequence[Piece]) -> float:
     found = []
     for piece in pieces:
         ids = piece.ids[None, :-1].to(target.device)
-        p, q = (model(input_ids=ids).logits[0, piece.num_prompt - 1 :].float().softmax(-1) for model in (target, draft))
+        logits = [model(input_ids=ids).logits[0, piece.num_prompt - 1 :].float() for model in (target, draft)]
+        num = min(rows.shape[-1] for rows in logits)  # of a small model the padding may be another
+        p, q = (rows[:, :num].softmax(-1) for rows in logits)
         found.append(torch.minimum(p, q).sum(-1).cpu())
     return float(torch.cat(found).mean())
 
