@@ -15,6 +15,7 @@ from laws import Law, Request, finish, law_of, unchecked
 from specdecpp.head import AcceptanceHead
 from specdecpp.policies import Costs, Policy
 from specdecpp.rounds.verification import TokenVerification
+from specdecpp.sampling import probabilities
 from specdecpp.session import Round, Session
 from specdecpp.theory.replay import Player
 from specdecpp.theory.trace import Opinion, Trace
@@ -112,7 +113,12 @@ class Recording:
 
     def _laws(self, context: Text) -> tuple[list[float], list[float]]:
         r = self.request
-        return r.target.law(context).tolist(), r.draft.law(context).tolist()
+        return self._sampled(r.target.law(context)).tolist(), self._sampled(r.draft.law(context)).tolist()
+
+    def _sampled(self, law: torch.Tensor) -> torch.Tensor:
+        """As the request samples from it; greedy rules look at the law itself."""
+        sampling = self.request.sampling
+        return law if sampling.is_greedy else probabilities(law.log(), sampling)
 
     def trace(self, text: Text, branches: Sequence[Text | None]) -> Trace:
         rows = [self._row((*self.request.prompt, *text[:i]), text[i], b or ()) for i, b in enumerate(branches)]
@@ -146,14 +152,15 @@ class Recording:
 
     def _cell(self, context: Text, token: int) -> dict[Any, Any]:
         """About one token: what the draft believed, and what the heads say in every place of a round."""
-        q = self.request.draft.law(context)
+        law = self.request.draft.law(context)
+        q = self._sampled(law)
         top = q.topk(2).values.tolist()
         log_q = float(q[token].log())
         known = {"log_q": max(log_q, math.log(1e-30)), "entropy": float(torch.special.entr(q).sum()), "gap": top[0] - top[1]}
         cell: dict[Any, Any] = {"tokens": token, "log_q": log_q, "entropy": known["entropy"], "gap": known["gap"]}
         for h, head in enumerate(self.heads):
             is_ahead, estimate = head.card.form == "look_ahead", head.estimator(calibrated=True)
-            hidden = q if is_ahead else self.request.draft.law((*context, token))
+            hidden = law if is_ahead else self.request.draft.law((*context, token))
             depths = range(1, self.length + 1) if "depth" in head.card.scalars else [1]
             scalars = [known | {"depth": float(k)} for k in depths]
             said = [estimate(hidden, token, tuple(of[name] for name in head.card.scalars)) for of in scalars]

@@ -307,7 +307,7 @@ def test_a_worker_with_other_models_refuses(home: Path, pair: Pair, tmp_path: Pa
     items, provenance = rooms.prepared(recipe, pair)
     work = rooms._work(recipe, pair, {**provenance, "pair": {"target": "0" * 16, "draft": pair.draft_fingerprint}})
     with pytest.raises(PairError, match="other models than those the collection was begun with"):
-        workers._make(recipe.pair, work, 1, 0, items[:1])
+        workers.Labels(pair=recipe.pair, work=work)(0, items[:1])
 
 
 # Refusals

@@ -2,7 +2,8 @@
 
     python decode_block.py --labels ../../runs/traces/labels --c 0.05 0.1 0.22 0.3 --out ../../runs/traces/block.jsonl
 
-Every test prompt of the recordings is answered for each c = t_draft / t_target, as `CostAware` decides at those costs.
+Every test prompt of the recordings is answered for each c = t_draft / t_target, as `CostAware` decides at those costs, under
+the sampling of the recordings.
 What counts are the rounds, so the clock does not matter and other work may run. One JSON line for each answer; a run that
 was stopped goes on where it was.
 """
@@ -17,9 +18,9 @@ from specdecpp.bench.machines import Machine
 from specdecpp.training import shards
 
 
-def line(decoder: sd.Decoder, prompt: list[int], *, max_tokens: int, seed: int) -> dict:
+def line(decoder: sd.Decoder, prompt: list[int], *, sampling: sd.Sampling, max_tokens: int, seed: int) -> dict:
     """What the rounds of one answer were: how many drafted and accepted how much."""
-    answer = decoder.generate(prompt, max_tokens=max_tokens, seed=seed)
+    answer = decoder.generate(prompt, sampling=sampling, max_tokens=max_tokens, seed=seed)
     counts = Counter((r.num_drafted, r.num_accepted) for r in answer.rounds)
     return {"num_tokens": len(answer.tokens), "rounds": [[*pair, n] for pair, n in sorted(counts.items())]}
 
@@ -27,6 +28,8 @@ def line(decoder: sd.Decoder, prompt: list[int], *, max_tokens: int, seed: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--labels", type=Path, required=True)
+    parser.add_argument("--pair", default="reference", help="reference or smollm2")
+    parser.add_argument("--head", help="instead of the pair's own")
     parser.add_argument("--c", type=float, nargs="*", default=[])
     parser.add_argument("--costs", type=Path, help="measured costs too: a file with draft_s and passes")
     parser.add_argument("--seeds", type=int, default=1)
@@ -35,9 +38,10 @@ def main() -> None:
     machines = {f"{c:.2f}": sd.Costs.relative(c) for c in args.c}
     if args.costs:
         machines["measured"] = Machine.read(args.costs).costs
-    pair = sd.load_pair()
-    assert pair.head is not None, "the reference pair has a head"
+    pair = sd.load_pair(args.pair, head=args.head)
+    assert pair.head is not None, "both pairs have a head"
     about = shards.about(args.labels)
+    sampling = sd.Sampling(**about["sampling"])
     prompts = [(r.source, r.prompt.tolist()) for r in shards.read(args.labels, split="test")]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     known = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
@@ -49,7 +53,8 @@ def main() -> None:
                 for i, (source, prompt) in enumerate(prompts):
                     if (name, i, seed) in done:
                         continue
-                    found = line(decoder, prompt, max_tokens=about["collect"]["max_tokens"], seed=1000 * seed + i)
+                    longest = about["collect"]["max_tokens"]
+                    found = line(decoder, prompt, sampling=sampling, max_tokens=longest, seed=1000 * seed + i)
                     file.write(json.dumps({"costs": name, "source": source, "prompt": i, "seed": seed} | found) + "\n")
                     file.flush()
 

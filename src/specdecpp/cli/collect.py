@@ -1,6 +1,5 @@
 """`specdecpp collect`: answers of the target and labels for a head, as a recipe says."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -70,7 +69,6 @@ def collected(
     from specdecpp.training.collect import collect as run
 
     folders.writable(recipe.labels)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers unless told not to
     if threads := shards.about(recipe.labels).get("threads"):
         torch.set_num_threads(threads)  # the last digits depend on it
     plan = recipe.pair

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specdecpp.cli.common import Device, Json, Seed, print_json, silence, told, write
+from specdecpp.cli.common import Device, Json, Ray, Seed, print_json, silence, told, write
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
@@ -42,6 +42,7 @@ def distil(
     epochs: Annotated[int, typer.Option(metavar="N", help="How often the text is read.")] = 3,
     loss: Annotated[Literal["kl", "tv"], typer.Option(metavar="NAME", help="kl or tv.")] = "kl",
     head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
+    ray: Ray = None,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
     seed: Seed = 0,
     device: Device = None,
@@ -85,7 +86,7 @@ def distil(
                 say(_line(step))
                 logged(_line(step))
 
-            card = run(plan, tell=tell)
+            card = run(plan, tell=tell, ray=ray)
             if head:
                 card = finishing.finish(plan, card, tell=say)
         if as_json:

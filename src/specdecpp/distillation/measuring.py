@@ -28,12 +28,13 @@ def by_source(
 ) -> dict[str, dict[str, float]]:
     """Mean acceptance by source, and by how both are sampled."""
     found: dict[str, dict[str, list[torch.Tensor]]] = {}
-    ids = trimmed.of(draft.config, vocab_size=int(target.config.vocab_size), device=target.device)
+    num = min(int(model.config.vocab_size) for model in (target, draft))  # of a small model the padding may be another
+    ids = trimmed.of(draft.config, vocab_size=num, device=target.device)
     for source, piece in zip(sources, pieces, strict=True):
         given = piece.ids[None, :-1].to(target.device)
-        p, q = (model(input_ids=given).logits[0, piece.num_prompt - 1 :].float() for model in (target, draft))
+        p, q = (model(input_ids=given).logits[0, piece.num_prompt - 1 :, :num].float() for model in (target, draft))
         if ids is not None:
-            q = trimmed.widened(q[:, ids], ids, vocab_size=p.shape[-1])
+            q = trimmed.widened(q[:, ids], ids, vocab_size=num)
         for name, sampling in settings.items():
             overlap = torch.minimum(probabilities(p, sampling), probabilities(q, sampling)).sum(-1)
             found.setdefault(source, {}).setdefault(name, []).append(overlap.cpu())

@@ -87,7 +87,7 @@ def tail(model: Any, kept: int) -> Any:
     own = of_layers(model, [])
     own.model.layers, own.model.norm = model.model.layers[kept:], model.model.norm
     own.config.num_hidden_layers = len(own.model.layers)
-    if getattr(own.config, "layer_types", None):
+    if getattr(model.config, "layer_types", None):
         own.config.layer_types = model.config.layer_types[kept:]
     return own
 

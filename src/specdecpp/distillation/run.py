@@ -28,7 +28,7 @@ from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
-from specdecpp.distillation.writing import Writer
+from specdecpp.distillation.writing import Texts, writer_of
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, common_vocabulary, short_name
 from specdecpp.loading.tokenizers import check_same_tokenizer
@@ -36,6 +36,7 @@ from specdecpp.request import as_prompt
 from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
 from specdecpp.training.prompts import gather
+from specdecpp.training.workers import spread
 
 PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
 HELD = 24
@@ -69,31 +70,33 @@ class Step:
 Tell = Callable[[Step], None]
 
 
-def distil(plan: DistilPlan, *, tell: Tell = lambda step: None) -> dict[str, Any]:
+def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None = None) -> dict[str, Any]:
     """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s.
+
+    `ray` is "local" or the address of a cluster: the target's text is then written by its workers, which load `plan.target`
+    themselves.
 
     Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or that
     another run works in, and for damaged files in it; `PairError` and `RunnerError` for a target that cannot be loaded or cut.
     """
     with claimed(plan.out):
-        return _distilled(plan, tell)
+        return _distilled(plan, tell, ray)
 
 
-def _distilled(plan: DistilPlan, tell: Tell) -> dict[str, Any]:
+def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     target = Target(plan.target, plan.device)
     network.check(target.model, plan.shape)
     small = None if plan.start is None else _small(plan.start, target)
     prompts = _encoded(plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
     settled = _settled(plan, target, small, prompts, tell)
-    writer = _writer(plan, target, settled.shape.kept)
-    _write(plan, writer, prompts, settled.num_shards, tell)
+    _write(plan, target, settled, prompts, tell, ray)
     paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
     survey = _surveyed(paths, target.vocab_size)
     draft, student, done = _trained(plan, target, small, settled, paths, survey, tell)
     tell(Step(doing="measuring", done=0.0))
     files = saving.save(draft, target, settled.shape, plan.out, is_cut=small is None)
-    pieces = writer.pieces([ids for _, ids in held], seed=(plan.seed, 2))
+    pieces = writer_of(plan, target, settled.shape.kept).pieces([ids for _, ids in held], seed=(plan.seed, 2))
     written = Target(str(plan.out / files[0]), plan.device).model
     figures = measuring.by_source(target.model, written, [source for source, _ in held], pieces)
     card = {
@@ -159,7 +162,7 @@ def _settled(
         return _raised(plan, told)
     tell(Step(doing="choosing a shape", done=0.0))
     began = time.perf_counter()
-    first = _writer(plan, target, 0).pieces([ids for _, ids in prompts[:SHARD]], seed=(plan.seed, 0))
+    first = writer_of(plan, target, 0).pieces([ids for _, ids in prompts[:SHARD]], seed=(plan.seed, 0))
     num = sum(piece.num_answer for piece in first)
     rate = num / (time.perf_counter() - began)
     wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
@@ -194,29 +197,31 @@ def _raised(plan: DistilPlan, settled: Settled) -> Settled:
     return more
 
 
-def _writer(plan: DistilPlan, target: Target, layer: int) -> Writer:
-    return Writer(
-        runner=target.writer,
-        sampling=plan.sampling,
-        max_tokens=plan.max_tokens,
-        ends=target.ends,
-        layer=layer,
-        context=target.context,
-    )
-
-
-def _write(plan: DistilPlan, writer: Writer, prompts: Sequence[tuple[str, list[int]]], num_shards: int, tell: Tell) -> None:
+def _write(
+    plan: DistilPlan,
+    target: Target,
+    settled: Settled,
+    prompts: Sequence[tuple[str, list[int]]],
+    tell: Tell,
+    ray: str | None,
+) -> None:
     """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other uniforms."""
-    folder = plan.out / TEXT
+    texts, num_shards, folder = Texts.of(plan, target, settled.shape.kept), settled.num_shards, plan.out / TEXT
     folder.mkdir(exist_ok=True)
     finished = set(text.done(folder))
-    missing = [i for i in range(num_shards) if i not in finished]
+    missing = {
+        index: [prompts[(index * SHARD + i) % len(prompts)][1] for i in range(SHARD)]
+        for index in range(num_shards)
+        if index not in finished
+    }
     tokens, began = 0, time.perf_counter()
-    for at, index in enumerate(missing):
-        chosen = [prompts[(index * SHARD + i) % len(prompts)][1] for i in range(SHARD)]
-        pieces = writer.pieces(sorted(chosen, key=len), seed=(plan.seed, 1, index))
-        text.write(folder, index, text.encoded(pieces))
-        tokens += sum(piece.num_answer for piece in pieces)
+    if ray is None or not missing:
+        made = ((index, *texts.made(target, index, chosen)) for index, chosen in missing.items())
+    else:
+        made = spread(texts, missing, address=ray, threads=torch.get_num_threads())
+    for at, (index, content, num) in enumerate(made):
+        text.write(folder, index, content)
+        tokens += num
         elapsed = time.perf_counter() - began
         left = elapsed / (at + 1) * (len(missing) - at - 1)
         told = f"{tokens:,} tokens, {tokens / elapsed:,.0f} a second, {left / 60:,.0f} min left"
@@ -251,10 +256,11 @@ def _trained(
 ) -> tuple[Any, Student, list[Lesson]]:
     """The draft, trained."""
     model, shape, vocab_size = target.model, settled.shape, target.vocab_size
-    ids = torch.arange(vocab_size)
-    if shape.tokens is not None and shape.tokens < vocab_size:
-        ids = survey.shares.topk(shape.tokens).indices.sort().values
     draft = network.draft(model, shape) if small is None else small.model
+    num = min(vocab_size, int(draft.config.vocab_size))  # of a small model the padding may be another
+    ids = torch.arange(num)
+    if shape.tokens is not None and shape.tokens < num:
+        ids = survey.shares[:num].topk(shape.tokens).indices.sort().values
     own = network.tail(draft, shape.kept)
     if not (plan.out / START).exists():
         tell(Step(doing="the start", done=0.0))
@@ -276,9 +282,9 @@ def _trained(
         recent.append(lesson.overlap)
         left = lesson.elapsed_s / len(recent) * (lesson.steps - lesson.step)
         mean = sum(recent[-50:]) / len(recent[-50:])
-        told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance {mean:.3f}, {left / 60:,.0f} min left"
+        told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance at least {mean:.3f}, {left / 60:,.0f} min left"
         tell(Step(doing="training", done=lesson.step / lesson.steps, told=told))
 
     done = train(student, paths, survey.lengths, plan.out, origin, tell=heard)
-    draft.config.output_ids = None if len(ids) == vocab_size else ids.tolist()
+    draft.config.output_ids = None if len(ids) == num else ids.tolist()
     return draft.requires_grad_(False), student, done

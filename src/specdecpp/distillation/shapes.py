@@ -56,14 +56,15 @@ def choose(
     target = of.model
     cut = max(1, 3 * len(pieces) // 4)
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
-    share = shares(pieces, int(target.config.vocab_size))
+    num = min(int(model.config.vocab_size) for model in (target, target if small is None else small.model))
+    share = shares(pieces, int(target.config.vocab_size))[:num]
     passes = {n: s for n, s in zip(WIDTHS, _seconds(of.runner(target, None), WIDTHS), strict=True)}
     found = []
     for shape in [fixed] if fixed else shapes(target) if small is None else [small.shape]:
         draft = network.draft(target, shape) if small is None else small.model
         if small is None and start.can_fit(target):
             start.fit(draft, of.quick, texts, shape)
-        accepted = agreement(target, draft, held)
+        accepted = agreement(of.quick, draft, held)
         for tokens in [shape.tokens] if fixed else [*(n for n in TOKENS if n < len(share) / 2), None]:
             ids = None if tokens is None else share.topk(tokens).indices.sort().values.tolist()
             draft.config.output_ids = ids
@@ -97,12 +98,14 @@ def sums(pieces: Sequence[Piece], vocab_size: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def agreement(target: Any, draft: Any, pieces: Sequence[Piece]) -> float:
-    """1 - TV along the answers, at temperature 1, over the target's likeliest tokens."""
+    """1 - TV along the answers, at temperature 1, over all tokens: of an undecided target most of it is in the tail."""
     found = []
     for piece in pieces:
         ids = piece.ids[None, :-1].to(target.device)
-        q = draft(input_ids=ids).logits[0, piece.num_prompt - 1 :].float().softmax(-1).cpu()
-        found.append(torch.minimum(piece.log_p.exp(), q.gather(-1, piece.top)).sum(-1))
+        logits = [model(input_ids=ids).logits[0, piece.num_prompt - 1 :].float() for model in (target, draft)]
+        num = min(rows.shape[-1] for rows in logits)  # of a small model the padding may be another
+        p, q = (rows[:, :num].softmax(-1) for rows in logits)
+        found.append(torch.minimum(p, q).sum(-1).cpu())
     return float(torch.cat(found).mean())
 
 

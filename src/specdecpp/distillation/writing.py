@@ -5,19 +5,24 @@
 On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.extend_all`), and a slot takes the next prompt as
 soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
 answer is the same in whatever company it was written. Elsewhere transformers writes whole batches and reads them again
-(`text.read`).
+(`text.read`). `Texts` makes whole shards, here or on a worker of Ray (`training.workers`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdecpp.distillation.text import TOP, Piece, read
+from specdecpp.distillation.plan import DistilPlan
+from specdecpp.distillation.target import Target
+from specdecpp.distillation.text import TOP, Piece, encoded, read
+from specdecpp.errors import PairError
 from specdecpp.runners import EagerRunner, NativeRunner
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.responses import sample_responses
@@ -107,3 +112,54 @@ class _Slot:
 
 def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:
     return np.random.default_rng([*seed, place])
+
+
+def writer_of(plan: DistilPlan, target: Target, layer: int) -> Writer:
+    return Writer(
+        runner=target.writer,
+        sampling=plan.sampling,
+        max_tokens=plan.max_tokens,
+        ends=target.ends,
+        layer=layer,
+        context=target.context,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Makes the shards of a distillation's text. Raises `PairError` where the target is not the one that it was begun with."""
+
+    plan: DistilPlan
+    layer: int
+    fingerprint: str | None
+
+    @classmethod
+    def of(cls, plan: DistilPlan, target: Target, layer: int) -> "Texts":
+        path = Path(plan.target)  # a worker may be in another folder
+        plan = replace(plan, target=str(path.resolve()) if path.exists() else plan.target)
+        return cls(plan=plan, layer=layer, fingerprint=target.source.fingerprint)
+
+    @property
+    def device(self) -> str | None:
+        return self.plan.device
+
+    def __call__(self, index: int, items: Sequence[Sequence[int]]) -> tuple[bytes, int]:
+        """In a worker: (the file of a shard, how many tokens were written), from its prompts (ids)."""
+        target = _target(self.plan.target, self.plan.device)
+        if target.source.fingerprint != self.fingerprint:
+            raise PairError(
+                f"a worker loaded {self.plan.target} and it is another model than the one this distillation was begun with. "
+                "Give the workers the same files."
+            )
+        return self.made(target, index, items)
+
+    def made(self, target: Target, index: int, prompts: Sequence[Sequence[int]]) -> tuple[bytes, int]:
+        """The same by a target that is loaded."""
+        pieces = writer_of(self.plan, target, self.layer).pieces(sorted(prompts, key=len), seed=(self.plan.seed, 1, index))
+        return encoded(pieces), sum(piece.num_answer for piece in pieces)
+
+
+@cache
+def _target(name: str, device: str | None) -> Target:
+    """The target of this process."""
+    return Target(name, device)

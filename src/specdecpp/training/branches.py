@@ -36,8 +36,9 @@ class Branches:
 
     token[i, 0] ~ norm((q_i - p_i)+) is the rejected candidate, the others are drawn from q after it. `length` counts the
     real ones: a branch ends after an end-of-text token and where the context ends; it is 0 where q_i <= p_i everywhere, so
-    that nothing can be rejected. log_q, entropy and gap are of the distribution that gave the token, `state` is the draft's
-    state at it; beyond the length they are 0. What takes the target is there only where it was asked for.
+    that nothing can be rejected, but for answers that rounding took out of both (`grow_branches`). log_q, entropy and gap are
+    of the distribution that gave the token, `state` is the draft's state at it; beyond the length they are 0. What takes the
+    target is there only where it was asked for.
     """
 
     token: Int[Tensor, "N K"]
@@ -202,16 +203,25 @@ class Growth:
 
 
 def grow_branches(
-    tree: Tree, judge: Tree | None, distributions: Distributions, growth: Growth, generator: torch.Generator
+    tree: Tree,
+    judge: Tree | None,
+    distributions: Distributions,
+    odds: Float[Tensor, " M"],
+    growth: Growth,
+    generator: torch.Generator,
 ) -> list[Branches]:
     """Draw a rejected candidate at every position and let the draft go on from it; one `Branches` for each answer.
 
-    `distributions` are those of the clean texts. `judge` is a tree of the target over the same texts, for log_ratio and
-    overlap; None leaves them out. Logits are held of one level of one part of the positions at a time.
+    `distributions` are those of the clean texts, `odds` the chances that the candidate was the answer's own token. Where they
+    are 0 a candidate is rejected for certain, even if p = q: the answer was sampled by another pass, and rounding can take a
+    token at the edge of a nucleus out of it, or decide a tie the other way. It is drawn from q then. `judge` is a tree of the
+    target over the same texts, for log_ratio and overlap; None leaves them out. Logits are held of one level of one part of
+    the positions at a time.
     """
     rows, made, places = tree.rows, [], []
     for chosen, part in rows.parts(-(-PASS // rows.num_rows)):
-        made.append(_grown(tree.over(part), judge and judge.over(part), distributions.at(chosen), growth, generator))
+        trees = tree.over(part), judge and judge.over(part)
+        made.append(_grown(*trees, distributions.at(chosen), odds[chosen] == 0, growth, generator))
         places.append(chosen)
     order = torch.cat(places).argsort().cpu()
     sizes = rows.batch.bincount(minlength=rows.num_rows).tolist()
@@ -220,10 +230,16 @@ def grow_branches(
 
 
 def _grown(
-    tree: Tree, judge: Tree | None, distributions: Distributions, growth: Growth, generator: torch.Generator
+    tree: Tree,
+    judge: Tree | None,
+    distributions: Distributions,
+    is_lost: Bool[Tensor, " M"],
+    growth: Growth,
+    generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """The columns of `Branches` at the positions of a tree, which is cleared afterwards."""
-    source, alive = rejected_distribution(distributions.p, distributions.q)
+    source, is_possible = rejected_distribution(distributions.p, distributions.q)
+    alive = is_possible | is_lost
     room, ends = growth.room(tree.rows.prefix), torch.tensor(sorted(growth.ends), device=source.device, dtype=torch.long)
     levels: list[dict[str, Tensor]] = []
     for level in range(growth.num_tokens):

@@ -343,8 +343,9 @@ def _made(
         for index, group in missing.items():
             yield index, jobs.make(pair, work, index, group, tick=counter.tick)
         return
-    from specdecpp.training.workers import spread
+    from specdecpp.training.workers import Labels, spread
 
-    for index, files, num_tokens in spread(recipe.pair, work, missing, address=ray, threads=torch.get_num_threads()):
+    labels = Labels(pair=recipe.pair, work=work)
+    for index, files, num_tokens in spread(labels, missing, address=ray, threads=torch.get_num_threads()):
         counter.tick(num_tokens)
         yield index, files

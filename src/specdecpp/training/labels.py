@@ -170,7 +170,7 @@ def _label_batch(
         tree.clear()
     if tree and how.branch_length:
         growth = Growth(num_tokens=how.branch_length, sampling=how.sampling, ends=how.ends, max_length=how.max_length)
-        branches = [*grow_branches(tree, judge, distributions, growth, generator)]
+        branches = [*grow_branches(tree, judge, distributions, columns["answer_odds"], growth, generator)]
     states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
     return _records(answers, columns, states, branches)
 

@@ -1,4 +1,4 @@
-"""The commands of docs/training.md: a cluster of two Ray nodes that asks for a token, and a collection spread over it.
+"""The commands of docs/training.md: a cluster of two Ray nodes that asks for a token, and what is spread over it.
 
 Both nodes are processes of this machine. Two network namespaces, which need root, are told of on that page.
 """
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from specdecpp.loading.pair import REFERENCE
 
 BIN = Path(sys.executable).parent
 RECIPE = """
@@ -124,6 +127,25 @@ def test_two_nodes_make_the_same_bytes_as_one_machine(cluster: Cluster, recipe: 
     found = hashes(recipe.parent / "there" / "labels")
     assert len(found) > NUM_SHARDS
     assert found == hashes(recipe.parent / "here" / "labels")
+
+
+def test_a_drafts_text_is_the_same_bytes_as_of_one_machine(cluster: Cluster, tmp_path: Path) -> None:
+    """Catches text that depends on who writes it or when, a target that a worker looks for in a folder of its own, and a draft
+    that is trained on something else then."""
+    rows = [json.dumps({"text": f"Tom has {i} apples and buys {i + 2} more."}) for i in range(60)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    shutil.copytree(REFERENCE / "target", tmp_path / "target")
+    options = ["--prompts", "prompts.jsonl", "--prompt", "text", "--tokens", "1500", "--max-tokens", "8", "--epochs", "1"]
+    options += ["--layers", "1+1", "--output-tokens", "500", "--no-head", "--quiet"]
+    found = {}
+    for name, more in (("there", ["--ray", cluster.address]), ("here", [])):
+        command = [str(BIN / "specdecpp"), "distil", "target", "--out", name, *options, *more]
+        env = environment(cluster.token, RAY_AUTH_MODE="token")
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        found[name] = hashes(tmp_path / name / "text"), hashes(tmp_path / name / "draft")
+    assert len(found["there"][0]) > 2
+    assert found["there"] == found["here"]
 
 
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}], ids=["does not say it", "lacks it"])
