@@ -258,14 +258,13 @@ def test_greedy_text_is_the_targets_own(kind: str) -> None:
     model, plain = built(kind), built(kind)
     draft = LeanRunner(tiny_draft(model))
     pair = Pair(target=LeanRunner(model), draft=draft, tokenizer=tiny_tokenizer())
-    for start in range(20):
-        prompt = [3 + start, 5, 9]  # with 40 more it is longer than any window
+    ids = torch.tensor([[3 + start, 5, 9] for start in range(20)])  # with 40 more they are longer than any window
+    own = plain.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
+    )
+    for prompt, text in zip(ids.tolist(), own[:, 3:].tolist(), strict=True):
         out = Decoder(pair, policy=Fixed(k=3)).generate(prompt, max_tokens=40, temperature=0, ignore_eos=True)
-        ids = torch.tensor([prompt])
-        own = plain.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
-        )
-        assert list(out.tokens) == own[0, 3:].tolist()
+        assert list(out.tokens) == text
 
 
 def with_output_bias(model: Any) -> Any:

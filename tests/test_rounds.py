@@ -18,6 +18,7 @@ from laws import finish, largest_difference, random_head, unchecked
 from torch import Tensor
 
 from specdecpp import Decoder, NativeRunner, Pair, Round, Sampling
+from specdecpp.cli.common import kind_of
 from specdecpp.policies import (
     AcceptanceEMA,
     AdaptiveEntropy,
@@ -36,6 +37,7 @@ from specdecpp.policies import (
     SpecDecPP,
 )
 from specdecpp.policies.protocol import decide
+from specdecpp.request import VERIFICATION_NAMES
 from specdecpp.rounds import Engine, Plan, Request, Result
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
@@ -53,6 +55,7 @@ from specdecpp.runners import GraphRunner, native
 from specdecpp.runners.native import Filters, Verifying
 from specdecpp.runners.native.library import library
 from specdecpp.sampling import probabilities, streams
+from specdecpp.serving.requests import Speculative
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
 
@@ -606,11 +609,9 @@ def test_block_verification_after_a_wider_round() -> None:
             decoder.generate([3, 5, 9], max_tokens=40, seed=seed, ignore_eos=True)
 
 
-def test_comparison_is_exported_by_name() -> None:
-    """Catches a verification that can be typed in one place only."""
-    assert {type(v) for v in VERIFICATIONS.values()} == {
-        TokenVerification,
-        BlockVerification,
-        CompareVerification,
-        GreedyVerification,
-    }
+def test_one_list_names_the_verifications() -> None:
+    """Catches a verification that can be typed in one place only, and one that a request may name though it is never chosen."""
+    named = set(VERIFICATIONS) - {"greedy"}
+    served = Speculative.model_json_schema()["properties"]["verification"]["anyOf"][0]
+    assert named == set(VERIFICATION_NAMES) == set(served["enum"]) == {kind_of(name) for name in named}
+    assert {type(v) for v in VERIFICATIONS.values()} >= {BlockVerification, CompareVerification, GreedyVerification}

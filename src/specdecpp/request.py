@@ -29,6 +29,7 @@ from specdecpp.policies import (
     SpecDecPP,
 )
 from specdecpp.policies.head import HeadPolicy
+from specdecpp.rounds.verification import VERIFICATIONS
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from specdecpp.session import Round
 
 TARGET = "target"
+VERIFICATION_NAMES = tuple(name for name, kind in VERIFICATIONS.items() if not kind.greedy_only)
+"""Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
 # name: (class, the parameter that may stand without its name, the others)
 KINDS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {

@@ -21,7 +21,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
-from specdecpp.request import label_of, spec_of
+from specdecpp.request import VERIFICATION_NAMES, label_of, spec_of
 from specdecpp.rounds.verification import VERIFICATIONS
 from specdecpp.sampling import Sampling
 
@@ -68,8 +68,8 @@ class Plan:
                 "a bench needs a temperature, a verification, at least 2 tokens and 1 cycle, got "
                 f"{self.temperatures}, {self.verifications}, {self.max_tokens} and {self.num_cycles}"
             )
-        if unknown := [v for v in self.verifications if v not in VERIFICATIONS or v == "greedy"]:
-            raise ValueError(f"there is no verification {unknown[0]!r} to choose. There are token, block and compare.")
+        if unknown := [v for v in self.verifications if v not in VERIFICATION_NAMES]:
+            raise ValueError(f"there is no verification {unknown[0]!r} to choose. There are {', '.join(VERIFICATION_NAMES)}.")
         for temperature in self.temperatures:
             Sampling(temperature=temperature, top_p=self.top_p)
 

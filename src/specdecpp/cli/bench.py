@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,7 @@ from specdecpp.cli.common import (
     Target,
     check_names,
     clock,
+    kind_of,
     load,
     print_json,
     told,
@@ -38,13 +38,6 @@ EXAMPLES = (
     "specdecpp bench --quick",
     "specdecpp bench --data gsm8k_test.jsonl --prompt gsm8k --out results.json",
 )
-
-
-class Kind(StrEnum):
-    """How candidates are tested when sampling."""
-
-    token = "token"
-    block = "block"
 
 
 Data = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Prompts, as in recipes; repeatable.  [default: a few]")]
@@ -79,7 +72,7 @@ def bench(
         float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.  [default: 1; smollm2: 0.9]")
     ] = None,
     verification: Annotated[
-        list[Kind] | None, typer.Option(metavar="KIND", help="token, block; repeatable.  [default: both]")
+        list[str] | None, typer.Option(metavar="KIND", parser=kind_of, help="token, block; repeatable.  [default: both]")
     ] = None,
     policy: Policies = None,
     sweep: Annotated[
@@ -115,7 +108,7 @@ def bench(
         plan = Plan(
             temperatures=temperatures,
             top_p=mass,
-            verifications=tuple(dict.fromkeys(kind.value for kind in verification or Kind)),
+            verifications=tuple(dict.fromkeys(verification or Plan.verifications)),
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,
             seed=seed,

@@ -45,11 +45,21 @@ class Split(StrEnum):
     test = "test"
 
 
+def kind_of(name: str) -> str:
+    """The name of a verification. Raises `typer.BadParameter` for another."""
+    from specdecpp.request import VERIFICATION_NAMES
+
+    if name not in VERIFICATION_NAMES:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, VERIFICATION_NAMES))}.")
+    return name
+
+
 Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder or a hub name.")]
 Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: smollm2, else reference.")]
 TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the likeliest tokens of this mass.")]
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
+Verification = Annotated[str, typer.Option(metavar="KIND", parser=kind_of, help="Test candidates by token, block or compare.")]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 RunnerOption = Annotated[
     str | None,

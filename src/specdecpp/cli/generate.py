@@ -2,7 +2,6 @@
 
 import secrets
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +16,7 @@ from specdecpp.cli.common import (
     Json,
     RunnerOption,
     Target,
+    Verification,
     check_names,
     load,
     print_json,
@@ -45,23 +45,13 @@ POLICY_HELP = (
 MODELS_OWN = "[default: the model's own, or 1]"
 
 
-class Verification(StrEnum):
-    """How candidates are tested."""
-
-    token = "token"
-    block = "block"
-    compare = "compare"
-
-
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
     target: Target = None,
     draft: Draft = None,
     head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
-    verification: Annotated[
-        Verification, typer.Option(metavar="KIND", help="Test candidates by token, block or compare.")
-    ] = Verification.token,
+    verification: Verification = "token",
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens to generate.")] = 256,
     temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
     top_k: Annotated[int | None, typer.Option(metavar="N", help="Keep the N likeliest tokens; 0: all.")] = None,
@@ -133,11 +123,11 @@ def _prompt_text(argument: str | None) -> str:
     return text
 
 
-def _decoder(pair: "Pair", policy: "Policy | None", kind: Verification, *, is_greedy: bool) -> "Decoder":
+def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool) -> "Decoder":
     from specdecpp.decoder import Decoder
     from specdecpp.rounds.verification import VERIFICATIONS
 
-    return Decoder(pair, policy=policy, verification=VERIFICATIONS["greedy" if is_greedy else kind.value])
+    return Decoder(pair, policy=policy, verification=VERIFICATIONS["greedy" if is_greedy else kind])
 
 
 def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":

@@ -12,13 +12,14 @@ from specdecpp.cli.common import (
     Head,
     RunnerOption,
     Target,
+    Verification,
     check_names,
     load,
     told,
     usual,
     write,
 )
-from specdecpp.cli.generate import POLICY_HELP, Verification
+from specdecpp.cli.generate import POLICY_HELP
 
 EXAMPLES = (
     "specdecpp serve --port 8000",
@@ -31,9 +32,7 @@ def serve(
     draft: Draft = None,
     head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
-    verification: Annotated[
-        Verification, typer.Option(metavar="KIND", help="Test candidates by token, block or compare.")
-    ] = Verification.token,
+    verification: Verification = "token",
     host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: one that is free.")] = 8000,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name.  [default: the target's]")] = None,
@@ -80,7 +79,7 @@ def serve(
         setup = Setup(
             limits=limits,
             policy=None if spec is None else spec.build(pair.head),
-            verification=verification.value,
+            verification=verification,
             name=name,
             api_key=api_key,
             allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),

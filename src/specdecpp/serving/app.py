@@ -16,7 +16,7 @@ from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Policy
 from specdecpp.serving.gate import Gate, Hosts
-from specdecpp.serving.intake import Intake, Kind
+from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal, of_validation
 from specdecpp.serving.routes import built_house, router
@@ -32,7 +32,7 @@ class Setup:
 
     limits: Limits = field(default_factory=Limits)
     policy: Policy | None = None
-    verification: Kind = "token"
+    verification: str = "token"
     name: str | None = None
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, default_policy, encode
@@ -28,8 +28,6 @@ from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
 from specdecpp.session import Session
 
-Kind = Literal["token", "block", "compare"]
-Tested = Literal["token", "block", "compare", "greedy"]
 _NUM_KEPT = 64
 
 
@@ -75,11 +73,11 @@ class Intake:
         limits: Limits,
         *,
         policy: Policy | None = None,
-        verification: Kind = "token",
+        verification: str = "token",
         name: str | None = None,
     ):
         self.pair, self.limits = pair, limits
-        self.verification: Kind = verification
+        self.verification = verification
         self.policy = default_policy(pair) if policy is None else policy
         self.name = name or model_name(pair)
         self._costs: Costs | None = None
@@ -175,15 +173,15 @@ class Intake:
             )
         return asked
 
-    def _chosen(self, how: Speculative, *, is_greedy: bool) -> tuple[Decoder, Tested]:
+    def _chosen(self, how: Speculative, *, is_greedy: bool) -> tuple[Decoder, str]:
         """The decoder for `speculative`, and what its verification is called."""
-        kind: Tested = "greedy" if is_greedy else how.verification or self.verification
+        kind = "greedy" if is_greedy else how.verification or self.verification
         try:
             return self._decoder(how.policy, kind), kind
         except ValueError as error:
             raise Refusal(str(error), param="speculative") from error
 
-    def _decoder(self, spec: str | None, kind: Tested) -> Decoder:
+    def _decoder(self, spec: str | None, kind: str) -> Decoder:
         """One decoder per rule and verification, those used lately; each has running costs of its own."""
         key = spec, kind
         if key not in self._decoders:

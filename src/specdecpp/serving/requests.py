@@ -4,10 +4,11 @@ A field that is not supported is refused by name. One of OpenAI's own is let thr
 `frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from specdecpp.request import VERIFICATION_NAMES
 from specdecpp.serving.refusals import Refusal
 
 # name: the value that asks for nothing, beside null
@@ -38,6 +39,11 @@ _UNSUPPORTED: dict[str, Any] = {
 }
 _IN_MESSAGES = ("annotations", "audio", "function_call", "name", "reasoning", "refusal", "tool_call_id", "tool_calls")
 
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[VERIFICATION_NAMES]
+
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
@@ -53,7 +59,7 @@ class Speculative(_Body):
         default=None,
         description="When to stop drafting, as on the command line: cost-aware, cumulative:0.2, fixed:4, target, ...",
     )
-    verification: Literal["token", "block", "compare"] | None = Field(default=None, description="How candidates are tested.")
+    verification: Kind | None = Field(default=None, description="How candidates are tested.")
     details: bool = Field(default=False, description="Tell of every round: candidates, p, q, estimates, times.")
 
 
