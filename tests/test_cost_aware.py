@@ -188,8 +188,8 @@ def test_an_unjudged_candidate_counts_as_a_mean_one():
 def test_an_empty_round_says_whether_to_draft_at_all(form: str):
     """Catches a lagged head that is taken to have missed a candidate before there is one, a candidate that is worth no more
     than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
-    policy = rule(form, min_tokens=0, prior=0.5)
-    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10, passes={1: 1.0}), 4) for tenths in range(1, 10)]
+    policy = rule(form, min_tokens=0, prior=0.5, prior_rounds=10**9)
+    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0}), 4) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
     assert replace(policy, prior=0.0).rule(Account(), FLAT, 4).least == (np.inf,) * 5
 

@@ -1,14 +1,16 @@
 """What a step costs on this machine, measured with real rounds and remembered.
 
 A few rounds of fixed length are decoded on made-up tokens, shortest first and in turns, so that everything a round does is in
-the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are lower quartiles:
-a machine that is busy elsewhere adds to some rounds and takes from none. All begin behind the same context, which is read once;
-models that are slow have fewer rounds of fewer widths, which say as much there.
+the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are medians of rounds
+that follow others of their length: a draft leaves little of the target in the caches of the processor, so that a plain pass
+among rounds with candidates takes a third longer than in a row of its like. All begin behind the same context, which is read
+once; models that are slow have fewer rounds of fewer widths, which say as much there.
 
 The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
 seed gives the same answer there; those of a machine that was busy meanwhile only for an hour.
 """
 
+import statistics
 from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
@@ -24,11 +26,11 @@ from specdecpp.runners import Draws, Runner
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
 
-CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 4
+CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 12
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where two turns of all the others would not be over in time."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 11
+METHOD = 12
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -73,8 +75,8 @@ def _rounds(pair: Pair, budget_s: float) -> dict[int, list[Round]]:
     rounds: dict[int, list[Round]] = {k: [] for k in sessions}
     for cycle in range(1, 2 + CYCLES):
         for k, session in sessions.items():
-            turn = _turn(session, num)
-            rounds[k] += turn[num // 2 :] or turn[-1:]  # those after rounds of another length find other things in the caches
+            turn = _turn(session, num if k else 2 * num)
+            rounds[k] += turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
         if (cycle > 1 or num == SHORT_TURN) and (1 + 1 / cycle) * (perf_counter() - started) > budget_s:
             break  # another cycle would end too late
     return {k: rs[num // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
@@ -100,8 +102,7 @@ def _costs(rounds: dict[int, list[Round]]) -> Costs:
 
 
 def _typical(seconds: Iterable[float]) -> float:
-    ordered = sorted(seconds)
-    return ordered[len(ordered) // 4]
+    return statistics.median(seconds)
 
 
 def _line(drafts: dict[int, float]) -> tuple[float, float]:

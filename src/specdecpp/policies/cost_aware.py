@@ -38,6 +38,10 @@ MOST = 20.0
 BY_Q = Belief(Score(bias=-0.15, slope=0.85))
 """What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7
 with top_p .9."""
+BOUND = 1.5
+"""Standard errors by which the acceptance of first candidates is taken to lie above its mean."""
+UP = 1 + 2**-50
+"""More than the threshold is asked for, not as much."""
 FADING = 1 / 16
 """What an earlier request loses of its weight with each later one."""
 RESUMED = 0.1, 0.0, 0.02
@@ -87,17 +91,23 @@ class Account(Ledger):
     """Tokens since the last round with candidates."""
 
     def with_round(self, outcome: "Outcome") -> "Account":
-        sums: Any = super().with_round(outcome)
+        num_tokens, seconds = self.num_tokens + outcome.num_tokens, self.seconds + outcome.expected_s
+        if not outcome.num_drafted:
+            return replace(self, num_tokens=num_tokens, seconds=seconds, num_unread=self.num_unread + outcome.num_tokens)
         belief, num = self.belief, outcome.num_accepted
-        for i, estimate in enumerate(outcome.judged[: min(num + 1, outcome.num_drafted)]):
+        num_tested = min(num + 1, outcome.num_drafted)
+        for i, estimate in enumerate(outcome.judged[:num_tested]):
             belief = belief.after(estimate, is_accepted=i < num)
-        has_drafted = outcome.num_drafted > 0
         return replace(
-            sums,
+            self,
+            num_tokens=num_tokens,
+            seconds=seconds,
+            num_tested=self.num_tested + num_tested,
+            num_accepted=self.num_accepted + num,
             belief=belief,
-            num_first=self.num_first + has_drafted,
+            num_first=self.num_first + 1,
             num_first_accepted=self.num_first_accepted + (num > 0),
-            num_unread=0 if has_drafted else self.num_unread + outcome.num_tokens,
+            num_unread=0,
         )
 
 
@@ -110,8 +120,8 @@ class CostAware(HeadPolicy):
     the rate it has achieved, at least the target's own. Before there is anything to go by, they are those of a chain with
     acceptance `prior`, which counts for `prior_rounds` rounds.
 
-    Nothing is drafted where a first candidate does not pay. Then a candidate is tried now and then, as often as what is lost by
-    it stays below `regret` of the time that the target alone would have taken.
+    Nothing is drafted where a first candidate would not pay even if it were accepted as often as can be hoped. Then one is
+    tried now and then, as often as what is lost by it stays below `regret` of the time that the target alone would have taken.
 
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
@@ -165,18 +175,16 @@ class CostAware(HeadPolicy):
         assert costs is not None, "the session gives costs to a policy that needs them"
         mean, first, rho = self.mean_acceptance(memory), self.first_acceptance(memory), self.rate(memory, costs)
         if not (mean > 0 and first > 0):
-            return Rule(Evidence.SURVIVAL, (math.inf,) * (limit + 1))
-        # The last candidate has not been judged by a head that lags, and more than the threshold is asked for, not as much.
-        scale = rho / mean if self.looks_ahead else rho / mean**2
-        one_more, longer = _plans(costs, self.max_tokens)
-        least = [scale * seconds for seconds in one_more[: limit + 1]]
-        for num, j, seconds in longer:
-            if num <= limit:
-                least[num] = min(least[num], scale * seconds / chain_tokens(mean, j - 1))
-        least[0] *= (mean if self.looks_ahead else mean**2) / first
-        if least[0] >= 1 and self._may_try(memory, costs, first):
-            least[0] = 0.0
-        return Rule(Evidence.SURVIVAL, tuple(math.nextafter(x, math.inf) for x in least), score=memory.belief.score)
+            return _none(limit)
+        prices = _prices(costs, self.max_tokens, mean)
+        least = UP * rho * prices[0] / first
+        if least > 1:
+            if not self._may_try(memory, costs, first):
+                return _none(limit)
+            least = 0.0
+        # A head that lags has not judged the last candidate.
+        scale = UP * rho / (mean if self.looks_ahead else mean**2)
+        return Rule(Evidence.SURVIVAL, (least, *(scale * x for x in prices[1 : limit + 1])), score=memory.belief.score)
 
     def _may_try(self, memory: Account, costs: Costs, first: float) -> bool:
         """Whether a candidate that is not expected to pay may be tried, to see whether that has changed.
@@ -199,12 +207,19 @@ class CostAware(HeadPolicy):
         return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_rounds)
 
     def first_acceptance(self, memory: Account) -> float:
-        """Of first candidates, which come where an earlier one was rejected or nothing is known yet."""
-        before = self._before(memory.first_before)
-        return (memory.num_first_accepted + self.prior_rounds * before) / (memory.num_first + self.prior_rounds)
+        """Of first candidates, an upper bound: what was drafted for nothing is seen at once, what was not drafted never."""
+        num = memory.num_first + self.prior_rounds
+        mean = (memory.num_first_accepted + self.prior_rounds * self._before(memory.first_before)) / num
+        return min(1.0, mean + BOUND * math.sqrt(mean * (1 - mean) / num))
 
     def _before(self, acceptance: float | None) -> float:
         return self.prior if acceptance is None else acceptance
+
+
+@lru_cache(maxsize=64)
+def _none(limit: int) -> Rule:
+    """No candidate."""
+    return Rule(Evidence.SURVIVAL, (math.inf,) * (limit + 1))
 
 
 def _is_sound(past: Mapping[str, Any]) -> bool:
@@ -214,6 +229,16 @@ def _is_sound(past: Mapping[str, Any]) -> bool:
         return False
     tested, accepted, first, first_accepted, num, bias, slope = (past[name] for name in names)
     return tested >= accepted >= 0 and first >= first_accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST
+
+
+@lru_cache(maxsize=256)  # asked every round; while nothing is drafted with the same acceptance
+def _prices(costs: Costs, max_tokens: int, mean: float) -> tuple[float, ...]:
+    """Seconds for each candidate's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no more."""
+    one_more, longer = _plans(costs, max_tokens)
+    prices = list(one_more)
+    for num, j, seconds in longer:
+        prices[num] = min(prices[num], seconds / chain_tokens(mean, j - 1))
+    return tuple(prices)
 
 
 @lru_cache(maxsize=64)

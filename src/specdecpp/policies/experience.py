@@ -12,7 +12,7 @@ from specdecpp.policies.protocol import Policy
 
 class Experience:
     """Of one rule and one way of sampling. `past` is what an earlier process has kept, and `keep` is called with what this one
-    knows after 1, 2, 4, 8, ... requests."""
+    knows after 1, 4, 16, 64, ... requests."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Experience:
         keep: Callable[[Mapping[str, Any]], None] | None = None,
     ):
         self.past = past
-        self._policy, self._keep, self._num = policy, keep, 0
+        self._policy, self._keep, self._num, self._due = policy, keep, 0, 1
 
     def begin(self) -> Any:
         """The memory of a new request."""
@@ -32,5 +32,6 @@ class Experience:
         """Take in what a request had learned when it ended."""
         self.past = self._policy.carry(self.past, memory)
         self._num += 1
-        if self._keep is not None and self.past is not None and self._num & (self._num - 1) == 0:
+        if self._keep is not None and self.past is not None and self._num == self._due:
+            self._due *= 4
             self._keep(self.past)
