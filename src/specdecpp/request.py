@@ -73,7 +73,13 @@ class PolicySpec:
     """The rules that it is made of."""
 
     @property
+    def takes_head(self) -> bool:
+        """Whether a head makes a difference."""
+        return isinstance(self.policy, HeadPolicy) or any(part.takes_head for part in self.parts)
+
+    @property
     def needs_head(self) -> bool:
+        """Whether there is no such rule without a head."""
         own = isinstance(self.policy, HeadPolicy) and not isinstance(self.policy, CostAware)  # which does with q
         return own or any(part.needs_head for part in self.parts)
 

@@ -143,7 +143,7 @@ def named_field(
 
 def built(specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"]) -> list[Policy]:
     """The policies, one for each head where they need one."""
-    return [spec.build(head) for spec in specs for head in (heads or [None] if spec.needs_head else [None])]
+    return [spec.build(head) for spec in specs for head in (heads or [None] if spec.takes_head else [None])]
 
 
 def with_sweep(field: Sequence[Rule], swept: Sequence[Policy]) -> tuple[Rule, ...]:
