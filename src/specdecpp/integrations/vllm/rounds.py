@@ -13,7 +13,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from time import perf_counter
@@ -27,7 +27,7 @@ from specdecpp.integrations.vllm.clock import StepClock
 from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.metrics import Metrics
-from specdecpp.policies import Costs, Policy
+from specdecpp.policies import CostAware, Costs, Policy
 from specdecpp.policies.head import HeadPolicy, judge_of, judges_by_q
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop, decide
 from specdecpp.policies.score import by_q
@@ -104,6 +104,8 @@ class Rounds:
         self, policy: Policy, *, max_tokens: int, judging: Judging | None, costs: Costs | None, clock: StepClock, meters: Meters
     ):
         self.policy, self.max_tokens = policy, max_tokens
+        # A guess must not decide against drafting: what is never drafted is never timed.
+        self._untimed = replace(policy, min_tokens=1) if isinstance(policy, CostAware) and not policy.min_tokens else policy
         self._judges_by_q = judges_by_q(judge_of(policy))
         self._judging, self._costs, self._clock, self._meters = judging, costs, clock, meters
         self._requests: dict[int, Request] = {}
@@ -187,7 +189,7 @@ class Rounds:
         request = self._request(seen.state)
         row = request.row = Row(
             costs=costs if self.policy.needs_costs else None,
-            decision=decide(self.policy, request.memory, costs, most),
+            decision=decide(self.policy if is_timed else self._untimed, request.memory, costs, most),
             ends=seen.ends,
             is_timed=is_timed,
         )
