@@ -52,9 +52,8 @@ def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: i
 
 
 def known(num_tokens: int, seconds: float, num_tested: int, num_accepted: int) -> Account:
-    """A request that has taught so much, first candidates like others."""
-    firsts = {"num_first": num_tested, "num_first_accepted": num_accepted}
-    return Account(num_tokens=num_tokens, seconds=seconds, num_tested=num_tested, num_accepted=num_accepted, **firsts)
+    """A request that has taught so much."""
+    return Account(num_tokens=num_tokens, seconds=seconds, num_tested=num_tested, num_accepted=num_accepted)
 
 
 def rule(form: str = "look_ahead", **options) -> CostAware:

@@ -17,7 +17,7 @@ from laws import outcome
 
 from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import MEMORY, PAUSE, STEP, WAIT
+from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, STEP, WAIT
 from specdecpp.policies import ArgmaxLength, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
@@ -135,6 +135,23 @@ def test_a_steady_machine_is_found_out():
     assert (clock.now.draft_s, clock.now.verify_s(3)) == pytest.approx((0.1, 3.0), rel=STEP + 1e-2)
 
 
+def test_rounds_next_to_a_switch_are_no_measurement():
+    """Catches plain passes, slow because a draft has just run, that make the target alone look slower than it is."""
+    plain, slow = outcome(0, 0, verify_s=1.0), outcome(0, 0, verify_s=2.0)
+    drafted = outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3))
+    assert moved(CURVE, plain, drafted, *[slow] * SETTLED) == moved(CURVE, plain)
+    assert moved(CURVE, plain, drafted, *[slow] * (SETTLED + 1)).verify_s(1) > 1.01
+
+
+def test_a_switch_is_part_of_a_round():
+    """Catches a switch that is forgotten, or counted in every round."""
+    costs = replace(CURVE, switch_s=3.0)
+    assert costs.round_s(2, is_switch=True) == costs.round_s(2) + 3.0
+    assert costs.round_s(2) == CURVE.round_s(2)
+    assert hash(costs) != hash(CURVE)
+    assert Costs.parse({"draft_s": 1, "passes": {"1": 1}, "switch_s": 3}).switch_s == 3.0
+
+
 def test_a_pause_of_the_machine_is_no_measurement():
     """Catches one hiccup that makes drafting or verification look hopeless for a hundred rounds."""
     after = moved(CURVE, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
@@ -212,13 +229,13 @@ def test_slow_models_have_fewer_rounds_of_fewer_widths(pair: Pair, home: Path):
     """Catches a minute of measuring before the first token of a large pair: no budget at all stands for a slow one."""
     assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5]
     assert list(measuring.measure(pair, budget_s=math.inf).passes) == [1, 2, 3, 5]
-    assert all(len(found) == 1 for found in measuring._rounds(pair, 0.0).values())
+    assert all(len(found) == 1 for found in measuring._rounds(pair, 0.0)[0].values())
 
 
 def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
     """Catches a turn that goes on behind what another left, and a context that is read again for each."""
     runners = pair.target.fresh(), pair.draft.fresh()
-    sessions = [session for k in (4, 1) if (session := measuring._session(pair, runners, k)) is not None]
+    sessions = [session for k in (4, 1) if (session := measuring._session(pair, runners, Fixed(k=k))) is not None]
     for session in (*sessions, *sessions):
         measuring._turn(session, 3)
     seen: list[tuple[list[int], torch.Tensor]] = []

@@ -242,7 +242,13 @@ def test_costs_come_from_a_file_of_their_own_or_from_results(tmp_path: Path):
     assert (machine.name, machine.costs) == ("a100", Costs(draft_s=0.02, passes={1: 0.1, 5: 0.14}))
     path.write_text(json.dumps({"kind": "bench", "costs": costs | {"name": "measured", "c": 0.2}}), encoding="utf-8")
     assert Machine.read(path).name == "measured"
-    assert Machine.read(path).to_dict() == costs | {"name": "measured", "c": pytest.approx(0.2), "head_s": 0.0, "start_s": 0.0}
+    assert Machine.read(path).to_dict() == costs | {
+        "name": "measured",
+        "c": pytest.approx(0.2),
+        "head_s": 0.0,
+        "start_s": 0.0,
+        "switch_s": 0.0,
+    }
     for text in ("{", "[]", '{"draft_s": 1}', '{"draft_s": -1, "passes": {"1": 1}}', '{"draft_s": 1, "passes": {"x": 1}}'):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match="does not hold costs"):

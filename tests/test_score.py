@@ -10,8 +10,9 @@ from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, machine
 from specdecpp.policies import CostAware, Fixed
-from specdecpp.policies.cost_aware import Account
+from specdecpp.policies.cost_aware import TRIAL, Account
 from specdecpp.policies.experience import Experience
+from specdecpp.policies.gains import Gains
 from specdecpp.policies.score import Belief, Score, by_q, logit
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -79,9 +80,10 @@ def test_only_what_was_tested_is_learned_from() -> None:
     """Catches an account that learns from candidates behind a rejection, or not from the rejected one."""
     account = Account().with_round(outcome(4, 1, DEAR, judged=(0.9, 0.8, 0.7, 0.6)))
     assert account.belief == Belief().after(0.9, is_accepted=True).after(0.8, is_accepted=False)
-    assert (account.num_first, account.num_first_accepted, account.num_unread) == (1, 1, 0)
+    assert (account.gains, account.num_unread) == (Gains().after(2, DEAR.round_s(4)), 0)
     account = account.with_round(outcome(0, 0, DEAR))
-    assert (account.num_first, account.num_unread) == (1, 1)
+    assert (account.gains.num, account.num_unread) == (1, 1)
+    assert account.with_round(outcome(1, 1, DEAR, judged=(0.9,))).gains.num == 1, "a round that begins with a switch"
 
 
 # Zero is a length
@@ -131,6 +133,49 @@ def test_a_draft_that_is_off_reads_nothing_and_catches_up() -> None:
     assert tuple(session.tokens[4:]) == alone.tokens
     assert drafted[0] == 0
     assert any(drafted), "it has tried"
+
+
+def test_what_it_takes_to_switch_is_part_of_a_trial() -> None:
+    """Catches trials of one candidate each, next to which every plain pass is slow, and losses beyond the regret."""
+    costs = replace(DEAR, switch_s=2.0)
+    policy, generator = CostAware(prior=0.1), np.random.default_rng(0)
+    memory, drafted, seconds, tokens = policy.start(), [], 0.0, 0
+    with unchecked():
+        for _ in range(4000):
+            length = 1 if policy.rule(memory, costs, 8).least[0] <= 1 else 0
+            accepted = int(length and generator.random() < 0.2)
+            is_switch = bool(length and drafted and not drafted[-1])
+            took_s = costs.round_s(length, is_switch=is_switch)
+            made = replace(outcome(length, accepted, costs, judged=(0.5,) * length), expected_s=took_s)
+            memory = policy.learn(memory, made)
+            drafted.append(length)
+            seconds, tokens = seconds + made.expected_s, tokens + accepted + 1
+    runs = "".join(map(str, drafted)).strip("0").split("0")
+    trials = [len(run) for run in runs[1:] if run]
+    assert trials, "it looks again"
+    assert min(trials) >= TRIAL
+    assert seconds <= (1 + 2 * policy.regret) * tokens
+
+
+def test_a_long_prompt_is_not_read_for_a_small_gain() -> None:
+    """Catches a draft that reads thousands of tokens where drafting gains next to nothing."""
+    costs = Costs(draft_s=0.2, passes={1: 1.0, 17: 5.0})
+    policy = CostAware(prior=0.5)
+    short, long = (policy.reading(policy.start(), num) for num in (10, 2000))
+    assert policy.rule(short, costs, 8).least[0] <= 1
+    assert policy.rule(long, costs, 8).least[0] > 1
+
+
+def test_gains_are_moments_of_rounds() -> None:
+    """Catches a slip in the sums, at another price of a pass than that of the rounds."""
+    found = [(1, 2.0), (3, 2.5), (2, 2.25), (5, 4.0)]
+    gains = Gains()
+    for num, seconds in found:
+        gains = gains.after(num, seconds)
+    of = [num - seconds / 1.6 for num, seconds in found]
+    assert gains.mean(1.6) == pytest.approx(np.mean(of))
+    assert gains.variance(1.6) == pytest.approx(np.var(of))
+    assert (Gains().mean(1.0), Gains().variance(1.0)) == (0.0, 0.0)
 
 
 # What is carried on

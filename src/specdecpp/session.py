@@ -135,7 +135,9 @@ class Session:
         self._costs = costs
         self._detokenizer = detokenizer
         self._experience = experience
-        self._memory = policy.start() if experience is None else experience.begin()
+        self._is_off = False
+        memory = policy.start() if experience is None else experience.begin()
+        self._memory = policy.reading(memory, len(prompt))
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
@@ -219,6 +221,7 @@ class Session:
 
     def _learn(self, result: Result, pieces: tuple[Piece, ...], elapsed_s: float) -> Round:
         """The round as it is told; the policy and the clock learn from it."""
+        is_switch = self._is_off and result.num_drafted > 0
         outcome = Round(
             pieces=pieces,
             num_drafted=result.num_drafted,
@@ -231,8 +234,9 @@ class Session:
             verify_s=result.verify_s,
             other_s=max(0.0, elapsed_s - result.draft_s - result.head_s - result.verify_s),
             forward_s=result.forward_s,
-            expected_s=self.costs.round_s(result.num_drafted) if self.costs else 0.0,
+            expected_s=self.costs.round_s(result.num_drafted, is_switch=is_switch) if self.costs else 0.0,
         )
+        self._is_off = not result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
         if isinstance(self._costs, CostClock):
             self._costs.update(outcome)

@@ -62,7 +62,7 @@ class Machine:
     def to_dict(self) -> dict[str, Any]:
         """As a results file has it; `c` is a candidate over a target pass of one position."""
         costs = self.costs
-        seconds = {"draft_s": costs.draft_s, "start_s": costs.start_s, "head_s": costs.head_s}
+        seconds = {name: getattr(costs, name) for name in ("draft_s", "start_s", "head_s", "switch_s")}
         passes = {str(n): s for n, s in costs.passes.items()}
         return {"name": self.name, **seconds, "passes": passes, "c": costs.draft_s / costs.verify_s(1)}
 

@@ -9,6 +9,8 @@ MEMORY = 0.02
 """The weight of one round in the running means."""
 PAUSE = 4.0
 """How many times what is expected a round may take and still be a measurement; beyond that the machine was elsewhere."""
+SETTLED = 4
+"""Rounds after a switch between those with candidates and those without, until the processor's caches hold what they need."""
 STEP, WAIT = 0.01, 32
 """`now` follows a mean that has moved by more than this share, after so many rounds at the earliest: what a rule plans with
 costs is worked out anew for each `now`, and a busy machine moves the means all the time."""
@@ -43,13 +45,21 @@ class CostClock:
     _level: float = field(default=1.0, init=False, repr=False)
     """Of the curve, as a multiple of `now`'s."""
     _num_rounds: int = field(default=0, init=False, repr=False)
+    _has_drafted: bool | None = field(default=None, init=False, repr=False)
+    _num_unsettled: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._draft_s = self.now.draft_s
 
     def update(self, outcome: Timed) -> None:
-        """Take the times of a round into the means."""
+        """Take the times of a round into the means, unless it stands next to a switch (`Costs.switch_s`)."""
         num = outcome.num_drafted
+        if self._has_drafted is not (num > 0):
+            self._num_unsettled = 0 if self._has_drafted is None else SETTLED
+            self._has_drafted = num > 0
+        if self._num_unsettled:
+            self._num_unsettled -= 1
+            return
         expected_s = self._level * self.now.pass_s(num + 1)
         if num:
             took_s = max(0.0, outcome.draft_s + outcome.head_s - self.now.start_s) / num

@@ -16,7 +16,9 @@ from typing import Any
 class Costs:
     """`draft_s` seconds a candidate; `passes` maps positions of a target pass (candidates + 1) to seconds; `start_s` is what
     the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
-    it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that).
+    it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that). `switch_s` is
+    what the first round with candidates after rounds without any takes beyond the others, together with the plain rounds after
+    it: each model finds the processor's caches full of the other.
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -31,11 +33,12 @@ class Costs:
     passes: Mapping[int, float]
     head_s: float = 0.0
     start_s: float = 0.0
+    switch_s: float = 0.0
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
-        is_finite = all(map(math.isfinite, (self.draft_s, self.head_s, self.start_s, *self.passes.values())))
-        least = min(self.draft_s, self.head_s, self.start_s)
+        is_finite = all(map(math.isfinite, (*self._seconds(), *self.passes.values())))
+        least = min(self._seconds())
         if not (is_finite and least >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
             raise ValueError(
                 "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
@@ -46,8 +49,11 @@ class Costs:
             most = rising[width] = max(most, float(self.passes[width]))
         object.__setattr__(self, "passes", rising)
         object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
-        object.__setattr__(self, "_hash", hash((self.draft_s, self.head_s, self.start_s, tuple(rising.items()))))
+        object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()))))
         object.__setattr__(self, "_verify_s", {})
+
+    def _seconds(self) -> tuple[float, ...]:
+        return self.draft_s, self.head_s, self.start_s, self.switch_s
 
     def __hash__(self) -> int:
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
@@ -65,7 +71,7 @@ class Costs:
         0.11
         """
         try:
-            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s")}
+            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s")}
             passes = {int(n): float(s) for n, s in values["passes"].items()}
             return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
         except KeyError as error:
@@ -94,9 +100,9 @@ class Costs:
         slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
         return seconds[i - 1] + slope * (num_positions - widths[i - 1])
 
-    def round_s(self, num_drafted: int) -> float:
-        """Seconds of a round with so many candidates."""
-        return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
+    def round_s(self, num_drafted: int, *, is_switch: bool = False) -> float:
+        """Seconds of a round with so many candidates; `is_switch` for the first after rounds without any."""
+        return self.draft_s * num_drafted + self.verify_s(num_drafted + 1) + self.switch_s * is_switch
 
     def step_s(self, num_drafted: int) -> float:
         """What one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""

@@ -12,6 +12,7 @@ seed gives the same answer there; those of a machine that was busy meanwhile onl
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy as np
 from specdecpp import machine
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
-from specdecpp.policies import Costs, Fixed, SpecDecPP
+from specdecpp.policies import Costs, Fixed, Policy, SpecDecPP
+from specdecpp.policies.protocol import Outcome
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.runners import Draws, Runner
 from specdecpp.sampling import Sampling, streams
@@ -29,8 +31,10 @@ from specdecpp.session import Round, Session
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 12
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where two turns of all the others would not be over in time."""
+VISIT, VISITS = 8, 6
+"""Rounds from one candidate to the next, and how many of these, to see what a switch takes."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 12
+METHOD = 13
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -44,9 +48,9 @@ def measured(pair: Pair) -> Costs:
             return Costs.parse(found)
         except ValueError:
             pass  # of another version: measured again
-    rounds = _rounds(pair, BUDGET_S)
-    costs = _costs(rounds)
-    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s")}
+    rounds, visits = _rounds(pair, BUDGET_S)
+    costs = _costs(rounds, visits)
+    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s", "switch_s")}
     figures["passes"] = {str(n): s for n, s in costs.passes.items()}
     is_steady = machine.is_steady([r.verify_s for r in rs] for rs in rounds.values())
     machine.remember("costs", of, figures, is_steady=is_steady)
@@ -60,26 +64,30 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. What is
     decoded depends on the time, unless the budget is infinite.
     """
-    return _costs(_rounds(pair, budget_s))
+    return _costs(*_rounds(pair, budget_s))
 
 
-def _rounds(pair: Pair, budget_s: float) -> dict[int, list[Round]]:
-    """Rounds by their number of candidates."""
+def _rounds(pair: Pair, budget_s: float) -> tuple[dict[int, list[Round]], list[Round]]:
+    """(Rounds by their number of candidates, rounds of which every eighth has one; none where models are slow)."""
     started = perf_counter()
     runners = pair.target.fresh(), pair.draft.fresh()
-    sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, k)) is not None}
+    sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k))) is not None}
     num, first = TURN, _turn(sessions[0], 2)
     least_s = min(r.verify_s for r in first)
     if 2 * TURN * len(sessions) * least_s > budget_s:
         num, sessions = SHORT_TURN, {k: session for k, session in sessions.items() if k in FEW_CANDIDATES}
+    visiting = _session(pair, runners, _Visits(), VISITS * VISIT) if num == TURN else None
     rounds: dict[int, list[Round]] = {k: [] for k in sessions}
+    visits: list[Round] = []
     for cycle in range(1, 2 + CYCLES):
         for k, session in sessions.items():
             turn = _turn(session, num if k else 2 * num)
             rounds[k] += turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
+        if visiting is not None:
+            visits += _turn(visiting, VISITS * VISIT)[VISIT:]
         if (cycle > 1 or num == SHORT_TURN) and (1 + 1 / cycle) * (perf_counter() - started) > budget_s:
             break  # another cycle would end too late
-    return {k: rs[num // 2 :] or rs for k, rs in rounds.items()}  # the first turn is a warm-up
+    return {k: rs[num // 2 :] or rs for k, rs in rounds.items()}, visits  # the first turn is a warm-up
 
 
 def _turn(session: Session, num: int) -> list[Round]:
@@ -92,13 +100,23 @@ def _turn(session: Session, num: int) -> list[Round]:
     return [session.step() for _ in range(num) if session.finish_reason is None]
 
 
-def _costs(rounds: dict[int, list[Round]]) -> Costs:
+def _costs(rounds: dict[int, list[Round]], visits: list[Round]) -> Costs:
     drafts = {k: _typical(r.draft_s for r in rs) for k, rs in rounds.items() if k}
     start_s, draft_s = _line(drafts)
     judged = [r for rs in rounds.values() for r in rs if r.judged]
     head_s = _typical(r.head_s / len(r.judged) for r in judged) if judged else 0.0
     passes = {k + 1: _typical(r.verify_s + r.other_s for r in rs) for k, rs in rounds.items()}
-    return Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s, start_s=start_s)
+    costs = Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s, start_s=start_s)
+    if not visits:
+        return costs
+    alone_s, one_s = (_typical(_seconds(r) for r in rounds[k]) for k in (0, 1))
+    took_s = _typical(sum(map(_seconds, visits[i : i + VISIT])) for i in range(0, len(visits), VISIT))
+    return replace(costs, switch_s=max(0.0, took_s - one_s - (VISIT - 1) * alone_s))
+
+
+def _seconds(r: Round) -> float:
+    """Of a round; what a head took in it is not what a switch is about."""
+    return r.draft_s + r.verify_s + r.other_s
 
 
 def _typical(seconds: Iterable[float]) -> float:
@@ -134,27 +152,49 @@ def _smooth(passes: dict[int, float]) -> dict[int, float]:
     return {1: passes[1]} | {n: max(passes[1], float(np.polyval(fit, n))) for n in widths}
 
 
-def _session(pair: Pair, runners: tuple[Runner, Runner], k: int) -> Session | None:
-    """A request whose rounds have k candidates; None where the contexts of the models are too short.
+@dataclass(frozen=True, kw_only=True)
+class _Visits(Fixed):
+    """The last of every eight rounds has a candidate."""
 
-    With a head all are judged, and none stops a round. The sessions share their `runners`, as they take turns.
+    k: int = 1
+
+    def start(self) -> int:
+        return 0
+
+    def learn(self, memory: int, outcome: Outcome) -> int:
+        return memory + 1
+
+    def limit(self, memory: int) -> int:
+        return self.k if (memory + 1) % VISIT == 0 else 0
+
+
+def _session(pair: Pair, runners: tuple[Runner, Runner], policy: Policy, num_rounds: int = TURN) -> Session | None:
+    """A request for so many rounds under a policy; None where the contexts of the models are too short.
+
+    The sessions share their `runners`, as they take turns.
     """
     target, draft = runners
+    k = policy.max_tokens
     room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=2**31)
     context = max(2, min(CONTEXT, room - 2 * (k + 2)))
     if k and context + 2 * (k + 2) > room:
         return None
-    judging = {"threshold": 1.0, "calibrated": False, "min_tokens": 0, "max_tokens": k}
     return Session(
         target=target,
         draft=draft,
-        policy=Fixed(k=k) if pair.head is None else SpecDecPP(head=pair.head, **judging),
+        policy=policy,
         verification=TokenVerification(),
         sampling=Sampling(),
         prompt=[i % target.vocab_size for i in range(context)],
-        max_tokens=TURN * (k + 2),
+        max_tokens=num_rounds * (k + 2),
         randomness=streams(k, draw=draft.draw if isinstance(draft, Draws) else None),
     )
+
+
+def _always(pair: Pair, k: int) -> Policy:
+    """k candidates a round; with a head all are judged, and none stops a round."""
+    judging = {"threshold": 1.0, "calibrated": False, "min_tokens": 0, "max_tokens": k}
+    return Fixed(k=k) if pair.head is None else SpecDecPP(head=pair.head, **judging)
 
 
 def _about(pair: Pair) -> dict[str, Any]:

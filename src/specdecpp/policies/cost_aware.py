@@ -16,12 +16,13 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.costs import Costs, chain_tokens
+from specdecpp.policies.gains import Gains
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
 from specdecpp.policies.score import Belief, Score
@@ -38,15 +39,24 @@ MOST = 20.0
 BY_Q = Belief(Score(bias=-0.15, slope=0.85))
 """What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7
 with top_p .9."""
-BOUND = 1.5
-"""Standard errors by which the acceptance of first candidates is taken to lie above its mean."""
+BOUND = 1.0
+"""Standard errors by which the gain of drafting is taken to lie above its mean."""
+KNOWN = 12
+"""What earlier requests teach of it counts for so many rounds of a request's own, where they had as many."""
+TRIAL = 4
+"""Rounds with candidates where they are not expected to pay, once it is looked whether they do."""
+LOOK = 8
+"""Tokens after which it is asked again whether to draft; a round of the target alone may take less than the asking."""
+STAY = 64
+"""Rounds with candidates over which what the draft has to read first should pay."""
 UP = 1 + 2**-50
 """More than the threshold is asked for, not as much."""
 FADING = 1 / 16
 """What an earlier request loses of its weight with each later one."""
 RESUMED = 0.1, 0.0, 0.02
 """Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
-_CARRIED = "num_tested", "num_accepted", "num_first", "num_first_accepted"
+_CARRIED = "num_tested", "num_accepted"
+_GAINS = tuple(f.name for f in fields(Gains))
 _NOISE = 1e-9
 """Two costs a candidate that differ by less are those of an even curve, rounded."""
 
@@ -77,23 +87,29 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class Account(Ledger):
-    """What a request has taught: beside its sums those of first candidates, the score, and how far the draft has fallen behind.
-
-    `acceptance_before` and `first_before` are what earlier requests taught, None where there were none.
+    """What a request has taught: beside its sums the gains of rounds with candidates (but those of a switch), the score, and
+    how far the draft has fallen behind. What earlier requests taught ends in `_before`, None where there were none.
     """
 
     acceptance_before: float | None = None
-    first_before: float | None = None
+    gains_before: Gains | None = None
+    gains: Gains = Gains()  # noqa: RUF009 (frozen)
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
-    num_first: int = 0
-    num_first_accepted: int = 0
     num_unread: int = 0
-    """Tokens since the last round with candidates."""
+    """Tokens since the last round with candidates, or those of the prompt."""
+    num_running: int = 0
+    """Rounds with candidates since the last without."""
+    is_off: bool = False
+    """Whether the last round had none."""
 
     def with_round(self, outcome: "Outcome") -> "Account":
         num_tokens, seconds = self.num_tokens + outcome.num_tokens, self.seconds + outcome.expected_s
         if not outcome.num_drafted:
-            return replace(self, num_tokens=num_tokens, seconds=seconds, num_unread=self.num_unread + outcome.num_tokens)
+            after = object.__new__(Account)  # in a third of the time of `replace`
+            num_unread = self.num_unread + outcome.num_tokens
+            changed = {"num_tokens": num_tokens, "seconds": seconds, "num_unread": num_unread, "num_running": 0, "is_off": True}
+            after.__dict__.update(self.__dict__, **changed)
+            return after
         belief, num = self.belief, outcome.num_accepted
         num_tested = min(num + 1, outcome.num_drafted)
         for i, estimate in enumerate(outcome.judged[:num_tested]):
@@ -104,10 +120,11 @@ class Account(Ledger):
             seconds=seconds,
             num_tested=self.num_tested + num_tested,
             num_accepted=self.num_accepted + num,
+            gains=self.gains if self.is_off else self.gains.after(outcome.num_tokens, outcome.expected_s),
             belief=belief,
-            num_first=self.num_first + 1,
-            num_first_accepted=self.num_first_accepted + (num > 0),
             num_unread=0,
+            num_running=self.num_running + 1,
+            is_off=False,
         )
 
 
@@ -116,12 +133,13 @@ class CostAware(HeadPolicy):
     """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune, for any pair.
 
     Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
-    the request's own outcomes corrects either. m is the acceptance of the request so far, apart for first candidates, and rho
-    the rate it has achieved, at least the target's own. Before there is anything to go by, they are those of a chain with
-    acceptance `prior`, which counts for `prior_rounds` rounds.
+    the request's own outcomes corrects either. m is the acceptance of the request so far, and rho the rate it has achieved, at
+    least the target's own. Before there is anything to go by, they are those of a chain with acceptance `prior`, which counts
+    for `prior_rounds` rounds.
 
-    Nothing is drafted where a first candidate would not pay even if it were accepted as often as can be hoped. Then one is
-    tried now and then, as often as what is lost by it stays below `regret` of the time that the target alone would have taken.
+    Nothing is drafted where rounds with candidates would not pay even if they gained what can be hoped. Then a few are tried
+    now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`), stays below `regret` of the
+    time that the target alone would have taken.
 
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
@@ -151,14 +169,18 @@ class CostAware(HeadPolicy):
             return self.start()
         return Account(
             acceptance_before=(past["num_accepted"] + self.prior) / (past["num_tested"] + 1),
-            first_before=(past["num_first_accepted"] + self.prior) / (past["num_first"] + 1),
+            gains_before=Gains(**{name: past[f"gains_{name}"] for name in _GAINS}),
             belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
         )
+
+    def reading(self, memory: Account, num_tokens: int) -> Account:
+        return replace(memory, num_unread=num_tokens)
 
     def carry(self, past: Mapping[str, Any] | None, memory: Account) -> Mapping[str, Any]:
         """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
         score = memory.belief.score
         now = {name: float(getattr(memory, name)) for name in _CARRIED}
+        now |= {f"gains_{name}": float(getattr(memory.gains, name)) for name in _GAINS}
         now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
         if past is None or not _is_sound(past):
             return now
@@ -173,27 +195,27 @@ class CostAware(HeadPolicy):
     def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
         """All terms but S are known when a round begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
-        mean, first, rho = self.mean_acceptance(memory), self.first_acceptance(memory), self.rate(memory, costs)
-        if not (mean > 0 and first > 0):
+        if memory.is_off and memory.num_tokens % LOOK:
+            return _none(limit)
+        mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
+        if not mean > 0 or not self._drafts(memory, costs):
             return _none(limit)
         prices = _prices(costs, self.max_tokens, mean)
-        least = UP * rho * prices[0] / first
-        if least > 1:
-            if not self._may_try(memory, costs, first):
-                return _none(limit)
-            least = 0.0
         # A head that lags has not judged the last candidate.
         scale = UP * rho / (mean if self.looks_ahead else mean**2)
-        return Rule(Evidence.SURVIVAL, (least, *(scale * x for x in prices[1 : limit + 1])), score=memory.belief.score)
+        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in prices[1 : limit + 1])), score=memory.belief.score)
 
-    def _may_try(self, memory: Account, costs: Costs, first: float) -> bool:
-        """Whether a candidate that is not expected to pay may be tried, to see whether that has changed.
+    def _drafts(self, memory: Account, costs: Costs) -> bool:
+        """Whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
+        reading = _reading_s(costs, memory.num_unread) / costs.verify_s(1)
+        pays = self.gain(memory, costs)[1] >= reading / STAY
+        return pays or 0 < memory.num_running < TRIAL or self._may_try(memory, costs)
 
-        The draft then reads what it has missed, in a pass that is taken to grow with its width as the target's does.
-        """
+    def _may_try(self, memory: Account, costs: Costs) -> bool:
+        """Whether candidates that are not expected to pay may be tried for `TRIAL` rounds, to see whether that has changed."""
         target_s = costs.verify_s(1)
-        reading_s = costs.draft_s * costs.pass_s(memory.num_unread) / target_s if memory.num_unread > 1 else 0.0
-        loss_s = costs.round_s(1) + reading_s - (1 + first) * target_s
+        trial_s = TRIAL * max(0.0, -self.gain(memory, costs)[0]) * target_s
+        loss_s = costs.switch_s + _reading_s(costs, memory.num_unread) + trial_s
         lost_s = memory.seconds - memory.num_tokens * target_s
         return lost_s + loss_s < self.regret * memory.num_tokens * target_s
 
@@ -206,11 +228,20 @@ class CostAware(HeadPolicy):
         """a: of the candidates tested so far, the prior's rounds included."""
         return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_rounds)
 
-    def first_acceptance(self, memory: Account) -> float:
-        """Of first candidates, an upper bound: what was drafted for nothing is seen at once, what was not drafted never."""
-        num = memory.num_first + self.prior_rounds
-        mean = (memory.num_first_accepted + self.prior_rounds * self._before(memory.first_before)) / num
-        return min(1.0, mean + BOUND * math.sqrt(mean * (1 - mean) / num))
+    def gain(self, memory: Account, costs: Costs) -> tuple[float, float]:
+        """(Mean, upper bound) of what a round with candidates brings over the target alone in its time, in tokens.
+
+        An upper bound, as what was drafted for nothing is seen at once, and what was not drafted never.
+        """
+        target_s, own, before = costs.verify_s(1), memory.gains, memory.gains_before
+        if before is None:
+            known, mean = self.prior_rounds, _gain(costs, self.prior, self.max_tokens)
+        else:
+            known, mean = max(1.0, min(before.num, KNOWN)), before.mean(target_s)
+        num = own.num + known
+        mean = (own.num * own.mean(target_s) + known * mean) / num
+        variance = (own.num * own.variance(target_s) + self.prior_rounds) / (own.num + self.prior_rounds)
+        return mean, mean + BOUND * math.sqrt(variance / num)
 
     def _before(self, acceptance: float | None) -> float:
         return self.prior if acceptance is None else acceptance
@@ -224,11 +255,11 @@ def _none(limit: int) -> Rule:
 
 def _is_sound(past: Mapping[str, Any]) -> bool:
     """Whether figures can be those of `CostAware.carry`."""
-    names = *_CARRIED, "num_requests", "bias", "slope"
+    names = *_CARRIED, "num_requests", "bias", "slope", *(f"gains_{name}" for name in _GAINS)
     if not all(isinstance(past.get(name), float) and math.isfinite(past[name]) for name in names):
         return False
-    tested, accepted, first, first_accepted, num, bias, slope = (past[name] for name in names)
-    return tested >= accepted >= 0 and first >= first_accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST
+    tested, accepted, num, bias, slope, *gains = (past[name] for name in names)
+    return tested >= accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST and min(gains) >= 0
 
 
 @lru_cache(maxsize=256)  # asked every round; while nothing is drafted with the same acceptance
@@ -265,3 +296,15 @@ def _prior(costs: Costs, acceptance: float, num_rounds: int, max_tokens: int) ->
     """(tokens, seconds) of the prior's rounds: of the length that is best for a chain."""
     k = costs.best_length(acceptance, range(max_tokens + 1))
     return num_rounds * chain_tokens(acceptance, k), num_rounds * costs.round_s(k)
+
+
+@lru_cache(maxsize=256)
+def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
+    """Tokens that the best round with candidates brings a chain over the target alone."""
+    k = costs.best_length(acceptance, range(1, max(max_tokens, 1) + 1))
+    return chain_tokens(acceptance, k) - costs.round_s(k) / costs.verify_s(1)
+
+
+def _reading_s(costs: Costs, num_tokens: int) -> float:
+    """Seconds of the draft's pass over what it has missed, which is taken to grow with its width as the target's does."""
+    return costs.draft_s * costs.pass_s(num_tokens) / costs.verify_s(1) if num_tokens > 1 else 0.0

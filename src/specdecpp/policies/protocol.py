@@ -247,6 +247,10 @@ class Policy:
         """The memory of a new request, where earlier ones have taught something (`carry`)."""
         return self.start()
 
+    def reading(self, memory: Any, num_tokens: int) -> Any:
+        """The memory of a request that begins with so many tokens which the draft would have to read."""
+        return memory
+
     def carry(self, past: Mapping[str, Any] | None, memory: Any) -> Mapping[str, Any] | None:
         """What is known after one more request, which ended with `memory`: for requests without a seed, and later processes.
 

@@ -37,7 +37,7 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
-from specdecpp.theory.replayed import Replayed, Round, prices
+from specdecpp.theory.replayed import Replayed, Round, is_switch, prices
 from specdecpp.theory.trace import Opinion, Trace
 
 
@@ -159,7 +159,7 @@ class Player:
     def rounds(self, runs: Sequence[int]) -> Iterator[Round]:
         """Round by round; `runs` is a row of `Trace.runs`."""
         policy, view, num, places = self.policy, self._view, len(self.trace), self.trace.num_places
-        memory, at = policy.start(), 0
+        memory, at, before = policy.start(), 0, 1
         while at < num:
             rejected = runs[at]
             room = min(self._bounded(policy.limit(memory)), max(0, places - at), self._ends[rejected] - at)
@@ -168,7 +168,9 @@ class Player:
             count, num_dropped = (decision.limit, 0) if decision.rule is FREE else self._draft(decision)
             accepted = min(count, rejected - at)
             emitted = min(accepted + 1, num - at)
-            outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped, judged=view.judged)
+            expected_s, draft_s, verify_s = self._prices[count]
+            expected_s += self.costs.switch_s * is_switch(before, before := count)
+            outcome = Round(emitted, count, accepted, expected_s, draft_s, verify_s, num_dropped, judged=view.judged)
             yield outcome
             memory = policy.learn(memory, outcome)
             at += emitted

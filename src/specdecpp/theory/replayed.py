@@ -32,11 +32,17 @@ def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
     return [(costs.round_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
 
 
+def is_switch(before: int, now: int) -> bool:
+    """Whether a round with `now` candidates is the first after rounds without any."""
+    return now > 0 and before == 0
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed:
     """What a policy did on each of A answers, summed over `repeats` runs, and the rates that follow.
 
-    `histogram[a, k]` counts the rounds of answer a with k candidates, of which everything else is made.
+    `histogram[a, k]` counts the rounds of answer a with k candidates, of which most else is made; `switches` the rounds
+    with candidates that came after one without.
     """
 
     sources: tuple[str, ...]
@@ -45,6 +51,7 @@ class Replayed:
     tokens: Int[np.ndarray, " A"]
     accepted: Int[np.ndarray, " A"]
     dropped: Int[np.ndarray, " A"]
+    switches: Int[np.ndarray, " A"]
     histogram: Int[np.ndarray, "A K1"]
     is_priced: bool = False
     """Whether the policy looked at the costs, so that others would have made it act differently."""
@@ -56,19 +63,21 @@ class Replayed:
         """Add up the rounds of every answer."""
         rows, drafted = [], []
         for rounds in played:
-            tokens = accepted = dropped = 0
+            tokens = accepted = dropped = switches = 0
+            before = 1
             counts: Counter[int] = Counter()
             for r in rounds:
                 tokens += r.num_tokens
                 accepted += r.num_accepted
                 dropped += r.num_dropped
+                switches += is_switch(before, before := r.num_drafted)
                 counts[r.num_drafted] += 1
-            rows.append((tokens, accepted, dropped))
+            rows.append((tokens, accepted, dropped, switches))
             drafted.append(counts)
         histogram = np.zeros((len(drafted), 1 + max(map(max, drafted))), dtype=np.int64)
         for row, counts in zip(histogram, drafted, strict=True):
             row[list(counts)] = list(counts.values())
-        columns = dict(zip(("tokens", "accepted", "dropped"), np.array(rows).T, strict=True))
+        columns = dict(zip(("tokens", "accepted", "dropped", "switches"), np.array(rows).T, strict=True))
         return cls(sources=sources, costs=costs, repeats=repeats, histogram=histogram, is_priced=is_priced, **columns)
 
     @property
@@ -82,7 +91,7 @@ class Replayed:
     @property
     def seconds(self) -> Float[np.ndarray, " A"]:
         each = [self.costs.round_s(k) for k in range(self.histogram.shape[1])]
-        return self.histogram @ np.array(each) + self.costs.draft_s * self.dropped
+        return self.histogram @ np.array(each) + self.costs.draft_s * self.dropped + self.costs.switch_s * self.switches
 
     @property
     def num_tokens(self) -> int:
@@ -139,7 +148,7 @@ class Replayed:
                 f"there are no answers of {', '.join(sorted(missing))}, only of {', '.join(sorted(set(self.sources)))}"
             )
         chosen = np.flatnonzero(np.isin(self.sources, sources))
-        columns = {name: getattr(self, name)[chosen] for name in ("tokens", "accepted", "dropped", "histogram")}
+        columns = {name: getattr(self, name)[chosen] for name in ("tokens", "accepted", "dropped", "switches", "histogram")}
         return replace(self, sources=tuple(self.sources[i] for i in chosen), **columns)
 
     def at(self, costs: Costs) -> "Replayed":
