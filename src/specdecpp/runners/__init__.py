@@ -12,6 +12,16 @@ from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.protocol import Draws, Runner
+from specdecpp.runners.protocol import Draws, Runner, TreeRunner, refusal_of_trees
 
-__all__ = ["Draws", "EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"]
+__all__ = [
+    "Draws",
+    "EagerRunner",
+    "GGUFRunner",
+    "GraphRunner",
+    "LeanRunner",
+    "NativeRunner",
+    "Runner",
+    "TreeRunner",
+    "refusal_of_trees",
+]
