@@ -27,6 +27,7 @@ from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
 from specdecpp.runners.native.library import Drafting, Part, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
+from specdecpp.runners.protocol import check_path, depths_of
 from specdecpp.sampling import inverted
 
 _LOCK = threading.Lock()
@@ -56,6 +57,8 @@ class NativeRunner:
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
+
+    takes_trees = True
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class NativeRunner:
 
     def _reset(self) -> None:
         self._length = self._capacity = 0
+        self._parents: list[int] = []
         self._sequence: int | None = None
 
     def fresh(self, *, num_threads: int | None = None) -> "NativeRunner":
@@ -122,8 +126,16 @@ class NativeRunner:
     def length(self) -> int:
         return self._length
 
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+    def extend(
+        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them.
+
+        With `parents`, as rows of a tree (`runners.TreeRunner`): each has the bits that reading its branch alone gives.
+        """
+        if parents is not None:
+            return self._branch(tokens, parents, rows=rows)
+        self._parents.clear()
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
             self._extend(tokens[:unseen], rows=1)
@@ -150,6 +162,32 @@ class NativeRunner:
         self._length = end
         return logits, states
 
+    def _branch(self, tokens: list[int], parents: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
+        known = [*self._parents, *parents]
+        depths_of(known)
+        start, end = self._length + len(self._parents), self._length + len(known)
+        logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
+        self._check_ids(tokens)
+        with _LOCK:
+            self._weights.see_to(end)
+            given, tree = (ctypes.c_int64 * len(tokens))(*tokens), (ctypes.c_int32 * len(known))(*known)
+            sequence = self._room_for(end, len(self._parents))
+            part = Part(sequence, start, len(tokens), rows, 0, self._length, ctypes.addressof(tree))
+            out = logits.data_ptr(), states.data_ptr(), -1, None
+            self._weights.lib.native_pass(self._weights.handle, self.num_threads, ctypes.byref(part), 1, given, *out)
+        self._parents = known
+        return logits, states
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Make one branch of the tree text, and forget the others."""
+        check_path(path, self._parents)
+        rows = (ctypes.c_int32 * len(path))(*path)
+        if path:
+            with _LOCK:
+                self._weights.lib.native_keep(self._weights.handle, self._sequence, self._length, rows, len(path))
+        self._length += len(path)
+        self._parents.clear()
+
     @staticmethod
     def extend_all(
         runners: Sequence["NativeRunner"], tokens: Sequence[list[int]], *, seen: int | None = None
@@ -170,12 +208,13 @@ class NativeRunner:
         with _LOCK:
             weights.see_to(max(ends))
             of = zip(runners, nums, ends, strict=True)
-            parts = (Part * len(runners))(*(Part(r._room_for(end), r.length, num, 1, 0) for r, num, end in of))
+            parts = (Part * len(runners))(*(Part(r._room_for(end), r.length, num, 1, 0, 0, None) for r, num, end in of))
             given, layer = (ctypes.c_int64 * len(flat))(*flat), -1 if seen is None else seen
             out = logits.data_ptr(), states.data_ptr(), layer, inputs.data_ptr()
             weights.lib.native_pass(weights.handle, first.num_threads, parts, len(runners), given, *out)
         for runner, end in zip(runners, ends, strict=True):
             runner._length = end
+            runner._parents.clear()
         return logits, states, list(inputs.split(nums)) if seen is not None else []
 
     def propose(self, task: Drafting) -> int:
@@ -192,6 +231,7 @@ class NativeRunner:
         self._length += task.num_tokens
 
     def _told(self, task: Drafting | Verifying, end: int, do: Any) -> Any:
+        self._parents.clear()
         with _LOCK:
             self._weights.see_to(end)
             return do(self._weights.handle, self.num_threads, self._room_for(end), ctypes.byref(task))
@@ -205,6 +245,7 @@ class NativeRunner:
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
         self._length = length
+        self._parents.clear()
 
     def draw(self, p: Float[Tensor, " V"], u: float) -> int:
         """`sampling.inverted` in one call of compiled code."""
@@ -212,15 +253,15 @@ class NativeRunner:
             return inverted(p, u)
         return self._weights.lib.native_draw(p.data_ptr(), len(p), u)
 
-    def _room_for(self, length: int) -> int:
-        """The cache, with room for so many positions."""
+    def _room_for(self, length: int, num_open: int = 0) -> int:
+        """The cache, with room for so many positions; what there is keeps its text and so many rows of a tree."""
         lib, sequence = self._weights.lib, self._sequence
         if sequence is None:
             sequence = self._sequence = int(lib.native_sequence())
             weakref.finalize(self, lib.native_sequence_free, sequence)
         if length > self._capacity:
             room = max(length, 2 * self._capacity, _ROOM)
-            if not lib.native_grow(self._weights.handle, sequence, room, self._length):
+            if not lib.native_grow(self._weights.handle, sequence, room, self._length + num_open):
                 raise MemoryError(f"there is no memory for a cache of {length} positions")
             self._capacity = lib.native_capacity(sequence)
         return sequence
