@@ -20,7 +20,7 @@ from specdecpp.request import spec_of
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, asked, streams
-from specdecpp.session import FinishReason, Round, Session
+from specdecpp.session import FinishReason, Round, Session, advance
 from specdecpp.text import Detokenizer, half_character
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -176,6 +176,35 @@ class Decoder:
         """
         session = self.start(prompt, **options)
         return finished(session, list(run(session)))
+
+    def generate_all(self, prompts: Sequence[Prompt], *, at_once: int = 8, **options: Unpack[Options]) -> list[Output]:
+        """The answers to several prompts, up to `at_once` of them decoded together; options as in `start`, the same for all.
+
+        Each is what `generate` gives: requests over the same compiled models share passes, and the bits of a row do not depend
+        on the others. Another prompt is begun as soon as an answer has ended. A pass over more rows takes less than its rows
+        one by one, so this is faster than one after another where both models are compiled.
+
+        >>> [output.text for output in decoder.generate_all(["2 + 2 =", "3 + 3 ="], max_tokens=8)]   # doctest: +SKIP
+        """
+        if at_once < 1:
+            raise ValueError(f"at_once must be at least 1, got {at_once}")
+        waiting = list(enumerate(prompts))[::-1]
+        running: list[tuple[int, Session, list[Round]]] = []
+        done: dict[int, Output] = {}
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                i, prompt = waiting.pop()
+                session = self.start(prompt, **options)
+                if session.finish_reason is None:
+                    session.prefill()
+                running.append((i, session, []))
+            on = [(session, rounds) for _, session, rounds in running if session.finish_reason is None]
+            if on:
+                for (_, rounds), outcome in zip(on, advance([session for session, _ in on]), strict=True):
+                    rounds.append(outcome)
+            done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
+            running = [one for one in running if one[1].finish_reason is None]
+        return [done[i] for i in range(len(prompts))]
 
 
 def run(session: Session) -> Iterator[Round]:

@@ -136,6 +136,7 @@ class Session:
         self._detokenizer = detokenizer
         self._experience = experience
         self._is_off = False
+        self.num_together = 1
         memory = policy.start() if experience is None else experience.begin()
         self._memory = policy.reading(memory, len(prompt))
         self._seen = None
@@ -158,8 +159,13 @@ class Session:
 
     @property
     def costs(self) -> Costs | None:
-        """What a step is taken to cost now."""
-        return self._costs.now if isinstance(self._costs, CostClock) else self._costs
+        """What a step is taken to cost now: its share, where requests are decoded together.
+
+        With a seed always what it costs alone, so that an answer does not depend on who else is there.
+        """
+        if not isinstance(self._costs, CostClock):
+            return self._costs
+        return self._costs.now if self.num_together == 1 else self._costs.now.shared(self.num_together)
 
     @property
     def num_tokens_left(self) -> int:
@@ -183,13 +189,12 @@ class Session:
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
-        started = perf_counter()
-        plan = self._plan()
-        (result,) = self.engine.run([plan])
-        if self.watch is not None:
-            self.watch(plan, result)
-        pieces = self._commit(result)
-        return self._learn(result, pieces, perf_counter() - started)
+        return advance([self])[0]
+
+    def rewind(self) -> None:
+        """Forget what a round that failed has left in the caches."""
+        for runner in (self.target, self.draft):
+            runner.rollback(min(runner.length, len(self.tokens) - 1))
 
     def _plan(self) -> Plan:
         return Plan(self._request, self.tokens, self._decision(), self.costs, self.watch is not None)
@@ -238,7 +243,7 @@ class Session:
         )
         self._is_off = not result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
-        if isinstance(self._costs, CostClock):
+        if isinstance(self._costs, CostClock) and self.num_together == 1:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
             self._experience.add(self._memory)
@@ -258,6 +263,29 @@ class Session:
         if self._detokenizer and self.finish_reason in ("eos", "length"):
             text += self._detokenizer.flush()
         return text
+
+
+def advance(sessions: Sequence[Session]) -> list[Round]:
+    """Run one round of each request, together where their engine can: each gets what it would get alone.
+
+    Requests over the same weights share passes. Call it while `finish_reason` of all is None, after `prefill`. Seconds of a
+    round are the request's share.
+    """
+    started = perf_counter()
+    plans, results = [], {}
+    for session in sessions:
+        session.num_together = len(sessions)
+        plans.append(session._plan())
+    for engine in dict.fromkeys(session.engine for session in sessions):
+        of = [i for i, session in enumerate(sessions) if session.engine is engine]
+        results.update(zip(of, engine.run([plans[i] for i in of]), strict=True))
+    decided = []
+    for i, session in enumerate(sessions):
+        if session.watch is not None:
+            session.watch(plans[i], results[i])
+        decided.append(session._commit(results[i]))
+    elapsed_s = (perf_counter() - started) / len(sessions)
+    return [session._learn(results[i], decided[i], elapsed_s) for i, session in enumerate(sessions)]
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

@@ -83,6 +83,16 @@ class Costs:
         """Where a head judges every candidate: its time is part of drafting."""
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
+    def shared(self, num: int) -> "Costs":
+        """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass.
+
+        The draft's pass is taken to grow with its rows as the target's does.
+
+        >>> Costs(draft_s=0.2, passes={1: 1.0, 2: 1.1}).shared(2).verify_s(1)
+        0.55
+        """
+        return _shared(self, num)
+
     def verify_s(self, num_positions: int) -> float:
         """Seconds of one target pass over so many positions, the unread token and the candidates; with candidates, of the
         round's start too."""
@@ -122,6 +132,17 @@ class Costs:
 def chain_tokens(acceptance: float, num_drafted: int) -> float:
     """1 + a + ... + a^k: the tokens a round makes on average where each of k candidates is accepted with probability a."""
     return sum(acceptance**k for k in range(num_drafted + 1))
+
+
+@lru_cache(maxsize=256)
+def _shared(costs: Costs, num: int) -> Costs:
+    return replace(
+        costs,
+        draft_s=costs.draft_s * costs.pass_s(num) / costs.pass_s(1) / num,
+        passes={n: costs.pass_s(n * num) / num for n in (1, 2, 3, 5, 9, 17)},
+        start_s=costs.start_s / num,
+        switch_s=costs.switch_s / num,
+    )
 
 
 @lru_cache(maxsize=1024)  # asked before every candidate, with what changes at most once a round

@@ -33,6 +33,8 @@ class Device:
     """Takes requests whose models are both `GraphRunner`s on one device. A policy that has to be asked candidate by candidate,
     a verification or a way to judge of somebody's own, and a round of more than 32 candidates are the host's."""
 
+    has_batches = False
+
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Rounds] = WeakKeyDictionary()
         self._host = Host()

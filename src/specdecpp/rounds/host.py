@@ -26,6 +26,8 @@ from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, s
 class Host:
     """Takes every request."""
 
+    has_batches = False
+
     def refusal(self, request: Request) -> None:
         return None
 

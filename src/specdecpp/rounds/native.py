@@ -37,6 +37,8 @@ class Native:
     """Takes requests whose models are both `NativeRunner`s. A policy that has to be asked candidate by candidate, and a
     verification or a way to judge of somebody's own, are the host's."""
 
+    has_batches = True
+
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Rounds] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
@@ -58,15 +60,24 @@ class Native:
         return None
 
     def run(self, plans: Sequence[Plan]) -> list[Result]:
-        return [self._one(plan) for plan in plans]
+        results: dict[int, Result] = {}
+        groups: dict[Any, list[int]] = {}  # of requests over the same weights
+        for i, plan in enumerate(plans):
+            if plan.decision.rule is None:
+                (results[i],) = self._host.run([plan])
+            else:
+                target: Any = plan.request.target
+                draft: Any = plan.request.draft
+                groups.setdefault((target.batch_key, draft.batch_key), []).append(i)
+        for group in groups.values():
+            results.update(zip(group, _together([(self._rounds(plans[i].request), plans[i]) for i in group]), strict=True))
+        return [results[i] for i in range(len(plans))]
 
-    def _one(self, plan: Plan) -> Result:
-        if plan.decision.rule is None:
-            return self._host.run([plan])[0]
-        rounds = self._requests.get(plan.request)
+    def _rounds(self, request: Request) -> "_Rounds":
+        rounds = self._requests.get(request)
         if rounds is None:
-            rounds = self._requests[plan.request] = _Rounds(plan.request, self._head_of(plan.request))
-        return rounds.run(plan)
+            rounds = self._requests[request] = _Rounds(request, self._head_of(request))
+        return rounds
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
         judge: Any = judge_of(request.policy)
@@ -76,6 +87,21 @@ class Native:
         if estimator not in self._heads:
             self._heads[estimator] = _CompiledHead(estimator)
         return self._heads[estimator]
+
+
+def _together(batch: "Sequence[tuple[_Rounds, Plan]]") -> list[Result]:
+    """Rounds of requests over the same weights: one pass of the draft a candidate, and one of the target."""
+    started = _now()
+    asked = [(rounds, told) for rounds, plan in batch if (told := rounds.drafts(plan)) is not None]
+    if asked:
+        nums = NativeRunner.propose([rounds.draft for rounds, _ in asked], [told for _, told in asked])
+        for (rounds, _), num in zip(asked, nums, strict=True):
+            rounds.drafted(num)
+    drafted = _now()
+    NativeRunner.verify([rounds.target for rounds, _ in batch], [rounds.verifies(plan) for rounds, plan in batch])
+    draft_s, verify_s = (drafted - started) / max(1, len(asked)), (_now() - drafted) / len(batch)
+    drafting = {id(rounds) for rounds, _ in asked}
+    return [rounds.result(plan, draft_s if id(rounds) in drafting else 0.0, verify_s) for rounds, plan in batch]
 
 
 class _CompiledHead:
@@ -122,8 +148,8 @@ class _Rounds:
     """
 
     def __init__(self, request: Request, head: _CompiledHead | None):
-        self._target: Any = request.target
-        self._draft: Any = request.draft
+        self.target: Any = request.target
+        self.draft: Any = request.draft
         self._sampling, self._drops = request.sampling, request.policy.drops_last
         self._uniforms: Any = request.randomness
         self._seen, self._head, ends = request.seen, head, tuple(request.ends)
@@ -138,58 +164,43 @@ class _Rounds:
         else:
             self._drafting.judges_by_q = self._judges
 
-    def run(self, plan: Plan) -> Result:
-        started = _now()
-        num, stop = self._propose(plan)
-        drafted = _now()
-        tokens = self._tokens[: num - (self._drops and num > 0 and self._drafting.why == _STOPPED)]
-        rows = self._verify(plan, tokens)
-        told, said = self._drafting, self._verifying
-        rule: Any = plan.decision.rule
-        reads_q = not self._sampling.is_greedy or self._judges or rule.evidence in _OF_Q
-        has_drafted, num_judged = num > 0, max(0, num - 1) if self._head is not None and self._head.lags else num
-        head_s = told.head_s if has_drafted else 0.0
-        return Result(
-            tokens=tokens,
-            num_accepted=said.num_accepted,
-            next_token=said.next,
-            stop=stop,
-            q=self._confidence[: len(tokens)] if reads_q else (),
-            judged=() if not self._judges else self._accept[: min(num_judged, len(tokens))],
-            draft_s=drafted - started - head_s,
-            head_s=head_s,
-            verify_s=_now() - drafted,
-            forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
-            rows=rows,
-        )
-
-    def _propose(self, plan: Plan) -> tuple[int, Stop]:
-        """How many candidates were drawn, and why no more."""
+    def drafts(self, plan: Plan) -> Drafting | None:
+        """What the draft is told; None where there is to be no candidate."""
+        self._num, self._stop, self._decision = 0, None, plan.decision
         decision, limit = plan.decision, plan.decision.limit
         rule: Any = decision.rule
         self._make_room(limit)
         least = rule.least
         if not limit:
-            return 0, decision.at_limit
-        if least and not least[0] <= 1.0:
-            return 0, rule.why(0, 1.0)
-        unread = plan.tokens[self._draft.length :]
+            self._stop = decision.at_limit
+        elif least and not least[0] <= 1.0:
+            self._stop = rule.why(0, 1.0)
+        if self._stop is not None:
+            return None
+        unread = plan.tokens[self.draft.length :]
         if len(unread) > 2:
-            self._draft.extend(unread[:-1], rows=1)
+            self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
         least = (*least[:limit], *(-math.inf,) * (limit - len(least)))
         uniforms = () if self._sampling.is_greedy else self._uniforms[0].peek(limit)
-        given = (ctypes.c_int64 * len(unread))(*unread), (ctypes.c_double * limit)(*least), (ctypes.c_double * limit)(*uniforms)
+        self._given = given = (
+            (ctypes.c_int64 * len(unread))(*unread),
+            (ctypes.c_double * limit)(*least),
+            (ctypes.c_double * limit)(*uniforms),
+        )
         told = self._drafting
         told.unread, told.least, told.uniforms = map(ctypes.addressof, given)
         told.num_unread, told.limit, told.evidence = len(unread), limit, _EVIDENCE[rule.evidence]
         told.scores = rule.score is not None
         if rule.score is not None:
             told.bias, told.slope = rule.score.bias, rule.score.slope
-        num = self._draft.propose(told)
-        if uniforms:
+        return told
+
+    def drafted(self, num: int) -> None:
+        """So many candidates have been drawn."""
+        self._num, self._stop = num, self._why(self._decision, num)
+        if not self._sampling.is_greedy:
             self._uniforms[0].take(num)
-        return num, self._why(decision, num)
 
     def _why(self, decision: Decision, num: int) -> Stop:
         if self._drafting.why == _ENDED:
@@ -202,9 +213,9 @@ class _Rounds:
         if limit <= self._most:
             return
         self._most = limit
-        self._rows = torch.empty(limit, self._draft.vocab_size)
-        self._logits = torch.empty(limit + 1, self._target.vocab_size)
-        self._states = torch.empty(limit + 1, self._target.hidden_size)
+        self._rows = torch.empty(limit, self.draft.vocab_size)
+        self._logits = torch.empty(limit + 1, self.target.vocab_size)
+        self._states = torch.empty(limit + 1, self.target.hidden_size)
         self._tokens = (ctypes.c_int64 * limit)()
         self._confidence, self._accept = (ctypes.c_double * limit)(), (ctypes.c_double * limit)()
         told = self._drafting
@@ -212,22 +223,45 @@ class _Rounds:
         told.rows = self._verifying.q = self._rows.data_ptr()
         self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
 
-    def _verify(self, plan: Plan, tokens: list[int]) -> Rows | None:
-        unread, num = plan.tokens[self._target.length :], len(tokens)
+    def verifies(self, plan: Plan) -> Verifying:
+        """What the target is told."""
+        self._kept = tokens = self._tokens[: self._num - (self._drops and self._num > 0 and self._drafting.why == _STOPPED)]
+        unread, num = plan.tokens[self.target.length :], len(tokens)
         if len(unread) > 1:
-            self._target.extend(unread[:-1], rows=1)
+            self.target.extend(unread[:-1], rows=1)
             unread = unread[-1:]
         uniforms = () if self._sampling.is_greedy else self._uniforms[1].peek(num + 1)
-        given = (ctypes.c_int64 * (num + 1))(*unread, *tokens), (ctypes.c_double * (num + 1))(*uniforms)
+        self._given = (ctypes.c_int64 * (num + 1))(*unread, *tokens), (ctypes.c_double * (num + 1))(*uniforms)
         told = self._verifying
-        told.tokens, told.uniforms = map(ctypes.addressof, given)
+        told.tokens, told.uniforms = map(ctypes.addressof, self._given)
         told.num_tokens, told.num = num + 1, num
-        raw = torch.empty(num + 1, self._target.vocab_size) if plan.wants_rows else None
-        told.raw = None if raw is None else raw.data_ptr()
-        self._target.verify(told)
-        if uniforms:
-            self._uniforms[1].take(told.num_accepted + 1 if self._compares else num + 1)
-        return None if raw is None else self._said(raw, tokens)
+        self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
+        told.raw = None if self._raw is None else self._raw.data_ptr()
+        return told
+
+    def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
+        """What became of the round; the seconds are this request's share of what its batch took."""
+        told, said, num, tokens = self._drafting, self._verifying, self._num, self._kept
+        if not self._sampling.is_greedy:
+            self._uniforms[1].take(said.num_accepted + 1 if self._compares else said.num_tokens)
+        rule: Any = plan.decision.rule
+        reads_q = not self._sampling.is_greedy or self._judges or rule.evidence in _OF_Q
+        has_drafted, num_judged = num > 0, max(0, num - 1) if self._head is not None and self._head.lags else num
+        head_s = told.head_s if has_drafted else 0.0
+        assert self._stop is not None, "drafting has ended"
+        return Result(
+            tokens=tokens,
+            num_accepted=said.num_accepted,
+            next_token=said.next,
+            stop=self._stop,
+            q=self._confidence[: len(tokens)] if reads_q else (),
+            judged=() if not self._judges else self._accept[: min(num_judged, len(tokens))],
+            draft_s=max(0.0, draft_s - head_s),
+            head_s=head_s,
+            verify_s=verify_s,
+            forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
+            rows=None if self._raw is None else self._said(self._raw, tokens),
+        )
 
     def _said(self, logits: torch.Tensor, tokens: list[int]) -> Rows:
         """What was decided on."""

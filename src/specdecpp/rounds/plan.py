@@ -104,6 +104,9 @@ class Result:
 class Engine(Protocol):
     """Runs rounds. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
 
+    has_batches: bool
+    """Whether several plans take less than one after the other."""
+
     def refusal(self, request: Request) -> str | None:
         """Why the rounds of this request cannot be run here; None where they can."""
         ...

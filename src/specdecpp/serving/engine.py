@@ -1,8 +1,9 @@
-"""The one thread that runs the models: every request gets a round in turn, so a short one is not stuck behind a long one.
+"""The one thread that runs the models: a turn is a round of every request, so a short one is not stuck behind a long one.
 
-A turn is one round of one request, or one piece of its prompt. `running` are the requests whose turns go round, each with one
-session and its pair of caches; `waiting` are those that came later. The answers of one request are made one after another. A
-request that was called off, or is past its deadline, loses its caches before the next turn of anybody.
+In a turn one piece of one prompt is read, and each request whose prompt has been read gets a round: together, in the same
+passes, where their engine can do that. `running` are the requests that take part, each with one session and its pair of caches;
+`waiting` are those that came later. The answers of one request are made one after another. A request that was called off, or is
+past its deadline, loses its caches before the next turn.
 """
 
 import logging
@@ -19,7 +20,7 @@ from specdecpp.serving.evidence import Evidence, Witness
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
-from specdecpp.session import Round, Session
+from specdecpp.session import Round, Session, advance
 
 log = logging.getLogger(__name__)
 TIDY_S = 10.0
@@ -103,15 +104,22 @@ class Work:
             self._stop = End(refusal=_too_late(self._timeout_s, self.num_tokens))
         return self._stop
 
-    def turn(self, most: int) -> Step | None:
-        """A piece of the prompt, or a round."""
+    @property
+    def session(self) -> Session | None:
+        """That of the answer that is being made, once its prompt has been read."""
+        return self._session if self._is_read else None
+
+    def read(self, most: int) -> None:
+        """Read a piece of the prompt."""
         session = self._session or self._begin()
         if session.finish_reason is not None:  # there was no room for a single token
             return self._next_part()
-        if not self._is_read:
-            self._is_read = session.prefill(most)
-            return None
-        outcome = session.step()
+        self._is_read = session.prefill(most)
+
+    def step(self, outcome: Round) -> Step:
+        """A round of `session`, as it is told of."""
+        session = self._session
+        assert session is not None, "a round is of a session"
         self.num_tokens += outcome.num_tokens
         step = Step(
             index=self._at,
@@ -233,8 +241,8 @@ class Engine:
         self._is_open = True
         prepared.set_result(None)
         try:
-            while (work := self._next()) is not None:
-                self._turn(work)
+            while (running := self._next()) is not None:
+                self._turn(running)
                 if monotonic() - self._tidied > TIDY_S:
                     self._tidy()
         except BaseException:  # of ours: what the models raise ends one request. Nobody is to wait for a thread that is no more
@@ -245,16 +253,16 @@ class Engine:
             self._running.clear()
             self._waiting.clear()
 
-    def _next(self) -> Work | None:
-        """The request whose turn it is, waiting for one; None when the thread is to end."""
+    def _next(self) -> list[Work] | None:
+        """The requests of the coming turn, waiting for one; None when the thread is to end."""
         with self._changed:
             while True:
                 self._sweep()
                 while self._waiting and len(self._running) < self._limits.max_running:
                     self._running.append(self._waiting.popleft())
                 if self._running:
-                    self._running.rotate(-1)
-                    return self._running[-1]
+                    self._running.rotate(-1)  # prompts are read in turn
+                    return list(self._running)
                 self._tidy()
                 if self._is_stopping:
                     return None
@@ -275,18 +283,52 @@ class Engine:
                 self._free(work)
                 work.tell(end)
 
-    def _turn(self, work: Work) -> None:
+    def _turn(self, running: Sequence[Work]) -> None:
+        ready = [work for work in running if work.session is not None]
+        if (unread := next((work for work in running if work.session is None), None)) is not None:
+            self._guarded(unread, lambda: unread.read(self._limits.prefill_tokens))
+        batch = [work for work in ready if work.session and work.session.engine.has_batches]
+        if len(batch) > 1 and not self._steps(batch):
+            batch = []  # each by itself, to find out whose it is
+        for work in ready:
+            if len(batch) < 2 or work not in batch:
+                self._guarded(work, lambda work=work: self._step(work, self._advanced(work)))
+        for work in [work for work in running if work.is_done and work in self._running]:
+            self._part_with(work, End())
+
+    def _steps(self, works: Sequence[Work]) -> bool:
+        """A round of each, in the same passes; False where the models failed, before any round was told of."""
+        sessions = [session for work in works if (session := work.session) is not None]
         try:
-            step = work.turn(self._limits.prefill_tokens)
-        except Exception:  # one request must not take the others with it
+            outcomes = advance(sessions)
+        except Exception:
+            log.exception("a round of %d requests failed in the models", len(works))
+            for session in sessions:
+                session.rewind()
+            return False
+        for work, outcome in zip(works, outcomes, strict=True):
+            self._guarded(work, lambda work=work, outcome=outcome: self._step(work, outcome))
+        return True
+
+    @staticmethod
+    def _advanced(work: Work) -> Round:
+        session = work.session
+        assert session is not None, "its prompt has been read"
+        return session.step()
+
+    def _step(self, work: Work, outcome: Round) -> None:
+        step = work.step(outcome)
+        self._on_step(step)
+        work.tell(step)
+
+    def _guarded(self, work: Work, do: Callable[[], None]) -> None:
+        """What the models raise ends one request, and not the others with it."""
+        try:
+            do()
+        except Exception:
             log.exception("a request failed in the models")
             refusal = Refusal("the models failed on this request; the server's log says how.", status=500, code="failed")
-            return self._part_with(work, End(refusal=refusal))
-        if step is not None:
-            self._on_step(step)
-            work.tell(step)
-        if work.is_done:
-            self._part_with(work, End())
+            self._part_with(work, End(refusal=refusal))
 
     def _part_with(self, work: Work, end: End) -> None:
         with self._changed:

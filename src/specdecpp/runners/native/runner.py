@@ -217,24 +217,46 @@ class NativeRunner:
             runner._parents.clear()
         return logits, states, list(inputs.split(nums)) if seen is not None else []
 
-    def propose(self, task: Drafting) -> int:
-        """Candidates of a round, at least one (`rounds.native`): the cache holds all but the last of them then. How many."""
-        start = task.start = self._length
-        num = self._told(task, start + task.num_unread + task.limit, self._weights.lib.native_propose)
-        self._length = start + task.num_unread + num - 1
-        return num
+    @staticmethod
+    def propose(runners: Sequence["NativeRunner"], tasks: Sequence[Drafting]) -> list[int]:
+        """Candidates of rounds of several requests over the same weights, at least one each (`rounds.native`): a cache holds
+        all but the last of its own then. How many each has."""
+        for runner, task in zip(runners, tasks, strict=True):
+            task.start = runner._length
+        ends = [task.start + task.num_unread + task.limit for task in tasks]
+        nums = (ctypes.c_int32 * len(tasks))()
+        NativeRunner._told(runners, tasks, ends, "native_propose", nums)
+        for runner, task, num in zip(runners, tasks, nums, strict=True):
+            runner._length = task.start + task.num_unread + num - 1
+        return list(nums)
 
-    def verify(self, task: Verifying) -> None:
-        """A pass over tokens and candidates, and their test (`rounds.native`): the cache holds all of them then."""
-        task.start = self._length
-        self._told(task, self._length + task.num_tokens, self._weights.lib.native_verify)
-        self._length += task.num_tokens
+    @staticmethod
+    def verify(runners: Sequence["NativeRunner"], tasks: Sequence[Verifying]) -> None:
+        """One pass over tokens and candidates of several requests, and their tests (`rounds.native`): a cache holds all of
+        its own then."""
+        for runner, task in zip(runners, tasks, strict=True):
+            task.start = runner._length
+        ends = [task.start + task.num_tokens for task in tasks]
+        NativeRunner._told(runners, tasks, ends, "native_verify")
+        for runner, end in zip(runners, ends, strict=True):
+            runner._length = end
 
-    def _told(self, task: Drafting | Verifying, end: int, do: Any) -> Any:
-        self._parents.clear()
+    @staticmethod
+    def _told(runners: Sequence["NativeRunner"], tasks: Sequence[Any], ends: Sequence[int], name: str, *more: Any) -> None:
+        first, num = runners[0], len(tasks)
+        weights = first._weights
         with _LOCK:
-            self._weights.see_to(end)
-            return do(self._weights.handle, self.num_threads, self._room_for(end), ctypes.byref(task))
+            weights.see_to(max(ends))
+            sequences = [runner._room_for(end) for runner, end in zip(runners, ends, strict=True)]
+            given = (ctypes.c_void_p * num)(*sequences), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
+            getattr(weights.lib, name)(weights.handle, first.num_threads, *given, num, *more)
+        for runner in runners:
+            runner._parents.clear()
+
+    @property
+    def batch_key(self) -> tuple[int, int]:
+        """Equal for runners whose sequences one pass can read: those over the same weights, with as many threads."""
+        return id(self._weights), self.num_threads
 
     def _check_ids(self, tokens: list[int]) -> None:
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._weights.num_ids:

@@ -111,8 +111,11 @@ void native_pass(Model* m, int threads, Part* parts, int num_parts, const int64_
   pass(*m, threads, parts, num_parts, tokens, logits, states, seen, inputs);
 }
 
-int native_propose(Model* m, int threads, Sequence* seq, Drafting* d) { return propose(m, threads, seq, d); }
+// How many candidates each of `count` requests has goes to `nums`.
+void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
+  propose(m, threads, seqs, tasks, count, nums);
+}
 
-void native_verify(Model* m, int threads, Sequence* seq, Verifying* v) { verify(m, threads, seq, v); }
+void native_verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) { verify(m, threads, seqs, tasks, count); }
 
 }  // extern "C"

@@ -1,4 +1,5 @@
-// The halves of a round as one call each: `propose` draws candidates until a floor is undercut, `verify` tests them.
+// The halves of a round as one call each, for one request or several: `propose` draws candidates until a floor is undercut, `verify` tests
+// them. What becomes of a request does not depend on the others, to the bit.
 
 #pragma once
 
@@ -78,61 +79,112 @@ static double scored(const Drafting& d, double estimate) {
   return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
 }
 
-// Candidates of one round, as `rounds.host.propose` draws them; how many.
-static int propose(Model* m, int threads, Sequence* seq, Drafting* d) {
-  const Shape& s = m->s;
-  const int64_t* pending = d->unread;
-  int num = 0, n = d->num_unread, start = d->start;
-  static thread_local std::vector<float> logits, state;
-  logits.resize(s.vocab), state.resize(s.width);
-  const Head* head = d->head;
-  const Sampling& sampling = d->sampling;
-  bool is_drawn = sampling.temperature > 0;
-  bool spreads = d->evidence == NEGATIVE_ENTROPY || (head && (head->reads(ENTROPY) || head->reads(GAP)));
-  bool reads_q = head || d->judges_by_q || d->evidence == LAST_Q || d->evidence == PRODUCT_OF_Q || spreads;
+// Candidates of one request while they are drawn, as `rounds.host.propose` draws them.
+struct Drawing {
+  Drafting& d;
+  Sequence* seq;
+  int vocab;
+  const int64_t* pending;
+  int n, start, num = 0;
+  bool is_drawn, spreads, reads_q;
   float scalars[4] = {};  // of the last candidate
-  Seen seen(sampling);
-  d->value = 1.0, d->why = ON, d->forward_s = d->head_s = 0;
-  auto judge = [&](int i) {
+  Seen seen;
+
+  Drawing(Drafting& d, Sequence* seq, int vocab)
+      : d(d), seq(seq), vocab(vocab), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
+    spreads = d.evidence == NEGATIVE_ENTROPY || (d.head && (d.head->reads(ENTROPY) || d.head->reads(GAP)));
+    reads_q = d.head || d.judges_by_q || d.evidence == LAST_Q || d.evidence == PRODUCT_OF_Q || spreads;
+    d.value = 1.0, d.why = ON, d.forward_s = d.head_s = 0;
+  }
+
+  // Whether there is to be one more.
+  bool goes_on() {
+    if (d.why != ON || num >= d.limit) return false;
+    if (d.value >= d.least[num]) return true;
+    d.why = STOPPED;
+    return false;
+  }
+
+  float* row() { return d.rows + size_t(num) * vocab; }
+
+  void judge(int i, const float* state) {
     double started = now();
-    d->accept[i] = head ? judged(*head, state.data(), d->tokens[i], scalars) : 1 / (1 + std::max(1 - d->confidence[i], REST));
-    if (d->evidence == SURVIVAL) d->value *= scored(*d, d->accept[i]);
-    d->head_s += now() - started;
-  };
-  while (num < d->limit) {
-    if (!(d->value >= d->least[num])) return d->why = STOPPED, num;
-    float* row = d->rows + size_t(num) * s.vocab;
-    double started = now();
-    float* said = is_drawn ? logits.data() : row;
-    extend(*m, threads, *seq, pending, n, start, 1, said, state.data());
-    d->forward_s += now() - started;
-    if (head && head->lags && num) judge(num - 1);
-    penalise(said, s.vocab, sampling);
-    int64_t& token = d->tokens[num];
+    d.accept[i] = d.head ? judged(*d.head, state, d.tokens[i], scalars) : 1 / (1 + std::max(1 - d.confidence[i], REST));
+    if (d.evidence == SURVIVAL) d.value *= scored(d, d.accept[i]);
+    d.head_s += now() - started;
+  }
+
+  // The next candidate, of the logits and the state that the draft's pass over `pending` has said. Greedily these logits are `row()`.
+  void draws(float* said, const float* state) {
+    static thread_local std::vector<float> probabilities;
+    if (d.head && d.head->lags && num) judge(num - 1, state);
+    float* row = this->row();
+    penalise(said, vocab, d.sampling);
+    int64_t& token = d.tokens[num];
     double q = 1.0;
     if (is_drawn) {
-      distribution(said, s.vocab, sampling, row);
-      token = draw(row, s.vocab, d->uniforms[num]);
+      distribution(said, vocab, d.sampling, row);
+      token = draw(row, vocab, d.uniforms[num]);
       q = row[token];
     } else {
-      token = argmax(row, s.vocab);
-      if (reads_q) law(row, s.vocab, 1.0f, logits.data()), q = logits[token];
+      token = argmax(row, vocab);
+      probabilities.resize(vocab);
+      if (reads_q) law(row, vocab, 1.0f, probabilities.data()), q = probabilities[token];
     }
-    d->confidence[num] = q;
+    d.confidence[num] = q;
     scalars[LOG_Q] = float(std::log(std::max(q, 1e-30))), scalars[DEPTH] = float(num + 1);
     if (spreads) {
-      const float *x = is_drawn ? said : row, *p = is_drawn ? row : logits.data();
-      spread(x, p, s.vocab, is_drawn ? 1.0f / sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
+      const float *x = is_drawn ? said : row, *p = is_drawn ? row : probabilities.data();
+      spread(x, p, vocab, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
     }
-    if (d->evidence == LAST_Q) d->value = q;
-    if (d->evidence == PRODUCT_OF_Q) d->value *= q;
-    if (d->evidence == NEGATIVE_ENTROPY) d->value = -scalars[ENTROPY];
-    if (d->judges_by_q || (head && !head->lags)) judge(num);
+    if (d.evidence == LAST_Q) d.value = q;
+    if (d.evidence == PRODUCT_OF_Q) d.value *= q;
+    if (d.evidence == NEGATIVE_ENTROPY) d.value = -scalars[ENTROPY];
+    if (d.judges_by_q || (d.head && !d.head->lags)) judge(num, state);
     seen.add(token);
     pending = &token, start += n, n = 1, ++num;
-    if (std::find(d->ends, d->ends + d->num_ends, token) != d->ends + d->num_ends) return d->why = ENDED, num;
+    if (std::find(d.ends, d.ends + d.num_ends, token) != d.ends + d.num_ends) d.why = ENDED;
   }
-  return num;
+};
+
+// Candidates of some requests, a pass of the draft for all that go on; how many of each. A pass is shared out evenly among these.
+static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
+  const Shape& s = m->s;
+  static thread_local std::vector<float> logits, states;
+  static thread_local std::vector<int64_t> tokens;
+  std::vector<Drawing> all;
+  all.reserve(count);
+  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], seqs[i], s.vocab);
+  std::vector<Drawing*> on;
+  std::vector<Part> parts;
+  while (true) {
+    on.clear(), parts.clear(), tokens.clear();
+    for (Drawing& one : all)
+      if (one.goes_on()) {
+        on.push_back(&one), parts.push_back({one.seq, one.start, one.n, 1, 0, 0, nullptr});
+        tokens.insert(tokens.end(), one.pending, one.pending + one.n);
+      }
+    int num = int(on.size());
+    if (!num) break;
+    logits.resize(size_t(num) * s.vocab), states.resize(size_t(num) * s.width);
+    double started = now();
+    bool is_row = num == 1 && !on[0]->is_drawn;  // they are what is wanted
+    float* said = is_row ? on[0]->row() : logits.data();
+    pass(*m, threads, parts.data(), num, tokens.data(), said, states.data());
+    double each_s = (now() - started) / num;
+    auto one = [&, said, state = states.data()](int i) {
+      on[i]->d.forward_s += each_s;
+      float* of = said + size_t(i) * s.vocab;
+      if (!is_row && !on[i]->is_drawn) std::copy(of, of + s.vocab, on[i]->row()), of = on[i]->row();
+      on[i]->draws(of, state + size_t(i) * s.width);
+    };
+    if (num == 1) one(0);
+    else
+      together(std::min(threads, num), [&](int t, int threads, Barrier&) {
+        for (int i = t; i < num; i += threads) one(i);
+      });
+  }
+  for (int i = 0; i < count; ++i) nums[i] = all[i].num;
 }
 
 // (w p - q)+ into `rest`; its mass.
@@ -197,13 +249,32 @@ static int agreed(const Verifying& v, const int64_t* candidates, int vocab, int6
   }
 }
 
-// The target's pass over the candidates, and the test of `rounds.verification`.
-static void verify(Model* m, int threads, Sequence* seq, Verifying* v) {
-  int vocab = m->s.vocab;
-  const int64_t* candidates = v->tokens + v->num_tokens - v->num;
+// The target's pass over the candidates of some requests, and the test of `rounds.verification`. The pass is shared out evenly.
+static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
+  size_t vocab = m->s.vocab, width = m->s.width;
+  static thread_local std::vector<float> logits, states;
+  static thread_local std::vector<int64_t> tokens;
+  std::vector<Part> parts;
+  std::vector<size_t> rows{0};
+  tokens.clear();
+  for (int i = 0; i < count; ++i) {
+    Verifying& v = *tasks[i];
+    parts.push_back({seqs[i], v.start, v.num_tokens, v.num + 1, 0, 0, nullptr}), rows.push_back(rows.back() + v.num + 1);
+    tokens.insert(tokens.end(), v.tokens, v.tokens + v.num_tokens);
+  }
+  if (count > 1) logits.resize(rows.back() * vocab), states.resize(rows.back() * width);
   double started = now();
-  extend(*m, threads, *seq, v->tokens, v->num_tokens, v->start, v->num + 1, v->logits, v->states);
-  v->forward_s = now() - started;
-  if (v->raw) std::copy(v->logits, v->logits + size_t(v->num + 1) * vocab, v->raw);
-  v->num_accepted = (v->sampling.temperature > 0 ? accepted : agreed)(*v, candidates, vocab, &v->next);
+  pass(*m, threads, parts.data(), count, tokens.data(), count > 1 ? logits.data() : tasks[0]->logits, count > 1 ? states.data() : tasks[0]->states);
+  double each_s = (now() - started) / count;
+  auto one = [&, logits = logits.data(), states = states.data()](int i) {
+    Verifying& v = *tasks[i];
+    v.forward_s = each_s;
+    if (count > 1) std::copy(logits + rows[i] * vocab, logits + rows[i + 1] * vocab, v.logits), std::copy(states + rows[i] * width, states + rows[i + 1] * width, v.states);
+    if (v.raw) std::copy(v.logits, v.logits + size_t(v.num + 1) * vocab, v.raw);
+    v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);
+  };
+  if (count == 1) return one(0);
+  together(std::min(threads, count), [&](int t, int threads, Barrier&) {
+    for (int i = t; i < count; i += threads) one(i);
+  });
 }
