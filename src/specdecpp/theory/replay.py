@@ -153,6 +153,7 @@ class Player:
             )
         opinion = _opinion(trace, policy)
         self._view = View(trace, opinion, costs, looks_ahead=policy.looks_ahead)
+        self._judges = judge_of(policy) is not None
         self._ends = trace.ends()
         self._prices = prices(costs, trace.branch_size)
 
@@ -168,7 +169,9 @@ class Player:
             count, num_dropped = (decision.limit, 0) if decision.rule is FREE else self._draft(decision)
             accepted = min(count, rejected - at)
             emitted = min(accepted + 1, num - at)
-            outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped, judged=view.judged)
+            view.num_tokens = count
+            judged = view.judged[:count] if self._judges else ()
+            outcome = Round(emitted, count, accepted, *self._prices[count], num_dropped, judged=judged)
             yield outcome
             memory = policy.learn(memory, outcome)
             at += emitted
