@@ -4,8 +4,9 @@
     python benchmarks/rules.py --clock reference --gsm8k gsm8k_test.jsonl --humaneval ... --alpaca ... --out results/rules.json
 
 `--replay PAIR=LABELS` names recordings (recipes/rules); rules are replayed at draft steps of .05 to .6 of a pass with flat
-passes, and at the costs of the pair on this machine. A rule with a threshold is shown three times: as it comes, as it is best
-on development prompts, and as it is best on the prompts that it is judged on, which nobody can have.
+passes, and at the costs of the pair on this machine: three to six minutes of one core a recording. A rule of other people's
+work is shown three times: as it comes, as it is best on development prompts, and as it is best on the prompts that it is judged
+on, which nobody can have. docs/figures/rules.py makes the picture and the table of docs/policies.md.
 `--clock PAIR` decodes unseen prompts in turns, unseeded, as requests come. Both can be given several times; what a file in
 `--out` has of other recordings and pairs stays. `summary` is in per cent, the worst cell first. While a clock runs nothing else
 should.
@@ -13,13 +14,14 @@ should.
 
 import argparse
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from peers.provenance import provenance
@@ -31,27 +33,35 @@ from specdecpp.policies import (
     AcceptanceEMA,
     AdaptiveEntropy,
     ArgmaxLength,
+    AutoOff,
+    Bandit,
+    Cascade,
     CostAware,
     Costs,
     CumulativeConfidence,
+    Disco,
     DraftVerify,
     Entropy,
     Fixed,
     Heuristic,
     MaxConfidence,
+    OnlineLogistic,
     Policy,
     SpecDecPP,
+    UCBSpecStop,
 )
 from specdecpp.policies.experience import Experience
+from specdecpp.policies.score import REST
 from specdecpp.request import as_prompt
 from specdecpp.sampling import Sampling
 from specdecpp.theory.intervals import ratio_of_ratios
-from specdecpp.theory.replay import replay
+from specdecpp.theory.replay import Player, replay, thrown
 from specdecpp.theory.replayed import Replayed
 from specdecpp.training import prompts as prompt_files
 from specdecpp.training import shards
 from specdecpp.training.traces import Terms, traces
 
+WEIGHTS = ("bias", "by_rest", "by_entropy", "by_gap", "by_depth")
 FLAT = (0.05, 0.1, 0.22, 0.3)
 NOT_PAYING = 0.6
 SETS = ("gsm8k", "humaneval", "alpaca")
@@ -61,17 +71,40 @@ SAMPLINGS = {
     "0": Sampling(temperature=0.0),
 }
 MOST, REPEATS, FIRST = 14, 2, 10
-RIVALS: dict[str, tuple[Callable[[float], Policy], float, Sequence[float]]] = {
-    # name: (the rule with a setting, the setting it comes with, those that are tried on development prompts)
-    "fixed K": (lambda k: Fixed(k=int(k)), 4, range(13)),
-    "cumulative q": (lambda h: CumulativeConfidence(threshold=h), 0.2, (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)),
-    "max confidence": (lambda h: MaxConfidence(threshold=h), 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)),
-    "SVIP": (lambda h: Entropy(threshold=h), 0.3, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)),
-    "AdaEDL": (lambda h: AdaptiveEntropy(threshold=h), 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
-    "Draft & Verify": (lambda h: DraftVerify(threshold=h), 0.5, (0.2, 0.4, 0.5, 0.6, 0.8)),
-    "GammaTune": (lambda k: AcceptanceEMA(start_tokens=int(k)), 4, (2, 4, 6)),
-    "transformers' schedule": (lambda k: Heuristic(start_tokens=int(k)), 5, (2, 3, 5)),
-    "best length so far": (lambda a: ArgmaxLength(prior=a, min_tokens=0), 0.7, (0.5, 0.7, 0.9)),
+ARMS = (Fixed(k=2), Fixed(k=5), CumulativeConfidence())
+
+
+class Rival(NamedTuple):
+    """A rule with a setting, the setting it comes with, and those that are tried on development prompts."""
+
+    make: "Callable[[float, Recording], Policy]"
+    usual: float
+    settings: Sequence[float]
+
+
+RIVALS = {
+    "fixed K": Rival(lambda k, _: Fixed(k=int(k)), 4, range(13)),
+    "cumulative q": Rival(
+        lambda h, _: CumulativeConfidence(threshold=h), 0.2, (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    ),
+    "max confidence": Rival(lambda h, _: MaxConfidence(threshold=h), 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)),
+    # llama.cpp drafts the argmax and drops what falls below p-min, which is sound at temperature 0; elsewhere it is kept
+    "p-min": Rival(
+        lambda h, r: MaxConfidence(threshold=h, max_tokens=16, drop=r.is_greedy), 0.75, (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)
+    ),
+    "SVIP": Rival(lambda h, _: Entropy(threshold=h), 0.3, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)),
+    "AdaEDL": Rival(lambda h, _: AdaptiveEntropy(threshold=h), 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
+    "Draft & Verify": Rival(lambda h, _: DraftVerify(threshold=h), 0.5, (0.2, 0.4, 0.5, 0.6, 0.8)),
+    "DISCO": Rival(lambda h, r: Disco(threshold=h, **r.classifier), 0.7, (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)),
+    "GammaTune": Rival(lambda k, _: AcceptanceEMA(start_tokens=int(k)), 4, (2, 4, 6)),
+    "transformers' schedule": Rival(lambda k, _: Heuristic(start_tokens=int(k)), 5, (2, 3, 5)),
+    "best length so far": Rival(lambda a, _: ArgmaxLength(prior=a, min_tokens=0), 0.7, (0.5, 0.7, 0.9)),
+    "best length lately": Rival(lambda f, _: ArgmaxLength(fading=f, min_tokens=0), 0.1, (0.05, 0.1, 0.2, 0.4)),
+    "Cascade": Rival(lambda k, _: Cascade(start_tokens=int(k)), 3, (1, 2, 3, 5)),
+    "UCB-SpecStop": Rival(lambda b, _: taught(UCBSpecStop(exploration=b)), 1, (0.3, 1, 3, 10)),
+    "vLLM's estimator": Rival(lambda k, _: taught(OnlineLogistic(max_tokens=int(k))), 7, (3, 5, 7, 10, 14)),
+    "auto-off": Rival(lambda h, _: AutoOff(policy=CumulativeConfidence(threshold=h)), 0.2, (0.1, 0.2, 0.4, 0.6)),
+    "bandit": Rival(lambda e, _: Bandit(arms=ARMS, exploration=e), 0.3, (0.1, 0.3, 1)),
 }
 
 
@@ -83,6 +116,8 @@ class Recording:
     pair: Any
     sampling: str = ""
     splits: dict[str, list[Any]] = field(default_factory=dict)
+    known: dict[Any, Replayed] = field(default_factory=dict)
+    """What rules that do not look at the costs did, whatever those are."""
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "Recording":
@@ -94,14 +129,54 @@ class Recording:
         found = [known for known, sampling in SAMPLINGS.items() if sampling == Sampling(**about["sampling"])]
         return cls(name, pair, found[0] if found else json.dumps(about["sampling"]), splits)
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling == "0"
+
+    @cached_property
+    def classifier(self) -> dict[str, float]:
+        """The weights of `Disco`: logistic regression on the candidates that long rounds test on development prompts."""
+        rows, labels = map(np.array, zip(*tested(self.splits["dev"]), strict=True))
+        weights = np.zeros(rows.shape[1])
+        for _ in range(20):  # Newton's method
+            chance = 1 / (1 + np.exp(-rows @ weights))
+            curve = rows.T @ (rows * (chance * (1 - chance))[:, None]) + 1e-3 * np.eye(len(weights))
+            weights += np.linalg.solve(curve, rows.T @ (labels - chance) - 1e-3 * weights)
+        return {name: round(float(w), 4) for name, w in zip(WEIGHTS, weights, strict=True)}
+
+    def play(self, split: str, rival: str, setting: float, costs: Costs) -> Replayed:
+        """A rival's rounds; replayed again only where it looks at the costs."""
+        key = split, rival, setting
+        if key not in self.known:
+            policy = RIVALS[rival].make(setting, self)
+            done = replay(self.splits[split], policy, costs, repeats=REPEATS, max_tokens=MOST)
+            if done.is_priced:
+                return done
+            self.known[key] = done
+        return self.known[key].at(costs)
+
+
+def tested(recorded: Sequence[Any]) -> Iterator[tuple[tuple[float, ...], int]]:
+    """(What `Disco` reads of a candidate, whether it was accepted), of all that rounds of `MOST` candidates test."""
+    for trace, runs in zip(recorded, thrown(recorded, seed=0, repeats=REPEATS), strict=True):
+        for run in runs.tolist():
+            at = 0
+            for r in Player(trace, Fixed(k=MOST), Costs.relative(0.1)).rounds(run):
+                for k in range(min(r.num_accepted + 1, r.num_drafted)):
+                    is_accepted = k < r.num_accepted
+                    place = at + k, int(not is_accepted)
+                    rest = math.log(max(1 - math.exp(trace.log_q[place]), REST))
+                    yield (1.0, rest, float(trace.entropy[place]), float(trace.gap[place]), k + 1.0), int(is_accepted)
+                at += r.num_tokens
+
 
 class Lessons:
     """Requests one after the other without a seed: what one has learned, the next begins with."""
 
-    def __init__(self, policy: CostAware):
+    def __init__(self, policy: Policy):
         self.experience, self.last = Experience(policy), None
 
-    def policy(self) -> CostAware:
+    def policy(self) -> Any:
         """The rule; its requests must be replayed in order."""
         lessons, given = self, self.experience._policy
 
@@ -116,25 +191,30 @@ class Lessons:
                 lessons.last = super().learn(memory, outcome)
                 return lessons.last
 
-        taught: Any = object.__new__(Taught)
-        taught.__dict__.update(given.__dict__)
-        return taught
+        pupil: Any = object.__new__(Taught)
+        pupil.__dict__.update(given.__dict__)
+        return pupil
+
+
+def taught(policy: Policy) -> Policy:
+    """A rule whose requests, replayed in order, teach each other."""
+    return Lessons(policy).policy()
 
 
 def replayed(recording: Recording, costs: Costs) -> tuple[dict[str, Replayed], dict[str, dict[str, Replayed]]]:
     """(Rules as anybody can have them, for each set the rival settings that are best on it) on the test prompts."""
     play = partial(replay, costs=costs, repeats=REPEATS, max_tokens=MOST)
-    test, dev = recording.splits["test"], recording.splits["dev"]
-    found = {"cost-aware by q": play(test, CostAware()), "cost-aware by q, taught": play(test, Lessons(CostAware()).policy())}
+    test = recording.splits["test"]
+    found = {"cost-aware by q": play(test, CostAware()), "cost-aware by q, taught": play(test, taught(CostAware()))}
     if recording.pair.head is not None:
         head = recording.pair.head
         found["cost-aware"] = play(test, CostAware(head=head))
         found["SpecDec++"] = play(test, SpecDecPP.tuned(head))
     picked: dict[str, dict[str, Replayed]] = defaultdict(dict)
-    for name, (make, usual, settings) in RIVALS.items():
-        on_test = {s: play(test, make(s)) for s in settings}
-        best = max(settings, key=lambda s, make=make: play(dev, make(s)).tokens_per_second)
-        found |= {f"{name} {usual:g}": play(test, make(usual)), f"{name}, tuned": on_test[best]}
+    for name, (_, usual, settings) in RIVALS.items():
+        on_test = {s: recording.play("test", name, s, costs) for s in settings}
+        best = max(settings, key=lambda s, name=name: recording.play("dev", name, s, costs).tokens_per_second)
+        found |= {f"{name} {usual:g}": on_test[usual], f"{name}, tuned": on_test[best]}
         for part in SETS:
             picked[part][name] = max((r.only(part) for r in on_test.values()), key=lambda r: r.tokens_per_second)
     return found, picked
@@ -157,6 +237,7 @@ def cells(recording: Recording, name: str, costs: Costs) -> Iterator[dict[str, A
             "costs": name,
             "set": part,
             "prompts": len(own["cost-aware by q"].sources),
+            **({"seconds": asdict(costs)} if name == "measured" else {}),
             "speed_up": {rule: round(r.speed_up, 4) for rule, r in own.items()},
             "picked_on_these_prompts": {rival: round(r.speed_up, 4) for rival, r in picked[part].items()},
             "percent_over": over,
@@ -260,7 +341,9 @@ def summary(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings; repeatable")
+    parser.add_argument(
+        "--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings, 3 to 6 minutes each; repeatable"
+    )
     parser.add_argument("--clock", action="append", default=[], help="a pair that ships, by its name; repeatable")
     for name in SETS:
         parser.add_argument(f"--{name}", help=f"prompts of {name} for the clock")

@@ -10,7 +10,7 @@ from laws import outcome
 from specdecpp import Costs
 from specdecpp.policies import AcceptanceEMA, AdaptiveEntropy, ArgmaxLength, DraftVerify, Policy
 from specdecpp.policies.adaptive import Drift
-from specdecpp.policies.cost_aware import Ledger
+from specdecpp.policies.history import Counts
 from specdecpp.policies.protocol import Evidence, Stop
 from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
@@ -102,7 +102,7 @@ def test_the_best_length_follows_the_counts():
 def test_a_round_is_as_long_as_the_formula_says(acceptance: float, bounds: dict):
     """Catches a stop one candidate early or late, costs of another width, and bounds that the search leaves."""
     policy = ArgmaxLength(**bounds)
-    memory = Ledger(num_tested=10**9, num_accepted=round(acceptance * 1e9))
+    memory = Counts(num_tested=1e9, num_accepted=acceptance * 1e9)
 
     def rate(g: int) -> float:
         return sum(acceptance**k for k in range(g + 1)) / (g * 0.2 + STEEP.verify_s(g + 1))
@@ -113,7 +113,7 @@ def test_a_round_is_as_long_as_the_formula_says(acceptance: float, bounds: dict)
 
 def test_it_goes_on_trying_unless_it_may_draft_nothing():
     """Catches a rule that gives up after a bad start: without candidates it would never learn better."""
-    memory = Ledger(num_tested=100, num_accepted=0)
+    memory = Counts(num_tested=100.0, num_accepted=0.0)
     assert length(ArgmaxLength(), memory, costs=STEEP) == 1
     assert length(ArgmaxLength(min_tokens=0), memory, costs=STEEP) == 0
 

@@ -12,20 +12,25 @@ from tables import COSTS, Recording, greedy_trace, of_replay, of_session
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.policies import (
     AcceptanceEMA,
+    ArgmaxLength,
     AutoOff,
     Bandit,
     Candidates,
+    Cascade,
     CostAware,
     Costs,
     CumulativeConfidence,
+    Disco,
     DraftVerify,
     Entropy,
     Fixed,
     Heuristic,
     MaxConfidence,
+    OnlineLogistic,
     Outcome,
     Policy,
     SpecDecPP,
+    UCBSpecStop,
 )
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.rounds.verification import GreedyVerification
@@ -86,6 +91,11 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "cumulative-2": lambda most: CumulativeConfidence(threshold=0.9, max_tokens=max(2, most), min_tokens=min(2, most)),
     "entropy": lambda most: Entropy(threshold=0.3, max_tokens=most),
     "draft-verify": lambda most: DraftVerify(threshold=0.5, step=3.0, max_tokens=most),
+    "argmax-fading": lambda most: ArgmaxLength(fading=0.5, min_tokens=0, prior_tokens=1, max_tokens=most),
+    "ucb-specstop": lambda most: UCBSpecStop(max_tokens=most),
+    "cascade": lambda most: Cascade(start_tokens=1, max_tokens=most, trial_rounds=1, max_trials=2, set_rounds=1),
+    "online-logistic": lambda most: OnlineLogistic(max_tokens=most, fit_every=1, warm_up=0, damping=0.0),
+    "disco": lambda most: Disco(bias=0.2, by_entropy=-0.5, by_depth=-0.4, max_tokens=most),
     "until-token": lambda most: UntilToken(max_tokens=most),
     "lagged-0": lambda most: SpecDecPP(head=LAGGED, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
     "lagged-1": lambda most: SpecDecPP(head=LAGGED, calibrated=True, threshold=0.3, min_tokens=1, max_tokens=most),
@@ -112,7 +122,8 @@ class Witness(HeadPolicy):
 
     def learn(self, memory: tuple[Any, ...], outcome: Any) -> tuple[Any, ...]:
         assert isinstance(outcome, Outcome)
-        return (*memory, (outcome.num_tokens, outcome.num_drafted, outcome.num_accepted, round(outcome.expected_s, 9)))
+        judged = tuple(round(chance, 5) for chance in outcome.judged)
+        return (*memory, (outcome.num_tokens, outcome.num_drafted, outcome.num_accepted, round(outcome.expected_s, 9), judged))
 
     def stop(self, draft: Any, memory: Any) -> str | None:
         assert isinstance(draft, Candidates)

@@ -1,5 +1,7 @@
 """What people type becomes the policy they mean, or is refused."""
 
+from dataclasses import fields
+
 import pytest
 
 from specdecpp import policies, request
@@ -72,7 +74,7 @@ def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
 
 def test_every_exported_rule_can_be_typed():
     """Catches a new rule that the command line does not know, and one it offers that is no longer there."""
-    rules = {rule for name in policies.__all__ if issubclass(rule := getattr(policies, name), Policy)}
+    rules = {kind for kind in vars(policies).values() if isinstance(kind, type) and issubclass(kind, Policy)}
     typed = {kind for kind, *_ in (request.KINDS | request.WRAPPERS).values()}
     assert typed == rules - {Policy}
     assert {name.split(":")[0] for name in request.policy_names()} == {request.TARGET, *request.KINDS, *request.WRAPPERS}
@@ -82,7 +84,7 @@ def test_every_exported_rule_can_be_typed():
 def test_every_parameter_of_a_spec_is_one_of_the_rule(name: str):
     """Catches a parameter that is offered but refused by its class, or cannot be told from its default when it is printed."""
     kind, main, others = request.KINDS[name]
-    known = kind.__dataclass_fields__
+    known = {f.name: f for f in fields(kind)}
     assert {main, *others} <= known.keys()
     settable = {n for n, f in known.items() if f.init} - {"head"}
     assert settable == {main, *others}, "the rest could not be typed"

@@ -12,23 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Unpack
 
-from specdecpp.policies import (
-    AcceptanceEMA,
-    AdaptiveEntropy,
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    CostAware,
-    CumulativeConfidence,
-    DraftVerify,
-    Entropy,
-    Fixed,
-    Heuristic,
-    MaxConfidence,
-    Policy,
-    SpecDecPP,
-)
-from specdecpp.policies.head import HeadPolicy
+from specdecpp.policies import Bandit, CostAware, Fixed, Policy, SpecDecPP, named
+from specdecpp.policies.head import takes_head
 from specdecpp.rounds.verification import VERIFICATIONS
 
 if TYPE_CHECKING:
@@ -41,25 +26,29 @@ TARGET = "target"
 VERIFICATION_NAMES = tuple(name for name, kind in VERIFICATIONS.items() if not kind.greedy_only)
 """Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
+
+
+def _parameters(kind: type[Policy]) -> tuple[str, ...]:
+    """What of a rule can be typed: its own parameters, then the bounds."""
+    typed = [f.name for f in fields(kind) if f.init and f.name != "head"]
+    return (*(name for name in typed if name not in BOUNDS), *(name for name in BOUNDS if name in typed))
+
+
+def _forms(*, of_others: bool) -> dict[str, tuple[type[Policy], str, tuple[str, ...]]]:
+    """The short forms of the rules that are made of others, or of those that are not."""
+    forms = {}
+    for kind in named():
+        name, _, main = kind.short.partition(":")
+        default = next(f.default for f in fields(kind) if f.name == main)
+        if (default is MISSING) is of_others:
+            forms[name] = (kind, main, tuple(other for other in _parameters(kind) if other != main))
+    return forms
+
+
 # name: (class, the parameter that may stand without its name, the others)
-KINDS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
-    "fixed": (Fixed, "k", ()),
-    "heuristic": (Heuristic, "start_tokens", BOUNDS),
-    "ema": (AcceptanceEMA, "start_tokens", ("eta", *BOUNDS)),
-    "argmax": (ArgmaxLength, "prior", ("prior_tokens", *BOUNDS)),
-    "max-confidence": (MaxConfidence, "threshold", ("drop", *BOUNDS)),
-    "cumulative": (CumulativeConfidence, "threshold", BOUNDS),
-    "entropy": (Entropy, "threshold", ("c", *BOUNDS)),
-    "draft-verify": (DraftVerify, "threshold", ("aim", "step", *BOUNDS)),
-    "adaptive-entropy": (AdaptiveEntropy, "threshold", ("gamma", "aim", "step", *BOUNDS)),
-    "specdecpp": (SpecDecPP, "threshold", ("calibrated", *BOUNDS)),
-    "cost-aware": (CostAware, "prior", ("prior_rounds", "regret", *BOUNDS)),
-}
+KINDS = _forms(of_others=False)
 # name: (class, the field that holds the other rules, its own parameters)
-WRAPPERS: dict[str, tuple[type[Policy], str, tuple[str, ...]]] = {
-    "auto-off": (AutoOff, "policy", ("patience", "probe_every", "fading")),
-    "bandit": (Bandit, "arms", ("exploration",)),
-}
+WRAPPERS = _forms(of_others=True)
 
 
 @dataclass(frozen=True)
@@ -75,21 +64,21 @@ class PolicySpec:
     @property
     def takes_head(self) -> bool:
         """Whether a head makes a difference."""
-        return isinstance(self.policy, HeadPolicy) or any(part.takes_head for part in self.parts)
+        return takes_head(type(self.policy)) or any(part.takes_head for part in self.parts)
 
     @property
     def needs_head(self) -> bool:
         """Whether there is no such rule without a head."""
-        own = isinstance(self.policy, HeadPolicy) and not isinstance(self.policy, CostAware)  # which does with q
+        own = takes_head(type(self.policy)) and not isinstance(self.policy, CostAware)  # which does with q
         return own or any(part.needs_head for part in self.parts)
 
     def build(self, head: "AcceptanceHead | None") -> Policy:
         """The policy, with its head where it needs one. Raises ValueError when there is none."""
         if self.parts:
             return _wrap(type(self.policy), [part.build(head) for part in self.parts], self.typed)
-        if not isinstance(self.policy, HeadPolicy):
+        kind: Any = type(self.policy)
+        if not takes_head(kind):
             return self.policy
-        kind = type(self.policy)
         if head is None and self.needs_head:
             raise ValueError(
                 f"the policy {_name_of(self.policy)} needs an acceptance head, and this pair has none. Name one with --head, "
@@ -117,14 +106,14 @@ def parse_policy(spec: str) -> PolicySpec:
         raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
     kind, main, others = KINDS[name]
     values = _values(spec, kind, rest, main, others)
-    needed = {"head": None} if issubclass(kind, HeadPolicy) else {}
+    needed: dict[str, Any] = {"head": None} if takes_head(kind) else {}
     return PolicySpec(kind(**needed, **values), typed=values)
 
 
 def policy_names() -> list[str]:
-    """Every policy with what may follow its name: fixed:k, target, ..., auto-off:POLICY, bandit:POLICY|POLICY."""
+    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, bandit:POLICY|POLICY."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [names[0], TARGET, *names[1:], "auto-off:POLICY", "bandit:POLICY|POLICY"]
+    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY"]
 
 
 def spec_of(policy: Policy) -> str:

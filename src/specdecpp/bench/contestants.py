@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specdecpp.bench.results import Role
 from specdecpp.policies import AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
-from specdecpp.policies.head import HeadPolicy
+from specdecpp.policies.head import takes_head
 from specdecpp.request import KINDS, PolicySpec, parse_policy
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def free_rules() -> Iterator[Policy]:
     """Every rule that has a name, needs no head, and can be used as it comes."""
     for kind, _, _ in KINDS.values():
         needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
-        if not (needs or issubclass(kind, HeadPolicy | Fixed)):
+        if not (needs or takes_head(kind) or issubclass(kind, Fixed)):
             yield kind()
 
 
@@ -186,5 +186,5 @@ def role_of(policy: Policy) -> Role:
             return "specdecpp"
         case CostAware():
             return "cost_aware"
-    is_free = any(type(policy) is kind for kind, _, _ in KINDS.values()) and not isinstance(policy, HeadPolicy)
+    is_free = any(type(policy) is kind for kind, _, _ in KINDS.values()) and not takes_head(type(policy))
     return "free" if is_free else "other"

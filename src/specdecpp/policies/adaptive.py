@@ -11,7 +11,7 @@ So the threshold moves by 0.001 a round: it drifts over thousands of tokens, and
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
@@ -63,6 +63,8 @@ class DraftVerify(AdaptivePolicy):
     It starts at 0.5, their value for sampling; for greedy decoding theirs is 0.8.
     """
 
+    short: ClassVar[str] = "draft-verify:threshold"
+
     def rule(self, memory: Drift, costs: "Costs | None", limit: int) -> Rule:
         return Rule(Evidence.LAST_Q, (0.0,) + (memory.threshold,) * limit)
 
@@ -75,6 +77,7 @@ class AdaptiveEntropy(AdaptivePolicy):
     theirs; here it moves as in Draft & Verify, and its start of 0.4 is ours.
     """
 
+    short: ClassVar[str] = "adaptive-entropy:threshold"
     threshold: float = 0.4
     gamma: float = 0.2
 

@@ -6,7 +6,7 @@ one-hot and says nothing; the unwarped softmax (temperature 1) is read instead.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 class MaxConfidence(Policy):
     """Stop once the last candidate has q(x) < threshold: the dynamic rule of transformers (default 0.4, at most 20).
 
-    `drop=True` also removes that candidate, as `p-min` does in llama.cpp. That is sound for greedy decoding and under
-    `CompareVerification` only, and the Decoder refuses it elsewhere.
+    `drop=True` also removes that candidate, as `p-min` does in llama.cpp (0.75 and at most 16, of the argmax among its ten
+    likeliest). There candidates are the draft's argmax and are compared with the target's own draw, at any temperature. With
+    candidates that are drawn it is sound under `CompareVerification` and for greedy decoding only, and the Decoder refuses it
+    elsewhere: kept, as it is without `drop`, the last candidate costs a row of the pass.
     """
 
+    short: ClassVar[str] = "max-confidence:threshold"
     threshold: float = 0.4
     drop: bool = False
 
@@ -44,6 +47,7 @@ class CumulativeConfidence(Policy):
     The free baseline that any trained head has to beat: it estimates the survival of the whole round, at no cost.
     """
 
+    short: ClassVar[str] = "cumulative:threshold"
     threshold: float = 0.2
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class Entropy(Policy):
     1 - sqrt(c * H) bounds the acceptance probability from below, up to the constant.
     """
 
+    short: ClassVar[str] = "entropy:threshold"
     threshold: float = 0.3
     c: float = 0.15
     max_tokens: int = 40

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
 from specdecpp.policies.gains import Gains
@@ -144,6 +144,7 @@ class CostAware(HeadPolicy):
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
 
+    short: ClassVar[str] = "cost-aware:prior"
     head: "AcceptanceHead | None" = None
     prior: float = 0.7
     prior_rounds: int = 8

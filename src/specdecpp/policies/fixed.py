@@ -1,7 +1,7 @@
 """Rules that do not look at the candidates: a fixed length, and the length transformers adapts from outcomes."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from specdecpp.policies.protocol import Policy
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 class Fixed(Policy):
     """Always k candidates (Leviathan et al. 2023). `Fixed(k=0)` is the target alone, run by the same code."""
 
+    short: ClassVar[str] = "fixed:k"
     k: int = 4
     min_tokens: int = field(default=0, init=False, repr=False)
     max_tokens: int = field(default=0, init=False, repr=False)
@@ -27,6 +28,7 @@ class Fixed(Policy):
 class Heuristic(Policy):
     """k += 2 after a round that accepted everything, else k = max(1, k - 1): the "heuristic" schedule of transformers."""
 
+    short: ClassVar[str] = "heuristic:start_tokens"
     start_tokens: int = 5
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 (method.md 5)."""
 
 import warnings
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 from specdecpp.policies.score import by_q
@@ -71,6 +71,7 @@ class SpecDecPP(HeadPolicy):
     >>> policy = SpecDecPP.tuned(pair.head)                     # as its card says            # doctest: +SKIP
     """
 
+    short: ClassVar[str] = "specdecpp:threshold"
     threshold: float = 0.7
     calibrated: bool = False
     min_tokens: int = 2
@@ -87,6 +88,11 @@ class SpecDecPP(HeadPolicy):
 
     def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
         return Rule(Evidence.SURVIVAL, (1 - self.threshold,) * (limit + 1))
+
+
+def takes_head(kind: type[Policy]) -> bool:
+    """Whether such a rule has a head to be given."""
+    return any(f.name == "head" and f.init for f in fields(kind))
 
 
 def costs_for(policy: Policy, costs: "Costs") -> "Costs":

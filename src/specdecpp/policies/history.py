@@ -4,10 +4,10 @@ They look at no candidate, so a round's length is known before it begins.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdecpp.policies.cost_aware import Ledger
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class AcceptanceEMA(Policy):
     is what lets the length grow again: a round that accepts everything lies above the mean. Starts at `start_tokens`.
     """
 
+    short: ClassVar[str] = "ema:start_tokens"
     start_tokens: int = 4
     eta: float = 0.3
 
@@ -43,22 +44,36 @@ class AcceptanceEMA(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Candidates tested so far and those of them that were accepted, older ones fading."""
+
+    num_tested: float = 0.0
+    num_accepted: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArgmaxLength(Policy):
     """The length that is best at the acceptance seen so far: the formula for a fixed length, evaluated on the fly.
 
         gamma = argmax_g  (1 - a^(g+1))/(1 - a) / (g t_draft + t_target(g + 1))
 
-    after Leviathan et al. 2023 (theorem 3.8), with a the share of the tested candidates that was accepted. `prior` is a before
-    anything was tested, and counts for `prior_tokens` candidates. With `min_tokens=0` it may give up drafting for good.
+    after Leviathan et al. 2023 (theorem 3.8), with a the share of the tested candidates that was accepted: what comes after a
+    rejection was not tested and counts for nothing. With `fading` every round's candidates weigh (1 - fading) times those of
+    the next, so a is a moving average that knows what a rejection hides (vllm#44336 keeps one for each place, EMA of 0.1).
+    `prior` is a before anything was tested, and counts for `prior_tokens` candidates. With `min_tokens=0` it may give up
+    drafting for good.
     """
 
+    short: ClassVar[str] = "argmax:prior"
     min_tokens: int = 1
     prior: float = 0.7
     prior_tokens: int = 8
+    fading: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probability("ArgmaxLength.prior", self.prior)
+        check_probability("ArgmaxLength.fading", self.fading)
         if self.prior_tokens < 1:
             raise ValueError(f"ArgmaxLength needs prior_tokens of at least 1, got {self.prior_tokens}")
 
@@ -66,17 +81,102 @@ class ArgmaxLength(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> Ledger:
-        return Ledger()
+    def start(self) -> Counts:
+        return Counts()
 
-    def learn(self, memory: Ledger, outcome: "Outcome") -> Ledger:
-        return memory.with_round(outcome)
+    def learn(self, memory: Counts, outcome: "Outcome") -> Counts:
+        if not outcome.num_drafted:
+            return memory
+        kept, num = 1 - self.fading, outcome.num_accepted
+        return Counts(
+            num_tested=kept * memory.num_tested + min(num + 1, outcome.num_drafted),
+            num_accepted=kept * memory.num_accepted + num,
+        )
 
-    def acceptance(self, memory: Ledger) -> float:
+    def acceptance(self, memory: Counts) -> float:
         """a: of the candidates tested so far, the prior's included."""
-        return memory.acceptance(self.prior, self.prior_tokens)
+        return (memory.num_accepted + self.prior_tokens * self.prior) / (memory.num_tested + self.prior_tokens)
 
-    def rule(self, memory: Ledger, costs: "Costs | None", limit: int) -> Rule:
+    def rule(self, memory: Counts, costs: "Costs | None", limit: int) -> Rule:
         assert costs is not None, "the session gives costs to a policy that needs them"
         best = costs.best_length(self.acceptance(memory), range(self.min_tokens, self.max_tokens + 1))
-        return Rule(Evidence.NOTHING, (-math.inf,) * best + (math.inf,), f"best length {best}")
+        return _exactly(best, f"best length {best}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Of each length: how many rounds had it, the tokens they made, and their seconds."""
+
+    rounds: tuple[float, ...]
+    tokens: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UCBSpecStop(Policy):
+    """The length whose time a token may be the least: ratio-type optimal stopping with an upper confidence bound.
+
+        k = argmin_k  seconds_k / tokens_k  -  exploration * t_draft * sqrt(rounds_k ln n) / tokens_k
+
+    over the n rounds so far, sums over those with k candidates (Sun et al. 2026, arXiv 2606.20591, algorithm 1). Each length
+    from 1 to `max_tokens` is tried once first. Their bonus is 1 ms where a draft step takes 1 ms, and 10 are the most. It
+    was made for slow links between draft and target, and goes on learning from request to request, as it does here where
+    requests have no seed. A round that had no room for its length counts for the length that it had.
+    """
+
+    short: ClassVar[str] = "ucb-specstop:exploration"
+    exploration: float = 1.0
+    max_tokens: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.exploration >= 0:
+            raise ValueError(f"UCBSpecStop needs exploration of at least 0, got {self.exploration}")
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def start(self) -> Lengths:
+        none = (0.0,) * (self.max_tokens + 1)
+        return Lengths(rounds=none, tokens=none, seconds=none)
+
+    def resume(self, past: Mapping[str, Any]) -> Lengths:
+        columns = [past.get(name) for name in ("rounds", "tokens", "seconds")]
+        sound = all(isinstance(c, list | tuple) and len(c) == self.max_tokens + 1 for c in columns)
+        return Lengths(**{name: tuple(past[name]) for name in ("rounds", "tokens", "seconds")}) if sound else self.start()
+
+    def carry(self, past: Mapping[str, Any] | None, memory: Lengths) -> Mapping[str, Any]:
+        return {"rounds": memory.rounds, "tokens": memory.tokens, "seconds": memory.seconds}
+
+    def learn(self, memory: Lengths, outcome: "Outcome") -> Lengths:
+        k = outcome.num_drafted
+        if not 0 < k <= self.max_tokens:
+            return memory
+        return Lengths(
+            rounds=_plus(memory.rounds, k, 1.0),
+            tokens=_plus(memory.tokens, k, float(outcome.num_tokens)),
+            seconds=_plus(memory.seconds, k, outcome.expected_s),
+        )
+
+    def rule(self, memory: Lengths, costs: "Costs | None", limit: int) -> Rule:
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        lengths = range(max(1, self.min_tokens), self.max_tokens + 1)
+        width = self.exploration * costs.draft_s * math.sqrt(math.log(max(1.0, sum(memory.rounds))))
+
+        def least(k: int) -> float:
+            if not memory.rounds[k]:
+                return -math.inf
+            return (memory.seconds[k] - width * math.sqrt(memory.rounds[k])) / memory.tokens[k]
+
+        best = min(lengths, key=least, default=0)
+        return _exactly(best, f"length {best}")
+
+
+def _exactly(num: int, words: str) -> Rule:
+    """So many candidates."""
+    return Rule(Evidence.NOTHING, (-math.inf,) * num + (math.inf,), words)
+
+
+def _plus(values: tuple[float, ...], k: int, more: float) -> tuple[float, ...]:
+    return (*values[:k], values[k] + more, *values[k + 1 :])

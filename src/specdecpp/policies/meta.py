@@ -9,7 +9,7 @@ a head must have the same one and read it alike, and a part that looks at droppe
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.head import HeadPolicy, judge_of
 from specdecpp.policies.protocol import Policy, Rule, Stop, check_probability, rule_of
@@ -60,6 +60,7 @@ class Bandit(Policy):
     >>> policy = Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.2)))
     """
 
+    short: ClassVar[str] = "bandit:arms"
     arms: tuple[Policy, ...]
     exploration: float = 0.3
     min_tokens: int = field(default=0, init=False, repr=False)
@@ -163,6 +164,7 @@ class AutoOff(Policy):
     >>> policy = AutoOff(policy=CumulativeConfidence(threshold=0.2))
     """
 
+    short: ClassVar[str] = "auto-off:policy"
     policy: Policy
     patience: int = 8
     probe_every: int = 16

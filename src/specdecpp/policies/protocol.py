@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from specdecpp.costs.clock import Timed
 from specdecpp.policies.score import Score
@@ -201,6 +201,9 @@ class Policy:
     ...         return "a rare token" if draft.num_tokens and draft.confidence(-1) < 0.1 else None
     """
 
+    short: ClassVar[str] = ""
+    """On the command line: a name, and the parameter that may stand without its own, as `cumulative:threshold`. Of a rule that
+    is made of others that parameter holds them."""
     max_tokens: int = 20
     min_tokens: int = 0
 

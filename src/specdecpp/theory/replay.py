@@ -153,6 +153,7 @@ class Player:
             )
         opinion = _opinion(trace, policy)
         self._view = View(trace, opinion, costs, looks_ahead=policy.looks_ahead)
+        self._judges = judge_of(policy) is not None
         self._ends = trace.ends()
         self._prices = prices(costs, trace.branch_size)
 
@@ -170,7 +171,9 @@ class Player:
             emitted = min(accepted + 1, num - at)
             expected_s, draft_s, verify_s = self._prices[count]
             expected_s += self.costs.switch_s * is_switch(before, before := count)
-            outcome = Round(emitted, count, accepted, expected_s, draft_s, verify_s, num_dropped, judged=view.judged)
+            view.num_tokens = count
+            judged = view.judged[:count] if self._judges else ()
+            outcome = Round(emitted, count, accepted, expected_s, draft_s, verify_s, num_dropped, judged=judged)
             yield outcome
             memory = policy.learn(memory, outcome)
             at += emitted
