@@ -12,13 +12,14 @@ from typing import Literal
 
 import torch
 
-from specdecpp.errors import PromptError, UnsoundError
+from specdecpp.errors import PromptError, RunnerError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.rounds import Plan, Request, Result, engine_for
+from specdecpp.policies.tree import Grown, TreePolicy
+from specdecpp.rounds import Plan, Request, Result, engine_for, tree_verification
 from specdecpp.rounds.verification import Verification
-from specdecpp.runners import Runner
+from specdecpp.runners import Runner, refusal_of_trees
 from specdecpp.sampling import Randomness, Sampling
 from specdecpp.text import Detokenizer
 
@@ -61,6 +62,8 @@ class Round:
     other_s: float
     forward_s: float = 0.0
     expected_s: float = 0.0
+    grown: Grown | None = None
+    """The tree of the round, where it had one."""
 
     @property
     def stop_reason(self) -> str:
@@ -123,6 +126,14 @@ class Session:
                 f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
                 "Use GreedyVerification(), as the Decoder does."
             )
+        if isinstance(policy, TreePolicy):
+            check_trees(policy, verification, is_greedy=sampling.is_greedy)
+            for role, runner in (("target", target), ("draft", draft)):
+                if reason := refusal_of_trees(runner):
+                    raise RunnerError(
+                        f"{type(policy).__name__} drafts trees, and the {role} cannot be given them: {reason}. Load the pair "
+                        "under runners that can (runner='lean' or 'eager'), or draft chains (CostAware)."
+                    )
         self.target, self.draft = target, draft
         self.policy, self.sampling = policy, sampling
         self.tokens = list(prompt)
@@ -203,8 +214,8 @@ class Session:
 
     def _commit(self, result: Result) -> tuple[Piece, ...]:
         """Append what was decided, token by token until the answer ends; cut both caches to what was kept."""
-        own: Origin = "bonus" if result.num_accepted == result.num_drafted else "correction"
-        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
+        own: Origin = "bonus" if result.is_whole else "correction"
+        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.accepted]
         pieces = []
         for token, origin in [*kept, (result.next_token, own)]:
             self.tokens.append(token)
@@ -231,10 +242,11 @@ class Session:
             verify_s=result.verify_s,
             other_s=max(0.0, elapsed_s - result.draft_s - result.head_s - result.verify_s),
             forward_s=result.forward_s,
-            expected_s=self.costs.round_s(result.num_drafted) if self.costs else 0.0,
+            expected_s=self.costs.seconds_of(result.num_drafted, result.grown and result.grown.widths) if self.costs else 0.0,
+            grown=result.grown,
         )
         self._memory = self.policy.learn(self._memory, outcome)
-        if isinstance(self._costs, CostClock):
+        if isinstance(self._costs, CostClock) and result.grown is None:  # what it follows are rounds of chains
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
             self._experience.add(self._memory)
@@ -254,6 +266,13 @@ class Session:
         if self._detokenizer and self.finish_reason in ("eos", "length"):
             text += self._detokenizer.flush()
         return text
+
+
+def check_trees(policy: TreePolicy, verification: Verification, *, is_greedy: bool = False) -> None:
+    """Raise `UnsoundError` for a tree rule and a verification that together would change the distribution."""
+    removes_drawn = policy.removes and policy.children == "drawn" and not is_greedy
+    if reason := tree_verification.refusal(verification, removes_drawn=removes_drawn):
+        raise UnsoundError(f"{type(policy).__name__} drafts trees: {reason}")
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:
