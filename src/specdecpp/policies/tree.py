@@ -36,6 +36,8 @@ class Growing(Protocol):
     shares: list[float]
     frontier: list[int]
     widths: list[int]
+    notes: dict[str, Any]
+    """For what a rule works out about this tree."""
 
     @property
     def num_nodes(self) -> int: ...
@@ -45,6 +47,9 @@ class Growing(Protocol):
     def path(self, node: int) -> list[int]: ...
     def product(self, node: int) -> float: ...
     def entropy(self, node: int) -> float: ...
+    def ahead(self, node: int) -> list[float]:
+        """The largest probabilities that an open node's next child may have, given that it is none of those there are."""
+        ...
 
 
 class Tried(NamedTuple):

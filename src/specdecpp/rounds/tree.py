@@ -11,6 +11,7 @@ Shapes: V vocabulary.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -22,6 +23,7 @@ from specdecpp.policies.tree import Grown, Tried
 from specdecpp.sampling import Randomness
 
 ROOT = -1
+_LIKELIEST = 16
 
 
 @dataclass(eq=False)
@@ -31,6 +33,8 @@ class Branching:
     row: Float[Tensor, " V"]
     left: Float[Tensor, " V"]
     children: list[int] = field(default_factory=list)
+    top: list[tuple[int, float]] | None = None
+    """The likeliest tokens, once somebody asks."""
 
 
 @dataclass(eq=False)
@@ -55,6 +59,7 @@ class Tree:
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     widths: list[int] = field(default_factory=list)
     """Rows of each pass of the draft so far."""
+    notes: dict[str, Any] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
     """Nodes that are not verified."""
     stop: Stop = LIMIT
@@ -97,6 +102,16 @@ class Tree:
     def entropy(self, node: int) -> float:
         """Entropy in nats of an open node's distribution."""
         return float(features.entropy(self.open[node].row))
+
+    def ahead(self, node: int) -> list[float]:
+        """The largest probabilities that an open node's next child may have, given that it is none of those there are."""
+        branching = self.open[node]
+        if branching.top is None:
+            top = branching.row.topk(min(_LIKELIEST, len(branching.row)))
+            branching.top = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        drawn = {self.tokens[child] for child in branching.children}
+        left = 1.0 - sum(self.chances[child] for child in branching.children)
+        return [min(1.0, q / left) for token, q in branching.top if token not in drawn and q > 0] if left > 0 else []
 
     def branch(self, node: int, row: Float[Tensor, " V"]) -> None:
         """Open a node whose distribution is `row`, which sums to 1."""

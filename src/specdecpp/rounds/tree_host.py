@@ -76,7 +76,7 @@ def grow(
     ends: Collection[int],
     is_drawn: bool,
 ) -> None:
-    """Let a rule grow a tree of at most `limit` depths. What `theory.trees` replays is this very function."""
+    """Let a rule grow a tree of at most `limit` depths. What `training.tree_replay` replays is this very function."""
     tree.stop = at_limit
     while tree.depth < limit and tree.num_nodes < policy.max_nodes:
         opened = list(policy.open(tree, memory))
