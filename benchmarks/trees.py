@@ -3,8 +3,8 @@
     python benchmarks/trees.py --replay reference=runs/rules/t1/labels --replay ... --out results/trees.json
 
 `--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`training.tree_replay`), under
-token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals have
-the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
+token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals
+have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
 hindsight on the very set. Passes are flat to 32 rows, grow evenly, or take steps. `summary` is in per cent, at c = 0.22, flat
 and temperature 1 where it names no worst cell.
 """
@@ -21,10 +21,7 @@ from peers.provenance import provenance
 
 import specdecpp as sd
 from specdecpp.policies import CostAware, Costs, Fixed
-from specdecpp.policies.beams import C2T, DynamicDepth, Eagle2, OptTree
-from specdecpp.policies.cost_aware_tree import CostAwareTree
-from specdecpp.policies.tree import Growing, TreePolicy
-from specdecpp.policies.widths import Widths
+from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
 from specdecpp.sampling import Sampling, streams
 from specdecpp.theory.replay import replay
 from specdecpp.training import shards

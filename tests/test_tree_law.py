@@ -11,10 +11,7 @@ from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 
 from specdecpp import Decoder, UnsoundError
 from specdecpp.policies import CostAware, Costs, Fixed
-from specdecpp.policies.beams import C2T, DynamicDepth, Eagle2, OptTree
-from specdecpp.policies.cost_aware_tree import CostAwareTree
-from specdecpp.policies.tree import Growing, TreePolicy
-from specdecpp.policies.widths import Widths
+from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.tree_verification import acceptance, verified
@@ -249,7 +246,7 @@ def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) ->
 )
 def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampling: Sampling) -> None:
     """Catches a threshold, a score or a memory other than the chain's: round by round, over answers with memory."""
-    pair = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
+    pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
     request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
     kind = GreedyVerification() if sampling.is_greedy else TokenVerification()
     lengths = set()

@@ -10,8 +10,7 @@ from tables import COSTS
 from test_law import SITUATIONS
 from test_tree_law import SHAPES, VERIFICATIONS, Removing, small
 
-from specdecpp.policies.tree import TreePolicy
-from specdecpp.policies.widths import Widths
+from specdecpp.policies.trees import TreePolicy, Widths
 from specdecpp.rounds.verification import CompareVerification, GreedyVerification, TokenVerification, Verification
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.testing import Enumerator

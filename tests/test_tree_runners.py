@@ -12,7 +12,7 @@ from test_lean import VARIANTS, built
 from test_runners import full_pass
 
 from specdecpp import Decoder, EagerRunner, LeanRunner, Pair, RunnerError
-from specdecpp.policies.widths import Widths
+from specdecpp.policies.trees import Widths
 from specdecpp.runners import GraphRunner, TreeRunner, refusal_of_trees
 from specdecpp.runners.protocol import depths_of
 from specdecpp.testing import TableModel, tiny_draft, tiny_model, tiny_tokenizer

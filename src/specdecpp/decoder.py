@@ -16,7 +16,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.policies.tree import TreePolicy
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import spec_of
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws

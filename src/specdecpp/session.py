@@ -16,7 +16,7 @@ from specdecpp.errors import PromptError, RunnerError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.policies.tree import Grown, TreePolicy
+from specdecpp.policies.trees import Grown, TreePolicy
 from specdecpp.rounds import Plan, Request, Result, engine_for, tree_verification
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner, refusal_of_trees

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.protocol import END_OF_TEXT, Decision
-from specdecpp.policies.tree import TreePolicy
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds import tree_host
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.plan import Plan, Request, Result, Rows

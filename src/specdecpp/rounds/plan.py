@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import Decision
-from specdecpp.policies.tree import Grown
+from specdecpp.policies.trees import Grown
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
 from specdecpp.sampling import Randomness, Sampling, probabilities

@@ -19,7 +19,7 @@ from torch import Tensor
 from specdecpp.costs import Costs
 from specdecpp.head import features
 from specdecpp.policies.protocol import LIMIT, Stop
-from specdecpp.policies.tree import Grown, Tried
+from specdecpp.policies.trees import Grown, Tried
 from specdecpp.sampling import Randomness
 
 ROOT = -1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecpp.policies.protocol import END_OF_TEXT, Stop
-from specdecpp.policies.tree import TreePolicy
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds import tree_verification
 from specdecpp.rounds.plan import Plan, Result, Rows
 from specdecpp.rounds.tree import ROOT, Tree

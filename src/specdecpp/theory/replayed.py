@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from specdecpp.policies import Costs
-from specdecpp.policies.tree import Grown
+from specdecpp.policies.trees import Grown
 from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from specdecpp.policies import Costs
 from specdecpp.policies.protocol import decide
-from specdecpp.policies.tree import TreePolicy
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.tree_host import grow
 from specdecpp.rounds.verification import residual

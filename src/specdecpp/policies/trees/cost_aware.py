@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from specdecpp.policies.cost_aware import Account, CostAware
 from specdecpp.policies.protocol import check_probability
 from specdecpp.policies.score import Belief, Score, by_q
-from specdecpp.policies.tree import Growing, TreePolicy
+from specdecpp.policies.trees.protocol import Growing, TreePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
