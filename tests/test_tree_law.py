@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from laws import Request, finish, largest_difference, law_of, total_variation, unchecked
+from laws import Request, answer, chi_square_tail, finish, largest_difference, law_of, total_variation, unchecked
+from tables import greedy_trace
 from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 
 from specdecpp import Decoder, UnsoundError
-from specdecpp.policies import CostAware, Costs, Fixed
+from specdecpp.policies import AutoOff, CostAware, Costs, Fixed
 from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.rounds import tree_verification
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.tree_verification import acceptance, verified
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
-from specdecpp.sampling import Sampling, streams
+from specdecpp.sampling import Sampling, Uniforms, streams
+from specdecpp.testing import TableModel
+from specdecpp.theory.replay import Player
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +206,10 @@ def test_unsound_and_unknown_combinations_are_refused() -> None:
         Decoder(pair, policy=Removing())
     Decoder(pair, policy=Removing(children="likeliest"))
     Decoder(pair, policy=Removing(), verification=CompareVerification())
+    with pytest.raises(ValueError, match="and one drafts trees"):
+        Decoder(pair, policy=AutoOff(policy=Widths())).generate([1], max_tokens=2)
+    with pytest.raises(ValueError, match=r"Use training\.tree_replay"):
+        Player(greedy_trace(PLAIN, (0, 1, 2, 0), length=2), Widths(), PLAIN.costs)
     with pytest.raises(ValueError, match="at least 1 child"):
         Widths(widths=(2, 0))
     with pytest.raises(ValueError, match="max_nodes"):
@@ -263,6 +271,82 @@ def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampl
                 )
                 lengths.add(a.num_drafted)
     assert len(lengths) >= 3
+
+
+# Dice, and mistakes
+
+
+@pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "cost-aware"])
+def test_sampled_trees_follow_the_law(shape: str) -> None:
+    """Catches dice that enumeration cannot see: a uniform of a sibling that is shared, or one of both streams.
+
+    Chi-square over 1500 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
+    """
+    request, policy = replace(SITUATIONS["three-tokens-left"], max_tokens=2), SHAPES[shape]()
+    counts: dict[Any, int] = {}
+    with unchecked():
+        for seed in range(1500):
+            session = request.session(policy, TokenVerification(), streams(seed))
+            outcome = answer(session, finish(session))
+            counts[outcome] = counts.get(outcome, 0) + 1
+    assert counts.keys() <= request.own_law().keys()
+    assert chi_square_tail(counts, request.own_law()) > 1e-5
+
+
+class SharedCoins(Uniforms):
+    """One uniform for all coins of a round."""
+
+    def take(self, num: int) -> list[float]:
+        taken = super().take(num)
+        return taken[:1] * num
+
+
+def test_shared_coins_are_noticed() -> None:
+    """Catches a chi-square that would let siblings share their coin."""
+    request, policy = replace(SITUATIONS["three-tokens-left"], max_tokens=2), Widths(widths=(3,))
+    counts: dict[Any, int] = {}
+    with unchecked():
+        for seed in range(1500):
+            draft, verify = streams(seed)
+            session = request.session(policy, TokenVerification(), (draft, SharedCoins(verify.generator)))
+            outcome = answer(session, finish(session))
+            counts[outcome] = counts.get(outcome, 0) + 1
+    assert chi_square_tail(counts, request.own_law()) < 1e-5
+
+
+def with_replacement(tree: Tree, node: int) -> torch.Tensor:
+    return tree.open[node].row
+
+
+def keeps_p(p: torch.Tensor, q: torch.Tensor, carry: float = 1.0) -> torch.Tensor:
+    return p
+
+
+def swapped(tree: Tree, node: int) -> list[int]:
+    return sorted(tree.open[node].children, key=lambda child: -tree.chances[child]) if node in tree.open else []
+
+
+def first_of_all(self: TableModel, path: Sequence[int]) -> None:
+    branch = [self._open[row][0] for row in path]
+    self.tokens += [*branch[:-1], self._open[-1][0]] if len(branch) > 1 else branch
+    self._open = []
+
+
+MUTATIONS = {
+    "siblings are tested by q itself": (Tree, "law_of_next", with_replacement),
+    "a rejected sibling leaves p as it was": (tree_verification, "residual", keeps_p),
+    "siblings are tested in order of q": (Tree, "children", swapped),
+    "another branch is kept": (TableModel, "keep", first_of_all),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_mutations_are_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an enumeration that would not see the mistakes that are easily made."""
+    request = replace(SITUATIONS["three-tokens-left"], max_tokens=4 if "branch" in mutation else 2)
+    policy = Widths(widths=(2, 1) if "branch" in mutation else (3,), max_nodes=3)
+    monkeypatch.setattr(*MUTATIONS[mutation])
+    assert total_variation(request.law(policy, TokenVerification()), request.own_law()) > 1e-3
 
 
 # The identity that the proof rests on

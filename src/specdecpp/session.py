@@ -126,6 +126,10 @@ class Session:
                 f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
                 "Use GreedyVerification(), as the Decoder does."
             )
+        if any(isinstance(part, TreePolicy) for part in policy.parts):
+            raise ValueError(
+                f"{type(policy).__name__} is made of rules for chains, and one of them drafts trees. Use that alone."
+            )
         if isinstance(policy, TreePolicy):
             check_trees(policy, verification, is_greedy=sampling.is_greedy)
             for role, runner in (("target", target), ("draft", draft)):
