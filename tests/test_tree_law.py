@@ -206,7 +206,7 @@ def test_unsound_and_unknown_combinations_are_refused() -> None:
         Decoder(pair, policy=Removing())
     Decoder(pair, policy=Removing(children="likeliest"))
     Decoder(pair, policy=Removing(), verification=CompareVerification())
-    with pytest.raises(ValueError, match="and one drafts trees"):
+    with pytest.raises(ValueError, match="one of them drafts trees"):
         Decoder(pair, policy=AutoOff(policy=Widths())).generate([1], max_tokens=2)
     with pytest.raises(ValueError, match=r"Use training\.tree_replay"):
         Player(greedy_trace(PLAIN, (0, 1, 2, 0), length=2), Widths(), PLAIN.costs)

@@ -1,6 +1,5 @@
 """Trees of one shape: so many children a node at each depth, whatever is drawn."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,6 @@ class Widths(TreePolicy):
         super().__post_init__()
         if not all(width >= 1 for width in self.widths):
             raise ValueError(f"Widths needs at least 1 child at each depth, got widths={self.widths}")
-
-    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
-        return tree.frontier
 
     def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
         return len(tree.children(node)) < self.widths[tree.depth - 1]
