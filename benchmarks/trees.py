@@ -104,18 +104,19 @@ def cells(name: str, folder: Path, limit: int | None) -> Iterator[dict[str, Any]
     weights = classifier(dev)
     tuned = {rival: [(p, replay_trees(dev, p, flat(0.22))) for p in kinds] for rival, kinds in rivals(weights, **how).items()}
     on_test: dict[TreePolicy, TreesReplayed] = {}
-    fixed = [replay(chains, Fixed(k=k), flat(0.22), repeats=REPEATS) for k in range(MOST - 1)]
+    most = 1 if sampling.is_greedy else REPEATS  # nothing is random there
+    fixed = [replay(chains, Fixed(k=k), flat(0.22), repeats=most) for k in range(MOST - 1)]
     for kind, costs in COSTS.items():
-        repeats = 1 if "flat" in kind else REPEATS  # trees are small there, and so are differences
+        repeats = 1 if "flat" in kind else most  # else trees are small, and so are differences
         found: dict[str, Any] = {
             "cost-aware tree": replay_trees(test, CostAwareTree(), costs, repeats=repeats),
-            "cost-aware chain": replay(chains, CostAware(), costs, repeats=REPEATS, max_tokens=MOST),
+            "cost-aware chain": replay(chains, CostAware(), costs, repeats=most, max_tokens=MOST),
         }
         picked = {}
         for rival, kinds in tuned.items():
             best = max(kinds, key=lambda pair, costs=costs: pair[1].at(costs).tokens_per_second)[0]
             if best not in on_test:
-                on_test[best] = replay_trees(test, best, flat(0.22), repeats=2)
+                on_test[best] = replay_trees(test, best, flat(0.22), repeats=min(2, most))
             found[rival], picked[rival] = on_test[best].at(costs), str(best)
         for part in SETS:
             own = found["cost-aware tree"].only(part)
