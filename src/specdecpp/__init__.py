@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Policy,
         SpecDecPP,
     )
+    from specdecpp.policies.trees import CostAwareTree, TreePolicy, Widths
     from specdecpp.rounds.verification import (
         BlockVerification,
         CompareVerification,
@@ -91,6 +92,7 @@ _HOMES = {
         "Policy",
         "SpecDecPP",
     ),
+    "specdecpp.policies.trees": ("CostAwareTree", "TreePolicy", "Widths"),
     "specdecpp.runners": ("EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"),
     "specdecpp.sampling": ("Sampling",),
     "specdecpp.session": ("Piece", "Round"),
@@ -133,6 +135,9 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "CostAware",
     "Bandit",
     "AutoOff",
+    "TreePolicy",
+    "CostAwareTree",
+    "Widths",
     "Costs",
     "AcceptanceHead",
     "HeadCard",

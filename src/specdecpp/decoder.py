@@ -16,11 +16,12 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for, heads
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import spec_of
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, asked, streams
-from specdecpp.session import FinishReason, Round, Session, advance
+from specdecpp.session import FinishReason, Round, Session, advance, check_trees
 from specdecpp.text import Detokenizer, half_character
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -85,6 +86,8 @@ class Decoder:
                 "longer keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() "
                 "with temperature 0, or CompareVerification()."
             )
+        if isinstance(policy, TreePolicy):
+            check_trees(policy, verification)
         for head in heads(policy):
             pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification

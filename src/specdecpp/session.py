@@ -12,13 +12,14 @@ from typing import Literal
 
 import torch
 
-from specdecpp.errors import PromptError, UnsoundError
+from specdecpp.errors import PromptError, RunnerError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.rounds import Plan, Request, Result, engine_for
+from specdecpp.policies.trees import Grown, TreePolicy
+from specdecpp.rounds import Plan, Request, Result, engine_for, tree_verification
 from specdecpp.rounds.verification import Verification
-from specdecpp.runners import Runner
+from specdecpp.runners import Runner, refusal_of_trees
 from specdecpp.sampling import Randomness, Sampling
 from specdecpp.text import Detokenizer
 
@@ -61,6 +62,8 @@ class Round:
     other_s: float
     forward_s: float = 0.0
     expected_s: float = 0.0
+    grown: Grown | None = None
+    """The tree of the round, where it had one."""
 
     @property
     def stop_reason(self) -> str:
@@ -123,6 +126,18 @@ class Session:
                 f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
                 "Use GreedyVerification(), as the Decoder does."
             )
+        if any(isinstance(part, TreePolicy) for part in policy.parts):
+            raise ValueError(
+                f"{type(policy).__name__} is made of rules for chains, and one of them drafts trees. Use that alone."
+            )
+        if isinstance(policy, TreePolicy):
+            check_trees(policy, verification, is_greedy=sampling.is_greedy)
+            for role, runner in (("target", target), ("draft", draft)):
+                if reason := refusal_of_trees(runner):
+                    raise RunnerError(
+                        f"{type(policy).__name__} drafts trees, and the {role} cannot be given them: {reason}. Load the pair "
+                        "under runners that can (runner='lean' or 'eager'), or draft chains (CostAware)."
+                    )
         self.target, self.draft = target, draft
         self.policy, self.sampling = policy, sampling
         self.tokens = list(prompt)
@@ -210,8 +225,8 @@ class Session:
 
     def _commit(self, result: Result) -> tuple[Piece, ...]:
         """Append what was decided, token by token until the answer ends; cut both caches to what was kept."""
-        own: Origin = "bonus" if result.num_accepted == result.num_drafted else "correction"
-        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
+        own: Origin = "bonus" if result.is_whole else "correction"
+        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.accepted]
         pieces = []
         for token, origin in [*kept, (result.next_token, own)]:
             self.tokens.append(token)
@@ -226,7 +241,6 @@ class Session:
 
     def _learn(self, result: Result, pieces: tuple[Piece, ...], elapsed_s: float) -> Round:
         """The round as it is told; the policy and the clock learn from it."""
-        is_switch = self._is_off and result.num_drafted > 0
         outcome = Round(
             pieces=pieces,
             num_drafted=result.num_drafted,
@@ -239,15 +253,24 @@ class Session:
             verify_s=result.verify_s,
             other_s=max(0.0, elapsed_s - result.draft_s - result.head_s - result.verify_s),
             forward_s=result.forward_s,
-            expected_s=self.costs.round_s(result.num_drafted, is_switch=is_switch) if self.costs else 0.0,
+            expected_s=self._expected_s(result),
+            grown=result.grown,
         )
         self._is_off = not result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
-        if isinstance(self._costs, CostClock) and self.num_together == 1:
+        follows = result.grown is None and self.num_together == 1  # rounds of one chain
+        if isinstance(self._costs, CostClock) and follows:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
             self._experience.add(self._memory)
         return outcome
+
+    def _expected_s(self, result: Result) -> float:
+        """What the cost model has such a round take."""
+        if self.costs is None:
+            return 0.0
+        switch_s = self.costs.switch_s if self._is_off and result.num_drafted else 0.0
+        return switch_s + self.costs.seconds_of(result.num_drafted, result.grown and result.grown.widths)
 
     def _text_of(self, token: int) -> str:
         """The text a token releases; sets `finish_reason` where the answer ends with it."""
@@ -286,6 +309,13 @@ def advance(sessions: Sequence[Session]) -> list[Round]:
         decided.append(session._commit(results[i]))
     elapsed_s = (perf_counter() - started) / len(sessions)
     return [session._learn(results[i], decided[i], elapsed_s) for i, session in enumerate(sessions)]
+
+
+def check_trees(policy: TreePolicy, verification: Verification, *, is_greedy: bool = False) -> None:
+    """Raise `UnsoundError` for a tree rule and a verification that together would change the distribution."""
+    removes_drawn = policy.removes and policy.children == "drawn" and not is_greedy
+    if reason := tree_verification.refusal(verification, removes_drawn=removes_drawn):
+        raise UnsoundError(f"{type(policy).__name__} drafts trees: {reason}")
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

@@ -40,8 +40,7 @@ POLICY_HELP = (
     "key=value,... also stands after the colon. Without it: cost-aware with a calibrated head, specdecpp with another, else "
     "cumulative."
 )
-
-
+TREE_HELP = "Draft a tree: costs (what pays), or children at each depth as 4x2x1."
 MODELS_OWN = "[default: the model's own, or 1]"
 
 
@@ -51,6 +50,7 @@ def generate(
     draft: Draft = None,
     head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
+    tree: Annotated[str | None, typer.Option(metavar="SHAPE", help=TREE_HELP)] = None,
     verification: Verification = "token",
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens to generate.")] = 256,
     temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
@@ -78,9 +78,13 @@ def generate(
     """Answer one prompt, printing the text as it is decided."""
     with told():
         from specdecpp.policies import Fixed
+        from specdecpp.policies.trees import parse_tree
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
         from specdecpp.sampling import asked
 
+        if tree is not None and policy is not None:
+            raise ValueError(f"--tree {tree} and --policy {policy} both say what is drafted. Give one of them.")
+        shape = None if tree is None else parse_tree(tree)
         spec = None if policy is None else parse_policy(policy)
         if spec is not None and spec.policy == Fixed(k=0) and draft is None and target not in PAIRS:
             draft = target  # which is never asked; the same name is loaded once
@@ -100,9 +104,10 @@ def generate(
         check_sampling(options)
         pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         is_greedy = asked(options, pair.sampling).is_greedy
-        decoder = _decoder(pair, None if spec is None else spec.build(pair.head), verification, is_greedy=is_greedy)
+        rule = shape if spec is None else spec.build(pair.head)
+        decoder = _decoder(pair, rule, verification, is_greedy=is_greedy)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
-        name = spec_of(decoder.policy)
+        name = spec_of(decoder.policy) if tree is None else f"tree {tree}"
         if as_json:
             print_json(to_dict(output, policy=name, seed=seed))
         _print_stats(output, policy=name, seed=seed, wanted=False if as_json and is_stats is None else is_stats)

@@ -6,7 +6,7 @@ A cost model is a value: measured on the machine (`measuring.measure`), given by
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -113,6 +113,21 @@ class Costs:
     def round_s(self, num_drafted: int, *, is_switch: bool = False) -> float:
         """Seconds of a round with so many candidates; `is_switch` for the first after rounds without any."""
         return self.draft_s * num_drafted + self.verify_s(num_drafted + 1) + self.switch_s * is_switch
+
+    def draft_pass_s(self, num_rows: int) -> float:
+        """Seconds of a pass of the draft over so many nodes of a tree: taken to grow with its width as the target's does."""
+        return self.draft_s if num_rows == 1 else self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
+
+    def seconds_of(self, num_drafted: int, widths: Sequence[int] | None = None) -> float:
+        """Seconds of a round that verified so many candidates: of a chain, or with `widths` of a tree whose draft read so many
+        nodes in each pass.
+
+        >>> Costs.relative(0.22).seconds_of(9, (1, 4))
+        1.44
+        """
+        if widths is None:
+            return self.round_s(num_drafted)
+        return sum(map(self.draft_pass_s, widths)) + self.verify_s(num_drafted + 1)
 
     def step_s(self, num_drafted: int) -> float:
         """What one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""

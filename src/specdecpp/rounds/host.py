@@ -16,6 +16,8 @@ from torch import Tensor
 
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.protocol import END_OF_TEXT, Decision
+from specdecpp.policies.trees import TreePolicy
+from specdecpp.rounds import tree_host
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.plan import Plan, Request, Result, Rows
 from specdecpp.rounds.verification import Verdict
@@ -32,7 +34,7 @@ class Host:
         return None
 
     def run(self, plans: Sequence[Plan]) -> list[Result]:
-        return [_one(plan) for plan in plans]
+        return [tree_host.run(plan) if isinstance(plan.request.policy, TreePolicy) else _one(plan) for plan in plans]
 
 
 def _one(plan: Plan) -> Result:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import Decision
+from specdecpp.policies.trees import Grown
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
 from specdecpp.sampling import Randomness, Sampling, probabilities
@@ -42,7 +43,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One round. A candidate's sequence is that of its request, its position follows the last of `tokens`, and its parent is
-    the candidate before it.
+    the candidate before it, or where the policy is a `TreePolicy` any.
 
     `tokens` are all of the context; an engine reads those that a runner has not. `wants_rows` asks for the distributions that
     the round was decided on, which changes nothing else.
@@ -81,6 +82,8 @@ class Result:
     `q` has the probability of each candidate, where somebody needed it; `judged` what a head expected of them: of all, or
     where it lags of all but the last. Seconds: `draft_s` of drafting but for the head's `head_s`, `verify_s` of the target's
     pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own).
+
+    Of a tree `tokens` are all nodes that were verified, and `grown` says which branch of them was accepted.
     """
 
     tokens: list[int]
@@ -94,6 +97,21 @@ class Result:
     verify_s: float = 0.0
     forward_s: float = 0.0
     rows: Rows | None = field(default=None, repr=False)
+    grown: Grown | None = None
+
+    @property
+    def accepted(self) -> list[int]:
+        """The candidates that are accepted."""
+        if self.grown is None:
+            return self.tokens[: self.num_accepted]
+        return [self.grown.tokens[node] for node in self.grown.path]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no candidate was rejected: the next token is a bonus."""
+        if self.grown is None:
+            return self.num_accepted == self.num_drafted
+        return not self.grown.tried or self.grown.tried[-1].is_accepted
 
     @property
     def num_drafted(self) -> int:

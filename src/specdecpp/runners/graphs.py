@@ -9,12 +9,14 @@ runs without being recorded, on more positions than `LeanRunner` reads: that is 
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.errors import RunnerError
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, span_of
 
@@ -31,6 +33,11 @@ class GraphRunner(LeanRunner):
     """
 
     manner: ClassVar[str] = "in CUDA graphs"
+
+    @property
+    def takes_trees(self) -> bool:
+        """What is recorded reads one sequence."""
+        return False
 
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         self._idle: list[StaticCache] = []
@@ -69,8 +76,12 @@ class GraphRunner(LeanRunner):
         return self._static
 
     @torch.inference_mode()
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+    def extend(
+        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them. No trees."""
+        if parents is not None:
+            raise RunnerError("what is recorded in CUDA graphs reads one sequence, not a tree. Use LeanRunner.")
         n = len(tokens)
         if n > WIDTHS[-1]:
             return super().extend(tokens, rows=rows)

@@ -9,7 +9,7 @@ It takes what `families` describes (Llama, Mistral, Qwen2, Qwen3, Phi-3, Gemma 3
 positions and reads those of its window, so that a rollback is exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from specdecpp.errors import RunnerError
 from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
+from specdecpp.runners.branches import OpenRows
 from specdecpp.runners.eager import EagerRunner
 
 _ROOM = 256  # positions a cache grows by
@@ -67,6 +68,10 @@ class LeanRunner(EagerRunner):
     """
 
     manner: ClassVar[str] = "lean"
+
+    @property
+    def takes_trees(self) -> bool:
+        return True
 
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         if reason := self.refusal(model):
@@ -116,8 +121,17 @@ class LeanRunner(EagerRunner):
         return other
 
     @torch.inference_mode()
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+    def extend(
+        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them.
+
+        With `parents` they are rows of a tree (`runners.TreeRunner`).
+        """
+        if parents is not None:
+            hidden = self._norm(self._read_tree(tokens, parents)[-rows:])
+            return self._score(hidden), hidden
+        self._open = OpenRows()
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
             self._read(tokens[:unseen])
@@ -133,7 +147,18 @@ class LeanRunner(EagerRunner):
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
-        self._length = length
+        self._length, self._open = length, OpenRows()
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        """Make a branch of the open rows text: its keys and values move up behind the text (`runners.TreeRunner`)."""
+        self._open.check(path)
+        start, end = self._length, self._length + len(path)
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor([start + row for row in path], device=self.device)
+            for cache in (*self._keys, *self._values):
+                cache[:, start:end] = cache[:, rows]
+        self._length, self._open = end, OpenRows()
 
     def _read(self, tokens: list[int]) -> Float[Tensor, "n D"]:
         """Put tokens through all layers, into the cache."""
@@ -155,6 +180,29 @@ class LeanRunner(EagerRunner):
         x = self._through(x, seen, put)
         self._length = end
         return x
+
+    def _read_tree(self, tokens: list[int], parents: Sequence[int]) -> Float[Tensor, "n D"]:
+        """Put rows of a tree through all layers: behind the text in the cache, at the positions of their depths."""
+        length, n, start = self._length, len(tokens), self._length + len(self._open)
+        end = start + n
+        self._make_room(end)
+        self._open.add(parents)
+        positions = torch.tensor([length + depth for depth in self._open.depths[-n:]], device=self.device)
+        most = int(positions.max()) + 1
+
+        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            self._keys[i][:, start:end] = k
+            self._values[i][:, start:end] = v
+            return self._keys[i][:, :end], self._values[i][:, :end]
+
+        x = self._embedding[torch.tensor(tokens, device=self.device)]
+        seen: list[_Seen] = []
+        for view, angles in zip(self.family.views, self._angles, strict=True):
+            is_seen = torch.from_numpy(self._open.visible(n, length, view.window)).to(self.device)
+            mask = x.new_zeros(n, end).masked_fill_(~is_seen, -torch.inf)
+            cos, sin = angles.to(most)
+            seen.append((cos[positions], sin[positions], mask))
+        return self._through(x, seen, put)
 
     def _through(self, x: Float[Tensor, "n D"], seen: list[_Seen], put: _Put) -> Float[Tensor, "n D"]:
         """All layers, over embeddings. `put` returns the positions that the masks of `seen` are of."""
@@ -190,14 +238,14 @@ class LeanRunner(EagerRunner):
 
     def _make_room(self, length: int) -> None:
         """Caches [kv heads, positions, head size] that hold at least `length` positions."""
-        held = self._keys[0].shape[1] if self._keys else 0
+        held, used = self._keys[0].shape[1] if self._keys else 0, self._length + len(self._open)
         if length <= held:
             return
         shape = (self._kv_heads, max(length, 2 * held, _ROOM), self._head_size)
         for caches in (self._keys, self._values):
             roomy = [self._embedding.new_zeros(shape) for _ in self._layers]
             for old, new in zip(caches, roomy, strict=False):
-                new[:, : self._length] = old[:, : self._length]
+                new[:, :used] = old[:, :used]
             caches[:] = roomy
 
 

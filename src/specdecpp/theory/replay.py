@@ -37,6 +37,7 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.theory.replayed import Replayed, Round, is_switch, prices
 from specdecpp.theory.trace import Opinion, Trace
 
@@ -143,6 +144,8 @@ class Player:
     """
 
     def __init__(self, trace: Trace, policy: Policy, costs: Costs, *, max_tokens: int | None = None):
+        if isinstance(policy, TreePolicy):
+            raise ValueError(f"{type(policy).__name__} drafts trees, and a trace has one branch. Use training.tree_replay.")
         self.trace, self.policy, self.costs = trace, policy, costs
         self._bound = max_tokens
         self._bounded(policy.max_tokens)

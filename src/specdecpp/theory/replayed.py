@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from specdecpp.policies import Costs
+from specdecpp.policies.trees import Grown
 from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
 
 
@@ -25,6 +26,7 @@ class Round(NamedTuple):
     head_s: float = 0.0
     other_s: float = 0.0
     judged: Sequence[float] = ()
+    grown: Grown | None = None
 
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:

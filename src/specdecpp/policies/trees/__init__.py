@@ -1,0 +1,48 @@
+"""Trees of candidates: which nodes the draft reads at each depth, and how many children each of them gets.
+
+| rule | shape | file |
+|---|---|---|
+| `CostAwareTree` | nodes that are worth the time they add; with one child a node `CostAware` | cost_aware.py |
+| `Widths` | so many children a node at each depth | widths.py |
+| `Eagle2`, `DynamicDepth`, `OptTree`, `C2T` | those of other papers | beams.py |
+
+`protocol.py` says what a tree rule is and what it sees. Any keeps the target's distribution (`rounds.tree_verification`).
+"""
+
+from specdecpp.policies.trees.beams import C2T, Beam, DynamicDepth, Eagle2, OptTree
+from specdecpp.policies.trees.cost_aware import CostAwareTree
+from specdecpp.policies.trees.protocol import Growing, Grown, TreePolicy, Tried
+from specdecpp.policies.trees.widths import Widths
+
+__all__ = [
+    "C2T",
+    "Beam",
+    "CostAwareTree",
+    "DynamicDepth",
+    "Eagle2",
+    "Growing",
+    "Grown",
+    "OptTree",
+    "TreePolicy",
+    "Tried",
+    "Widths",
+    "parse_tree",
+]
+
+
+def parse_tree(spec: str) -> TreePolicy:
+    """A tree rule by its short form: costs, costs:CHILDREN, or the widths of each depth. Raises ValueError for anything else.
+
+    >>> parse_tree("4x2").widths
+    (4, 2)
+    """
+    name, _, rest = spec.partition(":")
+    try:
+        if name == "costs":
+            return CostAwareTree(max_children=int(rest)) if rest else CostAwareTree()
+        return Widths(widths=tuple(map(int, spec.split("x"))))
+    except ValueError as error:
+        raise ValueError(
+            f"there is no tree {spec!r} ({error}). Give costs, costs:CHILDREN for at most so many children a node, or widths "
+            "as 4x2x1."
+        ) from None

@@ -1,0 +1,223 @@
+"""Trees that grow while they pay: the rule of `cost_aware`, with several children a node.
+
+A node's survival S is the chance that it ends in the output: that its parent does, that its elder siblings are rejected, and
+that it is accepted then. All three come from the free score (`score`), one for each rank: the chance that a child is accepted
+given that its elder siblings were not. By the same argument as for chains, at the rate rho that is being achieved,
+
+    open   the nodes of a depth if  sum S_v (1 - prod (1 - m_j))  >  rho * (a draft pass over them + the rows of their children)
+    child  j of an open node if     S_v prod (1 - m_i) m_j  >  rho * (one more row), and the price of a place
+
+m_j is expected before the draw, from what is left of q. A row costs what it adds along the convex curve below that of the
+passes: where those take steps, a row on a flat piece brings the next step nearer. Where rows cost nothing only the number of
+places is limited, and what one is worth is learned: it rises after rounds that have used all.
+With one child a node both are the chain's rule, and decide the same.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from specdecpp.policies.cost_aware import Account, CostAware
+from specdecpp.policies.protocol import check_probability
+from specdecpp.policies.score import Belief, Score, by_q
+from specdecpp.policies.trees.protocol import Growing, TreePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdecpp.costs import Costs
+    from specdecpp.policies.protocol import Outcome
+
+BY_SHARE = (Belief(Score(-1.2, 1.3)), Belief(Score(-1.9, 2.0)), Belief(Score(-2.1, 2.2)))
+"""What to make of the share of second, third and further children: fitted on development prompts of the reference pair."""
+PRIORS = (0.3, 0.2, 0.15)
+"""Acceptance of such children before there is anything to go by, and the weight of that in tested children below."""
+WEIGHT = 16
+RISES, FALLS = 1.1, 0.98
+"""What the price of a place is multiplied by after a round that has used all of them, and after one that has not."""
+LEAST_PRICE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeAccount:
+    """What a request has taught: the chain's account of first children, scores and sums of the others by rank, and the price of
+    a place in survival."""
+
+    chain: Account
+    beliefs: tuple[Belief, ...] = BY_SHARE
+    tested: tuple[int, ...] = (0, 0, 0)
+    accepted: tuple[int, ...] = (0, 0, 0)
+    price: float = 0.005
+
+    def mean(self, rank: int) -> float:
+        """Acceptance of children of this rank, from 1, given that their elder siblings were rejected."""
+        i = min(rank, len(PRIORS)) - 1
+        return (self.accepted[i] + WEIGHT * PRIORS[i]) / (self.tested[i] + WEIGHT)
+
+    def score(self, rank: int) -> Score:
+        return self.chain.belief.score if not rank else self.beliefs[min(rank, len(self.beliefs)) - 1].score
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostAwareTree(TreePolicy):
+    """Grow the tree while its nodes are worth the time they add. Nothing to tune; at most `max_children` a node.
+
+    `prior`, `prior_rounds` and `regret` are those of `CostAware`.
+
+    >>> Decoder(pair, policy=CostAwareTree())                                           # doctest: +SKIP
+    """
+
+    max_tokens: int = 20
+    max_children: int = 8
+    prior: float = 0.7
+    prior_rounds: int = 8
+    regret: float = 0.01
+    _chain: CostAware = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability("CostAwareTree.prior", self.prior)
+        if self.max_children < 1:
+            raise ValueError(f"CostAwareTree needs max_children of at least 1, got {self.max_children}")
+        most = max(self.max_tokens, self.max_nodes) if self.max_children > 1 else self.max_tokens
+        chain = CostAware(prior=self.prior, prior_rounds=self.prior_rounds, regret=self.regret, max_tokens=most)
+        object.__setattr__(self, "_chain", chain)
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def start(self) -> TreeAccount:
+        return TreeAccount(chain=self._chain.start())
+
+    def reading(self, memory: TreeAccount, num_tokens: int) -> TreeAccount:
+        return replace(memory, chain=self._chain.reading(memory.chain, num_tokens))
+
+    def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
+        grown: Any = getattr(outcome, "grown", None)
+        if grown is None:
+            return memory
+        chain = memory.chain
+        if not grown.num_verified:
+            return replace(memory, chain=chain.with_round(outcome))
+        belief, beliefs = chain.belief, list(memory.beliefs)
+        tested, accepted = list(memory.tested), list(memory.accepted)
+        eldest = [t for t in grown.tried if not t.rank]
+        for t in grown.tried:
+            if not t.rank:
+                belief = belief.after(by_q(t.share), is_accepted=t.is_accepted)
+                continue
+            i = min(t.rank, len(beliefs)) - 1
+            beliefs[i] = beliefs[i].after(by_q(t.share), is_accepted=t.is_accepted)
+            tested[i] += 1
+            accepted[i] += t.is_accepted
+        chain = replace(
+            chain,
+            num_tokens=chain.num_tokens + outcome.num_tokens,
+            seconds=chain.seconds + outcome.expected_s,
+            num_tested=chain.num_tested + len(eldest),
+            num_accepted=chain.num_accepted + sum(t.is_accepted for t in eldest),
+            gains=chain.gains if chain.is_off else chain.gains.after(outcome.num_tokens, outcome.expected_s),
+            belief=belief,
+            num_unread=0,
+            num_running=chain.num_running + 1,
+            is_off=False,
+        )
+        is_full = len(grown.tokens) >= self.max_nodes
+        return TreeAccount(
+            chain=chain,
+            beliefs=tuple(beliefs),
+            tested=tuple(tested),
+            accepted=tuple(accepted),
+            price=min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS),
+        )
+
+    def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":
+        costs = tree.costs
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        num = tree.num_nodes
+        least = self._thresholds(tree, memory)
+        if num >= len(least):
+            return ()
+        nodes = sorted(tree.frontier, key=lambda node: -self._survival(tree, node, memory))
+        first = self._chain.mean_acceptance(memory.chain)
+        rho = self._chain.rate(memory.chain, costs)
+        least_worth = max(memory.price, rho * _row_s(costs, num, self.max_nodes))
+        best, worth, value, rows = 0, 0.0, 0.0, -1  # the first child of the first node is in the threshold
+        for count, node in enumerate(nodes, 1):
+            gain, children = self._expected(self._survival(tree, node, memory), first, least_worth, memory)
+            if not children and count > 1:
+                break
+            value += gain
+            rows += max(children, 1)
+            more = costs.draft_pass_s(count) - costs.draft_pass_s(1) + costs.verify_s(num + 2 + rows) - costs.verify_s(num + 2)
+            if count == 1 or value - rho * more > worth:
+                best, worth = count, value - rho * more
+        return nodes[:best] if worth >= least[num] * first else ()
+
+    def wants_child(self, tree: Growing, node: int, memory: TreeAccount) -> bool:
+        children = tree.children(node)
+        if not children and tree.num_nodes == tree.notes["before"]:
+            return True  # what the pass was for
+        if len(children) >= self.max_children:
+            return False
+        costs: Any = tree.costs
+        survival = self._survival(tree, node, memory)
+        for child in children:
+            survival *= 1 - self._estimate(tree, child, memory)
+        score = memory.score(len(children))
+        expected = sum(share * score(by_q(share)) for share in tree.ahead(node))
+        worth = survival * expected
+        rho = self._chain.rate(memory.chain, costs)
+        return worth > max(memory.price, rho * _row_s(costs, tree.num_nodes, self.max_nodes))
+
+    def _thresholds(self, tree: Growing, memory: TreeAccount) -> tuple[float, ...]:
+        """The chain's, by the number of nodes so far: the least survival that is worth another pass and row."""
+        tree.notes["before"] = tree.num_nodes
+        if "least" not in tree.notes:
+            costs: Any = tree.costs
+            tree.notes["least"] = self._chain.rule(memory.chain, costs, self._chain.max_tokens).least
+        return tree.notes["least"]
+
+    def _expected(self, survival: float, first: float, least: float, memory: TreeAccount) -> tuple[float, int]:
+        """(The chance that a child of a node is accepted, how many children pay) by mean acceptance."""
+        left, gain, num = survival, 0.0, 0
+        while num < self.max_children:
+            worth = left * (memory.mean(num) if num else first)
+            if num and worth <= least:
+                break
+            gain, left, num = gain + worth, left - worth, num + 1
+        return gain, num if survival * first > memory.price else 0
+
+    def _survival(self, tree: Growing, node: int, memory: TreeAccount) -> float:
+        if node < 0:
+            return 1.0
+        known = tree.notes.setdefault("survival", {})
+        if node not in known:
+            parent, chance = tree.parents[node], self._estimate(tree, node, memory)
+            for elder in tree.children(parent)[: tree.ranks[node]]:
+                chance *= 1 - self._estimate(tree, elder, memory)
+            known[node] = self._survival(tree, parent, memory) * chance
+        return known[node]
+
+    def _estimate(self, tree: Growing, node: int, memory: TreeAccount) -> float:
+        known = tree.notes.setdefault("estimate", {})
+        if node not in known:
+            known[node] = memory.score(tree.ranks[node])(by_q(tree.shares[node]))
+        return known[node]
+
+
+def _row_s(costs: "Costs", num_nodes: int, max_nodes: int) -> float:
+    """Seconds that one more row adds to the target's pass, along the convex curve below it."""
+    return _slopes(costs, max_nodes)[num_nodes]
+
+
+@lru_cache(maxsize=64)
+def _slopes(costs: "Costs", max_nodes: int) -> tuple[float, ...]:
+    """Slopes of the greatest convex curve below `verify_s`, after 0, 1, ... candidates."""
+    seconds = [costs.verify_s(num + 1) for num in range(max_nodes + 2)]
+    slopes: list[float] = []
+    while (at := len(slopes)) < len(seconds) - 1:
+        end = min(range(at + 1, len(seconds)), key=lambda to: ((seconds[to] - seconds[at]) / (to - at), -to))
+        slopes += [(seconds[end] - seconds[at]) / (end - at)] * (end - at)
+    return tuple(slopes)

@@ -1,0 +1,168 @@
+"""The candidates of a round as a tree, while it grows: what a tree rule sees, and what verification reads.
+
+Nodes are numbered in the order in which they were drawn; -1 is the root, the text so far. A node is *open* once the draft has
+read it: its distribution is then known, and children are drawn from it, one after the other and none twice.
+
+    drawn      child j from q without the children before it, renormalised: draws without replacement
+    likeliest  child j is the likeliest token that is no child yet: nothing is drawn (temperature 0 always)
+
+Shapes: V vocabulary.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.costs import Costs
+from specdecpp.head import features
+from specdecpp.policies.protocol import LIMIT, Stop
+from specdecpp.policies.trees import Grown, Tried
+from specdecpp.sampling import Randomness
+
+ROOT = -1
+_LIKELIEST = 16
+
+
+@dataclass(eq=False)
+class Branching:
+    """An open node: its distribution, the children so far, and what is left of the distribution for further ones."""
+
+    row: Float[Tensor, " V"]
+    left: Float[Tensor, " V"]
+    children: list[int] = field(default_factory=list)
+    top: list[tuple[int, float]] | None = None
+    """The likeliest tokens, once somebody asks."""
+
+
+@dataclass(eq=False)
+class Tree:
+    """The nodes of one round, column by column.
+
+    `q` [V] is the distribution that a node was drawn from given its elder siblings, None where it was taken as the likeliest.
+    `chance` is q(x) in its parent's whole distribution, `share` the same given that it is none of its elder siblings, `rank`
+    how many of those there are. `frontier` are the nodes of the last depth that may be opened.
+    """
+
+    costs: Costs | None = None
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    products: list[float] = field(default_factory=list)
+    q: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    open: dict[int, Branching] = field(default_factory=dict)
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+    widths: list[int] = field(default_factory=list)
+    """Rows of each pass of the draft so far."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    removed: set[int] = field(default_factory=set)
+    """Nodes that are not verified."""
+    stop: Stop = LIMIT
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Of the frontier: tokens from the text to there."""
+        return len(self.widths)
+
+    def children(self, node: int) -> Sequence[int]:
+        """In the order in which they were drawn; none of a node that is not open."""
+        found = self.open.get(node)
+        if found is None:
+            return ()
+        return [child for child in found.children if child not in self.removed] if self.removed else found.children
+
+    @property
+    def kept(self) -> list[int]:
+        """The nodes that are verified, in order."""
+        return (
+            [node for node in range(self.num_nodes) if node not in self.removed] if self.removed else [*range(self.num_nodes)]
+        )
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the text to this one; none for the root."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def product(self, node: int) -> float:
+        """The product of q along the path; 1 for the root."""
+        return 1.0 if node == ROOT else self.products[node]
+
+    def entropy(self, node: int) -> float:
+        """Entropy in nats of an open node's distribution."""
+        return float(features.entropy(self.open[node].row))
+
+    def ahead(self, node: int) -> list[float]:
+        """The largest probabilities that an open node's next child may have, given that it is none of those there are."""
+        branching = self.open[node]
+        if branching.top is None:
+            top = branching.row.topk(min(_LIKELIEST, len(branching.row)))
+            branching.top = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        drawn = {self.tokens[child] for child in branching.children}
+        left = 1.0 - sum(self.chances[child] for child in branching.children)
+        return [min(1.0, q / left) for token, q in branching.top if token not in drawn and q > 0] if left > 0 else []
+
+    def branch(self, node: int, row: Float[Tensor, " V"]) -> None:
+        """Open a node whose distribution is `row`, which sums to 1."""
+        self.open[node] = Branching(row, row)
+
+    def draw(self, node: int, randomness: Randomness | None) -> int | None:
+        """The token of the next child, to be added then; the likeliest without randomness. None where q has no more."""
+        left = self.open[node].left
+        if not bool(left.any()):
+            return None
+        return int(left.argmax()) if randomness is None else randomness.categorical(left)
+
+    def law_of_next(self, node: int) -> Float[Tensor, " V"]:
+        """q given the children so far: the row itself before the first, so that a chain is decided by the very same numbers."""
+        branching = self.open[node]
+        return branching.left / branching.left.sum() if branching.children else branching.left
+
+    def add(self, node: int, token: int, *, is_drawn: bool) -> int:
+        """Add a child that is not there yet; its number."""
+        branching, child = self.open[node], len(self.tokens)
+        law = self.law_of_next(node)
+        chance = float(branching.row[token])
+        self.tokens.append(token)
+        self.parents.append(node)
+        self.ranks.append(len(branching.children))
+        self.depths.append(len(self.widths))
+        self.chances.append(chance)
+        self.shares.append(float(law[token]))
+        self.products.append(self.product(node) * chance)
+        self.q.append(law if is_drawn else None)
+        branching.children.append(child)
+        branching.left = branching.left.clone()
+        branching.left[token] = 0.0
+        return child
+
+    def remove(self, nodes: Collection[int]) -> None:
+        """Leave nodes out of verification, with all below them."""
+        for node in range(self.num_nodes):
+            if node in nodes or self.parents[node] in self.removed:
+                self.removed.add(node)
+
+    def grown(self, path: Sequence[int], tried: Sequence[int]) -> Grown:
+        """As it is told, once it was verified."""
+        accepted = set(path)
+        return Grown(
+            tokens=tuple(self.tokens),
+            parents=tuple(self.parents),
+            path=tuple(path),
+            widths=tuple(self.widths),
+            num_verified=self.num_nodes - len(self.removed),
+            tried=tuple(
+                Tried(self.depths[i], self.ranks[i], self.chances[i], self.shares[i], is_accepted=i in accepted) for i in tried
+            ),
+        )

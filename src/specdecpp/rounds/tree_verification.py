@@ -1,0 +1,158 @@
+"""Which branch of a tree of candidates is accepted, and which token follows it: pure functions, exact in law.
+
+**Recursive rejection** (`TokenVerification`; SpecInfer, Miao et al. 2305.09781; without replacement Jeon et al. 2402.14160,
+Yang et al. 2401.06706). At a node with the target's distribution p_1 = p the children x_1, x_2, ... are tried in the order in
+which they were drawn, x_j from q_j = q without x_1..x_(j-1), renormalised:
+
+    accept x_j with probability min(1, p_j(x_j)/q_j(x_j)), and go on at that node
+    else p_(j+1) = norm((p_j - q_j)+), and try x_(j+1)
+    no child left: draw the next token from p_(j+1); at a node without children that is p itself
+
+*One child changes nothing.* Let x_j ~ q_j, whatever q_j is. Then y is emitted at this node with probability
+
+    q_j(y) min(1, p_j(y)/q_j(y)) + P(reject) norm((p_j - q_j)+)(y) = min(p_j, q_j) + (p_j - q_j)+ = p_j(y),
+
+as P(reject) = sum (q_j - p_j)+ = sum (p_j - q_j)+: just as often as without x_j, when y is drawn from p_j. And where x_j is
+accepted, what follows is drawn from p after x_j, as the target alone would.
+
+*So no adapted shape changes anything.* Let L(T) be the law of the text if the tree T were verified now and the target went on
+alone. By the above E[L(T with one more child)] = L(T), given T and all that was drawn before: L is a martingale in the draws.
+Whether, where and how often children are drawn may depend on all that was drawn anywhere in the tree, in any order, and on q;
+with the tree that such a rule ends with, E[L] = L(no tree), the target's law. What is *not* adapted is to remove a drawn child
+after looking at it: the draws that are left are then no draws from q_j (tests/test_tree_law.py enumerates the bias).
+Removing is sound where nothing was drawn: for children that are the likeliest tokens, whose q_j is one at x_j.
+
+**Comparison** (`CompareVerification`): draw y ~ p at a node and go on at the child that equals it, if there is one. Exact for
+any tree at all. **Greedy**: the same with y the target's likeliest token.
+
+Block verification of a tree is refused: it weighs a prefix by what may follow it, and which of several siblings that is has no
+law known to us.
+
+Uniforms of recursive rejection: one for each node in its order, used or not, then one for the next token. A tree of one child a
+node is thus decided as the chain.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.rounds.tree import ROOT, Tree
+from specdecpp.rounds.verification import (
+    BlockVerification,
+    CompareVerification,
+    GreedyVerification,
+    TokenVerification,
+    Verification,
+    residual,
+)
+from specdecpp.sampling import Randomness, Uniforms
+
+Law = Callable[[int], Tensor]
+"""A node -> the target's distribution after it [V]; under greedy verification logits do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeVerdict:
+    """The accepted nodes, each a child of the one before it; the token that follows; the nodes that were tried, in order."""
+
+    path: tuple[int, ...]
+    next_token: int
+    tried: tuple[int, ...]
+
+
+def refusal(verification: Verification, *, removes_drawn: bool = False) -> str | None:
+    """Why trees are not verified so; None where they are. `removes_drawn`: of a rule that draws children and drops some."""
+    if isinstance(verification, BlockVerification):
+        return (
+            "block verification is known for chains only, and a tree of candidates would change the distribution. Use "
+            "TokenVerification()."
+        )
+    if removes_drawn and not verification.allows_dropping:
+        return (
+            f"the rule removes sampled candidates after looking at them, and {type(verification).__name__} then no longer "
+            "keeps the target's distribution. Take the likeliest tokens as children (children='likeliest'), or use "
+            "CompareVerification()."
+        )
+    if type(verification) not in _WALKS:
+        return f"{type(verification).__name__} does not know trees. Use TokenVerification() or CompareVerification()."
+    return None
+
+
+def acceptance(
+    p: Float[Tensor, " V"], q: Float[Tensor, " V"] | None, token: int
+) -> tuple[float, Callable[[], Float[Tensor, " V"]]]:
+    """(min(1, p(x)/q(x)), what is left of p once x is rejected). Without q the child was no draw: its q is one at x."""
+    if q is None:
+        return float(p[token]), lambda: _without(p, token)
+    return min(1.0, float(p[token] / q[token])), lambda: residual(p, q)
+
+
+def _without(p: Float[Tensor, " V"], token: int) -> Float[Tensor, " V"]:
+    rest = p.clone()
+    rest[token] = 0.0
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
+
+
+def verified(verification: Verification, tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
+    """The outcome of one verification of a tree. Raises ValueError where trees are not verified so."""
+    if reason := refusal(verification):
+        raise ValueError(reason)
+    return _WALKS[type(verification)](tree, law, randomness)
+
+
+def _rejecting(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
+    coin = _coins(randomness, tree.num_nodes)
+    node, path, tried = ROOT, [], []
+    while True:
+        p, accepted = law(node), None
+        for child in tree.children(node):
+            chance, rest = acceptance(p, tree.q[child], tree.tokens[child])
+            tried.append(child)
+            if coin(child, chance):
+                accepted = child
+                break
+            p = rest()
+        if accepted is None:
+            return TreeVerdict(path=tuple(path), next_token=randomness.categorical(p), tried=tuple(tried))
+        path.append(accepted)
+        node = accepted
+
+
+def _coins(randomness: Randomness, num: int) -> Callable[[int, float], bool]:
+    """The coin of a node: by the uniform of its place, where there are uniforms."""
+    if isinstance(randomness, Uniforms):
+        uniforms = randomness.take(num)
+        return lambda node, chance: uniforms[node] < chance
+    return lambda node, chance: bool(randomness.bernoulli(torch.tensor([chance], dtype=torch.float64))[0])
+
+
+def _comparing(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
+    return _following(tree, lambda node: randomness.categorical(law(node)))
+
+
+def _greedy(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
+    return _following(tree, lambda node: int(law(node).argmax()))
+
+
+def _following(tree: Tree, token_after: Callable[[int], int]) -> TreeVerdict:
+    node, path, tried = ROOT, [], []
+    while True:
+        token = token_after(node)
+        children = tree.children(node)
+        found = next((i for i, child in enumerate(children) if tree.tokens[child] == token), None)
+        if found is None:
+            return TreeVerdict(path=tuple(path), next_token=token, tried=(*tried, *children))
+        node = children[found]
+        tried += children[: found + 1]
+        path.append(node)
+
+
+_WALKS: dict[type[Verification], Callable[[Tree, Law, Randomness], TreeVerdict]] = {
+    TokenVerification: _rejecting,
+    CompareVerification: _comparing,
+    GreedyVerification: _greedy,
+}

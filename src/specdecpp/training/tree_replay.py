@@ -1,0 +1,284 @@
+"""Exact replay of trees: what any tree rule would have done on recorded answers, at any costs.
+
+    answer X + the laws p along it + the draft + coins + rule -> Rounds -> TreesReplayed
+
+The coupling of `theory.replay`, child by child. At a position of the answer the text that comes out is X ~ p whatever is
+drafted, and verification of siblings (`rounds.tree_verification`) is read backwards. As long as no child has been accepted, X
+is a draw from p_j, and the child that is drawn next
+
+    is X itself, and accepted       with probability min(p_j, q_j)(X)/p_j(X)
+    else a draw from norm((q_j - p_j)+), rejected; then p_(j+1) = norm((p_j - q_j)+)
+
+since P(x_j = X = y, accepted) = min(p_j, q_j)(y), and given a rejection x_j and what is emitted in the end are independent, the
+latter a draw from p_(j+1). Children behind an accepted one, and all below a rejected one, are plain draws: they cost, and the
+rule sees them. Likeliest children draw nothing: the one that equals X is accepted, as under comparison and at temperature 0.
+
+So an answer needs its p, position by position, and the draft itself, which is run where the rule goes (`Laws`): what hangs
+below rejected children would be exponentially much to record. The rule meets the tree that the host grows, by the very same
+function (`rounds.tree_host.grow`). tests/test_tree_replay.py enumerates the joint law of text and trees.
+
+Shapes: V vocabulary; A answers.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.policies import Costs
+from specdecpp.policies.protocol import decide
+from specdecpp.policies.trees import TreePolicy
+from specdecpp.rounds.tree import ROOT, Tree
+from specdecpp.rounds.tree_host import grow
+from specdecpp.rounds.verification import residual
+from specdecpp.sampling import Randomness, streams
+from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
+from specdecpp.theory.replayed import Round
+
+
+@runtime_checkable
+class Laws(Protocol):
+    """One answer: its tokens, the target's distribution before each of them, and the draft's anywhere."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def ends(self) -> Collection[int]: ...
+    @property
+    def num_places(self) -> int:
+        """Candidates may stand at so many of its first positions, as in `Trace`."""
+        ...
+
+    @property
+    def is_greedy(self) -> bool: ...
+    def p(self, i: int) -> Float[Tensor, " V"]:
+        """The target's distribution of token i; not asked where nothing is drawn."""
+        ...
+
+    def q(self, i: int, branch: Sequence[int]) -> Float[Tensor, " V"]:
+        """The draft's distribution after the first i tokens and those of `branch`."""
+        ...
+
+
+class Player:
+    """A rule that is ready to be replayed on one answer. `is_drawn` is False under comparison: children are not tested by q."""
+
+    def __init__(self, laws: Laws, policy: TreePolicy, costs: Costs, *, compares: bool = False):
+        self.laws, self.policy, self.costs = laws, policy, costs
+        self._is_drawn = policy.children == "drawn" and not laws.is_greedy
+        self._is_coupled = self._is_drawn and not compares
+
+    def rounds(self, randomness: Randomness) -> Iterator[Round]:
+        """Round by round."""
+        memory, at, num = self.policy.start(), 0, len(self.laws.tokens)
+        while at < num:
+            decision = decide(self.policy, memory, self.costs, max(0, self.laws.num_places - at))
+            game = _Game(self.laws, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled)
+            grow(
+                game.tree,
+                self.policy,
+                memory,
+                read=game.read,
+                draw=game.draw,
+                limit=decision.limit,
+                at_limit=decision.at_limit,
+                ends=self.laws.ends,
+                is_drawn=self._is_drawn,
+            )
+            tree = game.tree
+            if self.policy.removes and (removed := self.policy.removed(tree, memory)):
+                tree.remove(removed)
+            path = game.path()
+            grown = tree.grown(path, game.tried(path))
+            emitted = min(len(path) + 1, num - at)
+            draft_s = sum(map(self.costs.draft_pass_s, grown.widths))
+            verify_s = self.costs.verify_s(grown.num_verified + 1)
+            outcome = Round(emitted, grown.num_verified, len(path), draft_s + verify_s, draft_s, verify_s, grown=grown)
+            yield outcome
+            memory = self.policy.learn(memory, outcome)
+            at += emitted
+
+
+class _Game:
+    """The tree of one round that begins after `at` tokens of an answer, and which of its nodes are the answer's."""
+
+    def __init__(self, laws: Laws, at: int, randomness: Randomness, *, costs: Costs, is_drawn: bool, is_coupled: bool):
+        self.tree = Tree(costs=costs)
+        self._laws, self._at, self._randomness = laws, at, randomness
+        self._is_drawn, self._is_coupled = is_drawn, is_coupled
+        self._place = {ROOT: at}  # of nodes that are the answer's: the position after them
+        self._left: dict[int, Tensor] = {}  # p_j at those of them whose child that is X has not been drawn
+        self._branch: dict[int, tuple[int, tuple[int, ...]]] = {ROOT: (at, ())}
+
+    def read(self, nodes: Sequence[int]) -> list[Tensor]:
+        return [self._laws.q(*self._context(node)) for node in nodes]
+
+    def _context(self, node: int) -> tuple[int, tuple[int, ...]]:
+        """The position where a node's branch leaves the answer, and the tokens from there."""
+        tree, tokens = self.tree, self._laws.tokens
+        for i in range(len(self._branch) - 1, tree.num_nodes):
+            start, rest = self._branch[tree.parents[i]]
+            is_answers = not rest and start < len(tokens) and tokens[start] == tree.tokens[i]
+            self._branch[i] = (start + 1, ()) if is_answers else (start, (*rest, tree.tokens[i]))
+        return self._branch[node]
+
+    def draw(self, node: int) -> int | None:
+        tree, place = self.tree, self._place.get(node)
+        if place is None or place >= len(self._laws.tokens):
+            return tree.draw(node, self._randomness if self._is_drawn else None)
+        own = self._laws.tokens[place]
+        has_own = any(tree.tokens[child] == own for child in tree.children(node))
+        if has_own or not self._is_coupled:
+            token = tree.draw(node, self._randomness if self._is_drawn else None)
+        else:
+            token = self._coupled(node, place, own)
+        if token == own and not has_own:
+            self._place[tree.num_nodes] = place + 1
+        return token
+
+    def _coupled(self, node: int, place: int, own: int) -> int | None:
+        """The next child at a node of the answer, given that the children so far were rejected."""
+        if not bool(self.tree.open[node].left.any()):
+            return None
+        law = self.tree.law_of_next(node)
+        p = self._left.get(node)
+        if p is None:
+            p = self._laws.p(place)
+        chance = min(1.0, float(law[own] / p[own]))
+        if bool(self._randomness.bernoulli(torch.tensor([chance], dtype=torch.float64))[0]):
+            return own
+        self._left[node] = residual(p, law)
+        rejected = (law - p).clamp(min=0)
+        rejected[own] = 0.0  # where rounding has left a chance of rejecting what cannot be
+        return self._randomness.categorical(rejected) if bool(rejected.any()) else own
+
+    def path(self) -> list[int]:
+        """The branch that is the answer's, as far as it is verified."""
+        tree = self.tree
+        return [node for node in sorted(self._place) if node != ROOT and node not in tree.removed]
+
+    def tried(self, path: Sequence[int]) -> list[int]:
+        """The children that are tested along it."""
+        found, accepted = [], set(path)
+        for node in (ROOT, *path):
+            for child in self.tree.children(node):
+                found.append(child)
+                if child in accepted:
+                    break
+        return found
+
+
+Shape = tuple[tuple[int, ...], int]
+"""What a round costs by: rows of each pass of the draft, nodes verified."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TreesReplayed:
+    """What a rule did on each of A answers, summed over repeats: its rounds by shape, of which seconds are made."""
+
+    sources: tuple[str, ...]
+    costs: Costs
+    tokens: Int[np.ndarray, " A"]
+    shapes: tuple[Mapping[Shape, int], ...]
+    is_priced: bool = False
+    """Whether the rule looked at the costs, so that others would have made it act differently."""
+
+    @property
+    def seconds(self) -> Float[np.ndarray, " A"]:
+        each: dict[Shape, float] = {}
+        for shape in {shape for shapes in self.shapes for shape in shapes}:
+            widths, num = shape
+            each[shape] = self.costs.seconds_of(num, widths)
+        return np.array([sum(each[shape] * count for shape, count in shapes.items()) for shapes in self.shapes])
+
+    @property
+    def passes(self) -> Int[np.ndarray, " A"]:
+        """Of the target."""
+        return np.array([sum(shapes.values()) for shapes in self.shapes])
+
+    @property
+    def num_verified(self) -> int:
+        return sum(num * count for shapes in self.shapes for (_, num), count in shapes.items())
+
+    @property
+    def num_draft_passes(self) -> int:
+        return sum(len(widths) * count for shapes in self.shapes for (widths, _), count in shapes.items())
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(self.tokens.sum() / self.seconds.sum())
+
+    @property
+    def speed_up(self) -> float:
+        """Over the target alone."""
+        return self.tokens_per_second * self.costs.verify_s(1)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens of a target pass."""
+        return float(self.tokens.sum() / self.passes.sum())
+
+    def interval(self) -> Interval:
+        """Tokens per second, with 95 % over prompts."""
+        return ratio(self.tokens, self.seconds)
+
+    def gain(self, over: Any) -> Interval:
+        """Tokens per second over those of another rule on the same answers (`Replayed` too), with 95 % over prompts."""
+        return ratio_of_ratios(self.tokens, self.seconds, over.tokens, over.seconds)
+
+    def only(self, *sources: str) -> "TreesReplayed":
+        """The answers of some sources. Raises ValueError for a source without any."""
+        if missing := set(sources) - set(self.sources):
+            raise ValueError(f"there are no answers of {', '.join(sorted(missing))}, only of {sorted(set(self.sources))}")
+        chosen = [i for i, source in enumerate(self.sources) if source in sources]
+        found = (tuple(column[i] for i in chosen) for column in (self.sources, self.shapes))
+        names, shapes = found
+        return replace(self, sources=names, tokens=self.tokens[chosen], shapes=shapes)
+
+    def at(self, costs: Costs) -> "TreesReplayed":
+        """The same rounds at other costs. Raises ValueError for a rule that would have acted differently there."""
+        if self.is_priced:
+            raise ValueError("this rule looks at the costs: replay it again at the others")
+        return replace(self, costs=costs)
+
+
+def replay_trees(
+    answers: Sequence[Laws], policy: TreePolicy, costs: Costs, *, seed: int = 0, repeats: int = 1, compares: bool = False
+) -> TreesReplayed:
+    """Decode every answer `repeats` times with a tree rule, exactly in law: under token verification, or with `compares` under
+    comparison. A seed gives the same luck again, for each answer by its place in the list.
+
+    Raises ValueError without answers or repeats, and for a rule that removes drawn children under token verification.
+
+    >>> print(replay_trees(answers, Widths(widths=(4, 2)), Costs.relative(0.22)).speed_up)           # doctest: +SKIP
+    """
+    if not (answers and repeats >= 1):
+        raise ValueError(f"a replay needs answers and at least one repeat, got {len(answers)} and {repeats}")
+    if policy.removes and policy.children == "drawn" and not compares and not all(laws.is_greedy for laws in answers):
+        raise ValueError(f"{type(policy).__name__} removes children that were drawn, which token verification cannot bear")
+    tokens, shapes = [], []
+    for i, laws in enumerate(answers):
+        num, counts = 0, Counter[Shape]()
+        player = Player(laws, policy, costs, compares=compares)
+        draw = getattr(laws, "draw", None)
+        for repeat in range(repeats):
+            for r in player.rounds(streams(seed + 1000003 * i + repeat, draw=draw)[0]):
+                assert r.grown is not None
+                counts[r.grown.widths, r.num_drafted] += 1
+                num += r.num_tokens
+        tokens.append(num)
+        shapes.append(counts)
+    return TreesReplayed(
+        sources=tuple(laws.source for laws in answers),
+        costs=costs,
+        tokens=np.array(tokens),
+        shapes=tuple(shapes),
+        is_priced=policy.needs_costs,
+    )

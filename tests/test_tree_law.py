@@ -1,0 +1,367 @@
+"""Trees of candidates keep the target's law, computed: every shape under every verification, adapted shapes among them."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from laws import Request, answer, chi_square_tail, finish, largest_difference, law_of, total_variation, unchecked
+from tables import greedy_trace
+from test_law import PLAIN, SITUATIONS, pair_of_tables, table
+
+from specdecpp import Decoder, UnsoundError
+from specdecpp.policies import AutoOff, CostAware, Costs, Fixed
+from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.rounds import tree_verification
+from specdecpp.rounds.host import Host
+from specdecpp.rounds.tree import ROOT, Tree
+from specdecpp.rounds.tree_verification import acceptance, verified
+from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.sampling import Sampling, Uniforms, streams
+from specdecpp.testing import TableModel
+from specdecpp.theory.replay import Player
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByTokens(TreePolicy):
+    """Opens and draws by what was drawn anywhere in the tree: by the tokens of elder siblings, cousins and ancestors."""
+
+    max_tokens: int = 3
+    max_nodes: int = 5
+
+    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+        return [node for node in reversed(tree.frontier) if node == ROOT or (sum(tree.tokens) + tree.tokens[node]) % 3 < 2]
+
+    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+        num = len(tree.children(node))
+        return num == 0 or (num < 3 and sum(tree.tokens) % 2 == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByChance(TreePolicy):
+    """Opens what is likely, and draws until q has been covered."""
+
+    max_tokens: int = 2
+    max_nodes: int = 6
+
+    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+        return [node for node in tree.frontier if tree.product(node) > 0.2]
+
+    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+        return sum(tree.chances[child] for child in tree.children(node)) < 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removing(Widths):
+    """Looks at all children and verifies the likeliest ones only, as EAGLE-2 does."""
+
+    widths: tuple[int, ...] = (2,)
+
+    @property
+    def removes(self) -> bool:
+        return True
+
+    def removed(self, tree: Growing, memory: Any) -> Collection[int]:
+        return [node for node in range(tree.num_nodes) if tree.product(node) < 0.4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everywhere(TreePolicy):
+    """Draws in an order of its own: a second child after its younger cousins are there cannot be had, but nodes by the last."""
+
+    max_tokens: int = 2
+    max_nodes: int = 4
+
+    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+        return sorted(tree.frontier, key=lambda node: -1 if node == ROOT else tree.tokens[node])
+
+    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+        return len(tree.children(node)) < (2 if not tree.tokens or tree.tokens[-1] != 1 else 1)
+
+
+SHAPES: dict[str, Callable[[], TreePolicy]] = {
+    "wide": lambda: Widths(widths=(3,)),
+    "two-by-two": lambda: Widths(widths=(2, 2)),
+    "narrowing": lambda: Widths(widths=(2, 1, 1)),
+    "more-than-there-are": lambda: Widths(widths=(9,), max_nodes=4),
+    "by-tokens": lambda: ByTokens(),
+    "by-chance": lambda: ByChance(),
+    "last-token": lambda: Everywhere(),
+    "none": lambda: Widths(widths=()),
+    "eagle-2": lambda: Eagle2(max_tokens=2, width=2, branch=2),
+    "dynamic-depth": lambda: DynamicDepth(max_tokens=3, width=1, branch=2, threshold=-0.5),
+    "opt-tree": lambda: OptTree(max_tokens=2, width=2, branch=2, gain=0.6),
+    "c2t": lambda: C2T(max_tokens=2, width=2, branch=2, threshold=0.5, weights=(1.0, 1.0, -1.0, 0.2)),
+    "cost-aware": lambda: CostAwareTree(max_tokens=2, max_children=2, max_nodes=4, prior_rounds=1),
+}
+VERIFICATIONS = {"token": TokenVerification(), "compare": CompareVerification()}
+SMALL = (
+    *("plain", "end-of-text", "two-ends", "one-token-left", "many-zeros", "disjoint-supports", "target-within-draft"),
+    *("draft-within-target", "draft-is-target", "target-context-ends", "draft-context-ends", "draft-context-too-short"),
+    *("one-token-prompt", "top-k-2", "top-p", "penalty", "all-processors"),
+)
+WAYS = [(kind, children) for kind in VERIFICATIONS for children in ("drawn", "likeliest")]
+
+
+def cases() -> list[tuple[str, str, str, str]]:
+    """Every situation meets every shape, every shape every way, as in a Latin square; comparison has the most outcomes."""
+    return [
+        (situation, shape, *WAYS[(i + 2 * j) % 4 if (i + j) % 3 == 0 else (i + j) % 2])
+        for i, situation in enumerate(SMALL)
+        for j, shape in enumerate(SHAPES)
+    ]
+
+
+def small(situation: str, max_tokens: int = 3) -> Request:
+    request = SITUATIONS[situation]
+    return replace(request, max_tokens=min(request.max_tokens, max_tokens))
+
+
+@pytest.mark.parametrize(("situation", "shape", "verification", "children"), cases())
+def test_every_shape_keeps_the_targets_law(situation: str, shape: str, verification: str, children: Any) -> None:
+    """Catches any bias: in draws without replacement, residuals of siblings, the bonus of a leaf, a row or a cache of another
+    branch, ends and limits within a tree."""
+    request = small(situation)
+    law = request.law(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize(("verification", "children"), WAYS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_keeps_the_law_in_every_way(shape: str, verification: str, children: Any) -> None:
+    """Catches a verification that is sound for one shape of tree only, over two rounds and more."""
+    request = small("end-of-text")
+    law = request.law(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "by-chance", "last-token", "cost-aware"])
+def test_over_several_rounds(shape: str) -> None:
+    """Catches rows that stay open and a branch that is kept wrongly, which only the next rounds show."""
+    request = replace(SITUATIONS["end-of-text"], max_tokens=4)
+    policy = replace(SHAPES[shape](), max_nodes=3)
+    assert largest_difference(request.law(policy, TokenVerification()), request.own_law()) < 1e-12
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("situation", SMALL)
+def test_greedy_trees_give_the_targets_greedy_answer(situation: str, shape: str) -> None:
+    """Catches a greedy answer other than the target's: a wrong row compared, a penalty on one branch, a late end."""
+    request = SITUATIONS[situation]
+    request = replace(request, sampling=replace(request.sampling, temperature=0.0))
+    law = request.law(SHAPES[shape](), GreedyVerification())
+    assert law == request.own_law()
+    assert len(law) == 1
+
+
+@pytest.mark.parametrize("shape", ["by-tokens", "by-chance", "last-token", "c2t", "cost-aware"])
+def test_shapes_do_follow_the_draws(shape: str) -> None:
+    """Catches laws that hold vacuously: the trees of one context must differ in more than their tokens."""
+
+    def form(coins: Any) -> Any:
+        session = PLAIN.session(SHAPES[shape](), TokenVerification(), (coins, coins))
+        session.prefill()
+        grown = session.step().grown
+        assert grown is not None
+        return grown.parents
+
+    assert len(law_of(form)) >= 2
+
+
+# What is not sound
+
+
+def test_removing_what_was_drawn_is_biased() -> None:
+    """Documents why the pair is refused: what is left of a look at drawn children is no draw from q. Likeliest children may be
+    removed, and comparison bears anything."""
+    request = replace(SITUATIONS["three-tokens-left"], max_tokens=2)
+
+    def unrefused(policy: TreePolicy) -> Any:
+        """The law without the check at the door."""
+
+        def run(coins: Any) -> Any:
+            session = request.session(replace(policy, children="likeliest"), TokenVerification(), (coins, coins))
+            object.__setattr__(session._request, "policy", policy)
+            session.policy = policy
+            finish(session)
+            return tuple(session.tokens[2:]), session.finish_reason
+
+        return law_of(run)
+
+    assert total_variation(unrefused(Removing()), request.own_law()) > 0.01
+    assert largest_difference(unrefused(Widths(widths=(2,))), request.own_law()) < 1e-12, "the door is what differs"
+    with pytest.raises(UnsoundError, match="removes sampled candidates"):
+        request.law(Removing(), TokenVerification())
+    for policy, verification in ((Removing(children="likeliest"), TokenVerification()), (Removing(), CompareVerification())):
+        assert largest_difference(request.law(policy, verification), request.own_law()) < 1e-12
+
+
+def test_unsound_and_unknown_combinations_are_refused() -> None:
+    """Catches block verification of a tree, and a removing rule, that run."""
+    pair = pair_of_tables()
+    with pytest.raises(UnsoundError, match="block verification is known for chains only"):
+        Decoder(pair, policy=Widths(), verification=BlockVerification())
+    with pytest.raises(UnsoundError, match="removes sampled candidates"):
+        Decoder(pair, policy=Removing())
+    Decoder(pair, policy=Removing(children="likeliest"))
+    Decoder(pair, policy=Removing(), verification=CompareVerification())
+    with pytest.raises(ValueError, match="one of them drafts trees"):
+        Decoder(pair, policy=AutoOff(policy=Widths())).generate([1], max_tokens=2)
+    with pytest.raises(ValueError, match=r"Use training\.tree_replay"):
+        Player(greedy_trace(PLAIN, (0, 1, 2, 0), length=2), Widths(), PLAIN.costs)
+    with pytest.raises(ValueError, match="at least 1 child"):
+        Widths(widths=(2, 0))
+    with pytest.raises(ValueError, match="max_nodes"):
+        Widths(max_nodes=-1)
+    with pytest.raises(ValueError, match="chains only"):
+        verified(BlockVerification(), Tree(), lambda node: torch.ones(1), streams(0)[1])
+
+
+# The chain
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.9)])
+@pytest.mark.parametrize("verification", ["token", "compare"])
+def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) -> None:
+    """Catches a uniform that is used twice, or in another order than the chain's: round by round, for fifty seeds."""
+    request = Request(
+        target=table(6, vocab_size=7, depth=2),
+        draft=table(7, vocab_size=7, depth=2),
+        ends=(3,),
+        max_tokens=30,
+        sampling=sampling,
+    )
+    kind = GreedyVerification() if sampling.is_greedy else VERIFICATIONS[verification]
+    with unchecked():
+        for seed in range(50):
+            chain = request.session(Fixed(k=4), kind, streams(seed))
+            tree = request.session(Widths(widths=(1, 1, 1, 1)), kind, streams(seed))
+            assert isinstance(tree.engine, Host)
+            for a, b in zip(finish(chain), finish(tree), strict=True):
+                assert a.pieces == b.pieces
+                assert (a.num_drafted, a.num_accepted, a.expected_s) == (b.num_drafted, b.num_accepted, b.expected_s)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.9)])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs.relative(0.1),
+        Costs(draft_s=0.2, passes={1: 1.0, 3: 1.0, 4: 1.5, 7: 1.6}),
+        Costs(draft_s=0.4, passes={1: 1.0, 9: 2.0}),
+    ],
+)
+def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampling: Sampling) -> None:
+    """Catches a threshold, a score or a memory other than the chain's: round by round, over answers with memory."""
+    pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
+    request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
+    kind = GreedyVerification() if sampling.is_greedy else TokenVerification()
+    lengths = set()
+    with unchecked():
+        for seed in range(12):
+            chain = request.session(CostAware(), kind, streams(seed))
+            tree = request.session(CostAwareTree(max_children=1), kind, streams(seed))
+            for a, b in zip(finish(chain), finish(tree), strict=True):
+                assert a.pieces == b.pieces
+                assert (a.num_drafted, a.num_accepted, a.expected_s) == (
+                    b.num_drafted,
+                    b.num_accepted,
+                    pytest.approx(b.expected_s),
+                )
+                lengths.add(a.num_drafted)
+    assert len(lengths) >= 3
+
+
+# Dice, and mistakes
+
+
+@pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "cost-aware"])
+def test_sampled_trees_follow_the_law(shape: str) -> None:
+    """Catches dice that enumeration cannot see: a uniform of a sibling that is shared, or one of both streams.
+
+    Chi-square over 1500 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
+    """
+    request, policy = replace(SITUATIONS["three-tokens-left"], max_tokens=2), SHAPES[shape]()
+    counts: dict[Any, int] = {}
+    with unchecked():
+        for seed in range(1500):
+            session = request.session(policy, TokenVerification(), streams(seed))
+            outcome = answer(session, finish(session))
+            counts[outcome] = counts.get(outcome, 0) + 1
+    assert counts.keys() <= request.own_law().keys()
+    assert chi_square_tail(counts, request.own_law()) > 1e-5
+
+
+class SharedCoins(Uniforms):
+    """One uniform for all coins of a round."""
+
+    def take(self, num: int) -> list[float]:
+        taken = super().take(num)
+        return taken[:1] * num
+
+
+def test_shared_coins_are_noticed() -> None:
+    """Catches a chi-square that would let siblings share their coin."""
+    request, policy = replace(SITUATIONS["three-tokens-left"], max_tokens=2), Widths(widths=(3,))
+    counts: dict[Any, int] = {}
+    with unchecked():
+        for seed in range(1500):
+            draft, verify = streams(seed)
+            session = request.session(policy, TokenVerification(), (draft, SharedCoins(verify.generator)))
+            outcome = answer(session, finish(session))
+            counts[outcome] = counts.get(outcome, 0) + 1
+    assert chi_square_tail(counts, request.own_law()) < 1e-5
+
+
+def with_replacement(tree: Tree, node: int) -> torch.Tensor:
+    return tree.open[node].row
+
+
+def keeps_p(p: torch.Tensor, q: torch.Tensor, carry: float = 1.0) -> torch.Tensor:
+    return p
+
+
+def swapped(tree: Tree, node: int) -> list[int]:
+    return sorted(tree.open[node].children, key=lambda child: -tree.chances[child]) if node in tree.open else []
+
+
+def first_of_all(self: TableModel, path: Sequence[int]) -> None:
+    branch = [self._open[row][0] for row in path]
+    self.tokens += [*branch[:-1], self._open[-1][0]] if len(branch) > 1 else branch
+    self._open = []
+
+
+MUTATIONS = {
+    "siblings are tested by q itself": (Tree, "law_of_next", with_replacement),
+    "a rejected sibling leaves p as it was": (tree_verification, "residual", keeps_p),
+    "siblings are tested in order of q": (Tree, "children", swapped),
+    "another branch is kept": (TableModel, "keep", first_of_all),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_mutations_are_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an enumeration that would not see the mistakes that are easily made."""
+    request = replace(SITUATIONS["three-tokens-left"], max_tokens=4 if "branch" in mutation else 2)
+    policy = Widths(widths=(2, 1) if "branch" in mutation else (3,), max_nodes=3)
+    monkeypatch.setattr(*MUTATIONS[mutation])
+    assert total_variation(request.law(policy, TokenVerification()), request.own_law()) > 1e-3
+
+
+# The identity that the proof rests on
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_child_more_changes_nothing(seed: int) -> None:
+    """Catches an acceptance or a residual that is not that of the docstring: whatever q is, min(p, q) + P(reject) rest = p."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = torch.rand(2, 6, generator=generator, dtype=torch.float64).pow(3).softmax(-1)
+    for law in (q, None):
+        emitted = torch.zeros(6, dtype=torch.float64)
+        for token, chance in enumerate((q if law is not None else torch.eye(6, dtype=torch.float64)[2]).tolist()):
+            if chance:
+                accept, rest = acceptance(p, law, token)
+                emitted[token] += chance * accept
+                emitted += chance * (1 - accept) * rest()
+        assert (emitted - p).abs().max() < 1e-15

@@ -1,0 +1,161 @@
+"""Replay of trees against the session: the joint law of text and trees, enumerated."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from laws import Law, Request, largest_difference, law_of, unchecked
+from tables import COSTS
+from test_law import SITUATIONS
+from test_tree_law import SHAPES, VERIFICATIONS, Removing, small
+
+from specdecpp.policies.trees import TreePolicy, Widths
+from specdecpp.rounds.verification import CompareVerification, GreedyVerification, TokenVerification, Verification
+from specdecpp.sampling import Sampling, probabilities
+from specdecpp.testing import Enumerator
+from specdecpp.training.tree_replay import Player, replay_trees
+
+
+@dataclass(kw_only=True)
+class TableLaws:
+    """An answer of a request over tables."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    source: str = "table"
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self.request.ends
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.request.sampling.is_greedy
+
+    @property
+    def num_places(self) -> int:
+        r, num = self.request, len(self.request.prompt)
+        longest = [r.max_tokens] + ([r.target.max_length - num] if r.target.max_length else [])
+        places = [min(longest) - 1] + ([r.draft.max_length - num + 1] if r.draft.max_length else [])
+        return max(0, min(places))
+
+    def p(self, i: int) -> torch.Tensor:
+        return self._law(self.request.target, self.tokens[:i])
+
+    def q(self, i: int, branch: Any) -> torch.Tensor:
+        return self._law(self.request.draft, (*self.tokens[:i], *branch))
+
+    def _law(self, model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+        text = (*self.request.prompt, *tokens)
+        if self.is_greedy:
+            return model.law(text)
+        seen = torch.tensor([t in text for t in range(model.vocab_size)])
+        return probabilities(model.law(text).log(), self.request.sampling, seen)
+
+
+def told(rounds: list[Any]) -> Any:
+    """All of every round's tree but seconds, which follow."""
+    shape = [(r.grown.tokens, r.grown.parents, r.grown.path, r.grown.widths, r.grown.num_verified) for r in rounds]
+    rounded = [tuple((t[0], t[1], round(t[2], 9), round(t[3], 9), t[4]) for t in r.grown.tried) for r in rounds]
+    return tuple(shape), tuple(rounded), tuple((r.num_tokens, r.num_accepted, round(r.expected_s, 9)) for r in rounds)
+
+
+def session_law(request: Request, policy: TreePolicy, verification: Verification) -> Law:
+    request = replace(request, costs=COSTS)
+    return request.law(policy, verification, lambda s, rounds: (tuple(s.tokens[s.num_prompt_tokens :]), told(rounds)))
+
+
+def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) -> Law:
+    law: Law = {}
+    for (text, _), probability in request.own_law().items():
+        laws = TableLaws(request=request, tokens=text)
+        found = law_of(lambda coins, of=laws: told(list(Player(of, policy, COSTS, compares=compares).rounds(coins))))
+        for key, chance in found.items():
+            law[text, key] = law.get((text, key), 0.0) + probability * chance
+    return law
+
+
+CASES = [
+    (situation, shape)
+    for i, situation in enumerate(("plain", "end-of-text", "many-zeros", "draft-within-target", "top-p", "target-context-ends"))
+    for j, shape in enumerate(SHAPES)
+    if (i + j) % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("situation", "shape"), [*CASES, ("draft-context-ends", "by-tokens"), ("two-ends", "narrowing")])
+def test_replay_has_the_sessions_joint_law_of_text_and_trees(situation: str, shape: str) -> None:
+    """Catches any difference: in the coupling of siblings, in what is drawn behind an accepted child or below a rejected one,
+    in ends, places left, passes and what is told to the rule."""
+    request, policy = small(situation, 2), SHAPES[shape]()
+    assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
+
+
+@pytest.mark.parametrize("shape", ["wide", "by-tokens", "by-chance"])
+def test_of_several_rounds(shape: str) -> None:
+    """Catches a next round that begins at another place, over three tokens."""
+    request, policy = small("end-of-text", 3), replace(SHAPES[shape](), max_nodes=3)
+    assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
+
+
+@pytest.mark.parametrize("shape", ["wide", "narrowing", "by-chance"])
+@pytest.mark.parametrize("children", ["drawn", "likeliest"])
+def test_under_comparison(shape: str, children: Any) -> None:
+    """Catches children that are coupled where nobody tests them by q."""
+    request, policy = small("end-of-text", 2), replace(SHAPES[shape](), children=children)
+    assert (
+        largest_difference(session_law(request, policy, CompareVerification()), replay_law(request, policy, compares=True))
+        < 1e-12
+    )
+    policy = Removing(children=children)
+    assert (
+        largest_difference(session_law(request, policy, CompareVerification()), replay_law(request, policy, compares=True))
+        < 1e-12
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_likeliest_children_and_greedy_answers(shape: str) -> None:
+    """Catches a coin where nothing is random."""
+    policy = replace(SHAPES[shape](), children="likeliest")
+    request = small("end-of-text", 3)
+    assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
+    greedy = replace(SITUATIONS["five-tokens"], sampling=Sampling(temperature=0.0))
+    assert session_law(greedy, policy, GreedyVerification()) == replay_law(greedy, SHAPES[shape]())
+
+
+def test_sums_are_those_of_the_rounds() -> None:
+    """Catches a pass that is not paid for, and luck that differs between two replays of a seed."""
+    request = SITUATIONS["five-tokens"]
+    answers = [TableLaws(request=request, tokens=text) for text, _ in list(request.own_law())[:5]]
+    with unchecked():
+        once, again = (replay_trees(answers, Widths(widths=(2, 1)), COSTS, seed=3, repeats=2) for _ in range(2))
+        alone = replay_trees(answers, Widths(widths=()), COSTS, repeats=2)
+    assert once.seconds.tolist() == again.seconds.tolist()
+    assert once.tokens.tolist() == [2 * len(a.tokens) for a in answers]
+    assert once.num_draft_passes <= 2 * once.passes.sum() < once.num_verified + once.passes.sum()
+    dear = replace(COSTS, draft_s=1.0)
+    assert once.at(dear).seconds.sum() - once.seconds.sum() == pytest.approx(
+        0.8 * sum(n * sum(map(COSTS.pass_s, w)) for shapes in once.shapes for (w, _), n in shapes.items())
+    )
+    assert alone.speed_up == pytest.approx(1)
+    assert once.gain(alone).value == pytest.approx(once.speed_up)
+    with pytest.raises(ValueError, match="removes children"):
+        replay_trees(answers, Removing(), COSTS)
+    with pytest.raises(ValueError, match="at least one repeat"):
+        replay_trees([], Widths(), COSTS)
+    with pytest.raises(ValueError, match="no answers of gsm8k"):
+        once.only("gsm8k")
+
+
+def test_an_enumerator_stands_for_luck() -> None:
+    """Catches a replay that asks for randomness in another way than the two that there are."""
+    request = SITUATIONS["plain"]
+    laws = TableLaws(request=request, tokens=(0, 1, 2, 0))
+    assert sum(r.num_tokens for r in Player(laws, Widths(), COSTS).rounds(Enumerator([]))) == 4
+
+
+def test_verifications_are_all_here() -> None:
+    """Catches a way to verify trees that was never replayed."""
+    assert set(VERIFICATIONS) == {"token", "compare"}
