@@ -243,7 +243,7 @@ def test_greedy_text_is_the_targets_own(policy: str) -> None:
     for start in range(4):
         prompt = [3 + start, 5, 9]
         with unchecked():
-            out = decoder.generate(prompt, max_tokens=40, temperature=0, ignore_eos=True)
+            out = decoder.generate(prompt, max_tokens=40, temperature=0, ignore_eos=True, seed=0)
         ids = torch.tensor([prompt])
         own = same.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None

@@ -442,7 +442,7 @@ def verdict(runner: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how: 
     line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
     task.tokens, task.uniforms, task.q = line.data_ptr(), uniforms.data_ptr(), q.data_ptr()
     task.logits, task.states = logits.data_ptr(), states.data_ptr()
-    runner.verify(task)
+    runner.verify([runner], [task])
     return task
 
 

@@ -52,7 +52,7 @@ class Costs:
         object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()))))
         object.__setattr__(self, "_verify_s", {})
 
-    def _seconds(self) -> tuple[float, ...]:
+    def _seconds(self) -> tuple[float, float, float, float]:
         return self.draft_s, self.head_s, self.start_s, self.switch_s
 
     def __hash__(self) -> int:

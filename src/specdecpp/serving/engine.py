@@ -116,10 +116,11 @@ class Work:
             return self._next_part()
         self._is_read = session.prefill(most)
 
-    def step(self, outcome: Round) -> Step:
-        """A round of `session`, as it is told of."""
+    def step(self, outcome: Round | None = None) -> Step:
+        """A round of `session` as it is told of; it is run here unless it has been."""
         session = self._session
         assert session is not None, "a round is of a session"
+        outcome = outcome or session.step()
         self.num_tokens += outcome.num_tokens
         step = Step(
             index=self._at,
@@ -288,47 +289,34 @@ class Engine:
         if (unread := next((work for work in running if work.session is None), None)) is not None:
             self._guarded(unread, lambda: unread.read(self._limits.prefill_tokens))
         batch = [work for work in ready if work.session and work.session.engine.has_batches]
-        if len(batch) > 1 and not self._steps(batch):
-            batch = []  # each by itself, to find out whose it is
+        outcomes = self._advanced(batch) if len(batch) > 1 else {}
         for work in ready:
-            if len(batch) < 2 or work not in batch:
-                self._guarded(work, lambda work=work: self._step(work, self._advanced(work)))
+            step = self._guarded(work, lambda work=work: work.step(outcomes.get(work)))
+            if step is not None:
+                self._on_step(step)
+                work.tell(step)
         for work in [work for work in running if work.is_done and work in self._running]:
             self._part_with(work, End())
 
-    def _steps(self, works: Sequence[Work]) -> bool:
-        """A round of each, in the same passes; False where the models failed, before any round was told of."""
+    def _advanced(self, works: Sequence[Work]) -> dict[Work, Round]:
+        """A round of each, in the same passes; none where the models failed: each by itself shows whose it was."""
         sessions = [session for work in works if (session := work.session) is not None]
         try:
-            outcomes = advance(sessions)
+            return dict(zip(works, advance(sessions), strict=True))
         except Exception:
             log.exception("a round of %d requests failed in the models", len(works))
             for session in sessions:
                 session.rewind()
-            return False
-        for work, outcome in zip(works, outcomes, strict=True):
-            self._guarded(work, lambda work=work, outcome=outcome: self._step(work, outcome))
-        return True
+            return {}
 
-    @staticmethod
-    def _advanced(work: Work) -> Round:
-        session = work.session
-        assert session is not None, "its prompt has been read"
-        return session.step()
-
-    def _step(self, work: Work, outcome: Round) -> None:
-        step = work.step(outcome)
-        self._on_step(step)
-        work.tell(step)
-
-    def _guarded(self, work: Work, do: Callable[[], None]) -> None:
+    def _guarded(self, work: Work, do: Callable[[], Step | None]) -> Step | None:
         """What the models raise ends one request, and not the others with it."""
         try:
-            do()
+            return do()
         except Exception:
             log.exception("a request failed in the models")
             refusal = Refusal("the models failed on this request; the server's log says how.", status=500, code="failed")
-            self._part_with(work, End(refusal=refusal))
+            return self._part_with(work, End(refusal=refusal))
 
     def _part_with(self, work: Work, end: End) -> None:
         with self._changed:
