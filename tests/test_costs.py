@@ -18,6 +18,7 @@ from laws import outcome
 from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
 from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, STEP, WAIT
+from specdecpp.costs.curve import is_switch
 from specdecpp.policies import ArgmaxLength, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
@@ -146,7 +147,7 @@ def test_rounds_next_to_a_switch_are_no_measurement():
 def test_a_switch_is_part_of_a_round():
     """Catches a switch that is forgotten, or counted in every round."""
     costs = replace(CURVE, switch_s=3.0)
-    assert costs.round_s(2, is_switch=True) == costs.round_s(2) + 3.0
+    assert [is_switch(*rounds) for rounds in ((0, 2), (2, 2), (2, 0), (0, 0))] == [True, False, False, False]
     assert costs.round_s(2) == CURVE.round_s(2)
     assert hash(costs) != hash(CURVE)
     assert Costs.parse({"draft_s": 1, "passes": {"1": 1}, "switch_s": 3}).switch_s == 3.0

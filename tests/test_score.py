@@ -145,7 +145,7 @@ def test_what_it_takes_to_switch_is_part_of_a_trial() -> None:
             length = 1 if policy.rule(memory, costs, 8).least[0] <= 1 else 0
             accepted = int(length and generator.random() < 0.2)
             is_switch = bool(length and drafted and not drafted[-1])
-            took_s = costs.round_s(length, is_switch=is_switch)
+            took_s = costs.round_s(length) + costs.switch_s * is_switch
             made = replace(outcome(length, accepted, costs, judged=(0.5,) * length), expected_s=took_s)
             memory = policy.learn(memory, made)
             drafted.append(length)

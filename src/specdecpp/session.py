@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from specdecpp.costs.curve import is_switch
 from specdecpp.errors import PromptError, RunnerError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
@@ -150,7 +151,7 @@ class Session:
         self._costs = costs
         self._detokenizer = detokenizer
         self._experience = experience
-        self._is_off = False
+        self._num_before = 1
         self.num_together = 1
         memory = policy.start() if experience is None else experience.begin()
         self._memory = policy.reading(memory, len(prompt))
@@ -256,7 +257,7 @@ class Session:
             expected_s=self._expected_s(result),
             grown=result.grown,
         )
-        self._is_off = not result.num_drafted
+        self._num_before = result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
         follows = result.grown is None and self.num_together == 1  # rounds of one chain
         if isinstance(self._costs, CostClock) and follows:
@@ -269,7 +270,7 @@ class Session:
         """What the cost model has such a round take."""
         if self.costs is None:
             return 0.0
-        switch_s = self.costs.switch_s if self._is_off and result.num_drafted else 0.0
+        switch_s = self.costs.switch_s * is_switch(self._num_before, result.num_drafted)
         return switch_s + self.costs.seconds_of(result.num_drafted, result.grown and result.grown.widths)
 
     def _text_of(self, token: int) -> str:

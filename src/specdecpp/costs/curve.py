@@ -86,8 +86,6 @@ class Costs:
     def shared(self, num: int) -> "Costs":
         """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass.
 
-        The draft's pass is taken to grow with its rows as the target's does.
-
         >>> Costs(draft_s=0.2, passes={1: 1.0, 2: 1.1}).shared(2).verify_s(1)
         0.55
         """
@@ -110,12 +108,12 @@ class Costs:
         slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
         return seconds[i - 1] + slope * (num_positions - widths[i - 1])
 
-    def round_s(self, num_drafted: int, *, is_switch: bool = False) -> float:
-        """Seconds of a round with so many candidates; `is_switch` for the first after rounds without any."""
-        return self.draft_s * num_drafted + self.verify_s(num_drafted + 1) + self.switch_s * is_switch
+    def round_s(self, num_drafted: int) -> float:
+        """Seconds of a round with so many candidates, after rounds of its like."""
+        return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
 
     def draft_pass_s(self, num_rows: int) -> float:
-        """Seconds of a pass of the draft over so many nodes of a tree: taken to grow with its width as the target's does."""
+        """Seconds of a pass of the draft over so many rows: taken to grow with its width as the target's does."""
         return self.draft_s if num_rows == 1 else self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
 
     def seconds_of(self, num_drafted: int, widths: Sequence[int] | None = None) -> float:
@@ -144,6 +142,11 @@ class Costs:
         return _best_length(self, acceptance, lengths)
 
 
+def is_switch(before: int, now: int) -> bool:
+    """Whether a round with `now` candidates, after one with `before`, is one that takes `Costs.switch_s` more."""
+    return now > 0 and before == 0
+
+
 def chain_tokens(acceptance: float, num_drafted: int) -> float:
     """1 + a + ... + a^k: the tokens a round makes on average where each of k candidates is accepted with probability a."""
     return sum(acceptance**k for k in range(num_drafted + 1))
@@ -153,7 +156,7 @@ def chain_tokens(acceptance: float, num_drafted: int) -> float:
 def _shared(costs: Costs, num: int) -> Costs:
     return replace(
         costs,
-        draft_s=costs.draft_s * costs.pass_s(num) / costs.pass_s(1) / num,
+        draft_s=costs.draft_pass_s(num) / num,
         passes={n: costs.pass_s(n * num) / num for n in (1, 2, 3, 5, 9, 17)},
         start_s=costs.start_s / num,
         switch_s=costs.switch_s / num,

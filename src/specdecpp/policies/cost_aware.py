@@ -103,23 +103,26 @@ class Account(Ledger):
     """Whether the last round had none."""
 
     def with_round(self, outcome: "Outcome") -> "Account":
-        num_tokens, seconds = self.num_tokens + outcome.num_tokens, self.seconds + outcome.expected_s
         if not outcome.num_drafted:
             after = object.__new__(Account)  # in a third of the time of `replace`
+            sums = {"num_tokens": self.num_tokens + outcome.num_tokens, "seconds": self.seconds + outcome.expected_s}
             num_unread = self.num_unread + outcome.num_tokens
-            changed = {"num_tokens": num_tokens, "seconds": seconds, "num_unread": num_unread, "num_running": 0, "is_off": True}
-            after.__dict__.update(self.__dict__, **changed)
+            after.__dict__.update(self.__dict__, **sums, num_unread=num_unread, num_running=0, is_off=True)
             return after
         belief, num = self.belief, outcome.num_accepted
         num_tested = min(num + 1, outcome.num_drafted)
         for i, estimate in enumerate(outcome.judged[:num_tested]):
             belief = belief.after(estimate, is_accepted=i < num)
+        return self.with_candidates(outcome, belief, num_tested, num)
+
+    def with_candidates(self, outcome: "Outcome", belief: Belief, num_tested: int, num_accepted: int) -> "Account":
+        """After a round in which so many candidates were tested and accepted, and taught so much of the score."""
         return replace(
             self,
-            num_tokens=num_tokens,
-            seconds=seconds,
+            num_tokens=self.num_tokens + outcome.num_tokens,
+            seconds=self.seconds + outcome.expected_s,
             num_tested=self.num_tested + num_tested,
-            num_accepted=self.num_accepted + num,
+            num_accepted=self.num_accepted + num_accepted,
             gains=self.gains if self.is_off else self.gains.after(outcome.num_tokens, outcome.expected_s),
             belief=belief,
             num_unread=0,
@@ -208,7 +211,7 @@ class CostAware(HeadPolicy):
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
         """Whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
-        reading = _reading_s(costs, memory.num_unread) / costs.verify_s(1)
+        reading = _reading_s(costs, memory) / costs.verify_s(1)
         pays = self.gain(memory, costs)[1] >= reading / STAY
         return pays or 0 < memory.num_running < TRIAL or self._may_try(memory, costs)
 
@@ -216,7 +219,7 @@ class CostAware(HeadPolicy):
         """Whether candidates that are not expected to pay may be tried for `TRIAL` rounds, to see whether that has changed."""
         target_s = costs.verify_s(1)
         trial_s = TRIAL * max(0.0, -self.gain(memory, costs)[0]) * target_s
-        loss_s = costs.switch_s + _reading_s(costs, memory.num_unread) + trial_s
+        loss_s = costs.switch_s + _reading_s(costs, memory) + trial_s
         lost_s = memory.seconds - memory.num_tokens * target_s
         return lost_s + loss_s < self.regret * memory.num_tokens * target_s
 
@@ -306,6 +309,6 @@ def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
     return chain_tokens(acceptance, k) - costs.round_s(k) / costs.verify_s(1)
 
 
-def _reading_s(costs: Costs, num_tokens: int) -> float:
-    """Seconds of the draft's pass over what it has missed, which is taken to grow with its width as the target's does."""
-    return costs.draft_s * costs.pass_s(num_tokens) / costs.verify_s(1) if num_tokens > 1 else 0.0
+def _reading_s(costs: Costs, memory: Account) -> float:
+    """Seconds of the draft's pass over what it has missed."""
+    return costs.draft_pass_s(memory.num_unread) if memory.num_unread > 1 else 0.0

@@ -33,12 +33,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
 from specdecpp.policies.trees import TreePolicy
-from specdecpp.theory.replayed import Replayed, Round, is_switch, prices
+from specdecpp.theory.replayed import Replayed, Round, prices
 from specdecpp.theory.trace import Opinion, Trace
 
 

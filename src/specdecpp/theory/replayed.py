@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs
 from specdecpp.policies.trees import Grown
 from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
@@ -32,11 +33,6 @@ class Round(NamedTuple):
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
     """expected_s, draft_s and verify_s of a round with 0..max_tokens candidates."""
     return [(costs.round_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
-
-
-def is_switch(before: int, now: int) -> bool:
-    """Whether a round with `now` candidates is the first after rounds without any."""
-    return now > 0 and before == 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

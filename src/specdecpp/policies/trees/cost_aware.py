@@ -111,18 +111,7 @@ class CostAwareTree(TreePolicy):
             beliefs[i] = beliefs[i].after(by_q(t.share), is_accepted=t.is_accepted)
             tested[i] += 1
             accepted[i] += t.is_accepted
-        chain = replace(
-            chain,
-            num_tokens=chain.num_tokens + outcome.num_tokens,
-            seconds=chain.seconds + outcome.expected_s,
-            num_tested=chain.num_tested + len(eldest),
-            num_accepted=chain.num_accepted + sum(t.is_accepted for t in eldest),
-            gains=chain.gains if chain.is_off else chain.gains.after(outcome.num_tokens, outcome.expected_s),
-            belief=belief,
-            num_unread=0,
-            num_running=chain.num_running + 1,
-            is_off=False,
-        )
+        chain = chain.with_candidates(outcome, belief, len(eldest), sum(t.is_accepted for t in eldest))
         is_full = len(grown.tokens) >= self.max_nodes
         return TreeAccount(
             chain=chain,
