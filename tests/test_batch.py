@@ -1,26 +1,25 @@
-"""Requests that are decoded together get what they would get alone, to the bit; and a round that fails fails alone."""
+"""Requests that are decoded together get what they would get alone, to the bit."""
 
-import threading
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
+from batched import PROMPTS, compiled_pair, session
 from laws import unchecked
 
-from specdecpp import Costs, Decoder, NativeRunner, Pair
+from specdecpp import Costs, Decoder, LeanRunner, Pair
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
+from specdecpp.policies.trees import Widths
 from specdecpp.rounds import Native
 from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners import native
-from specdecpp.serving.engine import End, Engine, Part, Step, Work
-from specdecpp.serving.limits import Limits
-from specdecpp.session import Session, advance
+from specdecpp.session import Session, _pieces, advance
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 
 COSTS = Costs(draft_s=0.1, passes={1: 1.0, 17: 2.0}, switch_s=0.2)
-PROMPTS = [[3], [5, 9, 11, 2], [7] * 30, [1, 2], [40, 41, 42]]
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "drawn": {"temperature": 1.0},
@@ -34,20 +33,19 @@ POLICIES: dict[str, Policy] = {
     "entropy": Entropy(threshold=0.5),
     "confidence": MaxConfidence(threshold=0.3),
     "cost-aware": CostAware(),
+    "tree": Widths(widths=(2, 1)),
 }
 
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    model = tiny_model("llama", seed=1, head_dim=16)
-    target, draft = (NativeRunner(of, num_threads=1) for of in (model, tiny_draft(model)))
-    return Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(64))
+    return compiled_pair()
 
 
-def session(decoder: Decoder, i: int, **options: Any) -> Session:
-    started = decoder.start(PROMPTS[i], max_tokens=12 + 5 * i, seed=i, **options)
-    started.prefill()
-    return started
+def with_threads(pair: Pair, num: int) -> Pair:
+    target: Any = pair.target
+    draft: Any = pair.draft
+    return replace(pair, target=target.fresh(num_threads=num), draft=draft.fresh(num_threads=num))
 
 
 def together(sessions: list[Session]) -> list[list[int]]:
@@ -83,7 +81,7 @@ def test_other_verifications_in_a_batch(verification: Any, pair: Pair) -> None:
 
 def test_two_threads_decide_the_same(pair: Pair) -> None:
     """Catches requests whose draws and tests are shared out among threads, and overwrite each other."""
-    two = replace(pair, target=pair.target.fresh(num_threads=2), draft=pair.draft.fresh(num_threads=2))
+    two = with_threads(pair, 2)
     found = [together([session(Decoder(of, policy=Fixed(k=3)), i, temperature=1.0) for i in range(5)]) for of in (pair, two)]
     assert found[0] == found[1]
 
@@ -117,6 +115,109 @@ def test_all_answers_in_the_order_of_their_prompts(at_once: int, pair: Pair) -> 
         decoder.generate_all(PROMPTS, at_once=0)
 
 
+def test_other_runners_decode_one_after_another() -> None:
+    """Catches a prompt that is read in other pieces than alone where bits depend on them, and one that is not read."""
+    model = tiny_model("llama", seed=1)
+    pair = Pair(target=LeanRunner(model), draft=LeanRunner(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
+    decoder, prompts = Decoder(pair, policy=Fixed(k=2)), [[3 + n % 60 for n in range(240)], [5], [8, 9]]
+    found = decoder.generate_all(prompts, at_once=2, max_tokens=6, seed=2)
+    with unchecked():
+        assert [one.tokens for one in found] == [decoder.generate(one, max_tokens=6, seed=2).tokens for one in prompts]
+
+
+LONG = [[3 + (i * i + n) % 60 for i in range(length)] for n, length in enumerate((90, 1, 2, 33, 61, 5))]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 256])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_prompts_are_read_in_the_same_passes(rows: int, num_threads: int, pair: Pair) -> None:
+    """Catches a row of a prompt whose bits depend on the others, or on where a piece ends; a piece that is read twice, never,
+    by one of the models only or into the cache of another; and rounds that are other ones beside a prompt."""
+    of = with_threads(pair, num_threads)
+    decoder = Decoder(of, policy=CumulativeConfidence(threshold=0.3), costs=COSTS)
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "ignore_eos": True}
+    alone = [decoder.start(prompt, seed=i, **options) for i, prompt in enumerate(LONG)]
+    together = [decoder.start(prompt, seed=i, **options) for i, prompt in enumerate(LONG)]
+    num_beside = 0
+    while reading := [session for session in together if session.num_unread]:
+        on = [session for session in together if not session.num_unread and session.finish_reason is None]
+        before = [session.num_unread for session in reading]
+        advance(on, reading, rows=rows)
+        read = [num - session.num_unread for num, session in zip(before, reading, strict=True)]
+        assert min(read) >= 1
+        assert sum(read) <= max(rows, len(reading))
+        num_beside += len(on) > 0
+    assert num_beside
+    for one, other in zip(alone, together, strict=True):
+        one.prefill()
+        while len(one.tokens) < len(other.tokens):
+            one.step()
+        assert one.tokens == other.tokens
+        for model in ("target", "draft"):
+            a, b = getattr(one, model), getattr(other, model)
+            assert a.length == b.length
+            for x, y in zip(a.extend([7], rows=1), b.extend([7], rows=1), strict=True):
+                assert x.tolist() == y.tolist(), model
+    assert all(session.prefill_s > 0 for session in together if session.num_prompt_tokens > 1)
+
+
+def test_seconds_are_shared_by_rows(pair: Pair) -> None:
+    """Catches a request that pays for the prompt of another, and seconds that are counted twice or lost."""
+    decoder = Decoder(pair, policy=Fixed(k=2))
+    on, reading = [session(decoder, i) for i in (0, 3)], decoder.start([3 + n % 60 for n in range(200)], max_tokens=9)
+    started = perf_counter()
+    rounds = advance(on, [reading])
+    elapsed_s = perf_counter() - started
+    spent_s = sum(r.draft_s + r.head_s + r.verify_s + r.other_s for r in rounds) + reading.prefill_s
+    assert 0 < spent_s <= elapsed_s
+    assert reading.prefill_s > 10 * max(r.draft_s + r.verify_s for r in rounds)  # 199 rows beside two rounds of three
+    assert all(0 < r.forward_s <= r.draft_s + r.verify_s for r in rounds)
+
+
+def test_a_prompt_beside_a_draft_that_reads_nothing(pair: Pair) -> None:
+    """Catches a draft that is fed although no candidate can be wanted, and one that has read pieces of a prompt only."""
+    none, some = (Decoder(pair, policy=Fixed(k=k)).start(LONG[0], seed=1) for k in (0, 2))
+    advance([], [none, some], rows=40)
+    assert [(s.target.length, s.draft.length) for s in (none, some)] == [(20, 0), (20, 20)]
+    some.draft.rollback(5)
+    advance([], [some], rows=30)
+    assert (some.target.length, some.draft.length) == (50, 35)
+
+
+def test_a_draft_that_comes_late_reads_in_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a draft that is asked for the first time behind a long text, and has all others wait until it has read that; and
+    one that then decides otherwise."""
+    monkeypatch.setattr("specdecpp.session.ROWS", 20)
+    late, alone = (Decoder(pair, policy=Fixed(k=2)).start(LONG[0], seed=1, max_tokens=9) for _ in range(2))
+    for one in (late, alone):
+        one.prefill()
+        one.draft.rollback(3)
+    assert late.num_unread == 86
+    pieces = []
+    while late.num_unread:
+        pieces.append(late.draft.length)
+        advance([], [late], rows=30)
+    assert pieces == [3, 33, 63]
+    assert [late.step().tokens for _ in range(2)] == [alone.step().tokens for _ in range(2)]
+    none = Decoder(pair, policy=Fixed(k=0)).start(LONG[0], seed=1)
+    assert none.prefill()
+
+
+def test_ids_that_the_models_do_not_have(pair: Pair) -> None:
+    """Catches a prompt that is read from memory of somebody else's."""
+    session = Decoder(pair).start([3, 4, 5], seed=0)
+    session.tokens[0] = 10**6
+    with pytest.raises(ValueError, match="the embedding has 64 rows"):
+        advance([], [session])
+
+
+def test_rows_are_shared_evenly(pair: Pair) -> None:
+    """Catches a long prompt that takes what belongs to short ones, rows that are not used, and a prompt that gets none."""
+    sessions = [Decoder(pair, policy=Fixed(k=1)).start(prompt) for prompt in LONG]
+    for rows, expected in [(60, [19, 0, 1, 18, 18, 4]), (3, [1, 0, 1, 1, 1, 1]), (999, [89, 0, 1, 32, 60, 4])]:
+        assert [len(piece.target) for piece in _pieces(sessions, rows)] == expected
+
+
 def test_a_share_of_what_steps_take_together() -> None:
     """Catches rows of others that are not paid for, and a request that is charged for the whole pass."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.2, 3: 1.4}, start_s=0.1, switch_s=0.4)
@@ -131,64 +232,9 @@ def test_without_a_seed_lengths_follow_the_load(pair: Pair) -> None:
     """Catches a rule that drafts for eight as it does for one, where rows are no longer free."""
     decoder = Decoder(pair, policy=CostAware(), costs=Costs(draft_s=0.01, passes={1: 1.0, 8: 1.0, 9: 2.0}))
     one, seeded = decoder.start([1, 2], max_tokens=30), decoder.start([1, 2], max_tokens=30, seed=1)
-    costs = one.costs
+    costs: Any = one.costs
     one.num_together = seeded.num_together = 8
     assert one.costs != costs
-    assert one.costs.step_s(0) > 2 * costs.step_s(0)
+    now: Any = one.costs
+    assert now.step_s(0) > 2 * costs.step_s(0)
     assert seeded.costs == costs
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.end: End | None = None
-        self.is_over = threading.Event()
-
-    def __call__(self, what: Step | End) -> None:
-        if isinstance(what, End):
-            self.end = what
-            self.is_over.set()
-        else:
-            self.tokens += [piece.token for piece in what.round.pieces]
-
-
-def served(decoder: Decoder) -> list[Listener]:
-    """Five requests to a server at once."""
-    engine, listeners = Engine(Limits(max_running=4)), [Listener() for _ in PROMPTS]
-    engine.start()
-    for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
-        part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
-        engine.submit(Work(decoder=decoder, parts=[part], tell=listener, timeout_s=60.0))
-    for listener in listeners:
-        assert listener.is_over.wait(60)
-    engine.stop()
-    return listeners
-
-
-def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a server that still takes turns, and answers that depend on who else is there."""
-    decoder, widths = Decoder(pair, policy=Fixed(k=2)), []
-    verify = NativeRunner.verify
-    monkeypatch.setattr(
-        NativeRunner, "verify", staticmethod(lambda runners, tasks: widths.append(len(tasks)) or verify(runners, tasks))
-    )
-    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    widths.clear()
-    assert [listener.tokens for listener in served(decoder)] == alone
-    assert max(widths) == 4
-
-
-def test_a_round_that_fails_together_is_run_again_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches one request that takes all others with it."""
-    decoder, verify = Decoder(pair, policy=Fixed(k=2)), NativeRunner.verify
-
-    def fails(runners: Any, tasks: Any) -> None:
-        if any(runner.length > 30 for runner in runners):  # the long prompt's
-            raise MemoryError("no room")
-        verify(runners, tasks)
-
-    monkeypatch.setattr(NativeRunner, "verify", staticmethod(fails))
-    found = served(decoder)
-    ends = [listener.end.refusal for listener in found if listener.end]
-    assert [refusal is not None for refusal in ends] == [False, False, True, False, False]
-    assert all(len(listener.tokens) == 20 for listener in found if listener is not found[2])

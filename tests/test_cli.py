@@ -274,10 +274,18 @@ def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
     assert str(damaged) in refused("generate", "hello", *names[:2], "--draft", str(damaged), code=1)
 
 
-def test_a_target_without_a_draft_is_bad_usage(names: list[str]):
+def test_half_a_pair_is_bad_usage(names: list[str], folder: Path):
     """Catches half a pair that is completed by the reference pair, or loaded before it is refused."""
-    for half in (names[:2], names[2:]):
+    for half in (names[2:], [*names[:2], "--head", str(folder / "head")]):
         assert "--target and --draft go together" in refused("generate", "hello", *half, code=2)
+
+
+def test_a_target_without_a_draft_copies_from_the_text(names: list[str]):
+    """Catches a target that is refused for want of a draft, and copies that change what is said."""
+    options = ["--temperature", "0", "--max-tokens", "40"]
+    copied, alone = (answer("ab ab ab ab ab", *names[:2], *options, *more) for more in ([], ["--policy", "target"]))
+    assert copied["text"] == alone["text"]
+    assert copied["policy"].startswith("cost-aware")
 
 
 def test_a_pair_with_a_name_needs_no_draft_and_has_its_head():

@@ -9,7 +9,7 @@ from gguf import GGUFWriter
 from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
-from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.errors import MissingExtraError, RunnerError
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.pair import REFERENCE
@@ -39,7 +39,7 @@ def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(is_target:
         load_pair(names[0], draft=names[1])
     with pytest.raises(RunnerError, match=r"there is no file nowhere\.gguf"):
         load_pair("nowhere.gguf", draft=draft)
-    with pytest.raises(PairError, match="only the target was named"):
+    with pytest.raises(RunnerError, match=r"there is no file x\.gguf"):
         load_pair("x.gguf")
 
 

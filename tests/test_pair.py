@@ -28,9 +28,11 @@ from specdecpp import (
     SpecDecPP,
     load_pair,
 )
-from specdecpp.decoder import run
+from specdecpp.decoder import default_policy, run
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.loading import fingerprints, models
 from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.policies import CostAware
 from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
@@ -124,12 +126,21 @@ def test_device_and_device_map_exclude_each_other(folders: tuple[Path, Path]) ->
         load_pair(folders[0], draft=folders[1], device="cpu", device_map="auto")
 
 
-def test_naming_one_of_the_two_is_an_error(folders: tuple[Path, Path]) -> None:
-    """Catches a pair of a named model and the reference pair's other half."""
-    with pytest.raises(PairError, match=r"only the target was named\. Name the draft"):
-        load_pair(folders[0])
+def test_naming_the_draft_alone_is_an_error(folders: tuple[Path, Path]) -> None:
+    """Catches a pair of a named draft and the reference pair's target."""
     with pytest.raises(PairError, match=r"only the draft was named\. Name the target"):
         load_pair(draft=folders[1])
+
+
+def test_a_target_alone_has_its_text_for_a_draft(folders: tuple[Path, Path]) -> None:
+    """Catches a second model that is loaded unasked, a draft that nobody tells of, and a head without states to judge by."""
+    pair = load_pair(folders[0])
+    assert isinstance(pair.draft, SuffixDrafter)
+    assert "suffix" in pair.draft_name
+    assert pair.draft.vocab_size == pair.target.vocab_size
+    assert default_policy(pair) == CostAware(max_tokens=64, prior=0.2)
+    with pytest.raises(PairError, match=r"no draft.*Name the draft that it was trained for"):
+        load_pair(folders[0], head="some/head")
 
 
 @pytest.mark.parametrize("tokenizer", [None, tiny_tokenizer()], ids=["tokenizer of the folder", "tokenizer given"])

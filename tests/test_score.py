@@ -9,7 +9,7 @@ import pytest
 from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, machine
-from specdecpp.policies import CostAware, Fixed
+from specdecpp.policies import AutoOff, Bandit, CostAware, Fixed
 from specdecpp.policies.cost_aware import TRIAL, Account
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.gains import Gains
@@ -161,9 +161,29 @@ def test_a_long_prompt_is_not_read_for_a_small_gain() -> None:
     """Catches a draft that reads thousands of tokens where drafting gains next to nothing."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 17: 5.0})
     policy = CostAware(prior=0.5)
-    short, long = (policy.reading(policy.start(), num) for num in (10, 2000))
+    short, long = (policy.begin(policy.start(), num_tokens=num, is_greedy=False) for num in (10, 2000))
     assert policy.rule(short, costs, 8).least[0] <= 1
     assert policy.rule(long, costs, 8).least[0] > 1
+
+
+WRAPS = [lambda rule: rule, lambda rule: AutoOff(policy=rule), lambda rule: Bandit(arms=(rule, rule))]
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=["alone", "auto-off", "bandit"])
+def test_greedy_requests_begin_with_a_steeper_score(wrap: Any) -> None:
+    """Catches one prior for all temperatures, one that overrides lessons or a head, and a wrapped rule that is not told."""
+    costs = Costs.relative(0.1)
+
+    def slope(*, is_greedy: bool) -> float:
+        rule = wrap(CostAware())
+        return rule.rule(rule.begin(rule.start(), num_tokens=0, is_greedy=is_greedy), costs, 8).score.slope
+
+    assert slope(is_greedy=True) > slope(is_greedy=False)
+    head: Any = object.__new__(CostAware)
+    head.__dict__.update(CostAware().__dict__, head=object())
+    assert head.begin(Account(), num_tokens=0, is_greedy=True).belief == Account().belief
+    taught = CostAware().resume(CostAware().carry(None, CostAware().start()))
+    assert CostAware().begin(taught, num_tokens=0, is_greedy=True).belief == taught.belief
 
 
 def test_gains_are_moments_of_rounds() -> None:

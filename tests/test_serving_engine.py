@@ -382,6 +382,7 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
     try:
         while not given.is_done:
             if given.session is None:
+                given.begin()
                 given.read(most=512)
             else:
                 given.step(given.session.step())

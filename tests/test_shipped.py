@@ -174,9 +174,10 @@ def test_smollm2_answers(smollm2):
     temperature 0 drafting gives what the target alone gives."""
     pair = sd.load_pair("smollm2", runner="native")
     asked = [{"role": "user", "content": "What is the capital of France?"}]
-    alone, drafted = (
-        sd.Decoder(pair, policy=policy).generate(asked, max_tokens=24, temperature=0.0) for policy in (sd.Fixed(k=0), None)
+    alone, drafted, default = (
+        sd.Decoder(pair, policy=policy).generate(asked, max_tokens=24, temperature=0.0)
+        for policy in (sd.Fixed(k=0), sd.Fixed(k=3), None)  # the default may find that drafting does not pay here
     )
     assert "Paris" in alone.text
-    assert alone.tokens == drafted.tokens
+    assert alone.tokens == drafted.tokens == default.tokens
     assert drafted.metrics.num_accepted_draft_tokens > 0

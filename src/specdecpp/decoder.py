@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from specdecpp import machine
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
@@ -18,7 +19,7 @@ from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import spec_of
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
+from specdecpp.rounds.verification import TokenVerification, Verification, at, check_lossless, is_lossless
 from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import FinishReason, Round, Session, advance, check_trees
@@ -53,6 +54,8 @@ class Output:
     metrics: Metrics
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     """What it was drawn under."""
+    lossless: bool = True
+    """Whether that is the target's own law; where not, `metrics.mean_tv` says how far from it."""
 
 
 class Decoder:
@@ -61,7 +64,8 @@ class Decoder:
     Without a policy: `CostAware` if the pair has a calibrated head (see `default_policy`). `verification` is how
     candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs` says what a step
     costs; without it a policy that needs to know has it measured at the first request (`costs.measuring.measured`). Raises
-    `UnsoundError` for a policy and a verification that together would change the distribution.
+    `UnsoundError` for a policy and a verification that together would change the distribution, and unless `lossless` is False
+    for a verification that does so by itself (`rounds.lossy`).
 
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
     same answer again. The others keep the costs up with the clock, and begin with what they have taught each other.
@@ -77,7 +81,9 @@ class Decoder:
         policy: Policy | None = None,
         verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
         costs: Costs | None = None,
+        lossless: bool = True,
     ):
+        check_lossless(verification, lossless=lossless)
         if policy is None:
             policy = default_policy(pair)
         if policy.drops_last and not verification.allows_dropping:
@@ -118,6 +124,7 @@ class Decoder:
                 judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
                 of = {"rule": spec_of(self.policy), "heads": judges, "sampling": asdict(sampling)}
                 of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+                of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
                 past = machine.recall("experience", of)
                 keep = partial(machine.remember, "experience", of)
             self._experiences[sampling] = Experience(self.policy, past, keep=keep)
@@ -145,7 +152,8 @@ class Decoder:
             target=target,
             draft=draft,
             policy=self.policy,
-            verification=GreedyVerification() if sampling.is_greedy else self.verification,
+            verification=at(sampling, self.verification),
+            lossless=is_lossless(self.verification),
             sampling=sampling,
             prompt=encode(self.pair, prompt),
             max_tokens=options.get("max_tokens", 256),
@@ -184,8 +192,9 @@ class Decoder:
         """The answers to several prompts, up to `at_once` of them decoded together; options as in `start`, the same for all.
 
         Each is what `generate` gives: requests over the same compiled models share passes, and the bits of a row do not depend
-        on the others. Another prompt is begun as soon as an answer has ended. A pass over more rows takes less than its rows
-        one by one, so this is faster than one after another where both models are compiled.
+        on the others. Another prompt is begun as soon as an answer has ended, and read beside the rounds of the others. A pass
+        over more rows takes less than its rows one by one, so this is faster than one after another where both models are
+        compiled; other pairs are decoded one round of one request after another.
 
         >>> [output.text for output in decoder.generate_all(["2 + 2 =", "3 + 3 ="], max_tokens=8)]   # doctest: +SKIP
         """
@@ -198,13 +207,14 @@ class Decoder:
             while waiting and len(running) < at_once:
                 i, prompt = waiting.pop()
                 session = self.start(prompt, **options)
-                if session.finish_reason is None:
+                if session.finish_reason is None and not session.engine.has_batches:
                     session.prefill()
                 running.append((i, session, []))
             on = [(session, rounds) for _, session, rounds in running if session.finish_reason is None]
-            if on:
-                for (_, rounds), outcome in zip(on, advance([session for session, _ in on]), strict=True):
-                    rounds.append(outcome)
+            reading = [session for session, _ in on if session.num_unread]
+            on = [(session, rounds) for session, rounds in on if not session.num_unread]
+            for (_, rounds), outcome in zip(on, advance([session for session, _ in on], reading), strict=True):
+                rounds.append(outcome)
             done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
             running = [one for one in running if one[1].finish_reason is None]
         return [done[i] for i in range(len(prompts))]
@@ -228,11 +238,14 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
         rounds=tuple(rounds),
         metrics=Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=session.num_prompt_tokens),
         sampling=session.sampling,
+        lossless=session.is_lossless,
     )
 
 
 def default_policy(pair: Pair) -> Policy:
-    """What a decoder follows when no policy is named: `best_policy` of the pair's head."""
+    """What a decoder follows when no policy is named: `best_policy` of the pair's head, for copies with up to 64."""
+    if isinstance(pair.draft, SuffixDrafter):
+        return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most rounds
     return best_policy(pair.head)
 
 

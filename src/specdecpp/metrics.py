@@ -26,6 +26,8 @@ class Metrics:
     """How many rounds accepted 0, 1, 2, ... candidates."""
     drafted_histogram: Counter[int] = field(default_factory=Counter)
     """How many rounds drafted 0, 1, 2, ... candidates."""
+    tv: float = 0.0
+    """Total variation from the target's law, summed over tokens; 0 under lossless verification."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -46,6 +48,7 @@ class Metrics:
             num_accepted_draft_tokens=sum(r.num_accepted for r in rounds),
             acceptance_histogram=Counter(r.num_accepted for r in rounds),
             drafted_histogram=Counter(r.num_drafted for r in rounds),
+            tv=sum((r.tv for r in rounds), 0.0),
             prefill_s=prefill_s,
             draft_s=sum((r.draft_s for r in rounds), 0.0),
             verify_s=sum((r.verify_s for r in rounds), 0.0),
@@ -61,6 +64,11 @@ class Metrics:
     def num_spec_tokens(self) -> int:
         """The most candidates of a round."""
         return max(self.drafted_histogram, default=0)
+
+    @property
+    def mean_tv(self) -> float:
+        """Total variation a token: the share that differs from the target's draws under the best coupling."""
+        return self.tv / self.num_tokens if self.num_tokens else 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -112,6 +120,7 @@ class Metrics:
             sums[name] = {str(k): n for k, n in sorted(sums[name].items())}
         rates = (
             "num_spec_tokens",
+            "mean_tv",
             "elapsed_s",
             "tokens_per_second",
             "mean_acceptance_length",

@@ -189,6 +189,7 @@ def to_dict(output: "Output", *, policy: str, seed: int) -> dict[str, Any]:
         "rounds": [{key: getattr(r, key) for key in keys} for r in output.rounds],
         "policy": policy,
         "sampling": asdict(output.sampling),
+        "lossless": output.lossless,
         "seed": seed,
     }
 

@@ -179,6 +179,7 @@ class Uniforms:
         self.generator = generator
         self._draw = draw or inverted
         self._ready: list[float] = []
+        self._taken: list[float] | None = None
 
     def categorical(self, p: Float[Tensor, " V"]) -> int:
         """By inverting the running sum of p in float64."""
@@ -203,7 +204,18 @@ class Uniforms:
         """The next uniforms, which are used up then."""
         taken = self.peek(num)
         del self._ready[:num]
+        if self._taken is not None:
+            self._taken += taken
         return taken
+
+    def mark(self) -> None:
+        """Remember from here on what is taken, for `rewind`."""
+        self._taken = []
+
+    def rewind(self) -> None:
+        """Make what has been taken since `mark` the next ones again."""
+        self._ready[:0] = self._taken or []
+        self.mark()
 
 
 Draw = Callable[[Tensor, float], int]

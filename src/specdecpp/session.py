@@ -8,7 +8,7 @@ A session owns its two caches; several of them can share one pair, step by step.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,12 +18,14 @@ from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
 from specdecpp.policies.trees import Grown, TreePolicy
-from specdecpp.rounds import Plan, Request, Result, engine_for, tree_verification
-from specdecpp.rounds.verification import Verification
+from specdecpp.rounds import Plan, Reading, Request, Result, engine_for, tree_verification
+from specdecpp.rounds.verification import Verification, check_lossless, is_lossless
 from specdecpp.runners import Runner, refusal_of_trees
-from specdecpp.sampling import Randomness, Sampling
+from specdecpp.sampling import Randomness, Sampling, Uniforms
 from specdecpp.text import Detokenizer
 
+ROWS = 256
+"""Tokens of prompts that are read in one pass."""
 Origin = Literal["accepted", "correction", "bonus"]
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -65,6 +67,7 @@ class Round:
     expected_s: float = 0.0
     grown: Grown | None = None
     """The tree of the round, where it had one."""
+    tv: float = 0.0  # from the target's law, summed over its tokens
 
     @property
     def stop_reason(self) -> str:
@@ -97,7 +100,7 @@ class Session:
 
     `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
     is for requests that nobody wants to repeat, and so is an `experience`, which they share. `watch`, where it is set,
-    sees every round; that changes nothing else.
+    sees every round; that changes nothing else. A verification of `rounds.lossy` needs lossless=False (`UnsoundError`).
     """
 
     def __init__(
@@ -115,7 +118,9 @@ class Session:
         detokenizer: Detokenizer | None = None,
         costs: Costs | CostClock | None = None,
         experience: Experience | None = None,
+        lossless: bool = True,
     ):
+        check_lossless(verification, lossless=lossless)
         if costs is None and policy.needs_costs:
             raise ValueError(
                 f"{type(policy).__name__} weighs what steps cost, and no costs were given. Give costs=Costs(...), as the "
@@ -140,7 +145,7 @@ class Session:
                         "under runners that can (runner='lean' or 'eager'), or draft chains (CostAware)."
                     )
         self.target, self.draft = target, draft
-        self.policy, self.sampling = policy, sampling
+        self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_tokens = max_tokens
@@ -154,7 +159,7 @@ class Session:
         self._num_before = 1
         self.num_together = 1
         memory = policy.start() if experience is None else experience.begin()
-        self._memory = policy.reading(memory, len(prompt))
+        self._memory = policy.begin(memory, num_tokens=len(prompt), is_greedy=sampling.is_greedy)
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
@@ -170,6 +175,8 @@ class Session:
             seen=self._seen,
         )
         self.engine = engine_for(self._request)
+        self._uniforms = [stream for stream in randomness if isinstance(stream, Uniforms)]
+        self._mark()
         if self.num_tokens_left <= 0:
             self.finish_reason = "length"
 
@@ -195,22 +202,44 @@ class Session:
         Whether all of it has been read.
         """
         started = perf_counter()
-        context = self.tokens[self.target.length : -1][:most]
-        if context:
-            self.target.extend(context, rows=1)
-            if self._decision().may_draft:  # else it reads what it has missed once it is asked
-                self.draft.extend(context, rows=1)
+        piece = self._reading(self.num_unread if most is None else most)
+        for runner, tokens in ((self.target, piece.target), (self.draft, piece.draft)):
+            if tokens:
+                runner.extend(tokens, rows=1)
         self.prefill_s += perf_counter() - started
-        return self.target.length >= len(self.tokens) - 1
+        return not self.num_unread
+
+    @property
+    def num_unread(self) -> int:
+        """How many tokens `prefill` has still to read. Where passes are shared also those that a draft lacks, many of them,
+        which is asked for the first time: a round would read them at once, and the others wait."""
+        lacking = len(self.tokens) - 1 - self.draft.length
+        if lacking > ROWS and self.engine.has_batches and self._decision().may_draft:
+            return lacking
+        return max(0, len(self.tokens) - 1 - self.target.length)
+
+    def _reading(self, most: int) -> Reading:
+        """The coming piece of the prompt: to the draft what it lacks of it too, but where nothing can be drafted now. It reads
+        the rest once it is asked."""
+        target = self.tokens[self.target.length : -1][:most]
+        draft = self.tokens[self.draft.length : self.target.length + len(target)][:most]
+        return Reading(self._request, target, draft if draft and self._decision().may_draft else [])
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
         return advance([self])[0]
 
     def rewind(self) -> None:
-        """Forget what a round that failed has left in the caches."""
+        """Forget what a round that failed has left in the caches, and draw again what it has drawn: run again, it gives what it
+        would have given."""
         for runner in (self.target, self.draft):
             runner.rollback(min(runner.length, len(self.tokens) - 1))
+        for stream in self._uniforms:
+            stream.rewind()
+
+    def _mark(self) -> None:
+        for stream in self._uniforms:
+            stream.mark()
 
     def _plan(self) -> Plan:
         return Plan(self._request, self.tokens, self._decision(), self.costs, self.watch is not None)
@@ -224,8 +253,14 @@ class Session:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
+    def _decided(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
+        if self.watch is not None:
+            self.watch(plan, result)
+        return self._commit(result)
+
     def _commit(self, result: Result) -> tuple[Piece, ...]:
         """Append what was decided, token by token until the answer ends; cut both caches to what was kept."""
+        self._mark()
         own: Origin = "bonus" if result.is_whole else "correction"
         kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.accepted]
         pieces = []
@@ -240,7 +275,7 @@ class Session:
         self.draft.rollback(min(self.draft.length, len(self.tokens) - 1))
         return tuple(pieces)
 
-    def _learn(self, result: Result, pieces: tuple[Piece, ...], elapsed_s: float) -> Round:
+    def _learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
         """The round as it is told; the policy and the clock learn from it."""
         outcome = Round(
             pieces=pieces,
@@ -252,10 +287,11 @@ class Session:
             draft_s=result.draft_s,
             head_s=result.head_s,
             verify_s=result.verify_s,
-            other_s=max(0.0, elapsed_s - result.draft_s - result.head_s - result.verify_s),
+            other_s=other_s,
             forward_s=result.forward_s,
             expected_s=self._expected_s(result),
             grown=result.grown,
+            tv=sum(result.tv[: len(pieces)], 0.0),
         )
         self._num_before = result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
@@ -289,27 +325,61 @@ class Session:
         return text
 
 
-def advance(sessions: Sequence[Session]) -> list[Round]:
+def advance(sessions: Sequence[Session], reading: Sequence[Session] = (), *, rows: int = ROWS) -> list[Round]:
     """Run one round of each request, together where their engine can: each gets what it would get alone.
 
-    Requests over the same weights share passes. Call it while `finish_reason` of all is None, after `prefill`. Seconds of a
-    round are the request's share.
+    Requests over the same weights share passes. Call it while `finish_reason` of all is None, and nothing of their prompts is
+    unread. `reading` are requests whose prompts are being read, of engines that have batches: up to `rows` tokens of them in
+    the same passes, shared out evenly. Seconds of a round are the request's share.
     """
-    started = perf_counter()
-    plans, results = [], {}
-    for session in sessions:
-        session.num_together = len(sessions)
-        plans.append(session._plan())
-    for engine in dict.fromkeys(session.engine for session in sessions):
+    outcomes = attempt(sessions, reading, rows=rows)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Round)]
+
+
+def attempt(sessions: Sequence[Session], reading: Sequence[Session] = (), *, rows: int = ROWS) -> list[Round | Exception]:
+    """`advance`, with an exception in place of a round whose result could not be committed: a matter of that request alone.
+
+    What fails before, in the models, is raised. Nothing is decided then, and each that is told to `rewind` can go on.
+    """
+    started, num = perf_counter(), len(sessions) + len(reading)
+    for session in (*sessions, *reading):
+        session.num_together = num
+    plans, results = [session._plan() for session in sessions], {}
+    pieces = dict(zip(reading, _pieces(reading, rows), strict=True))
+    for engine in dict.fromkeys(session.engine for session in (*sessions, *reading)):
         of = [i for i, session in enumerate(sessions) if session.engine is engine]
-        results.update(zip(of, engine.run([plans[i] for i in of]), strict=True))
-    decided = []
-    for i, session in enumerate(sessions):
-        if session.watch is not None:
-            session.watch(plans[i], results[i])
-        decided.append(session._commit(results[i]))
-    elapsed_s = (perf_counter() - started) / len(sessions)
-    return [session._learn(results[i], decided[i], elapsed_s) for i, session in enumerate(sessions)]
+        beside = [session for session in reading if session.engine is engine]
+        results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
+    for session, piece in pieces.items():
+        session.prefill_s += piece.took_s
+    decided = [_tried(session._decided, plans[i], results[i]) for i, session in enumerate(sessions)]
+    spent_s = sum(one.draft_s + one.head_s + one.verify_s for one in results.values())
+    spent_s += sum(piece.took_s for piece in pieces.values())
+    other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
+    return [
+        one if isinstance(one, Exception) else _tried(session._learn, results[i], one, other_s)
+        for i, (session, one) in enumerate(zip(sessions, decided, strict=True))
+    ]
+
+
+def _tried(do: Callable[..., Any], *args: Any) -> Any:
+    """What it gives, or the exception that it raises."""
+    try:
+        return do(*args)
+    except Exception as error:
+        return error
+
+
+def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
+    """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
+    shares, left = {}, rows
+    for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
+        shares[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
+        left -= shares[session]
+    return [session._reading(shares[session]) for session in sessions]
 
 
 def check_trees(policy: TreePolicy, verification: Verification, *, is_greedy: bool = False) -> None:

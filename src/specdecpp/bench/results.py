@@ -58,6 +58,9 @@ class Row:
     num_tokens: int
     rate_interval: Interval | None = None
     """Of `tokens_per_second`: 95 % over prompts."""
+    lossless: bool = True
+    mean_tv: float = 0.0
+    """Total variation a token from the target's law (`Metrics.mean_tv`)."""
 
     @property
     def arena(self) -> tuple[str, float, str]:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from specdecpp.bench.results import Interval, Role, Row
 from specdecpp.metrics import Metrics
+from specdecpp.rounds.lossy import LOSSY
 from specdecpp.theory.intervals import ratio, ratio_of_ratios
 
 MIN_PROMPTS = 4  # fewer say nothing about their own spread
@@ -28,6 +29,7 @@ class Tally:
     num_accepted: float
     drafted_histogram: Mapping[int, float] = field(default_factory=dict)
     time_shares: Mapping[str, float] | None = None
+    tv: float = 0.0
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Metrics]]) -> "Tally":
@@ -42,6 +44,7 @@ class Tally:
             num_accepted=float(total.num_accepted_draft_tokens),
             drafted_histogram={k: float(n) for k, n in total.drafted_histogram.items()},
             time_shares=total.time_shares,
+            tv=total.tv,
         )
 
     @property
@@ -122,6 +125,8 @@ def _row(entry: Entry, against: _Yardstick, *, seed: int) -> Row:
         num_prompts=len(own.tokens),
         num_tokens=round(num_tokens),
         rate_interval=rate_interval(own, seed=seed),
+        lossless=entry.verification not in LOSSY,
+        mean_tv=float(own.tv / num_tokens),
     )
 
 

@@ -22,7 +22,7 @@ from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import VERIFICATION_NAMES, label_of, spec_of
-from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
 from specdecpp.sampling import Sampling
 
 WARM_UP_TOKENS = 4
@@ -52,8 +52,8 @@ USUAL, QUICK = Size(), Size(num_dev=3, num_test=6, num_cycles=1, max_tokens=64)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is run. Temperature 0 is verified greedily, whatever `verifications` says. Raises ValueError for what cannot
-    be run."""
+    """How much is run. Temperature 0 is verified greedily, whatever lossless `verifications` there are. Raises
+    ValueError for what cannot be run."""
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     verifications: tuple[str, ...] = ("token", "block")
@@ -61,6 +61,8 @@ class Plan:
     max_tokens: int = USUAL.max_tokens
     num_cycles: int = USUAL.num_cycles
     seed: int = 0
+    lossless: bool = True
+    """Whether verifications that change the law (`rounds.lossy`) are refused."""
 
     def __post_init__(self) -> None:
         if not (self.temperatures and self.verifications and self.max_tokens >= 2 and self.num_cycles >= 1):
@@ -70,11 +72,16 @@ class Plan:
             )
         if unknown := [v for v in self.verifications if v not in VERIFICATION_NAMES]:
             raise ValueError(f"there is no verification {unknown[0]!r} to choose. There are {', '.join(VERIFICATION_NAMES)}.")
+        for name in self.verifications:
+            check_lossless(VERIFICATIONS[name], lossless=self.lossless)
         for temperature in self.temperatures:
             Sampling(temperature=temperature, top_p=self.top_p)
 
     def verifications_at(self, temperature: float) -> tuple[str, ...]:
-        return ("greedy",) if temperature == 0 else self.verifications
+        if temperature:
+            return self.verifications
+        other = [v for v in self.verifications if not is_lossless(at(Sampling(temperature=0.0), VERIFICATIONS[v]))]
+        return ("greedy", *other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +233,11 @@ class Bench:
     def _decoder(self, contestant: Contestant) -> Decoder:
         verification = VERIFICATIONS[contestant.verification]
         return Decoder(
-            self.pair, policy=contestant.policy, verification=verification, costs=self.machine.costs_of(contestant.policy)
+            self.pair,
+            policy=contestant.policy,
+            verification=verification,
+            costs=self.machine.costs_of(contestant.policy),
+            lossless=self.plan.lossless,
         )
 
 

@@ -4,6 +4,7 @@ One file per verb; what they share is in `common`. `--help` must be quick, so he
 
     specdecpp demo                                       a pair, live, and a fair comparison of policies
     specdecpp generate "Why is the sky blue?" --seed 1   one answer from any pair
+    specdecpp chat                                       a conversation in the terminal
     specdecpp collect recipe.yaml                        answers of the target, with labels for a head
     specdecpp train recipe.yaml                          the heads that the recipe names
     specdecpp calibrate HEAD --labels FOLDER             held-out labels make a head's score a probability
@@ -30,6 +31,7 @@ from specdecpp import __version__
 from specdecpp.cli import (
     bench,
     calibrate,
+    chat,
     check,
     collect,
     convert,
@@ -47,6 +49,7 @@ from specdecpp.cli.common import epilog
 
 VERBS = {  # in the order of the help page
     "generate": (generate.generate, generate.EXAMPLES),
+    "chat": (chat.chat, chat.EXAMPLES),
     "demo": (demo.demo, demo.EXAMPLES),
     "collect": (collect.collect, collect.EXAMPLES),
     "train": (train.train, train.EXAMPLES),

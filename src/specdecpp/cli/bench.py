@@ -14,6 +14,7 @@ from specdecpp.cli.common import (
     DTypeOption,
     Head,
     Json,
+    Lossy,
     RunnerOption,
     Seed,
     Target,
@@ -82,6 +83,7 @@ def bench(
     verify_lossless: Annotated[
         bool, typer.Option("--verify-lossless", help="Test every answer against the target's law.")
     ] = False,
+    lossy: Lossy = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and settings.")] = False,
     out: Out = None,
     seed: Seed = 0,
@@ -100,7 +102,10 @@ def bench(
         from specdecpp.bench import contestants, questions
         from specdecpp.bench.run import QUICK, USUAL, Plan
         from specdecpp.request import parse_policy
+        from specdecpp.rounds.lossy import LOSSY
 
+        if lossy and verify_lossless:
+            raise ValueError("--lossy permits other laws than the target's, and --verify-lossless tests for it. Give one.")
         size = QUICK if quick else USUAL
         size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
         name = usual(target, draft, head)
@@ -108,7 +113,8 @@ def bench(
         plan = Plan(
             temperatures=temperatures,
             top_p=mass,
-            verifications=tuple(dict.fromkeys(verification or Plan.verifications)),
+            verifications=tuple(dict.fromkeys(verification or (("token", *LOSSY) if lossy else Plan.verifications))),
+            lossless=not lossy,
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,
             seed=seed,

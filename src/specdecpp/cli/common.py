@@ -56,10 +56,14 @@ def kind_of(name: str) -> str:
 
 Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder or a hub name.")]
 Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: smollm2, else reference.")]
+DraftOrCopies = Annotated[str | None, typer.Option("--draft", metavar="NAME", help="Draft model; none: copies of the text.")]
 TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the likeliest tokens of this mass.")]
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
 Verification = Annotated[str, typer.Option(metavar="KIND", parser=kind_of, help="Test candidates by token, block or compare.")]
+Lossy = Annotated[
+    bool, typer.Option("--lossy", help="Permit other laws than the target's: fuzzy, chow, opt, token-cascade, typical, tv.")
+]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 RunnerOption = Annotated[
     str | None,
@@ -94,9 +98,15 @@ def epilog(examples: Examples) -> str:
     return "\n  ".join(["\b\nExamples:", *examples])
 
 
-def check_names(target: str | None, draft: str | None, head: str | None, spec: "PolicySpec | None" = None) -> None:
-    """Refuse, before models are loaded, names that cannot make a pair, and a policy that lacks its head."""
-    if (target is None) != (draft is None) and target not in PAIRS:
+def check_names(
+    target: str | None, draft: str | None, head: str | None, spec: "PolicySpec | None" = None, *, copies: bool = False
+) -> None:
+    """Refuse, before models are loaded, names that cannot make a pair, and a policy that lacks its head.
+
+    `copies`: a target may stand alone, candidates are then copied from the text.
+    """
+    is_alone = draft is None and head is None and copies
+    if (target is None) != (draft is None) and target not in PAIRS and not is_alone:
         raise ValueError(
             f"--target and --draft go together. Name both, or neither, or a whole pair: --target {' or --target '.join(PAIRS)}."
         )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
-    PAIRS,
     Device,
-    Draft,
+    DraftOrCopies,
     DType,
     DTypeOption,
     Head,
     Json,
+    Lossy,
     RunnerOption,
     Target,
     Verification,
@@ -47,11 +47,12 @@ MODELS_OWN = "[default: the model's own, or 1]"
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
     target: Target = None,
-    draft: Draft = None,
+    draft: DraftOrCopies = None,
     head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
     tree: Annotated[str | None, typer.Option(metavar="SHAPE", help=TREE_HELP)] = None,
     verification: Verification = "token",
+    lossy: Lossy = False,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens to generate.")] = 256,
     temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
     top_k: Annotated[int | None, typer.Option(metavar="N", help="Keep the N likeliest tokens; 0: all.")] = None,
@@ -77,7 +78,6 @@ def generate(
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     with told():
-        from specdecpp.policies import Fixed
         from specdecpp.policies.trees import parse_tree
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
         from specdecpp.sampling import asked
@@ -86,10 +86,8 @@ def generate(
             raise ValueError(f"--tree {tree} and --policy {policy} both say what is drafted. Give one of them.")
         shape = None if tree is None else parse_tree(tree)
         spec = None if policy is None else parse_policy(policy)
-        if spec is not None and spec.policy == Fixed(k=0) and draft is None and target not in PAIRS:
-            draft = target  # which is never asked; the same name is loaded once
         text = _prompt_text(prompt)
-        check_names(target, draft, head, spec)
+        check_names(target, draft, head, spec, copies=True)
         seed = secrets.randbelow(2**31) if seed is None else seed
         options: Options = {
             "max_tokens": max_tokens,
@@ -105,7 +103,7 @@ def generate(
         pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         is_greedy = asked(options, pair.sampling).is_greedy
         rule = shape if spec is None else spec.build(pair.head)
-        decoder = _decoder(pair, rule, verification, is_greedy=is_greedy)
+        decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
         name = spec_of(decoder.policy) if tree is None else f"tree {tree}"
         if as_json:
@@ -128,11 +126,13 @@ def _prompt_text(argument: str | None) -> str:
     return text
 
 
-def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool) -> "Decoder":
+def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool, lossless: bool) -> "Decoder":
     from specdecpp.decoder import Decoder
-    from specdecpp.rounds.verification import VERIFICATIONS
+    from specdecpp.rounds.verification import VERIFICATIONS, is_lossless
 
-    return Decoder(pair, policy=policy, verification=VERIFICATIONS["greedy" if is_greedy else kind])
+    if is_greedy and is_lossless(VERIFICATIONS[kind]):
+        kind = "greedy"
+    return Decoder(pair, policy=policy, verification=VERIFICATIONS[kind], lossless=lossless)
 
 
 def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":

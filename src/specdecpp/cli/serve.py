@@ -6,7 +6,7 @@ import typer
 
 from specdecpp.cli.common import (
     Device,
-    Draft,
+    DraftOrCopies,
     DType,
     DTypeOption,
     Head,
@@ -29,7 +29,7 @@ EXAMPLES = (
 
 def serve(
     target: Target = None,
-    draft: Draft = None,
+    draft: DraftOrCopies = None,
     head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
     verification: Verification = "token",
@@ -62,9 +62,10 @@ def serve(
         check_extra()
         from specdecpp.serving import server
         from specdecpp.serving.app import Setup
+        from specdecpp.serving.intake import check_own
 
         spec = None if policy is None else parse_policy(policy)
-        check_names(target, draft, head, spec)
+        check_names(target, draft, head, spec, copies=True)
         limits = Limits(
             max_running=max_running,
             max_waiting=max_waiting,
@@ -74,6 +75,7 @@ def serve(
             timeout_s=timeout,
             grace_s=grace,
         )
+        check_own(verification)
         listening = server.bound(host, port)
         pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         setup = Setup(

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from specdecpp import machine
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.drafters.suffix import Match
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy, SpecDecPP
@@ -70,7 +72,8 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
 def _rounds(pair: Pair, budget_s: float) -> tuple[dict[int, list[Round]], list[Round]]:
     """(Rounds by their number of candidates, rounds of which every eighth has one; none where models are slow)."""
     started = perf_counter()
-    runners = pair.target.fresh(), pair.draft.fresh()
+    copies = isinstance(pair.draft, SuffixDrafter)
+    runners = pair.target.fresh(), _Copies(pair.draft.vocab_size) if copies else pair.draft.fresh()
     sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k))) is not None}
     num, first = TURN, _turn(sessions[0], 2)
     least_s = min(r.verify_s for r in first)
@@ -150,6 +153,14 @@ def _smooth(passes: dict[int, float]) -> dict[int, float]:
         slope, level = np.polyfit(widths, seconds, 1, w=1 / seconds)
         fit = (slope, level) if slope > 0 else (seconds.mean(),)
     return {1: passes[1]} | {n: max(passes[1], float(np.polyval(fit, n))) for n in widths}
+
+
+class _Copies(SuffixDrafter):
+    """Has as many candidates as it is asked for, once it has looked for them."""
+
+    def copied(self, limit: int) -> Match:
+        found = super().copied(limit)
+        return found if found.tokens else Match([0] * limit, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,19 +88,15 @@ class AcceptanceHead(nn.Module):
 
     def arrays(self) -> Arrays:
         """The weights as they are now, copied."""
-
-        def array(of: Tensor) -> np.ndarray:
-            return of.detach().float().cpu().numpy().copy()
-
         width = self.output.in_features
         blocks = cast(list[_Block], list(self.blocks))
-        bias = np.zeros(width, np.float32) if self.input is None else array(self.input.bias)
+        bias = np.zeros(width, np.float32) if self.input is None else _array(self.input.bias)
         return Arrays(
-            weight=None if self.input is None else array(self.input.weight),
-            table=bias[None] if self.token is None else array(self.token.weight) + bias,
-            blocks=np.array([array(b.linear.weight) for b in blocks], np.float32).reshape(-1, width, width),
-            biases=np.array([array(b.linear.bias) for b in blocks], np.float32).reshape(-1, width),
-            output=array(self.output.weight)[0],
+            weight=None if self.input is None else _array(self.input.weight),
+            table=bias[None] if self.token is None else _array(self.token.weight) + bias,
+            blocks=np.array([_array(b.linear.weight) for b in blocks], np.float32).reshape(-1, width, width),
+            biases=np.array([_array(b.linear.bias) for b in blocks], np.float32).reshape(-1, width),
+            output=_array(self.output.weight)[0],
             output_bias=self.output.bias.item(),
         )
 
@@ -157,3 +153,7 @@ class AcceptanceHead(nn.Module):
         from specdecpp.head import files
 
         return files.read(source)
+
+
+def _array(of: Tensor) -> np.ndarray:
+    return of.detach().float().cpu().numpy().copy()

@@ -35,7 +35,7 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, Verification
+from specdecpp.rounds.verification import TokenVerification, Verification, at, check_lossless, is_lossless
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Round, Session
@@ -51,6 +51,7 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns with `return_dict_in_generate=True`: the sequences, and what the rounds cost."""
 
     metrics: Metrics | None = None
+    lossless: bool | None = None
 
 
 def custom_generate(
@@ -62,19 +63,21 @@ def custom_generate(
     costs: Costs | None = None,
     seed: int | None = None,
     runner: MakeRunner = EagerRunner,
+    lossless: bool = True,
 ) -> Callable[..., Any]:
     """A decoding loop for the `custom_generate` of `generate`.
 
     `draft` is a causal LM of transformers, or its local path or hub name; `head` an acceptance head or where it lies. `policy`,
-    `verification` and `costs` are those of `Decoder`. Without `seed`, torch's global generator gives one, so `set_seed` works
-    as it does in transformers. `runner` runs both models: `EagerRunner` leaves their weights as they are, `LeanRunner` is
-    faster and lays out the storage of the weights anew.
+    `verification`, `costs` and `lossless` are those of `Decoder`. Without `seed`, torch's global generator gives one, so that
+    `set_seed` works as it does in transformers. `runner` runs both models: `EagerRunner` leaves their weights as they are,
+    `LeanRunner` is faster and lays out the storage of the weights anew.
 
     The loop raises ValueError for what it cannot do (batches, beams, scores, a cache that is passed in), with the reason.
 
     >>> loop = custom_generate("Qwen/Qwen3-0.6B")                                       # doctest: +SKIP
     >>> model.generate(**inputs, custom_generate=loop, max_new_tokens=64)               # doctest: +SKIP
     """
+    check_lossless(verification, lossless=lossless)
     loop = _Loop(draft, head=head, policy=policy, verification=verification, costs=costs, seed=seed, runner=runner)
 
     def generate(
@@ -94,7 +97,7 @@ def custom_generate(
         if not generation_config.return_dict_in_generate:
             return sequences
         metrics = Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=len(prompt.tokens))
-        return SpeculativeOutput(sequences=sequences, metrics=metrics)  # pyright: ignore[reportArgumentType]
+        return SpeculativeOutput(sequences=sequences, metrics=metrics, lossless=session.is_lossless)  # pyright: ignore[reportArgumentType]
 
     return generate
 
@@ -151,7 +154,8 @@ class _Loop:
             target=Processed(target, others, before=prompt.padding) if others else target,
             draft=Processed(draft, others, before=prompt.padding) if others else draft,
             policy=match.policy,
-            verification=GreedyVerification() if sampling.is_greedy else self._verification,
+            verification=at(sampling, self._verification),
+            lossless=is_lossless(self._verification),
             sampling=sampling,
             prompt=prompt.tokens,
             max_tokens=config.max_length - len(prompt.padding) - len(prompt.tokens),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import shipped
@@ -87,7 +88,8 @@ def load_pair(
     """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in runners.
 
     A pair may have a name of its own, which stands for all three: "reference" (that of no names) and "smollm2", a real model
-    with a draft and a head of ours, whose file another package brings (`shipped`).
+    with a draft and a head of ours, whose file another package brings (`shipped`). Of a target without a draft, candidates are
+    copied from the prompt and the answer (`drafters.SuffixDrafter`), as `Pair.draft_name` says.
 
     dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
     is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Of a GGUF file
@@ -111,14 +113,24 @@ def load_pair(
     if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
-    if target is None or draft is None:
-        given, missing = ("target", "draft") if draft is None else ("draft", "target")
-        raise PairError(f"only the {given} was named. Name the {missing} too, or neither for the reference pair.")
+    if target is None:
+        raise PairError("only the draft was named. Name the target too, or neither for the reference pair.")
+    if draft is None and head is not None:
+        raise PairError(
+            f"the head {head} was named and no draft: it judges by the states of one. Name the draft that it was trained "
+            "for, or no head."
+        )
     if device is not None and device_map is not None:
         raise ValueError(f"both device={device!r} and device_map={device_map!r} were given. Give one of them.")
     where = {"dtype": dtype, "device": device, "device_map": device_map}
     p = GGUF(target, **where) if is_gguf(target) else Checkpoint(target, **where)
-    q = p if str(draft) == str(target) else GGUF(draft, **where) if is_gguf(draft) else Checkpoint(draft, **where)
+    q = (
+        p
+        if draft is None or str(draft) == str(target)
+        else GGUF(draft, **where)
+        if is_gguf(draft)
+        else Checkpoint(draft, **where)
+    )
     if tokenizer is None:
         tokenizer = _common_tokenizer(p, q)
     else:
@@ -127,15 +139,15 @@ def load_pair(
     chosen = choose(p, q, vocab_size=vocab_size, kinds=[runner] if isinstance(runner, str) else runner)
     return Pair(
         target=chosen.target,
-        draft=chosen.draft,
+        draft=chosen.draft if draft is not None else SuffixDrafter(vocab_size, device=chosen.target.device),
         tokenizer=tokenizer,
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(chosen.draft.device),
         ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
         sampling=p.sampling,
         target_name=str(target),
-        draft_name=str(draft),
+        draft_name="none: copies of the text (suffix)" if draft is None else str(draft),
         target_fingerprint=p.fingerprint,
-        draft_fingerprint=q.fingerprint,
+        draft_fingerprint="suffix-1" if draft is None else q.fingerprint,
         runners=chosen.reason,
         identities=(p.identity, q.identity),
     )

@@ -15,7 +15,7 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -39,6 +39,8 @@ MOST = 20.0
 BY_Q = Belief(Score(bias=-0.15, slope=0.85))
 """What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7
 with top_p .9."""
+BY_Q_GREEDY = Belief(Score(bias=-0.2, slope=1.3))
+"""The same where candidates are the likeliest tokens, and accepted if they are the target's: q says more there."""
 BOUND = 1.0
 """Standard errors by which the gain of drafting is taken to lie above its mean."""
 KNOWN = 12
@@ -177,8 +179,9 @@ class CostAware(HeadPolicy):
             belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
         )
 
-    def reading(self, memory: Account, num_tokens: int) -> Account:
-        return replace(memory, num_unread=num_tokens)
+    def begin(self, memory: Account, *, num_tokens: int, is_greedy: bool) -> Account:
+        is_untaught = self.head is None and memory.acceptance_before is None
+        return replace(memory, num_unread=num_tokens, belief=BY_Q_GREEDY if is_untaught and is_greedy else memory.belief)
 
     def carry(self, past: Mapping[str, Any] | None, memory: Account) -> Mapping[str, Any]:
         """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
@@ -208,6 +211,21 @@ class CostAware(HeadPolicy):
         # A head that lags has not judged the last candidate.
         scale = UP * rho / (mean if self.looks_ahead else mean**2)
         return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in prices[1 : limit + 1])), score=memory.belief.score)
+
+    def cut(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int | None:
+        """The prefix that brings the most tokens beyond those that its time would bring at the rate achieved.
+
+        All candidates are known, so the whole is weighed and not each next one; what does not pay has cost nothing.
+        """
+        if type(self) is not CostAware:
+            return None  # a subclass has its own say in `rule`
+        rho, survival, tokens, best, most = self.rate(memory, costs), 1.0, 0.0, 0, 0.0
+        for num, estimate in enumerate(estimates, 1):
+            survival *= memory.belief.score(estimate)
+            tokens += survival
+            if (value := tokens - rho * (costs.round_s(num) - costs.round_s(0))) > most:
+                best, most = num, value
+        return max(best, min(self.min_tokens, len(estimates)))
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
         """Whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""

@@ -111,6 +111,12 @@ class Lengths:
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
 
+    def least(self, k: int, width: float) -> float:
+        """The time a token of length k, less its confidence of this width; -inf for a length that was never drafted."""
+        if not self.rounds[k]:
+            return -math.inf
+        return (self.seconds[k] - width * math.sqrt(self.rounds[k])) / self.tokens[k]
+
 
 @dataclass(frozen=True, kw_only=True)
 class UCBSpecStop(Policy):
@@ -163,13 +169,7 @@ class UCBSpecStop(Policy):
         assert costs is not None, "the session gives costs to a policy that needs them"
         lengths = range(max(1, self.min_tokens), self.max_tokens + 1)
         width = self.exploration * costs.draft_s * math.sqrt(math.log(max(1.0, sum(memory.rounds))))
-
-        def least(k: int) -> float:
-            if not memory.rounds[k]:
-                return -math.inf
-            return (memory.seconds[k] - width * math.sqrt(memory.rounds[k])) / memory.tokens[k]
-
-        best = min(lengths, key=least, default=0)
+        best = min(lengths, key=lambda k: memory.least(k, width), default=0)
         return _exactly(best, f"length {best}")
 
 

@@ -106,6 +106,11 @@ class Bandit(Policy):
     def start(self) -> Arms:
         return Arms(arms=tuple(Arm(memory=arm.start()) for arm in self.arms))
 
+    def begin(self, memory: Arms, *, num_tokens: int, is_greedy: bool) -> Arms:
+        given = zip(self.arms, memory.arms, strict=True)
+        begun = (arm.begin(of.memory, num_tokens=num_tokens, is_greedy=is_greedy) for arm, of in given)
+        return replace(memory, arms=tuple(replace(of, memory=own) for of, own in zip(memory.arms, begun, strict=True)))
+
     def limit(self, memory: Arms) -> int:
         return self.arms[memory.chosen].limit(memory.arms[memory.chosen].memory)
 
@@ -201,6 +206,9 @@ class AutoOff(Policy):
 
     def start(self) -> Gain:
         return Gain(memory=self.policy.start())
+
+    def begin(self, memory: Gain, *, num_tokens: int, is_greedy: bool) -> Gain:
+        return replace(memory, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy))
 
     def limit(self, memory: Gain) -> int:
         return self.policy.limit(memory.memory)

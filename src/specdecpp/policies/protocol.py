@@ -250,8 +250,11 @@ class Policy:
         """The memory of a new request, where earlier ones have taught something (`carry`)."""
         return self.start()
 
-    def reading(self, memory: Any, num_tokens: int) -> Any:
-        """The memory of a request that begins with so many tokens which the draft would have to read."""
+    def begin(self, memory: Any, *, num_tokens: int, is_greedy: bool) -> Any:
+        """What `start` or `resume` gave, for a request with so many tokens that the draft would have to read first.
+
+        `is_greedy`: its candidates are the likeliest tokens.
+        """
         return memory
 
     def carry(self, past: Mapping[str, Any] | None, memory: Any) -> Mapping[str, Any] | None:
@@ -277,6 +280,13 @@ class Policy:
         """
         rule = self.rule(memory, draft.costs, self.max_tokens)
         return None if rule is None else rule.stop(draft)
+
+    def cut(self, memory: Any, estimates: Sequence[float], costs: "Costs") -> int | None:
+        """How many of the first candidates are verified, where all of them are at hand and nothing has been paid for (copies).
+
+        `estimates` are their chances of acceptance as the draft gives them. None: as `rule` says, one after the other.
+        """
+        return None
 
     def learn(self, memory: Any, outcome: "Outcome") -> Any:
         """The memory after a round."""

@@ -1,21 +1,23 @@
-"""A round: draft, stop, verify. `plan` is what goes in and comes out; three engines run it.
+"""A round: draft, stop, verify. `plan` is what goes in and comes out; four engines run it.
 
 | engine | where | file |
 |---|---|---|
 | `Host` | any runner, any rule, any verification; the specification of the others | host.py |
-| `Native` | both models by compiled code on a CPU | native.py |
+| `Native` | both models by compiled code on a CPU, or a target alone with copies | native.py |
+| `Copying` | any target, no draft model: candidates copied from the text | copying.py |
 | `Device` | both models as graphs on a GPU | device.py |
 """
 
+from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.plan import Engine, Plan, Request, Result, Rows
+from specdecpp.rounds.plan import Engine, Plan, Reading, Request, Result, Rows
 
-ENGINES: tuple[Engine, ...] = (Native(), Device(), Host())
+ENGINES: tuple[Engine, ...] = (Native(), Copying(), Device(), Host())
 """In order of preference; the last takes everything."""
 
-__all__ = ["ENGINES", "Engine", "Plan", "Request", "Result", "Rows", "engine_for"]
+__all__ = ["ENGINES", "Engine", "Plan", "Reading", "Request", "Result", "Rows", "engine_for"]
 
 
 def engine_for(request: Request) -> Engine:

@@ -22,7 +22,7 @@ from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
 from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, VerifyPass
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Request, Result, Rows
+from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.static_cache import Program, bucket
@@ -55,7 +55,8 @@ class Device:
             return "its head lies elsewhere"
         return None
 
-    def run(self, plans: Sequence[Plan]) -> list[Result]:
+    def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
+        assert not readings, "sessions read their prompts themselves here"
         return [self._one(plan) for plan in plans]
 
     def _one(self, plan: Plan) -> Result:
@@ -220,24 +221,15 @@ class _Rounds:
     def _step(self, width: int, span: int, rule: Rule) -> Program:
         cache, record, scores = self._draft.static, self.record, rule.score is not None
         key = ("draft", width, span, self._judge, rule.evidence, scores, self._ends)
-
-        def reset() -> None:
-            record.count.zero_()
-            cache.rest(record.start, span)
-
         step = DraftStep(cache, record, self._judge, rule.evidence, scores, self._ends_there, width, span)
-        return cache.program(key, step, reset=reset)
+        return cache.program(key, step, reset=lambda: (record.count.zero_(), cache.rest(record.start, span)))
 
     def _verification_of(self, width: int, span: int) -> Program:
         cache, record = self._target.static, self.record
         key = ("verify", width, span, self._sampling, self._verification, record)
         verify = VerifyPass(cache, record, self._sampling, self._verification, width, span)
-
-        def reset() -> None:
-            cache.rest(record.task, span)
-            record.task[1:].zero_()  # what an earlier round had may be more than this width takes
-
-        return cache.program(key, verify, reset=reset)
+        # What an earlier round had may be more than this width takes.
+        return cache.program(key, verify, reset=lambda: (cache.rest(record.task, span), record.task[1:].zero_()))
 
     def _send(self, name: str, values: Sequence[int | float]) -> None:
         """Numbers to the device, without waiting."""

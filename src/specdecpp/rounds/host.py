@@ -19,8 +19,9 @@ from specdecpp.policies.protocol import END_OF_TEXT, Decision
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds import tree_host
 from specdecpp.rounds.draft import Draft
-from specdecpp.rounds.plan import Plan, Request, Result, Rows
-from specdecpp.rounds.verification import Verdict
+from specdecpp.rounds.lossy import AtZero
+from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
+from specdecpp.rounds.ratio import Verdict
 from specdecpp.runners import Runner
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
 
@@ -29,11 +30,14 @@ class Host:
     """Takes every request."""
 
     has_batches = False
+    # torch gives a row other bits in a product with more rows, on a CPU as on a GPU (LOG.md): decoded together, what an answer
+    # says would depend on who else is there.
 
     def refusal(self, request: Request) -> None:
         return None
 
-    def run(self, plans: Sequence[Plan]) -> list[Result]:
+    def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
+        assert not readings, "sessions read their prompts themselves here"
         return [tree_host.run(plan) if isinstance(plan.request.policy, TreePolicy) else _one(plan) for plan in plans]
 
 
@@ -63,6 +67,7 @@ def _one(plan: Plan) -> Result:
         verify_s=perf_counter() - drafted,
         forward_s=draft.forward_s + pass_s,
         rows=rows,
+        tv=verdict.tv,
     )
 
 
@@ -133,20 +138,31 @@ def _draw(
 
 
 def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
-    """One target pass over what it has not read and the candidates, its seconds, and the acceptance test."""
+    """The verdict on the candidates, the pass's seconds, and the rows where somebody wants them."""
+    needs_all = isinstance(plan.request.verification, AtZero)  # those of greedy drafting too
+    drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
+    verdict, pass_s, logits, seen = verified(plan, draft.tokens, [row for row in drawn if row is not None])
+    rows = None
+    if plan.wants_rows:
+        believed = [draft.distribution(i).to(logits.device) for i in range(draft.num_tokens)]
+        q = torch.stack(believed) if believed else logits[:0]
+        rows = Rows(q=q, logits=logits, sampling=plan.request.sampling, seen=seen)
+    return verdict, pass_s, rows
+
+
+def verified(
+    plan: Plan, candidates: list[int], q: Sequence[Float[Tensor, " V"]] = ()
+) -> tuple[Verdict, float, Float[Tensor, "K1 V"], Bool[Tensor, "K1 V"] | None]:
+    """One target pass over what it has not read and the candidates, and the acceptance test: the verdict, the pass's seconds,
+    the logits, and for a repetition penalty the contexts of the rows."""
     request, sampling = plan.request, plan.request.sampling
     started = perf_counter()
     unread = plan.tokens[request.target.length :]
-    logits, _ = request.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
+    logits, _ = request.target.extend(unread + candidates, rows=len(candidates) + 1)
     pass_s = perf_counter() - started
-    tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
+    tokens = torch.tensor(candidates, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
     made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
     p = made(logits, sampling, seen)
-    q = [row.to(p.device) for row in draft.q if row is not None]
-    verdict = request.verification(p, torch.stack(q) if q else p[:0], tokens, request.randomness[1])
-    rows = None
-    if plan.wants_rows:
-        believed = [draft.distribution(i).to(p.device) for i in range(draft.num_tokens)]
-        rows = Rows(q=torch.stack(believed) if believed else p[:0], logits=logits, sampling=sampling, seen=seen)
-    return verdict, pass_s, rows
+    beliefs = torch.stack([row.to(p.device) for row in q]) if q else p[:0]
+    return request.verification(p, beliefs, tokens, request.randomness[1]), pass_s, logits, seen

@@ -4,11 +4,14 @@ would otherwise take longer than it may. On a small pair the steps of Python and
     propose   forward, draw, the head's estimate, the stop test, for each candidate
     verify    the target's pass and the acceptance test
 
+Requests over the same weights share both, and pieces of prompts are read in the first pass of either model. Where candidates
+are copied from the text (`copying`) there is only the second half.
 What is decided is what `host` decides, with the same uniforms (up to the rounding of exponentials).
 """
 
 import ctypes
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from time import perf_counter as _now
 from typing import Any
@@ -16,11 +19,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
+from specdecpp.rounds.copying import Copied, Copying, propose
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Request, Result, Rows
+from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
 from specdecpp.sampling import Sampling, Uniforms, seen_rows
@@ -34,19 +39,19 @@ _STOPPED, _ENDED = 1, 2
 
 
 class Native:
-    """Takes requests whose models are both `NativeRunner`s. A policy that has to be asked candidate by candidate, and a
-    verification or a way to judge of somebody's own, are the host's."""
+    """Takes requests whose target is a `NativeRunner`, and the draft another or a `SuffixDrafter`. A policy that has to be
+    asked candidate by candidate, and a verification or a way to judge of somebody's own, are the host's."""
 
     has_batches = True
 
     def __init__(self) -> None:
-        self._requests: WeakKeyDictionary[Request, _Rounds] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _Rounds | _Copies] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
-        self._host = Host()
+        self._host, self._copying = Host(), Copying()
 
     def refusal(self, request: Request) -> str | None:
         """Why a request cannot be run here; None where it can."""
-        if not (type(request.target) is NativeRunner and type(request.draft) is NativeRunner):
+        if not (type(request.target) is NativeRunner and type(request.draft) in (NativeRunner, SuffixDrafter)):
             return "its models are not both run by compiled code"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
@@ -59,24 +64,27 @@ class Native:
             return "its head lies elsewhere"
         return None
 
-    def run(self, plans: Sequence[Plan]) -> list[Result]:
+    def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         results: dict[int, Result] = {}
-        groups: dict[Any, list[int]] = {}  # of requests over the same weights
+        groups: dict[Any, tuple[list[int], list[Reading]]] = defaultdict(lambda: ([], []))
         for i, plan in enumerate(plans):
             if plan.decision.rule is None:
-                (results[i],) = self._host.run([plan])
+                aside = self._copying if isinstance(plan.request.draft, SuffixDrafter) else self._host
+                (results[i],) = aside.run([plan])
             else:
-                target: Any = plan.request.target
-                draft: Any = plan.request.draft
-                groups.setdefault((target.batch_key, draft.batch_key), []).append(i)
-        for group in groups.values():
-            results.update(zip(group, _together([(self._rounds(plans[i].request), plans[i]) for i in group]), strict=True))
+                groups[_weights(plan.request)][0].append(i)
+        for reading in readings:
+            groups[_weights(reading.request)][1].append(reading)
+        for group, beside in groups.values():
+            made = _together([(self._rounds(plans[i].request), plans[i]) for i in group], beside)
+            results.update(zip(group, made, strict=True))
         return [results[i] for i in range(len(plans))]
 
-    def _rounds(self, request: Request) -> "_Rounds":
+    def _rounds(self, request: Request) -> "_Rounds | _Copies":
         rounds = self._requests.get(request)
         if rounds is None:
-            rounds = self._requests[request] = _Rounds(request, self._head_of(request))
+            copies = isinstance(request.draft, SuffixDrafter)
+            rounds = self._requests[request] = _Copies(request) if copies else _Rounds(request, self._head_of(request))
         return rounds
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
@@ -89,19 +97,61 @@ class Native:
         return self._heads[estimator]
 
 
-def _together(batch: "Sequence[tuple[_Rounds, Plan]]") -> list[Result]:
-    """Rounds of requests over the same weights: one pass of the draft a candidate, and one of the target."""
+def _weights(request: Request) -> tuple[Any, Any]:
+    """Equal for requests that share passes."""
+    target: Any = request.target
+    draft: Any = request.draft
+    return target.batch_key, None if isinstance(draft, SuffixDrafter) else draft.batch_key
+
+
+def _together(batch: "Sequence[tuple[_Rounds | _Copies, Plan]]", beside: Sequence[Reading]) -> list[Result]:
+    """Rounds of requests over the same weights: one pass of the draft a candidate, and one of the target. Seconds are shared
+    by the rows that were read."""
     started = _now()
-    asked = [(rounds, told) for rounds, plan in batch if (told := rounds.drafts(plan)) is not None]
-    if asked:
-        nums = NativeRunner.propose([rounds.draft for rounds, _ in asked], [told for _, told in asked])
-        for (rounds, _), num in zip(asked, nums, strict=True):
-            rounds.drafted(num)
+    all_of_them: list[tuple[Any, Any]] = [*batch, *((_Prompt(reading), reading) for reading in beside)]
+    drafting = [(one, told) for one, what in all_of_them if (told := one.drafts(what)) is not None]
+    nums = NativeRunner.propose([one.draft for one, _ in drafting], [told for _, told in drafting]) if drafting else []
+    for (one, _), num in zip(drafting, nums, strict=True):
+        one.drafted(num)
     drafted = _now()
-    NativeRunner.verify([rounds.target for rounds, _ in batch], [rounds.verifies(plan) for rounds, plan in batch])
-    draft_s, verify_s = (drafted - started) / max(1, len(asked)), (_now() - drafted) / len(batch)
-    drafting = {id(rounds) for rounds, _ in asked}
-    return [rounds.result(plan, draft_s if id(rounds) in drafting else 0.0, verify_s) for rounds, plan in batch]
+    reading = [(one, told) for one, what in all_of_them if (told := one.verifies(what)) is not None]
+    if reading:
+        NativeRunner.verify([one.target for one, _ in reading], [told for _, told in reading])
+    draft_rows = {one: told.num_unread + max(0, num - 1) for (one, told), num in zip(drafting, nums, strict=True)}
+    draft_s = _shared(drafted - started, draft_rows)
+    verify_s = _shared(_now() - drafted, {one: told.num_tokens for one, told in reading})
+    for one, what in all_of_them[len(batch) :]:
+        what.took_s = draft_s.get(one, 0.0) + verify_s.get(one, 0.0)
+    return [rounds.result(plan, draft_s.get(rounds, 0.0), verify_s[rounds]) for rounds, plan in batch]
+
+
+def _shared(seconds: float, rows: dict[Any, int]) -> dict[Any, float]:
+    return {one: seconds * num / sum(rows.values()) for one, num in rows.items()}
+
+
+class _Prompt:
+    """A piece of a prompt, as the two calls are told of it."""
+
+    def __init__(self, reading: Reading):
+        self.target: Any = reading.request.target
+        self.draft: Any = reading.request.draft
+
+    def drafts(self, reading: Reading) -> Drafting | None:
+        if isinstance(self.draft, SuffixDrafter):
+            self.draft.extend(reading.draft, rows=1)
+            return None
+        self.draft.check_ids(reading.draft)
+        self._unread = (ctypes.c_int64 * len(reading.draft))(*reading.draft)
+        return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(reading.draft)) if reading.draft else None
+
+    def drafted(self, num: int) -> None:
+        """Nothing is drawn."""
+
+    def verifies(self, reading: Reading) -> Verifying | None:
+        self.target.check_ids(reading.target)
+        self._tokens = (ctypes.c_int64 * len(reading.target))(*reading.target)
+        told = Verifying(tokens=ctypes.addressof(self._tokens), num_tokens=len(reading.target), num=-1)
+        return told if reading.target else None
 
 
 class _CompiledHead:
@@ -269,3 +319,62 @@ class _Rounds:
         seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
         q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
         return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
+
+
+class _Copies:
+    """The rounds of a request whose candidates are copied: found here, compared by the target's pass."""
+
+    def __init__(self, request: Request):
+        self.target: Any = request.target
+        self._sampling, self._seen = request.sampling, request.seen
+        self._uniforms: Any = request.randomness[1]
+        self._verifying = Verifying(
+            sampling=filters(request.sampling, request.seen), verification=_SAMPLED[CompareVerification]
+        )
+        self._most = -1
+
+    def drafts(self, plan: Plan) -> None:
+        """Nothing is told to a draft."""
+        started = _now()
+        self._draft, self._stop = propose(plan)
+        self._draft_s = _now() - started
+
+    def verifies(self, plan: Plan) -> Verifying:
+        """What the target is told."""
+        draft: Copied = self._draft
+        num, unread, told, uniforms = draft.num_tokens, plan.tokens[self.target.length :], self._verifying, self._uniforms
+        if num > self._most:
+            self._most = num
+            self._logits = torch.empty(num + 1, self.target.vocab_size)
+            self._states = torch.empty(num + 1, self.target.hidden_size)
+            told.logits, told.states = self._logits.data_ptr(), self._states.data_ptr()
+        if len(unread) > 1:
+            self.target.extend(unread[:-1], rows=1)
+        drawn = () if self._sampling.is_greedy else uniforms.peek(num + 1)
+        self._given = (ctypes.c_int64 * (num + 1))(unread[-1], *draft.tokens), (ctypes.c_double * (num + 1))(*drawn)
+        told.tokens, told.uniforms = map(ctypes.addressof, self._given)
+        told.num_tokens, told.num = num + 1, num
+        self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
+        told.raw = None if self._raw is None else self._raw.data_ptr()
+        return told
+
+    def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
+        """What became of the round."""
+        draft, said, rows = self._draft, self._verifying, None
+        if not self._sampling.is_greedy:
+            self._uniforms.take(said.num_accepted + 1)
+        if self._raw is not None:
+            seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(draft.tokens, dtype=torch.long))
+            rows = Rows(q=draft.rows(self.target.vocab_size), logits=self._raw, sampling=self._sampling, seen=seen)
+        return Result(
+            tokens=draft.tokens,
+            num_accepted=said.num_accepted,
+            next_token=said.next,
+            stop=self._stop,
+            q=[draft.confidence(i) for i in range(draft.num_tokens)],
+            judged=draft.judged,
+            draft_s=self._draft_s,
+            verify_s=verify_s,
+            forward_s=said.forward_s,
+            rows=rows,
+        )

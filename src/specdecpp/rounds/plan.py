@@ -2,8 +2,8 @@
 
     Session -> Plan -> engine.run([plan]) -> Result -> Session
 
-A list of plans is a batch. Every engine decides the same by the same uniforms, in the same order: `host` is the readable one,
-`native` and `device` are faster.
+A list of plans is a batch, and pieces of prompts (`Reading`) may be read beside it. Every engine decides the same by the same
+uniforms, in the same order: `host` is the readable one, `native` and `device` are faster.
 """
 
 from collections.abc import Collection, Sequence
@@ -98,6 +98,8 @@ class Result:
     forward_s: float = 0.0
     rows: Rows | None = field(default=None, repr=False)
     grown: Grown | None = None
+    tv: Sequence[float] = ()
+    """Of each token that came out, as in `ratio.Verdict`."""
 
     @property
     def accepted(self) -> list[int]:
@@ -118,17 +120,31 @@ class Result:
         return len(self.tokens)
 
 
+@dataclass(slots=True)
+class Reading:
+    """Tokens of a prompt that the models of a request are to read, nothing being decided: `target` ids by the one, `draft` ids
+    by the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
+
+    request: Request
+    target: list[int]
+    draft: list[int]
+    took_s: float = 0.0
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Runs rounds. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
 
     has_batches: bool
-    """Whether several plans take less than one after the other."""
+    """Whether several plans take less than one after the other, and prompts can be read beside them."""
 
     def refusal(self, request: Request) -> str | None:
         """Why the rounds of this request cannot be run here; None where they can."""
         ...
 
-    def run(self, plans: Sequence[Plan]) -> list[Result]:
-        """A result for each plan, in order. Requests must differ."""
+    def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
+        """A result for each plan, in order; `readings` only where `has_batches`. Requests must differ.
+
+        What it raises is of all of them: `Session.rewind` makes each as it was, to be run again.
+        """
         ...

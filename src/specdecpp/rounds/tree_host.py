@@ -163,11 +163,12 @@ def _verify(plan: Plan, tree: Tree) -> tuple[tree_verification.TreeVerdict, floa
     pass_s = perf_counter() - started
     made = penalised if request.verification.greedy_only else probabilities
     seen = None if request.seen is None else request.seen.to(logits.device)
-
-    def law(node: int) -> Tensor:
-        return made(logits[at[node]], sampling, with_path(seen, tree, node))
-
-    verdict = tree_verification.verified(request.verification, tree, law, request.randomness[1])
+    verdict = tree_verification.verified(
+        request.verification,
+        tree,
+        lambda node: made(logits[at[node]], sampling, with_path(seen, tree, node)),
+        request.randomness[1],
+    )
     branch = [at[node] for node in (ROOT, *verdict.path)]
     target.keep(branch)
     rows = _rows(tree, verdict.path, logits[branch], sampling, seen) if plan.wants_rows else None

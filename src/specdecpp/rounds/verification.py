@@ -1,7 +1,8 @@
 """How many candidates are accepted, and which token follows them: pure functions of p, q and randomness.
 
 K candidates Y_1..Y_K were drawn from q[0..K-1]; p has K + 1 rows, row i being the target's distribution after
-Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's law exactly:
+Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's law exactly,
+and those of `lossy`, which must be asked for, keep another:
 
 token    accept Y_i with probability min(1, p(Y_i)/q(Y_i)), stop at the first rejection and draw from norm((p - q)+); if
          all are accepted draw the bonus from p. One step emits y with probability
@@ -25,21 +26,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.sampling import Randomness
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The outcome of one verification: the accepted prefix length and the token that follows it."""
-
-    num_accepted: int
-    next_token: int
-
-
-def token_acceptance(p: Float[Tensor, "K V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """min(1, p(Y_i)/q(Y_i)) for each candidate, given that those before it were accepted. A candidate has q > 0."""
-    at = tokens.unsqueeze(-1)
-    return (p.gather(-1, at) / q.gather(-1, at)).squeeze(-1).clamp(max=1.0)
+from specdecpp.errors import UnsoundError
+from specdecpp.rounds.lossy import LOSSY, AtZero, Lossy
+from specdecpp.rounds.ratio import Verdict, residual, token_acceptance
+from specdecpp.sampling import Randomness, Sampling
 
 
 def block_acceptance(
@@ -60,13 +50,6 @@ def block_acceptance(
     inner = missing / (missing + (1 - w[1:num]))  # in this order: missing may be far below 1
     # 0/0: p = q after a prefix that is certain. A longer prefix is then certain too, so this one is never the last.
     return torch.cat([inner.nan_to_num(nan=0.0), w[num:]]), w
-
-
-def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"], carry: Float[Tensor, ""] | float = 1.0) -> Float[Tensor, " V"]:
-    """norm((carry * p - q)+), the law of the correction. Where rounding leaves no mass at all, p itself."""
-    rest = (carry * p - q).clamp(min=0)
-    mass = rest.sum()
-    return rest / mass if mass > 0 else p
 
 
 @dataclass(frozen=True)
@@ -138,12 +121,34 @@ class CompareVerification:
         return Verdict(num_accepted=len(tokens), next_token=randomness.categorical(p[len(tokens)]))
 
 
-Verification = TokenVerification | BlockVerification | GreedyVerification | CompareVerification
+Verification = TokenVerification | BlockVerification | GreedyVerification | CompareVerification | Lossy | AtZero
 
 VERIFICATIONS: dict[str, Verification] = {
     "token": TokenVerification(),
     "block": BlockVerification(),
     "compare": CompareVerification(),
     "greedy": GreedyVerification(),
+    **LOSSY,
 }
-"""By the names that people type; `greedy` is what temperature 0 always has."""
+"""By the names that people type; `greedy` is what temperature 0 always has, but for those of `lossy`."""
+
+
+def is_lossless(verification: Verification) -> bool:
+    """Whether the output keeps the target's law."""
+    return not isinstance(verification, Lossy | AtZero)
+
+
+def check_lossless(verification: Verification, *, lossless: bool) -> None:
+    """Raise `UnsoundError` for a verification that changes the law, where nobody has said that it may."""
+    if lossless and not is_lossless(verification):
+        raise UnsoundError(
+            f"{verification} does not keep the target's distribution, and lossless output is asked for. Say that another law "
+            "will do (lossless=False; --lossy on the command line), or use TokenVerification()."
+        )
+
+
+def at(sampling: Sampling, verification: Verification) -> Verification:
+    """The verification as a request under this sampling has it: temperature 0 compares the likeliest tokens."""
+    if not sampling.is_greedy:
+        return verification
+    return AtZero(verification) if isinstance(verification, Lossy) and verification.changes_greedy else GreedyVerification()

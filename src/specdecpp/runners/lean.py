@@ -166,18 +166,11 @@ class LeanRunner(EagerRunner):
         end = start + n
         self._make_room(end)
         firsts = [max(0, start + 1 - view.window) if view.window else 0 for view in self.family.views]
-
-        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            self._keys[i][:, start:end] = k
-            self._values[i][:, start:end] = v
-            first = firsts[self._layers[i].view]
-            return self._keys[i][:, first:end], self._values[i][:, first:end]
-
         x = self._embedding[tokens[0], None] if n == 1 else self._embedding[torch.tensor(tokens, device=self.device)]
         seen: list[_Seen] = []
         for first, view, angles in zip(firsts, self.family.views, self._angles, strict=True):
             seen.append((*angles.at(start, end), _mask(n, end - first, view.window, x)))
-        x = self._through(x, seen, put)
+        x = self._through(x, seen, partial(self._put, start, end, firsts))
         self._length = end
         return x
 
@@ -189,12 +182,6 @@ class LeanRunner(EagerRunner):
         self._open.add(parents)
         positions = torch.tensor([length + depth for depth in self._open.depths[-n:]], device=self.device)
         most = int(positions.max()) + 1
-
-        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            self._keys[i][:, start:end] = k
-            self._values[i][:, start:end] = v
-            return self._keys[i][:, :end], self._values[i][:, :end]
-
         x = self._embedding[torch.tensor(tokens, device=self.device)]
         seen: list[_Seen] = []
         for view, angles in zip(self.family.views, self._angles, strict=True):
@@ -202,7 +189,14 @@ class LeanRunner(EagerRunner):
             mask = x.new_zeros(n, end).masked_fill_(~is_seen, -torch.inf)
             cos, sin = angles.to(most)
             seen.append((cos[positions], sin[positions], mask))
-        return self._through(x, seen, put)
+        return self._through(x, seen, partial(self._put, start, end, [0] * len(seen)))
+
+    def _put(self, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows into the cache of layer i, at start to end; all of it from where the layer's view begins."""
+        self._keys[i][:, start:end] = k
+        self._values[i][:, start:end] = v
+        first = firsts[self._layers[i].view]
+        return self._keys[i][:, first:end], self._values[i][:, first:end]
 
     def _through(self, x: Float[Tensor, "n D"], seen: list[_Seen], put: _Put) -> Float[Tensor, "n D"]:
         """All layers, over embeddings. `put` returns the positions that the masks of `seen` are of."""

@@ -9,6 +9,7 @@ Without a GPU the same work is called instead of replayed.
 """
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Program:
     `reset` puts its inputs where a rehearsal leaves no trace. Raises `RunnerError` where the work cannot be recorded.
     """
 
-    def __init__(self, work: Callable[[], None], *, reset: Callable[[], None], device: torch.device, pool: object = None):
+    def __init__(self, work: Callable[[], None], *, reset: Callable[[], object], device: torch.device, pool: object = None):
         self._work, self._graph = work, None
         if device.type != "cuda":
             _rehearse(work, reset)
@@ -60,14 +61,14 @@ class Program:
             self._graph.replay()
 
 
-def _rehearse(work: Callable[[], None], reset: Callable[[], None]) -> None:
+def _rehearse(work: Callable[[], None], reset: Callable[[], object]) -> None:
     for _ in range(_WARM_UPS):
         reset()
         work()
     reset()
 
 
-def _recorded(work: Callable[[], None], reset: Callable[[], None], pool: object) -> torch.cuda.CUDAGraph:
+def _recorded(work: Callable[[], None], reset: Callable[[], object], pool: object) -> torch.cuda.CUDAGraph:
     """Rehearsed on a stream of its own, as recording asks for, then recorded."""
     now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(now)
@@ -122,19 +123,19 @@ class StaticCache:
             is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
             mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
             seen.append((*(table.index_select(0, positions) for table in tables), mask))
+        return self.body._norm(self.body._through(x, seen, partial(self._put, positions, span)))
 
-        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            self.keys[i].index_copy_(1, positions, k)
-            self.values[i].index_copy_(1, positions, v)
-            return self.keys[i][:, :span], self.values[i][:, :span]
-
-        return self.body._norm(self.body._through(x, seen, put))
+    def _put(self, positions: Tensor, span: int, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows into the cache of layer i; the span of it."""
+        self.keys[i].index_copy_(1, positions, k)
+        self.values[i].index_copy_(1, positions, v)
+        return self.keys[i][:, :span], self.values[i][:, :span]
 
     def score(self, hidden: Float[Tensor, "W D"]) -> Float[Tensor, "W V"]:
         """Logits."""
         return self.body._score(hidden)
 
-    def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], None]) -> Program:
+    def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], object]) -> Program:
         """The program of this key, recorded now if it is new. The one used longest ago makes room for it."""
         program = self._programs.pop(key, None)
         if program is None:
@@ -158,13 +159,12 @@ class StaticCache:
     def pass_over(self, width: int, span: int) -> Program:
         """Reads `inputs`, fills `hidden` and `logits`."""
         self.prepare(span)
+        return self.program(("pass", width, span), partial(self._pass, width, span), reset=lambda: self.rest(self.inputs, span))
 
-        def work() -> None:
-            hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span)
-            self.hidden[:width] = hidden
-            self.logits[:width] = self.score(hidden)
-
-        return self.program(("pass", width, span), work, reset=lambda: self.rest(self.inputs, span))
+    def _pass(self, width: int, span: int) -> None:
+        hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span)
+        self.hidden[:width] = hidden
+        self.logits[:width] = self.score(hidden)
 
     @staticmethod
     def rest(start: Int[Tensor, " n"], span: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specdecpp.metrics import Metrics
+from specdecpp.rounds.verification import at, is_lossless
 from specdecpp.serving.engine import Step, Work
 from specdecpp.serving.evidence import Scored
 from specdecpp.serving.intake import Plan, threshold
@@ -128,6 +129,7 @@ class Answer:
         return {
             "policy": self._plan.policy,
             "verification": self._plan.verification,
+            "lossless": is_lossless(at(self._plan.sampling, self._plan.decoder.verification)),
             "sampling": asdict(self._plan.sampling),
             **metrics.to_dict(),
             "time_shares": metrics.time_shares,

@@ -1,9 +1,9 @@
 """The one thread that runs the models: a turn is a round of every request, so a short one is not stuck behind a long one.
 
-In a turn one piece of one prompt is read, and each request whose prompt has been read gets a round: together, in the same
-passes, where their engine can do that. `running` are the requests that take part, each with one session and its pair of caches;
-`waiting` are those that came later. The answers of one request are made one after another. A request that was called off, or is
-past its deadline, loses its caches before the next turn.
+In a turn prompts are read, a piece of each, and each request whose prompt has been read gets a round: all in the same passes
+where their engine can do that, else one after the other, and then of one prompt only. `running` are the requests that take
+part, each with one session and its pair of caches; `waiting` are those that came later. The answers of one request are made one
+after another. A request that was called off, or is past its deadline, loses its caches before the next turn.
 """
 
 import logging
@@ -20,9 +20,13 @@ from specdecpp.serving.evidence import Evidence, Witness
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
-from specdecpp.session import Round, Session, advance
+from specdecpp.session import Round, Session, attempt
 
 log = logging.getLogger(__name__)
+FEW = 16
+"""Tokens of prompts that a turn reads at least."""
+PACING = 0.25
+"""The weight of a piece in the mean of what a row of a prompt takes."""
 TIDY_S = 10.0
 """How often freed memory is given back while there is always something to do."""
 
@@ -53,6 +57,27 @@ class End:
     refusal: Refusal | None = None
 
 
+class Pace:
+    """How many tokens of prompts are read in a turn: as many as take `limit_s`, by the mean of what they took before."""
+
+    def __init__(self, most: int, limit_s: float):
+        self._most, self._limit_s = most, limit_s
+        self._row_s: float | None = None
+
+    def rows(self, *, is_alone: bool) -> int:
+        """Up to `most`, and as many where nobody waits meanwhile. Few at first, and never fewer: a pass over them takes hardly
+        more than over one."""
+        if is_alone:
+            return self._most
+        return min(self._most, FEW if self._row_s is None else max(FEW, int(self._limit_s / self._row_s)))
+
+    def learn(self, num: int, seconds: float) -> None:
+        """So many have taken so long."""
+        if num > 0:
+            row_s = seconds / num
+            self._row_s = row_s if self._row_s is None else self._row_s + PACING * (row_s - self._row_s)
+
+
 class Work:
     """One request: its answers to make, the session of the current one, and where to tell of it.
 
@@ -78,7 +103,6 @@ class Work:
         self._at = 0
         self._session: Session | None = None
         self._witness: Witness | None = None
-        self._is_read = False
         self._stop: End | None = None
         self._has_ended, self._ending = False, threading.Lock()
 
@@ -106,15 +130,19 @@ class Work:
 
     @property
     def session(self) -> Session | None:
-        """That of the answer that is being made, once its prompt has been read."""
-        return self._session if self._is_read else None
+        """That of the answer that is being made."""
+        return self._session
+
+    def begin(self) -> None:
+        """Have a session for the next answer, if there is none."""
+        session = self._session or self._begin()
+        if session.finish_reason is not None:  # there was no room for a single token
+            self._next_part()
 
     def read(self, most: int) -> None:
         """Read a piece of the prompt."""
-        session = self._session or self._begin()
-        if session.finish_reason is not None:  # there was no room for a single token
-            return self._next_part()
-        self._is_read = session.prefill(most)
+        assert self._session is not None, "a prompt is of a session"
+        self._session.prefill(most)
 
     def step(self, outcome: Round | None = None) -> Step:
         """A round of `session` as it is told of; it is run here unless it has been."""
@@ -144,7 +172,6 @@ class Work:
             self.queue_s = monotonic() - self.submitted
         part = self.parts[self._at]
         self._session = session = self._decoder.start(part.prompt, **part.options)
-        self._is_read = False
         if self._witness_of is not None:
             session.watch = self._witness = self._witness_of(session)
         return session
@@ -164,6 +191,7 @@ class Engine:
         self._waiting: deque[Work] = deque()
         self._is_open = self._is_stopping = self._has_failed = False
         self._mean_s = 1.0
+        self._pace = Pace(limits.prefill_tokens, limits.prefill_s)
         self._has_freed, self._tidied = False, monotonic()
         self._thread: threading.Thread | None = None
 
@@ -285,38 +313,56 @@ class Engine:
                 work.tell(end)
 
     def _turn(self, running: Sequence[Work]) -> None:
-        ready = [work for work in running if work.session is not None]
-        if (unread := next((work for work in running if work.session is None), None)) is not None:
-            self._guarded(unread, lambda: unread.read(self._limits.prefill_tokens))
-        batch = [work for work in ready if work.session and work.session.engine.has_batches]
-        outcomes = self._advanced(batch) if len(batch) > 1 else {}
+        for work in running:
+            self._guarded(work, work.begin)
+        begun = [(work, session) for work in running if (session := work.session) is not None]
+        ready = [work for work, session in begun if not session.num_unread]
+        unread = [work for work, session in begun if session.num_unread]
+        shares = {work: session.engine.has_batches for work, session in begun}
+        outcomes = self._advanced([work for work in ready if shares[work]], [work for work in unread if shares[work]])
+        if (alone := next((work for work in unread if not shares[work]), None)) is not None:
+            self._guarded(alone, lambda: alone.read(self._limits.prefill_tokens))
         for work in ready:
-            step = self._guarded(work, lambda work=work: work.step(outcomes.get(work)))
-            if step is not None:
+            outcome = outcomes.get(work)
+            if isinstance(outcome, Exception):
+                self._fail(work, outcome)
+            elif (step := self._guarded(work, lambda work=work, outcome=outcome: work.step(outcome))) is not None:
                 self._on_step(step)
                 work.tell(step)
         for work in [work for work in running if work.is_done and work in self._running]:
             self._part_with(work, End())
 
-    def _advanced(self, works: Sequence[Work]) -> dict[Work, Round]:
-        """A round of each, in the same passes; none where the models failed: each by itself shows whose it was."""
-        sessions = [session for work in works if (session := work.session) is not None]
-        try:
-            return dict(zip(works, advance(sessions), strict=True))
-        except Exception:
-            log.exception("a round of %d requests failed in the models", len(works))
-            for session in sessions:
-                session.rewind()
+    def _advanced(self, ready: Sequence[Work], unread: Sequence[Work]) -> dict[Work, Round | Exception]:
+        """A round of each that is ready, and prompts read in the same passes; none where the models failed: each by itself
+        shows whose it was."""
+        if len(ready) < 2 and not unread:
             return {}
+        sessions, reading = ([session for work in works if (session := work.session) is not None] for works in (ready, unread))
+        rows, before = self._pace.rows(is_alone=not ready), [(session.num_unread, session.prefill_s) for session in reading]
+        try:
+            outcomes = attempt(sessions, reading, rows=rows)
+        except Exception:
+            log.exception("a turn of %d requests failed in the models", len(ready) + len(unread))
+            for session in (*sessions, *reading):
+                session.rewind()
+            for work in unread:
+                self._guarded(work, lambda work=work: work.read(max(1, rows // len(unread))))
+            return {}
+        for session, (num_unread, read_s) in zip(reading, before, strict=True):
+            self._pace.learn(num_unread - session.num_unread, session.prefill_s - read_s)
+        return dict(zip(ready, outcomes, strict=True))
 
     def _guarded(self, work: Work, do: Callable[[], Step | None]) -> Step | None:
         """What the models raise ends one request, and not the others with it."""
         try:
             return do()
-        except Exception:
-            log.exception("a request failed in the models")
-            refusal = Refusal("the models failed on this request; the server's log says how.", status=500, code="failed")
-            return self._part_with(work, End(refusal=refusal))
+        except Exception as error:
+            return self._fail(work, error)
+
+    def _fail(self, work: Work, error: Exception) -> None:
+        log.error("a request failed in the models", exc_info=error)
+        refusal = Refusal("the models failed on this request; the server's log says how.", status=500, code="failed")
+        self._part_with(work, End(refusal=refusal))
 
     def _part_with(self, work: Work, end: End) -> None:
         with self._changed:

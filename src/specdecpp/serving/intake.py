@@ -15,11 +15,11 @@ from typing import Any
 
 from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, default_policy, encode
-from specdecpp.errors import PromptError
+from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.request import parse_policy, spec_of
-from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.engine import End, Part, Step, Work
 from specdecpp.serving.evidence import Witness
@@ -84,6 +84,7 @@ class Intake:
         self._reader = replace(pair, tokenizer=deepcopy(pair.tokenizer))
         self._decoders: OrderedDict[tuple[str | None, str], Decoder] = OrderedDict()
         self._lock = threading.Lock()
+        check_own(verification)
         Decoder(pair, policy=self.policy, verification=VERIFICATIONS[verification])
 
     def prepare(self) -> None:
@@ -175,8 +176,11 @@ class Intake:
 
     def _chosen(self, how: Speculative, *, is_greedy: bool) -> tuple[Decoder, str]:
         """The decoder for `speculative`, and what its verification is called."""
-        kind = "greedy" if is_greedy else how.verification or self.verification
+        kind = how.verification or self.verification
         try:
+            check_lossless(VERIFICATIONS[kind], lossless=how.lossless)
+            if is_greedy and is_lossless(at(Sampling(temperature=0.0), VERIFICATIONS[kind])):
+                kind = "greedy"
             return self._decoder(how.policy, kind), kind
         except ValueError as error:
             raise Refusal(str(error), param="speculative") from error
@@ -186,7 +190,14 @@ class Intake:
         key = spec, kind
         if key not in self._decoders:
             policy = self.policy if spec is None else self._policy(spec)
-            self._decoders[key] = Decoder(self.pair, policy=policy, verification=VERIFICATIONS[kind], costs=self._costs)
+            verification = VERIFICATIONS[kind]
+            self._decoders[key] = Decoder(
+                self.pair,
+                policy=policy,
+                verification=verification,
+                costs=self._costs,
+                lossless=is_lossless(verification),  # what was asked for is checked in `_chosen`
+            )
         self._decoders.move_to_end(key)
         while len(self._decoders) > _NUM_KEPT:
             self._decoders.popitem(last=False)
@@ -198,6 +209,15 @@ class Intake:
         if (most := _longest(policy)) > self.limits.max_drafted:
             raise ValueError(f"policy {spec!r} drafts up to {most} candidates, at most {self.limits.max_drafted} are allowed.")
         return policy
+
+
+def check_own(verification: str) -> None:
+    """Raise `UnsoundError` for a server's own verification that changes the law: only a request may ask for that."""
+    if not is_lossless(VERIFICATIONS[verification]):
+        raise UnsoundError(
+            f"a server's own verification is lossless, and {verification} is not. Leave it out; a request has it by "
+            f'"speculative": {{"verification": "{verification}", "lossless": false}}.'
+        )
 
 
 def model_name(pair: Pair) -> str:

@@ -24,8 +24,12 @@ class Limits:
     """Answers of one request: prompts times `n`."""
     max_drafted: int = 64
     """The most candidates a round may have under a policy that a request names."""
-    prefill_tokens: int = 512
-    """A longer prompt is read in pieces of this many tokens, the rounds of others between them."""
+    prefill_tokens: int = 256
+    """Tokens of prompts that are read in a turn, all requests together: a longer prompt is read in pieces, with the rounds of
+    others."""
+    prefill_s: float = 0.1
+    """Others wait so long in a turn for prompts to be read, by what their rows took before; where passes are shared the pieces
+    are cut to it."""
     timeout_s: float = 300.0
     """From arrival to the last token, waiting included."""
     grace_s: float = 30.0
@@ -34,7 +38,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):
             value, least = getattr(self, name), 0 if name in ("max_waiting", "grace_s", "max_drafted") else 1
-            if value is not None and value < least and not (name == "timeout_s" and value > 0):
+            if value is not None and value < least and not (name in ("timeout_s", "prefill_s") and value > 0):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
 
     @property

@@ -20,6 +20,9 @@ class SpeculativeBlock(BaseModel):
     num_prompt_tokens: int
     policy: str
     verification: str
+    lossless: bool = Field(description="Whether the answer has the target's own law.")
+    tv: float = Field(description="Total variation from it, summed over tokens.")
+    mean_tv: float
     tokens_per_second: float = Field(description="Tokens over the time that this request's own rounds took.")
     discard_rate: float
     verification_rate: float

@@ -53,13 +53,14 @@ class _Body(BaseModel):
 
 
 class Speculative(_Body):
-    """How the answer is made; what it says does not depend on it."""
+    """How the answer is made; what it says does not depend on it, unless `lossless` is false."""
 
     policy: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         default=None,
         description="When to stop drafting, as on the command line: cost-aware, cumulative:0.2, fixed:4, target, ...",
     )
     verification: Kind | None = Field(default=None, description="How candidates are tested.")
+    lossless: bool = Field(default=True, description="false: the law may be another than the target's, as fuzzy has.")
     details: bool = Field(default=False, description="Tell of every round: candidates, p, q, estimates, times.")
 
 

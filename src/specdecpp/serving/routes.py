@@ -19,7 +19,8 @@ from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest
 
 CLIENT_GONE = 499
-STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+STREAM = {"text/event-stream": {"itemSchema": EVENT}}  # as FastAPI writes streams of its own
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": replies.ErrorReply, "description": "What is wrong with the request; 429 when all places are taken."},
     503: {"model": replies.ErrorReply, "description": "The server is shutting down, or has failed."},

@@ -6,6 +6,7 @@
 | trace.py | a recorded answer as any policy meets it |
 | replay.py | any policy on recorded answers, exactly in law, at any costs |
 | replayed.py | what it did: sums for every answer, and the rates that follow |
+| together.py | the same with many answers at once, whose rows share passes; TETRIS |
 | oracles.py | hindsight, perfect probability, before sampling: how far rules and scores could get |
 | intervals.py | intervals over prompts |
 

@@ -150,7 +150,7 @@ class Player:
         self.trace, self.policy, self.costs = trace, policy, costs
         self._bound = max_tokens
         self._bounded(policy.max_tokens)
-        if policy.drops_last and ((trace.odds > 0) & (trace.odds < 1)).any():
+        if policy.drops_last and not trace.is_greedy:
             raise ValueError(
                 f"{type(policy).__name__} drops a candidate that it has looked at, which only verifications without q can "
                 "bear, and these odds come from sampling with q. Replay it on labels made at temperature 0."
@@ -163,24 +163,9 @@ class Player:
 
     def rounds(self, runs: Sequence[int]) -> Iterator[Round]:
         """Round by round; `runs` is a row of `Trace.runs`."""
-        policy, view, num, places = self.policy, self._view, len(self.trace), self.trace.num_places
-        memory, at, before = policy.start(), 0, 1
-        while at < num:
-            rejected = runs[at]
-            room = min(self._bounded(policy.limit(memory)), max(0, places - at), self._ends[rejected] - at)
-            decision = decide(policy, memory, self.costs, room)
-            view.begin(at, rejected)
-            count, num_dropped = (decision.limit, 0) if decision.rule is FREE else self._draft(decision)
-            accepted = min(count, rejected - at)
-            emitted = min(accepted + 1, num - at)
-            expected_s, draft_s, verify_s = self._prices[count]
-            expected_s += self.costs.switch_s * is_switch(before, before := count)
-            view.num_tokens = count
-            judged = view.judged[:count] if self._judges else ()
-            outcome = Round(emitted, count, accepted, expected_s, draft_s, verify_s, num_dropped, judged=judged)
-            yield outcome
-            memory = policy.learn(memory, outcome)
-            at += emitted
+        play = Play(self, runs)
+        while not play.is_over:
+            yield play.round()
 
     def _draft(self, decision: Decision) -> tuple[int, int]:
         """(candidates to be verified, candidates dropped)."""
@@ -202,6 +187,54 @@ class Player:
                 "replay(..., max_tokens=...), or collect labels with longer branches."
             )
         return bounded
+
+
+class Play:
+    """One answer being decoded by a player, round by round. A player has one at a time."""
+
+    def __init__(self, player: Player, runs: Sequence[int]):
+        self._player, self._runs = player, runs
+        policy = player.policy
+        self._memory = policy.begin(policy.start(), num_tokens=0, is_greedy=player.trace.is_greedy)
+        self._at, self._before = 0, 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._at >= len(self._player.trace)
+
+    def round(self) -> Round:
+        """The next one, as the policy has it."""
+        decision = self.open()
+        return self.close(*((decision.limit, 0) if decision.rule is FREE else self._player._draft(decision)))
+
+    def open(self) -> Decision:
+        """How the next one may end."""
+        of, at = self._player, self._at
+        rejected = self._runs[at]
+        room = min(of._bounded(of.policy.limit(self._memory)), max(0, of.trace.num_places - at), of._ends[rejected] - at)
+        of._view.begin(at, rejected)
+        return decide(of.policy, self._memory, of.costs, room)
+
+    def survivals(self, num: int) -> list[float]:
+        """Of an open round the products of q over the first 0, 1, ..., `num` candidates."""
+        view, found = self._player._view, []
+        for view.num_tokens in range(num + 1):
+            found.append(view.cumulative_confidence)
+        return found
+
+    def close(self, count: int, num_dropped: int = 0) -> Round:
+        """Have so many candidates verified, and learn."""
+        of, view = self._player, self._player._view
+        accepted = min(count, self._runs[self._at] - self._at)
+        emitted = min(accepted + 1, len(of.trace) - self._at)
+        expected_s, draft_s, verify_s = of._prices[count]
+        expected_s += of.costs.switch_s * is_switch(self._before, count)
+        view.num_tokens = count
+        judged = view.judged[:count] if of._judges else ()
+        outcome = Round(emitted, count, accepted, expected_s, draft_s, verify_s, num_dropped, judged=judged)
+        self._memory = of.policy.learn(self._memory, outcome)
+        self._before, self._at = count, self._at + emitted
+        return outcome
 
 
 def _opinion(trace: Trace, policy: Policy) -> Opinion | None:

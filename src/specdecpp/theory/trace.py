@@ -6,6 +6,7 @@ and columns 1..K are about the branch at i; D = 1, or K scores of each token, by
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -81,6 +82,11 @@ class Trace:
     def branch_size(self) -> int:
         """K: the most candidates of a round that can be replayed."""
         return self.tokens.shape[1] - 1
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Whether nothing was left to chance: at temperature 0 a candidate is the target's token or is not."""
+        return not ((self.odds > 0) & (self.odds < 1)).any()
 
     @property
     def is_sure(self) -> Bool[np.ndarray, " N"]:

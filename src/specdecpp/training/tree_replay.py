@@ -77,7 +77,8 @@ class Player:
 
     def rounds(self, randomness: Randomness) -> Iterator[Round]:
         """Round by round."""
-        memory, at, num = self.policy.start(), 0, len(self.laws.tokens)
+        memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=self.laws.is_greedy)
+        at, num = 0, len(self.laws.tokens)
         while at < num:
             decision = decide(self.policy, memory, self.costs, max(0, self.laws.num_places - at))
             game = _Game(self.laws, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled)

@@ -36,7 +36,7 @@ def pieces_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 def fill(page: Page, *, policies: tuple[str, ...] = ("cumulative:0.2",), prompt: str = PROMPT, **numbers: float) -> None:
     page.get_by_label("Prompt", exact=True).fill(prompt)
-    for name, value in ({"max_tokens": 48} | numbers).items():
+    for name, value in ({"max_tokens": 48, "temperature": 1, "top_p": 1} | numbers).items():
         page.locator(f"#{name}").fill(str(value))
     page.get_by_label("compare two rules").set_checked(len(policies) == 2)
     for i, policy in enumerate(policies):

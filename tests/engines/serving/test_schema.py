@@ -4,7 +4,6 @@ make engine-serving
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from served import Served, served
 
-import specdecpp as sd
+from specdecpp import NativeRunner, Pair
 from specdecpp.serving.limits import Limits
-from specdecpp.testing import save_tiny_pair
+from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 NUM_EXAMPLES = 100
@@ -35,12 +34,16 @@ OPERATIONS = [
     ("/v1/chat/completions", "POST"),
 ]
 
+# Shape checks of the server, in a thread of this process, draw from `random`; hypothesis takes these draws for its own.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A tiny pair with a chat template, so that both endpoints answer."""
-    target, draft = save_tiny_pair(Path(tmp_path_factory.mktemp("pair")))
-    pair = sd.load_pair(target, draft=draft, runner="lean")
+def server() -> Iterator[Served]:
+    """A tiny pair under the runner that shares passes, with a chat template, so that both endpoints answer."""
+    model = tiny_model("llama", seed=1, head_dim=16)
+    target, draft = (NativeRunner(of) for of in (model, tiny_draft(model)))
+    pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer())
     pair.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     with served(pair, limits=Limits(max_new_tokens=400), name="tiny") as running:
         yield running

@@ -90,8 +90,8 @@ class CostAwareTree(TreePolicy):
     def start(self) -> TreeAccount:
         return TreeAccount(chain=self._chain.start())
 
-    def reading(self, memory: TreeAccount, num_tokens: int) -> TreeAccount:
-        return replace(memory, chain=self._chain.reading(memory.chain, num_tokens))
+    def begin(self, memory: TreeAccount, *, num_tokens: int, is_greedy: bool) -> TreeAccount:
+        return replace(memory, chain=self._chain.begin(memory.chain, num_tokens=num_tokens, is_greedy=is_greedy))
 
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
         grown: Any = getattr(outcome, "grown", None)

@@ -145,7 +145,7 @@ class NativeRunner:
     def _extend(self, tokens: list[int], *, rows: int) -> tuple[Tensor, Tensor]:
         num, end = len(tokens), self._length + len(tokens)
         logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        self._check_ids(tokens)
+        self.check_ids(tokens)
         with _LOCK:
             self._weights.see_to(end)
             self._weights.lib.native_extend(
@@ -167,7 +167,7 @@ class NativeRunner:
         depths_of(known)
         start, end = self._length + len(self._parents), self._length + len(known)
         logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        self._check_ids(tokens)
+        self.check_ids(tokens)
         with _LOCK:
             self._weights.see_to(end)
             given, tree = (ctypes.c_int64 * len(tokens))(*tokens), (ctypes.c_int32 * len(known))(*known)
@@ -204,7 +204,7 @@ class NativeRunner:
         logits, states = torch.empty(len(runners), first.vocab_size), torch.empty(len(runners), first.hidden_size)
         inputs = torch.empty(sum(nums) if seen is not None else 0, first.hidden_size)
         flat = [token for new in tokens for token in new]
-        first._check_ids(flat)
+        first.check_ids(flat)
         with _LOCK:
             weights.see_to(max(ends))
             of = zip(runners, nums, ends, strict=True)
@@ -219,15 +219,15 @@ class NativeRunner:
 
     @staticmethod
     def propose(runners: Sequence["NativeRunner"], tasks: Sequence[Drafting]) -> list[int]:
-        """Candidates of rounds of several requests over the same weights, at least one each (`rounds.native`): a cache holds
-        all but the last of its own then. How many each has."""
+        """Candidates of rounds of several requests over the same weights (`rounds.native`), at least one each but where a task
+        only reads: a cache holds all but the last of its own then. How many each has."""
         for runner, task in zip(runners, tasks, strict=True):
             task.start = runner._length
         ends = [task.start + task.num_unread + task.limit for task in tasks]
         nums = (ctypes.c_int32 * len(tasks))()
         NativeRunner._told(runners, tasks, ends, "native_propose", nums)
         for runner, task, num in zip(runners, tasks, nums, strict=True):
-            runner._length = task.start + task.num_unread + num - 1
+            runner._length = task.start + task.num_unread + max(0, num - 1)
         return list(nums)
 
     @staticmethod
@@ -258,7 +258,8 @@ class NativeRunner:
         """Equal for runners whose sequences one pass can read: those over the same weights, with as many threads."""
         return id(self._weights), self.num_threads
 
-    def _check_ids(self, tokens: list[int]) -> None:
+    def check_ids(self, tokens: list[int]) -> None:
+        """Raise ValueError for ids that the embedding does not have."""
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._weights.num_ids:
             raise ValueError(f"ids from {min(tokens)} to {max(tokens)}, but the embedding has {self._weights.num_ids} rows")
 

@@ -222,6 +222,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
       add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP]);
       barrier.wait();
     }
+    if (!rows) return;
     float* next = h;
     for (const Part* part = parts; part < parts + num_parts; next += part->rows * apart(s.width), ++part) {
       const float* last = x + size_t(part->row + part->n - part->rows) * s.width;

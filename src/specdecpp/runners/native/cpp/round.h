@@ -1,5 +1,6 @@
 // The halves of a round as one call each, for one request or several: `propose` draws candidates until a floor is undercut, `verify` tests
-// them. What becomes of a request does not depend on the others, to the bit.
+// them. Pieces of prompts may be read in the same passes, of which nothing is drawn or tested. What becomes of a request does not depend
+// on the others, to the bit.
 
 #pragma once
 
@@ -23,7 +24,7 @@ enum { NOTHING, LAST_Q, PRODUCT_OF_Q, NEGATIVE_ENTROPY, SURVIVAL };  // the evid
 enum { ON, STOPPED, ENDED };
 enum { TOKEN, BLOCK, COMPARE };  // verifications; at temperature 0 there is one
 
-// What a half round is told and says.
+// What a half round is told and says. With a `limit` of 0 the draft reads `unread`, with a `num` of -1 the target reads `tokens`: no more.
 struct Drafting {
   const int64_t *unread, *ends;
   const double *uniforms, *least;
@@ -31,7 +32,7 @@ struct Drafting {
   int64_t* tokens;            // said: the candidates,
   float* rows;                // [limit, v] q or, greedily, logits,
   double *confidence, *accept;  // q of each and what the head expects of it,
-  double forward_s, head_s;   // seconds,
+  double forward_s, head_s;   // seconds, those of a pass shared by rows,
   double value;               // the evidence,
   double bias, slope;         // of the score that estimates are read with, where there is one
   int32_t why;                // and why drafting stopped
@@ -147,7 +148,7 @@ struct Drawing {
   }
 };
 
-// Candidates of some requests, a pass of the draft for all that go on; how many of each. A pass is shared out evenly among these.
+// Candidates of some requests, a pass of the draft for all that go on; how many of each. Pieces of prompts are read in the first.
 static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
   const Shape& s = m->s;
   static thread_local std::vector<float> logits, states;
@@ -157,29 +158,31 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
   for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], seqs[i], s.vocab);
   std::vector<Drawing*> on;
   std::vector<Part> parts;
-  while (true) {
+  for (bool is_first = true;; is_first = false) {
     on.clear(), parts.clear(), tokens.clear();
-    for (Drawing& one : all)
-      if (one.goes_on()) {
-        on.push_back(&one), parts.push_back({one.seq, one.start, one.n, 1, 0, 0, nullptr});
-        tokens.insert(tokens.end(), one.pending, one.pending + one.n);
-      }
+    for (Drawing& one : all) {
+      bool draws = one.goes_on();
+      if (!draws && !(is_first && one.d.limit == 0)) continue;
+      if (draws) on.push_back(&one);
+      parts.push_back({one.seq, one.start, one.n, draws, 0, 0, nullptr});
+      tokens.insert(tokens.end(), one.pending, one.pending + one.n);
+    }
     int num = int(on.size());
-    if (!num) break;
+    if (parts.empty()) break;
     logits.resize(size_t(num) * s.vocab), states.resize(size_t(num) * s.width);
     double started = now();
     bool is_row = num == 1 && !on[0]->is_drawn;  // they are what is wanted
     float* said = is_row ? on[0]->row() : logits.data();
-    pass(*m, threads, parts.data(), num, tokens.data(), said, states.data());
-    double each_s = (now() - started) / num;
+    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), said, states.data());
+    double row_s = (now() - started) / tokens.size();
     auto one = [&, said, state = states.data()](int i) {
-      on[i]->d.forward_s += each_s;
+      on[i]->d.forward_s += on[i]->n * row_s;
       float* of = said + size_t(i) * s.vocab;
       if (!is_row && !on[i]->is_drawn) std::copy(of, of + s.vocab, on[i]->row()), of = on[i]->row();
       on[i]->draws(of, state + size_t(i) * s.width);
     };
     if (num == 1) one(0);
-    else
+    else if (num)
       together(std::min(threads, num), [&](int t, int threads, Barrier&) {
         for (int i = t; i < num; i += threads) one(i);
       });
@@ -249,7 +252,7 @@ static int agreed(const Verifying& v, const int64_t* candidates, int vocab, int6
   }
 }
 
-// The target's pass over the candidates of some requests, and the test of `rounds.verification`. The pass is shared out evenly.
+// The target's pass over the candidates of some requests, and the test of `rounds.verification`.
 static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
   size_t vocab = m->s.vocab, width = m->s.width;
   static thread_local std::vector<float> logits, states;
@@ -265,10 +268,11 @@ static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, in
   if (count > 1) logits.resize(rows.back() * vocab), states.resize(rows.back() * width);
   double started = now();
   pass(*m, threads, parts.data(), count, tokens.data(), count > 1 ? logits.data() : tasks[0]->logits, count > 1 ? states.data() : tasks[0]->states);
-  double each_s = (now() - started) / count;
+  double row_s = (now() - started) / tokens.size();
   auto one = [&, logits = logits.data(), states = states.data()](int i) {
     Verifying& v = *tasks[i];
-    v.forward_s = each_s;
+    v.forward_s = v.num_tokens * row_s;
+    if (v.num < 0) return;
     if (count > 1) std::copy(logits + rows[i] * vocab, logits + rows[i + 1] * vocab, v.logits), std::copy(states + rows[i] * width, states + rows[i + 1] * width, v.states);
     if (v.raw) std::copy(v.logits, v.logits + size_t(v.num + 1) * vocab, v.raw);
     v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);

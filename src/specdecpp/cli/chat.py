@@ -1,0 +1,135 @@
+"""`specdecpp chat`: a conversation in the terminal. Lines come from standard input, answers go to stdout, figures to stderr."""
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecpp.cli.common import (
+    Device,
+    DraftOrCopies,
+    DType,
+    DTypeOption,
+    Head,
+    RunnerOption,
+    Target,
+    check_names,
+    load,
+    told,
+    usual,
+    write,
+)
+
+if TYPE_CHECKING:
+    from specdecpp.decoder import Decoder, Options
+
+EXAMPLES = (
+    "specdecpp chat",
+    'specdecpp chat --system "Be short." --temperature 0.7 --top-p 0.9',
+)
+MODELS_OWN = "[default: the model's own, or 1]"
+HELP = "An empty line is skipped; /new begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+
+Messages = list[dict[str, str]]
+
+
+def chat(
+    target: Target = None,
+    draft: DraftOrCopies = None,
+    head: Head = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told first.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="SPEC", help="When to stop drafting, as in generate.")] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of an answer.")] = 512,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = None,
+    dtype: DTypeOption = DType.auto,
+    device: Device = None,
+    runner: RunnerOption = None,
+) -> None:
+    """Talk to a pair in the terminal: it remembers, and shows its speed."""
+    with told():
+        from specdecpp.decoder import Decoder
+        from specdecpp.errors import PairError
+        from specdecpp.request import check_sampling, parse_policy
+
+        spec = None if policy is None else parse_policy(policy)
+        check_names(target, draft, head, spec, copies=True)
+        options: Options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+        check_sampling(options)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
+        if not getattr(pair.tokenizer, "chat_template", None):
+            raise PairError(
+                "the target's tokenizer has no chat template, so there is no telling who said what. Name a chat model "
+                "(--target smollm2), or give plain text to specdecpp generate."
+            )
+        talk(Decoder(pair, policy=None if spec is None else spec.build(pair.head)), system, options)
+
+
+def talk(decoder: "Decoder", system: str | None, options: "Options") -> None:
+    """Read a line, answer it, until the input ends. An answer that was stopped stays in the conversation as far as it came."""
+    from specdecpp.errors import PromptError
+
+    start: Messages = [] if system is None else [{"role": "system", "content": system}]
+    messages, is_terminal = list(start), sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401 (a line can be edited, and called back)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores it
+        print(HELP, file=sys.stderr)
+    while True:
+        try:
+            line = input("> " if is_terminal else "").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            write("\n")
+            continue
+        if line == "/exit":
+            return
+        if line == "/new":
+            messages = list(start)
+        elif line:
+            asked = [*messages, {"role": "user", "content": line}]
+            try:
+                asked = recalled(decoder, asked, len(start), options.get("max_tokens", 0))
+                messages = [*asked, {"role": "assistant", "content": answered(decoder, asked, options)}]
+            except PromptError as error:  # the conversation goes on without that line
+                print(f"error: {error}", file=sys.stderr)
+
+
+def recalled(decoder: "Decoder", messages: Messages, num_first: int, max_tokens: int) -> Messages:
+    """What of a conversation the target can read with room for an answer: the oldest turns go, the first messages never."""
+    from specdecpp.decoder import encode
+
+    most = decoder.pair.target.max_length
+    while most is not None and len(messages) > num_first + 2:
+        if len(encode(decoder.pair, messages)) <= most - min(max_tokens, most // 2):
+            break
+        messages = [*messages[:num_first], *messages[num_first + 2 :]]
+        print("(the oldest question and its answer are forgotten: the model reads no more at once)", file=sys.stderr)
+    return messages
+
+
+def answered(decoder: "Decoder", messages: Messages, options: "Options") -> str:
+    """The model's answer, written as it is decided, as far as it came."""
+    from specdecpp.metrics import Metrics
+
+    session = decoder.start(messages, **options)
+    rounds, said, ending = [], "", ""
+    try:
+        session.prefill()
+        while session.finish_reason is None:
+            rounds.append(session.step())
+            said += rounds[-1].text
+            write(rounds[-1].text)
+    except KeyboardInterrupt:
+        ending = ", stopped"
+    if session.finish_reason == "length":
+        ending = ", as many as asked for"
+    write("" if said.endswith("\n") else "\n")
+    if rounds and (ending or sys.stderr.isatty()):
+        metrics = Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=session.num_prompt_tokens)
+        figures = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.0f} a second"
+        print(f"[{figures}, {metrics.mean_acceptance_length:.2f} a pass{ending}]", file=sys.stderr)
+    return said

@@ -1,0 +1,101 @@
+"""Candidates without a draft model: what followed the last tokens where they stood before, in the prompt or the answer.
+
+An index of n-grams over the committed text gives the latest place that continues like its end (prompt lookup, Saxena 2023;
+SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975). A candidate is certain given the text: q is one-hot. The evidence for it
+is how long the match is and how often in a row the n-gram was followed by the same token. `rounds.copying` runs its rounds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ORDERS = 4
+"""n-grams of 1 to so many tokens are indexed: at most as many entries a token of the text."""
+LONGEST = 32
+"""A match is not followed further back, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Tokens that may follow, how many tokens before them agree, and how often in a row the first of them has followed."""
+
+    tokens: list[int]
+    length: int = 0
+    count: int = 0
+
+    def confidence(self, i: int) -> float:
+        """What stands for q of candidate i: odds of a quarter of the length, times count^1.5. A rule's score learns the rest.
+
+        Of what SmolLM2 writes at temperature 0.8 this says .20 of a single match of one token and .50, .67 of four and eight,
+        where .17, .55 and .70 went on so; of a token that has followed twice .41, where .37 did (LOG.md).
+
+        >>> Match([7, 8], length=4, count=1).confidence(0)
+        0.5
+        """
+        odds = (self.length + i) * self.count**1.5 / 4
+        return odds / (1 + odds)
+
+
+class SuffixDrafter:
+    """A draft whose candidates are copied from the text. It has the shape of a runner, and no forward pass.
+
+    It reads committed tokens only, so that a rejection leaves nothing behind. Memory and time are linear in the text.
+
+    >>> drafter = SuffixDrafter(vocab_size=10)
+    >>> _ = drafter.extend([1, 2, 3, 4, 1, 2], rows=1)
+    >>> drafter.copied(3).tokens
+    [3, 4, 1]
+    """
+
+    max_length: int | None = None
+    hidden_size = 0
+
+    def __init__(self, vocab_size: int, *, device: torch.device | None = None):
+        self.vocab_size, self.device = vocab_size, device or torch.device("cpu")
+        self._tokens: list[int] = []
+        self._places: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens that it has read."""
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
+        """Read tokens of the text; it has no logits and no states to give, whatever `rows` asks for."""
+        for token in tokens:
+            place = len(self._tokens)
+            for n in range(1, min(ORDERS, place) + 1):
+                key = tuple(self._tokens[-n:])
+                before, count = self._places.get(key, (-1, 0))
+                same = before >= 0 and self._tokens[before] == token
+                self._places[key] = place, count + 1 if same else 1
+            self._tokens.append(token)
+        return torch.empty(0, self.vocab_size), torch.empty(0, 0)
+
+    def rollback(self, length: int) -> None:
+        """Forget what follows the first `length` tokens. Raises ValueError where there are not so many."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot roll back to {length} tokens, {self.length} have been read. Give a length up to that.")
+        if length < self.length:
+            kept = self._tokens[:length]
+            self._tokens, self._places = [], {}
+            self.extend(kept, rows=1)
+
+    def fresh(self) -> "SuffixDrafter":
+        """Another one that has read nothing."""
+        return type(self)(self.vocab_size, device=self.device)
+
+    def copied(self, limit: int) -> Match:
+        """Up to `limit` tokens that followed the longest match; a copy that reaches the end of the text goes on in a circle."""
+        text = self._tokens
+        for n in range(min(ORDERS, len(text)), 0, -1):
+            if (found := self._places.get(tuple(text[-n:]))) is not None:
+                place, count = found
+                most = min(LONGEST, place)
+                while n < most and text[place - n - 1] == text[-n - 1]:
+                    n += 1
+                period = len(text) - place
+                return Match([text[place + i % period] for i in range(limit)], n, count)
+        return Match([])

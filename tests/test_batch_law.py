@@ -1,0 +1,248 @@
+"""The law of requests that are decoded together, on the engine that batches: jointly the product of what each has alone."""
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from integration import Given, compared, completed, intervals, outcomes
+from laws import chi_square_tail, unchecked
+from torch import Tensor
+
+import specdecpp as sd
+from specdecpp import Costs, NativeRunner, Sampling
+from specdecpp.decoder import encode
+from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, Policy
+from specdecpp.policies.protocol import decide
+from specdecpp.rounds import Plan, Reading, Request, Result
+from specdecpp.rounds.native import Native
+from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.runners import native
+from specdecpp.sampling import probabilities
+from specdecpp.session import advance
+from specdecpp.testing import tiny_draft, tiny_model
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+COSTS = Costs(draft_s=0.15, passes={1: 1.0, 5: 1.2})
+WARM = Sampling(temperature=1.3)
+Answer = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[NativeRunner, NativeRunner]:
+    """A target and a draft over three tokens, that differ much."""
+    target = tiny_model("llama", seed=1, head_dim=16, vocab_size=3)
+    made = (NativeRunner(model, num_threads=2) for model in (target, tiny_draft(target, noise=0.4)))
+    return next(made), next(made)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Uniforms under which one thing happens: its chance, the ends of their intervals, and what that is."""
+
+    chance: float
+    drawn: list[tuple[float, float]]
+    tested: list[tuple[float, float]]
+    tokens: list[int]
+    verdict: tuple[int, int]
+
+    @property
+    def answer(self) -> Answer:
+        return (*self.tokens[: self.verdict[0]], self.verdict[1])
+
+
+@dataclass(eq=False)
+class One:
+    """A request after a context, and everything that a round of it can become."""
+
+    models: tuple[NativeRunner, NativeRunner]
+    policy: Policy
+    verification: str = "token"
+    sampling: Sampling = WARM
+    context: Answer = (2, 0, 1)
+    streams: tuple[Given, Given] = field(default_factory=lambda: (Given(), Given()))
+
+    @cached_property
+    def request(self) -> Request:
+        target, draft = (model.fresh() for model in self.models)
+        return Request(
+            target=target,
+            draft=draft,
+            policy=self.policy,
+            verification=VERIFICATIONS[self.verification],
+            sampling=self.sampling,
+            randomness=self.streams,
+        )
+
+    def plan(self, drawn: list[float], tested: list[float]) -> Plan:
+        """A round, behind what the round before it has left in the caches."""
+        self.streams[0].points, self.streams[1].points = drawn, tested
+        request, context = self.request, list(self.context)
+        for runner in (request.target, request.draft):
+            runner.rollback(min(runner.length, len(context) - 1))
+            if runner.length < len(context) - 1:
+                runner.extend(context[runner.length : -1], rows=1)
+        return Plan(request, context, decide(self.policy, self.policy.start(), COSTS, self.policy.max_tokens))
+
+    @property
+    def longest(self) -> int:
+        return self.policy.max_tokens + 1
+
+    def rows(self, which: int) -> dict[Answer, Tensor]:
+        """The distribution of a model after each answer."""
+        answers = [a for n in range(self.longest + 1) for a in itertools.product(range(3), repeat=n)]
+        model = self.models[which]
+        raw = {a: model.fresh().extend([*self.context, *a], rows=1)[0] for a in answers}
+        return {a: probabilities(row.double(), self.sampling)[0] for a, row in raw.items()}
+
+    def cells(self, engine: Native) -> Iterator[Cell]:
+        """By the formulas; how long a round is under given draws, the request alone says."""
+        p, q = self.rows(0), self.rows(1)
+        told = set()
+        for path in itertools.product(range(3), repeat=self.policy.max_tokens):
+            drawn = [
+                {i: (c, ends) for i, c, ends in intervals(q[path[:k]].tolist())}.get(token) for k, token in enumerate(path)
+            ]
+            known = [one for one in drawn if one is not None]
+            if len(known) < len(drawn):
+                continue
+            num = engine.run([self.plan([sum(ends) / 2 for _, ends in known], [])])[0].num_drafted
+            if path[:num] in told:
+                continue
+            told.add(path[:num])
+            p_rows = torch.stack([p[path[:i]] for i in range(num + 1)])
+            q_rows = torch.stack([q[path[:i]] for i in range(num)]) if num else p_rows[:0]
+            tokens = torch.tensor(path[:num], dtype=torch.long)
+            is_compared = self.verification == "compare"
+            found = compared(p_rows, tokens) if is_compared else outcomes(p_rows, q_rows, tokens, self.verification)
+            share = math.prod(c for c, _ in known[:num])
+            for verdict, chance, ends in found:
+                yield Cell(share * chance, [e for _, e in known[:num]], ends, list(path[:num]), verdict)
+
+    def filled(self, answer: Answer) -> np.ndarray:
+        """The law of texts of one length [3, ..., 3], after an answer that may be shorter."""
+        p, law = self.rows(0), np.zeros((3,) * self.longest)
+        for text, chance in completed({answer: 1.0}, p.__getitem__, self.longest).items():
+            law[text] += chance
+        return law.flatten()
+
+
+BATCHES: dict[str, list[dict[str, Any]]] = {
+    "two alike": [{"policy": Fixed(k=2)}, {"policy": Fixed(k=2), "context": (0, 1)}],
+    "two, ragged": [
+        {"policy": CumulativeConfidence(threshold=0.6, max_tokens=3), "verification": "block", "context": (0,)},
+        {"policy": CostAware(max_tokens=3), "context": (1,)},
+    ],
+    "three alike": [{"policy": Fixed(k=1), "context": c} for c in ((2, 0, 1), (1, 1), (0, 2, 2, 1))],
+    "three of all kinds": [
+        {"policy": Entropy(threshold=0.3, min_tokens=0, max_tokens=2), "verification": "compare", "context": (0,)},
+        {"policy": Fixed(k=0), "context": (1, 2), "sampling": Sampling(temperature=1.3, top_p=0.8)},
+        {"policy": CumulativeConfidence(threshold=0.6, max_tokens=2), "verification": "block", "context": (1,)},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_law_of_a_batch_is_the_product_of_the_targets(name: str, models: tuple[NativeRunner, NativeRunner]) -> None:
+    """Catches a uniform that two requests share, rows, caches, verdicts or memories that are another's, and a stop of one that
+    stops another: a round at an end of every piece of the uniforms of all requests, their places in the batch changing, a
+    piece of somebody's prompt beside two of three.
+
+    Computed, not sampled: no false alarms."""
+    engine, ones = Native(), [One(models, **how) for how in BATCHES[name]]
+    sides, turns = itertools.cycle((0, 1, 1, 0, 1)), itertools.cycle(range(3))
+    with unchecked():
+        cells = [list(one.cells(engine)) for one in ones]
+        filled = [{a: one.filled(a) for a in {(), *(c.answer for c in of)}} for one, of in zip(ones, cells, strict=True)]
+        law: Any = 0.0
+        prompts = [Reading(One(models, Fixed(k=1)).request, [1, 2, 0, 0], [2, 1][:n]) for n in (0, 2)]
+        lengths = set()
+        for joint in itertools.product(*cells):
+            plans = [
+                one.plan([e[next(sides)] for e in cell.drawn], [e[next(sides)] for e in cell.tested])
+                for one, cell in zip(ones, joint, strict=True)
+            ]
+            made = turned(engine, plans, next(turns), beside=prompts[: next(turns)])
+            found = [(one.tokens, (one.num_accepted, one.next_token)) for one in made]
+            assert found == [(cell.tokens, cell.verdict) for cell in joint]
+            assert not any(stream.points for one in ones for stream in one.streams), "uniforms were left over"
+            texts = [of[cell.answer] for of, cell in zip(filled, joint, strict=True)]
+            law = law + math.prod(cell.chance for cell in joint) * reduce(np.multiply.outer, texts)
+            lengths.add(tuple(len(cell.tokens) for cell in joint))
+    own = reduce(np.multiply.outer, [of[()] for of in filled])
+    assert np.abs(law - own).max() < 1e-9
+    assert len(lengths) == {"two alike": 1, "two, ragged": 6, "three alike": 1, "three of all kinds": 2}[name]
+
+
+def turned(engine: Native, plans: list[Plan], by: int, *, beside: list[Reading]) -> list[Result]:
+    """The results of a batch that is told in another order."""
+    for reading in beside:
+        reading.request.target.rollback(0)
+        reading.request.draft.rollback(0)
+    order = [(i + by) % len(plans) for i in range(len(plans))]
+    results = dict(zip(order, engine.run([plans[i] for i in order], beside), strict=True))
+    return [results[i] for i in range(len(plans))]
+
+
+NUM, ALL = 3_000, 8
+
+
+def test_draws_of_a_batch_on_the_reference_pair() -> None:
+    """Catches streams of requests that are not independent, and a bias of real draws that given uniforms cannot show: 3,000
+    requests, eight at a time, against the target's law of the first two tokens of each and of the first token of neighbours.
+    Three chi-square tests: false alarm 1e-4 over all seeds together."""
+    pair = sd.load_pair(runner="native")
+    decoder = sd.Decoder(pair, policy=CumulativeConfidence(threshold=0.05, max_tokens=3), costs=COSTS)
+    prompts = [encode(pair, text) for text in ("Once upon a time", "How many apples are left? There")]
+    target = pair.target.fresh()
+
+    def likely(text: list[int], least: float) -> dict[int, float]:
+        """Tokens after a text that are likely, and the rest of them as -1."""
+        target.rollback(0)
+        p = target.extend(text, rows=1)[0][0].double().softmax(-1)
+        found = {int(t): float(p[t]) for t in (p > least).nonzero().flatten()}
+        return found | {-1: 1 - sum(found.values())}
+
+    firsts = [likely(prompt, 0.05) for prompt in prompts]
+    laws: list[dict[Any, float]] = [{}, {}]
+    for law, prompt, first in zip(laws, prompts, firsts, strict=True):
+        for token, p in first.items():
+            after = {-1: 1.0} if token == -1 else likely([*prompt, token], 0.1)
+            law |= {(token, t): p * share for t, share in after.items()}
+    counts, pairs = [Counter(), Counter()], Counter()
+    with unchecked():
+        for start in range(0, NUM, ALL):
+            running = [decoder.start(prompts[i % 2], max_tokens=4, seed=start + i, temperature=1.0) for i in range(ALL)]
+            for session in running:
+                session.prefill()
+            while on := [session for session in running if session.finish_reason is None]:
+                advance(on)
+            texts = [session.tokens[session.num_prompt_tokens :] for session in running]
+            for i, text in enumerate(texts):
+                token = text[0] if text[0] in firsts[i % 2] else -1
+                counts[i % 2][token, text[1] if len(text) > 1 and (token, text[1]) in laws[i % 2] else -1] += 1
+            for i in range(0, ALL, 2):
+                pairs[tuple(t[0] if t[0] in first else -1 for t, first in zip(texts[i : i + 2], firsts, strict=True))] += 1
+    both = {(a, b): p * q for (a, p), (b, q) in itertools.product(firsts[0].items(), firsts[1].items())}
+    for found, law in [(counts[0], laws[0]), (counts[1], laws[1]), (pairs, both)]:
+        assert len(law) > 5
+        assert chi_square_tail(*pooled(found, law)) > 1e-4 / 3
+
+
+def pooled(counts: Counter[Any], law: dict[Any, float]) -> tuple[dict[Any, int], dict[Any, float]]:
+    """With all that is expected less than five times as one."""
+    num = counts.total()
+    name = {outcome: outcome if num * p >= 5 else None for outcome, p in law.items()}
+    seen, expected = defaultdict(int), defaultdict(float)
+    for outcome, p in law.items():
+        expected[name[outcome]] += p
+        seen[name[outcome]] += counts[outcome]
+    assert sum(seen.values()) == num, "an outcome that the law does not have"
+    return dict(seen), {k: p for k, p in expected.items() if p > 0}

@@ -1,0 +1,184 @@
+"""Many requests in the passes of a server: prompts beside rounds, and what fails, which fails alone."""
+
+import threading
+from typing import Any
+
+import pytest
+from batched import PROMPTS, compiled_pair, session
+
+from specdecpp import Decoder, NativeRunner, Pair
+from specdecpp.policies import Fixed
+from specdecpp.runners import native
+from specdecpp.serving.engine import FEW, End, Engine, Pace, Part, Step, Work
+from specdecpp.serving.limits import Limits
+from specdecpp.session import Session, advance, attempt
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return compiled_pair()
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.end: End | None = None
+        self.is_over = threading.Event()
+
+    def __call__(self, what: Step | End) -> None:
+        if isinstance(what, End):
+            self.end = what
+            self.is_over.set()
+        else:
+            self.tokens += [piece.token for piece in what.round.pieces]
+
+
+def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None, **limits: Any) -> list[Listener]:
+    """Five requests to a server at once, of which one is watched."""
+    engine, listeners = Engine(Limits(**{"max_running": 4} | limits)), [Listener() for _ in PROMPTS]
+    engine.start()
+    for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
+        part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
+        by = witness if i == watched else None
+        engine.submit(Work(decoder=decoder, parts=[part], tell=listener, timeout_s=60.0, witness=by))
+    for listener in listeners:
+        assert listener.is_over.wait(60)
+    engine.stop()
+    return listeners
+
+
+def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a server that still takes turns, and answers that depend on who else is there."""
+    decoder, widths = Decoder(pair, policy=Fixed(k=2)), []
+    verify = NativeRunner.verify
+    monkeypatch.setattr(
+        NativeRunner, "verify", staticmethod(lambda runners, tasks: widths.append(len(tasks)) or verify(runners, tasks))
+    )
+    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
+    widths.clear()
+    assert [listener.tokens for listener in served(decoder)] == alone
+    assert max(widths) == 4
+
+
+def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda runner: False) -> list[int]:
+    """A half of a round that has no memory for several requests, after it has been run, and none for some alone; how often."""
+    half, failed = getattr(NativeRunner, name), []
+
+    def fails(runners: Any, tasks: Any) -> Any:
+        told = half(runners, tasks)
+        if len(runners) > 1 or also(runners[0]):
+            failed.append(len(runners))
+            raise MemoryError("no room")
+        return told
+
+    monkeypatch.setattr(NativeRunner, name, staticmethod(fails))
+    return failed
+
+
+@pytest.mark.parametrize("name", ["propose", "verify"])
+def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches one request that takes all others with it, and uniforms that the failed round has used up: the answers of the
+    others were not those of their seeds."""
+    decoder = Decoder(pair, policy=Fixed(k=2))
+    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
+    failed = fails_together(monkeypatch, name, also=lambda runner: runner.length > 30)  # the long prompt's
+    found = served(decoder)
+    assert max(failed) > 1
+    ends = [listener.end.refusal for listener in found if listener.end]
+    assert [refusal is not None for refusal in ends] == [False, False, True, False, False]
+    assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 2)
+
+
+def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches requests over other weights whose uniforms are used up by rounds that nobody saw."""
+    decoders = [Decoder(of, policy=Fixed(k=2)) for of in (pair, compiled_pair(seed=5))]
+    given, alone = ([session(decoders[n], i, temperature=1.0) for n, i in ((0, 0), (1, 1), (1, 4))] for _ in range(2))
+    for one in alone:
+        one.step()
+    fails_together(monkeypatch, "verify")
+    with pytest.raises(MemoryError):
+        advance(given)
+    for one, other in zip(given, alone, strict=True):
+        one.rewind()
+        one.step()
+        assert one.tokens == other.tokens
+        one.rewind()  # of a round that is over there is nothing to be drawn again
+        assert one.step().tokens == other.step().tokens
+
+
+def test_what_somebody_makes_of_a_round_ends_one_request(pair: Pair) -> None:
+    """Catches a witness that fails, and takes from the others a round that they have committed: it was never told."""
+    decoder = Decoder(pair, policy=Fixed(k=2))
+    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
+
+    def witness(session: Session) -> Any:
+        def fails(plan: Any, result: Any) -> None:
+            if len(session.tokens) > session.num_prompt_tokens + 5:
+                raise ZeroDivisionError("a witness fails")
+
+        fails.evidence = lambda outcome: None  # pyright: ignore[reportFunctionMemberAccess]
+        return fails
+
+    found = served(decoder, watched=1, witness=witness)
+    assert [bool(listener.end and listener.end.refusal) for listener in found] == [False, True, False, False, False]
+    assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
+    assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
+
+
+def test_an_exception_stands_in_place_of_its_round(pair: Pair) -> None:
+    """Catches outcomes that are another request's."""
+    sessions = [session(Decoder(pair, policy=Fixed(k=2)), i) for i in range(3)]
+    sessions[1].watch = lambda plan, result: [][1]
+    assert [type(outcome).__name__ for outcome in attempt(sessions)] == ["Round", "IndexError", "Round"]
+
+
+def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a prompt in the passes of others that fails all of them for ever."""
+    decoder = Decoder(pair, policy=Fixed(k=2))
+    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
+    check = NativeRunner.check_ids
+
+    def fails(self: Any, tokens: list[int]) -> None:
+        if 9 in tokens:  # the second prompt's
+            raise ValueError("no such id")
+        check(self, tokens)
+
+    monkeypatch.setattr(NativeRunner, "check_ids", fails)
+    found = served(decoder)
+    assert [bool(listener.end and listener.end.refusal) for listener in found] == [False, True, False, False, False]
+    assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
+
+
+def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a server that reads more of a prompt in a turn than it may, or that lets the others wait meanwhile."""
+    decoder, verify = Decoder(pair, policy=Fixed(k=2)), NativeRunner.verify
+    passes: list[tuple[int, int]] = []
+
+    def noted(runners: Any, tasks: Any) -> None:
+        read = [task.num_tokens for task in tasks if task.num < 0]
+        passes.append((sum(read), len(tasks) - len(read)))
+        verify(runners, tasks)
+
+    monkeypatch.setattr(NativeRunner, "verify", staticmethod(noted))
+    served(decoder, prefill_tokens=5)
+    assert max(num for num, _ in passes) <= 5
+    assert sum(num for num, _ in passes) == sum(len(prompt) - 1 for prompt in PROMPTS)
+    assert any(num and others for num, others in passes)
+
+
+def test_pieces_are_cut_to_the_time_that_others_may_wait() -> None:
+    """Catches a piece that grows without a bound, one that shrinks to nothing, and pieces that nobody waits for."""
+    pace = Pace(256, 0.1)
+    assert (pace.rows(is_alone=True), pace.rows(is_alone=False)) == (256, FEW)
+    pace.learn(0, 9.9)
+    assert pace.rows(is_alone=False) == FEW
+    pace.learn(50, 0.1)
+    assert pace.rows(is_alone=False) == 50
+    for _ in range(40):
+        pace.learn(10, 10.0)
+    assert (pace.rows(is_alone=True), pace.rows(is_alone=False)) == (256, FEW)
+    for _ in range(40):
+        pace.learn(100, 1e-6)
+    assert pace.rows(is_alone=False) == 256

@@ -1,0 +1,90 @@
+"""Copies that a compiled target verifies: what the host's verification gives, answer by answer."""
+
+from typing import Any
+
+import pytest
+from laws import finish
+from test_rounds import COSTS, models_of, needs_compiler
+
+from specdecpp.decoder import Decoder
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.loading.pair import REFERENCE, load_pair
+from specdecpp.policies import CostAware, Fixed, Policy
+from specdecpp.rounds.copying import Copying
+from specdecpp.rounds.native import Native
+from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.sampling import Sampling, streams
+from specdecpp.session import Session, advance
+
+pytestmark = needs_compiler
+WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
+
+
+def start(policy: Policy, sampling: Sampling, verification: str, seed: int) -> Session:
+    target: Any = models_of("native").target
+    return Session(
+        target=target.fresh(),
+        draft=SuffixDrafter(target.vocab_size),
+        policy=policy,
+        verification=VERIFICATIONS[verification],
+        sampling=sampling,
+        prompt=[3, 5, 2, 9, 3, 5],
+        max_tokens=40,
+        randomness=streams(seed),
+        costs=COSTS,
+        ends=(7, 11, 30),
+    )
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("policy", [Fixed(k=0), Fixed(k=5), CostAware(max_tokens=16)])
+@pytest.mark.parametrize(
+    ("sampling", "verification"),
+    [(Sampling(temperature=0.0), "greedy"), (WARM, "token"), (WARM, "block"), (WARM, "compare")],
+)
+def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: Sampling, verification: str, is_watched: bool):
+    """Catches a candidate verified at another place, a uniform used twice, and a cache of another length."""
+    for seed in range(4):
+        own, hosts = (start(policy, sampling, verification, seed) for _ in range(2))
+        assert type(own.engine) is Native
+        hosts.engine = Copying()
+        if is_watched:
+            own.watch = lambda plan, result: None
+        rounds = [[(r.tokens, r.num_drafted, r.num_accepted) for r in finish(session)] for session in (own, hosts)]
+        assert rounds[0] == rounds[1]
+        assert own.tokens == hosts.tokens
+
+
+def test_requests_together_are_what_they_are_alone():
+    """Catches rounds of a batch that share what they tell the target, and prompts read by a draft that has no passes."""
+    alone, shared = ([start(Fixed(k=k), WARM, "token", k) for k in (0, 2, 5)] for _ in range(2))
+    for session in alone:
+        finish(session)
+    for session in shared:
+        session.prefill()
+    while running := [s for s in shared if s.finish_reason is None]:
+        advance(running)
+    assert [s.tokens for s in shared] == [s.tokens for s in alone]
+
+
+@pytest.mark.slow
+def test_greedy_copies_are_the_reference_targets_own_text():
+    """Catches a copy that is kept although the target wants another token, on a real model and prompts that repeat."""
+    pair = load_pair(REFERENCE / "target", runner="native")
+    prompts = [f"{line}\nSay it again:\n{line[:20]}" for line in QUESTIONS]
+    num_accepted = 0
+    for prompt in prompts:
+        options: Any = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        own = Decoder(pair, policy=Fixed(k=0)).generate(prompt, **options)
+        copied = Decoder(pair).generate(prompt, **options)
+        assert copied.tokens == own.tokens
+        num_accepted += sum(r.num_accepted for r in copied.rounds)
+    assert num_accepted > 60
+
+
+QUESTIONS = (
+    "The baker sold twelve loaves of rye bread and seven rolls before noon on Friday.",
+    "A red bicycle leaned against the wall of the old mill by the river all summer.",
+    "Add three and four, then multiply the sum by two, and write the answer in words.",
+    "def area(width, height): return width * height  # both in metres, never negative",
+)

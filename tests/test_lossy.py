@@ -1,0 +1,366 @@
+"""Verifications that do not keep the target's law: each keeps the law that it states, and none is had without asking."""
+
+import json
+import math
+from typing import Any, cast
+
+import httpx2
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import Law, Request, finish, largest_difference
+from scipy.optimize import linprog
+from served import served
+from typer.testing import CliRunner, Result
+
+from specdecpp import cli
+from specdecpp.decoder import Decoder
+from specdecpp.errors import UnsoundError
+from specdecpp.loading.pair import Pair, load_pair
+from specdecpp.policies import Fixed
+from specdecpp.rounds.lossy import (
+    LOSSY,
+    AtZero,
+    Chow,
+    Divergence,
+    Fuzzy,
+    Lossy,
+    OptimalDeferral,
+    TokenCascade,
+    TVBudget,
+    Typical,
+    divergence,
+    variation,
+)
+from specdecpp.rounds.verification import VERIFICATIONS, GreedyVerification, TokenVerification, at
+from specdecpp.sampling import Sampling
+from specdecpp.serving.app import Setup, build
+from specdecpp.session import Session
+from specdecpp.testing import Enumerator, TableModel, enumerate_law, save_tiny_pair, tiny_tokenizer
+
+Table = list[float]
+
+
+# The laws again, token by token in plain Python, from the papers' words.
+
+
+def tv(p: Table, q: Table) -> float:
+    return sum(max(0.0, a - b) for a, b in zip(p, q, strict=True))
+
+
+def kl(p: Table, q: Table) -> float:
+    return sum((a * math.log(a / b) if b else math.inf) for a, b in zip(p, q, strict=True) if a)
+
+
+def js(p: Table, q: Table) -> float:
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    return (kl(p, middle) + kl(q, middle)) / 2
+
+
+def deferred(p: Table, q: Table, defers: list[bool]) -> Table:
+    """A token of the draft's stays where it is not deferred; else the target draws."""
+    lost = sum(b for b, is_deferred in zip(q, defers, strict=True) if is_deferred)
+    return [(0.0 if is_deferred else b) + lost * a for a, b, is_deferred in zip(p, q, defers, strict=True)]
+
+
+def entropy(p: Table) -> float:
+    return -sum(a * math.log(a) for a in p if a)
+
+
+LAWS: dict[str, tuple[Lossy, Any]] = {
+    "fuzzy-js": (Fuzzy(0.1), lambda p, q: q if js(p, q) <= 0.1 else p),
+    "fuzzy-kl": (Fuzzy(0.2, "kl"), lambda p, q: q if kl(p, q) <= 0.2 else p),
+    "fuzzy-tv": (Fuzzy(0.3, "tv"), lambda p, q: q if tv(p, q) <= 0.3 else p),
+    "chow": (Chow(0.4), lambda p, q: p if max(q) < 0.6 else q),
+    "opt": (OptimalDeferral(0.3), lambda p, q: p if max(q) < max(p) - 0.3 * tv(p, q) else q),
+    "token-cascade": (TokenCascade(0.3), lambda p, q: deferred(p, q, [a < 0.7 * max(p) for a in p])),
+    "typical": (Typical(0.3), lambda p, q: deferred(p, q, [a <= min(0.3, 0.3**0.5 * math.exp(-entropy(p))) for a in p])),
+    "typical-delta": (Typical(0.3, 0.6), lambda p, q: deferred(p, q, [a <= min(0.3, 0.6 * math.exp(-entropy(p))) for a in p])),
+    "tv": (
+        TVBudget(0.15),
+        lambda p, q: [a + min(1.0, 0.15 / (tv(p, q) or 1.0)) * (b - a) for a, b in zip(p, q, strict=True)],
+    ),
+}
+
+
+def pair_of(seed: int, vocab_size: int = 3) -> tuple[TableModel, TableModel]:
+    """A target and a draft whose rows are near each other in some contexts, far in others, with zeros."""
+    target = TableModel.random(vocab_size=vocab_size, depth=2, seed=seed, sparsity=0.2)
+    other = TableModel.random(vocab_size=vocab_size, depth=2, seed=seed + 100, sparsity=0.2)
+    rows = {}
+    for i, (context, row) in enumerate(target.table.items()):
+        share = (0.0, 0.2, 0.6, 1.0)[i % 4]
+        rows[context] = ((1 - share) * row + share * other.table[context]).tolist()
+    return target, TableModel(rows, depth=2)
+
+
+def stated_law(request: Request, law: Any, k: int) -> Law:
+    """The law of answers under Fixed(k): places with a candidate by the rule's law, the one after k accepted by p. Whether the
+    candidate was accepted decides which places have one, so it is walked: accepted with min(m, q), else (m - q)+."""
+    found: Law = {}
+
+    def walk(new: tuple[int, ...], drafted: int, chance: float) -> None:
+        if len(new) == request.max_tokens:
+            found[new, "length"] = found.get((new, "length"), 0.0) + chance
+            return
+        text = (*request.prompt, *new)
+        p, q = request.target.law(text).tolist(), request.draft.law(text).tolist()
+        if drafted == 0:  # the bonus, and a round anew
+            for token, mass in enumerate(p):
+                if mass:
+                    begin((*new, token), chance * mass)
+            return
+        for token, (m, b) in enumerate(zip(law(p, q), q, strict=True)):
+            if kept := min(m, b):
+                walk((*new, token), drafted - 1, chance * kept)
+            if m > b:
+                begin((*new, token), chance * (m - b))
+
+    def begin(new: tuple[int, ...], chance: float) -> None:
+        walk(new, min(k, request.max_tokens - len(new) - 1) if len(new) < request.max_tokens else 0, chance)
+
+    begin((), 1.0)
+    return found
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", LAWS)
+def test_a_session_has_the_stated_law(name: str, seed: int, k: int, monkeypatch: pytest.MonkeyPatch):
+    """Catches a lossy rule that keeps another law than its docstring states: in acceptance, correction or bonus."""
+    rule, law = LAWS[name]
+    target, draft = pair_of(seed)
+    request = Request(target=target, draft=draft, max_tokens=4)
+    permitted(monkeypatch)
+    found = request.law(Fixed(k=k), rule)
+    assert largest_difference(found, stated_law(request, law, k)) < 1e-12
+    assert largest_difference(found, request.own_law()) > 1e-3  # the tables can tell
+
+
+def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of `laws` are asked with the flag."""
+    plain = Session.__init__
+
+    def init(self: Session, **options: Any) -> None:
+        plain(self, **{**options, "lossless": False})
+
+    monkeypatch.setattr(Session, "__init__", init)
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(list(LAWS)), sparsity=st.floats(0, 0.6))
+def test_laws_of_random_rows(seed: int, name: str, sparsity: float):
+    """Catches a law that is right on the tables above only, and one candidate's law that is not it."""
+    (p, q) = (row(seed, sparsity), row(seed + 10**6, sparsity))
+    rule, law = LAWS[name]
+    expected = torch.tensor(law(p.tolist(), q.tolist()), dtype=p.dtype)
+    found = rule.law(p, q)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    assert found.min() >= 0
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-12)
+
+    def draw(coins: Any) -> int:
+        token = coins.categorical(q)
+        verdict = rule(torch.stack([p, p]), q[None], torch.tensor([token]), coins)
+        assert verdict.tv[0] == pytest.approx(tv(p.tolist(), expected.tolist()), abs=1e-12)
+        assert len(verdict.tv) == verdict.num_accepted + 1
+        return token if verdict.num_accepted else verdict.next_token
+
+    drawn = enumerate_law(draw)
+    assert max(abs(drawn.get(i, 0.0) - x) for i, x in enumerate(expected.tolist())) < 1e-12
+
+
+def row(seed: int, sparsity: float = 0.2, vocab_size: int = 5) -> torch.Tensor:
+    model = TableModel.random(vocab_size=vocab_size, depth=0, seed=seed, sparsity=sparsity)
+    return model.law(())
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 10**6), eps=st.floats(0, 1), sparsity=st.floats(0, 0.6))
+def test_a_budget_is_never_exceeded_and_its_use_is_optimal(seed: int, eps: float, sparsity: float):
+    """Catches a budget that is exceeded, or spent worse than TV(p, q) - eps rejections, the least there can be."""
+    p, q = row(seed, sparsity), row(seed + 10**6, sparsity)
+    m = TVBudget(eps).law(p, q)
+    assert float(variation(m, p)) <= eps + 1e-12
+    assert float(variation(m, q)) == pytest.approx(max(0.0, float(variation(p, q)) - eps), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_linear_programme_beats_the_budget(seed: int):
+    """Catches a closed form that is not the optimum: max sum a over a <= q, a <= m, m a law with sum |m - p| <= 2 eps."""
+    p, q, eps, v = row(seed), row(seed + 500), 0.1, 5
+    one, zero = torch.eye(v).numpy(), torch.zeros(v, v).numpy()
+    blocks = [[one, -one, zero], [zero, one, -one], [zero, -one, -one]]  # a <= m; m - d <= p; p - m <= d, d = |m - p|
+    above = [[*line] for part in blocks for line in torch.cat([torch.tensor(b) for b in part], 1).tolist()]
+    above.append([0.0] * 2 * v + [1.0] * v)
+    done = linprog(
+        [-1.0] * v + [0.0] * 2 * v,
+        A_ub=above,
+        b_ub=[*[0.0] * v, *p.tolist(), *(-p).tolist(), 2 * eps],
+        A_eq=[[0.0] * v + [1.0] * v + [0.0] * v],
+        b_eq=[1.0],
+        bounds=[*[(0.0, x) for x in q.tolist()], *[(0.0, 1.0)] * v, *[(0.0, 1.0)] * v],
+    )
+    accepted = float(torch.minimum(TVBudget(eps).law(p, q), q).sum())
+    assert accepted == pytest.approx(-done.fun, abs=1e-8)
+
+
+def test_single_precision_stays_within_the_budget():
+    """Catches a budget that rounding overdraws on vocabularies of a real size."""
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.randn((4, 49152), generator=generator).mul(3).softmax(-1) for _ in "pq")
+    assert float(variation(TVBudget(0.05).law(p, q), p).max()) <= 0.05 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in LAWS if not name.startswith(("typical", "token"))])
+def test_equal_rows_are_left_alone(name: str):
+    """Catches a rule that deviates, or divides by nothing, where draft and target agree."""
+    p = row(3)[None]
+    law = LAWS[name][0].law(p, p)
+    torch.testing.assert_close(law, p, atol=1e-12, rtol=0)
+
+
+def test_divergences():
+    """Catches KL the wrong way round, and one that is finite where q lacks a token of p."""
+    p, q = [0.5, 0.5, 0.0], [0.9, 0.1, 0.0]
+    rows = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
+    kinds: list[tuple[Divergence, Any]] = [("kl", kl), ("js", js), ("tv", tv)]
+    for kind, of in kinds:
+        assert float(divergence(kind, *rows)) == pytest.approx(of(p, q))
+    assert float(divergence("kl", torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))) == math.inf
+
+
+def test_temperature_zero_goes_by_the_law_at_one():
+    """Catches a greedy round that reads one-hot rows, or tells of no deviation: it changed the token here."""
+    p, q = torch.tensor([[0.45, 0.55], [0.3, 0.7]]).double(), torch.tensor([[0.55, 0.45]]).double()
+    verdict = AtZero(Fuzzy(0.2))(p.log(), q, torch.tensor([0]), Enumerator([]))
+    assert (verdict.num_accepted, verdict.next_token, verdict.tv) == (1, 1, (1.0, 0.0))
+    verdict = AtZero(Fuzzy(0.001))(p.log(), q, torch.tensor([0]), Enumerator([]))
+    assert (verdict.num_accepted, verdict.next_token, verdict.tv) == (0, 1, (0.0,))
+    zero = Sampling(temperature=0.0)
+    assert at(zero, TVBudget()) == at(zero, TokenVerification()) == GreedyVerification()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_session_tells_what_it_spent(temperature: float):
+    """Catches a deviation that is lost on the way to `Round`, and greedy rounds without rows of the draft."""
+    target, draft = pair_of(1)
+    request = Request(target=target, draft=draft, sampling=Sampling(temperature=temperature), max_tokens=30)
+    from specdecpp.sampling import streams
+
+    def session(rule: Any, **more: Any) -> Session:
+        return Session(
+            target=target.fresh(),
+            draft=draft.fresh(),
+            policy=Fixed(k=3),
+            verification=at(request.sampling, rule),
+            sampling=request.sampling,
+            prompt=(0, 1),
+            max_tokens=30,
+            randomness=streams(0),
+            **more,
+        )
+
+    loose, exact = session(Fuzzy(10.0), lossless=False), session(TokenVerification())
+    assert sum(r.tv for r in finish(loose)) > 0
+    assert sum(r.tv for r in finish(exact)) == 0
+    assert (loose.is_lossless, exact.is_lossless) == (False, True)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_refused_unless_it_is_asked_for(name: str):
+    """Catches a door without a lock: a decoder, a session, a loop of transformers or a bench that changes the law unasked."""
+    from specdecpp.bench.run import Plan
+    from specdecpp.integrations.transformers import custom_generate
+
+    rule: Any = VERIFICATIONS[name]
+    target, draft = pair_of(1)
+    request, pair = Request(target=target, draft=draft), Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(3))
+    with pytest.raises(UnsoundError, match="lossless=False"):
+        request.law(Fixed(k=1), rule)
+    with pytest.raises(UnsoundError, match="lossless=False"):
+        Decoder(pair, policy=Fixed(k=1), verification=rule)
+    with pytest.raises(UnsoundError, match="lossless=False"):
+        custom_generate("nowhere", verification=rule)
+    with pytest.raises(UnsoundError, match="lossless=False"):
+        Plan(verifications=(name,))
+    assert Decoder(pair, policy=Fixed(k=1), verification=rule, lossless=False).verification == rule
+    assert Plan(verifications=(name,), lossless=False).verifications_at(1.0) == (name,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Fuzzy(-1), lambda: Fuzzy(by=cast(Any, "l2")), lambda: Chow(2), lambda: TVBudget(1.5), lambda: Typical(0.1, -1)],
+)
+def test_settings_out_of_range_are_refused(make: Any):
+    """Catches a budget of more than everything."""
+    with pytest.raises((ValueError, TypeError)):
+        make()
+
+
+@pytest.fixture(scope="module")
+def tiny_pair_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, list(arguments))
+
+
+def test_the_verbs_refuse_and_say_what_to_do(tiny_pair_names: list[str]):
+    """Catches a verb that changes the law unasked, and one that hides it when it was asked."""
+    plain = ["generate", "aba", *tiny_pair_names, "--policy", "fixed:3", "--verification", "fuzzy", "--max-tokens", "8"]
+    refused = call(*plain)
+    assert refused.exit_code == 2
+    assert "--lossy" in refused.stderr
+    told = json.loads(call(*plain, "--lossy", "--temperature", "1", "--seed", "0", "--json").stdout)
+    assert told["lossless"] is False
+    assert told["metrics"]["mean_tv"] > 0
+    exact = json.loads(call(*plain[:-4], "--max-tokens", "8", "--seed", "0", "--json").stdout)
+    assert (exact["lossless"], exact["metrics"]["mean_tv"]) == (True, 0)
+    refused = call("bench", *tiny_pair_names, "--verification", "tv")
+    assert refused.exit_code == 2
+    assert "--lossy" in refused.stderr
+    assert call("bench", *tiny_pair_names, "--lossy", "--verify-lossless").exit_code == 2
+    refused = call("serve", *tiny_pair_names, "--verification", "tv")
+    assert refused.exit_code == 2
+    assert "lossless" in refused.stderr
+
+
+def test_a_bench_has_lossy_rows_and_says_so(tiny_pair_names: list[str]):
+    """Catches rows of `--lossy` that pass for lossless ones, or that count the lossless ones as loose."""
+    options = ["--policy", "fixed:3", "--prompts", "1", "--cycles", "1", "--max-tokens", "12", "--temperature", "1"]
+    done = call("bench", *tiny_pair_names, *options, "--dev-prompts", "0", "--lossy", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["verification"] for row in rows} == {"token", *LOSSY}
+    for row in rows:
+        assert row["lossless"] is (row["verification"] == "token")
+        assert row["lossless"] <= (row["mean_tv"] == 0)
+    assert max(row["mean_tv"] for row in rows) > 0
+
+
+def test_a_server_refuses_and_says_so(tmp_path_factory: pytest.TempPathFactory):
+    """Catches a request that gets another law without asking, and a reply that does not tell of it."""
+    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    pair = load_pair(target, draft=draft, runner="eager")
+    with pytest.raises(UnsoundError, match="lossless"):
+        build(pair, Setup(policy=Fixed(k=3), verification="tv"))
+    with served(pair, policy=Fixed(k=3)) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+
+        def ask(temperature: float, **how: Any) -> Any:
+            body = {"prompt": "aba", "max_tokens": 12, "seed": 0, "temperature": temperature, "ignore_eos": True}
+            return client.post("/v1/completions", json=body | {"speculative": how})
+
+        refused = ask(1.0, verification="fuzzy")
+        assert refused.status_code == 400
+        assert "lossless" in refused.json()["error"]["message"]
+        for temperature in (0.0, 1.0):
+            block = ask(temperature, verification="fuzzy", lossless=False).json()["speculative"]
+            assert (block["verification"], block["lossless"]) == ("fuzzy", False)
+        assert block["mean_tv"] > 0
+        block = ask(0.0, verification="tv", lossless=False).json()["speculative"]
+        assert (block["verification"], block["lossless"]) == ("greedy", True)
+        block = ask(1.0).json()["speculative"]
+        assert (block["verification"], block["lossless"], block["mean_tv"]) == ("token", True, 0)
