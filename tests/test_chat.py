@@ -99,7 +99,7 @@ def test_a_model_without_a_template_is_refused(folder: Path) -> None:
 
 
 def test_an_interrupt_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Path) -> None:
-    """Catches Ctrl-C that ends the conversation: here it stops an endless answer, is ignored at the prompt, and Ctrl-D ends."""
+    """Catches Ctrl-C that ends the conversation: here it stops an endless answer, and Ctrl-D ends."""
     for name in ("target", "draft"):
         shutil.copytree(folder / name, tmp_path / name)
         path = tmp_path / name / "config.json"
@@ -117,14 +117,27 @@ def test_an_interrupt_stops_the_answer_and_not_the_program(folder: Path, tmp_pat
         process.send_signal(signal.SIGINT)
         screen.until("stopped]")
         screen.until("> ")
-        process.send_signal(signal.SIGINT)
-        screen.until("> ")
         os.write(master, b"\x04")
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()
         process.wait()
         os.close(master)
+
+
+def test_an_interrupt_at_the_prompt_is_ignored(folder: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches Ctrl-C that ends the conversation where no answer is being written."""
+    lines = iter([KeyboardInterrupt, "ab", EOFError])
+
+    def typed(prompt: str) -> str:
+        line = next(lines)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", typed)
+    result = call(folder, "", "--max-tokens", "5")
+    assert (result.exit_code, result.stdout) == (0, f"\n{said(pair, 'ab')}\n")
 
 
 class Screen:

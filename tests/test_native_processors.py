@@ -174,5 +174,7 @@ def test_products_of_bytes_are_the_same_elsewhere(
         pytest.skip("it has no products of bytes")
     records, expected = recorded(kind, "llama", monkeypatch, activations="int8")
     (logits, _), *others, _ = driver.played(records, tmp_path)
-    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+    away = np.abs(logits - expected).max(axis=1) / np.abs(expected).max()
+    assert away[0] < 1e-4
+    assert away.max() < 0.03  # a last bit of a sum of another order may round an input to the next byte
     assert all(np.array_equal(other[0], logits) for other in others)
