@@ -22,7 +22,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage engines engines-table bench-peers lint docs wheel clean
+.PHONY: help demo test coverage engines engines-table bench-peers results lint docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ engines-table: $(STAMP)  ## docs/engines.md: runs the tests that it names, and w
 
 bench-peers: $(STAMP)  ## ours beside other engines, an hour (the first time another one); ARGS=--quick tries it out
 	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers $(ARGS)
+
+results: $(STAMP)  ## which benchmarks' results are older than the code that they measure
+	@$(PY) benchmarks/ages.py
 
 lint: $(STAMP)  ## ruff, pyright, and the documentation built strictly into build/docs
 	$(PY) -m ruff check $(wildcard $(CODE))

@@ -12,6 +12,7 @@ import torch
 from laws import unchecked
 
 from specdecpp import EagerRunner, LeanRunner, load_pair, machine
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import RunnerError
 from specdecpp.loading import checks, choice
 from specdecpp.loading.models import Checkpoint
@@ -257,6 +258,23 @@ def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
         options, _ = choice._options(*pair, ("native", "lean", "eager"))
         assert {option.kinds[0] for option in options} == kinds
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+def test_a_target_without_a_draft_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a target that is held and timed twice, as its own draft, where candidates are copied from the text."""
+    target = Checkpoint(REFERENCE / "target", dtype=torch.float32, device=None, device_map=None)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 2 * target.num_bytes)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    options, _ = choice._options(target, None, ("native", "lean"))
+    assert [(option.kinds, option.threads) for option in options] == [
+        (("native", "native"), (1, 1)),
+        (("native", "native"), (2, 2)),
+        (("lean", "lean"), (1, 1)),
+    ]
+    made = choice.choose(target, None, vocab_size=target.num_rows, kinds=("native", "eager"))
+    assert isinstance(made.draft, SuffixDrafter)
+    assert (made.target.length, made.draft.length) == (0, 0)
 
 
 def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

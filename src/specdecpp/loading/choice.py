@@ -2,6 +2,8 @@
 
     two models -> options that can run them -> real rounds of each, timed -> Chosen, with its reason
 
+Without a draft model the rounds are of candidates copied from the text.
+
 The figures are remembered, so a pair that is loaded again is run as before and its answers stay the same.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from specdecpp import machine
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import RunnerError
 from specdecpp.loading.checks import code
 from specdecpp.loading.gguf import is_gguf
@@ -31,7 +34,7 @@ BUDGET_S = 1.8
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 8
+METHOD = 9
 FAR = 4.0
 """How much slower than the fastest an option may be in its first rounds and have more of them: the rest cannot catch up."""
 LONG_S = 1.0
@@ -62,26 +65,27 @@ class Chosen:
     """The runners of a pair, empty, and why it has these."""
 
     target: Runner
-    draft: Runner
+    draft: Runner | SuffixDrafter
     reason: str
 
 
-def choose(target: Model, draft: Model, *, vocab_size: int, kinds: Collection[str] | None = None) -> Chosen:
-    """The fastest of the options, `kinds` being those to choose from (None: all that can run both models).
+def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collection[str] | None = None) -> Chosen:
+    """The fastest of the options, `kinds` being those to choose from (None: all that can run them).
 
-    A single kind is an order; several are a wish, of which those that cannot run both models are left out. Raises
+    A single kind is an order; several are a wish, of which those that cannot are left out. Raises
     `RunnerError` where none can, ValueError for a kind that does not exist.
     """
     options, refused = _options(target, draft, kinds)
     if not options:
-        raise RunnerError(f"no runner can run {target.name} with {draft.name}: {'; '.join(refused)}.")
+        beside = "" if draft is None else f" with {draft.name}"
+        raise RunnerError(f"no runner can run {target.name}{beside}: {'; '.join(refused)}.")
     if len(options) == 1:
         (only,) = options
         why = "as asked" if kinds and len(kinds) == 1 else f"not others: {'; '.join(refused)}" if refused else "the only one"
         return Chosen(**_runners(target, draft, only, vocab_size), reason=f"{only.name} ({why})")
     of = {
         "method": METHOD,
-        "models": [target.identity, draft.identity],
+        "models": [target.identity, None if draft is None else draft.identity],
         "options": [option.name for option in options],
         "code": code(),
         **machine.about(),
@@ -121,27 +125,28 @@ def _listed(what: str, failed: dict[str, str]) -> str:
     return f"{what}: " + "; ".join(f"{', '.join(those)}: {reason}" for reason, those in names.items())
 
 
-def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tuple[list[Option], list[str]]:
-    """What can run both models, and what stands against the rest."""
+def _options(target: Model, draft: Model | None, kinds: Collection[str] | None) -> tuple[list[Option], list[str]]:
+    """What can run the models, and what stands against the rest."""
     if unknown := [kind for kind in kinds or () if kind not in KINDS]:
         raise ValueError(f"there is no runner {unknown[0]!r}. Runners: {', '.join(KINDS)}.")
+    models = (target,) if draft is None else (target, draft)
     options: dict[Option, None] = {}
     refused: list[str] = []
     free, copied = machine.free_bytes(), 0
     is_order = kinds is not None and len(kinds) == 1
     for kind in sorted(kinds or {*KINDS} - {*BY_NAME}, key=KINDS.index):  # the likely fast ones first
-        own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in (target, draft)]
-        refusals = ((k, model.refusals[k]) for model, k in zip((target, draft), own, strict=True))
+        own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in models]
+        refusals = ((k, model.refusals[k]) for model, k in zip(models, own, strict=True))
         reasons = [f"{k}: {reason}" for k, reason in refusals if reason]
         if kind == "graphs" and kinds is None and not reasons:
             reasons.append("graphs: they have not been run on a GPU yet (ask for them by name)")
-        is_copied = kind == "llama.cpp" and not (is_gguf(target.name) and is_gguf(draft.name))
-        written = [m.name for m, k in zip((target, draft), own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
+        is_copied = kind == "llama.cpp" and not all(is_gguf(model.name) for model in models)
+        written = [m.name for m, k in zip(models, own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
         if written and kinds is None and any(option.kinds[0] == "native" for option in options):
             reasons.append(f"{kind}: it would write out the weights of {written[0]} (ask for it by name)")
-        if is_copied and kinds is None and target.num_bytes + draft.num_bytes > COPIED_BYTES:
+        if is_copied and kinds is None and sum(model.num_bytes for model in models) > COPIED_BYTES:
             reasons.append("llama.cpp: the weights are large, and it would need a copy of them (ask for it by name)")
-        copy = 0 if reasons else sum(model.copied_bytes(k) for model, k in zip((target, draft), own, strict=True))
+        copy = 0 if reasons else sum(model.copied_bytes(k) for model, k in zip(models, own, strict=True))
         if copy and free is not None and not is_order and copied + copy > free:
             needs = f"its copy of the weights takes {copy / 1e9:.1f} GB, and {max(0, free - copied) / 1e9:.1f} are free"
             reasons.append(f"{kind}: {needs} (ask for it by name)")
@@ -149,7 +154,7 @@ def _options(target: Model, draft: Model, kinds: Collection[str] | None) -> tupl
             refused += [reasons[0]] if reasons[0] not in refused else []
             continue
         copied += copy
-        options |= {Option(kinds=(own[0], own[1]), threads=threads): None for threads in _threads(own)}
+        options |= {Option(kinds=(own[0], own[-1]), threads=threads): None for threads in _threads(own)}
     return list(options), refused
 
 
@@ -163,18 +168,23 @@ def _kind(model: Model, kind: str, *, is_order: bool, is_draft: bool) -> str:
 
 
 def _threads(kinds: list[str]) -> Iterator[tuple[int, int]]:
-    """For the target and for the draft; where torch runs a model its own setting counts."""
+    """For the target and for the draft, the same where there is none; where torch runs a model its own setting counts."""
     most = torch.get_num_threads()
-    p, q = ({1, most} if kind in _THREADED else {1} for kind in kinds)
-    yield from ((m, n) for m in sorted(p) for n in sorted(q) if kinds[0] != kinds[1] or n <= m)
+    p, q = ({1, most} if kind in _THREADED else {1} for kind in (kinds[0], kinds[-1]))
+    if len(kinds) == 1:
+        yield from ((m, m) for m in sorted(p))
+    else:
+        yield from ((m, n) for m in sorted(p) for n in sorted(q) if kinds[0] != kinds[1] or n <= m)
 
 
-def _runners(target: Model, draft: Model, option: Option, vocab_size: int, *, is_checked: bool = True) -> dict[str, Runner]:
+def _runners(
+    target: Model, draft: Model | None, option: Option, vocab_size: int, *, is_checked: bool = True
+) -> dict[str, Runner | SuffixDrafter]:
     (p, q), (m, n) = option.kinds, option.threads
-    return {
-        "target": target.runner(p, vocab_size=vocab_size, num_threads=m, is_checked=is_checked),
-        "draft": draft.runner(q, vocab_size=vocab_size, num_threads=n, is_checked=is_checked),
-    }
+    runner = target.runner(p, vocab_size=vocab_size, num_threads=m, is_checked=is_checked)
+    if draft is None:
+        return {"target": runner, "draft": SuffixDrafter(vocab_size, device=runner.device)}
+    return {"target": runner, "draft": draft.runner(q, vocab_size=vocab_size, num_threads=n, is_checked=is_checked)}
 
 
 def _found(told: dict[str, Any] | None, options: list[Option]) -> tuple[dict[Option, float], dict[str, str]] | None:
@@ -194,7 +204,7 @@ def _typical(seconds: list[float]) -> float:
 
 
 def _measured(
-    target: Model, draft: Model, options: list[Option], vocab_size: int
+    target: Model, draft: Model | None, options: list[Option], vocab_size: int
 ) -> tuple[dict[Option, list[float]], dict[str, str]]:
     """Seconds of rounds of each option, and why others fail.
 
@@ -236,7 +246,7 @@ def _measured(
     return times, failed
 
 
-def _glanced(target: Model, draft: Model, option: Option, vocab_size: int, enough_s: float) -> float:
+def _glanced(target: Model, draft: Model | None, option: Option, vocab_size: int, enough_s: float) -> float:
     """Seconds of a round of runners that were not checked; 0 where they fail, of which the check tells more."""
     try:
         return _Trial(**_runners(target, draft, option, vocab_size, is_checked=False)).turn(2, enough_s)[0]
@@ -249,7 +259,7 @@ def _glanced(target: Model, draft: Model, option: Option, vocab_size: int, enoug
 class _Trial:
     """Rounds of a fixed length as they are decoded, in an empty cache or after a short context."""
 
-    def __init__(self, *, target: Runner, draft: Runner):
+    def __init__(self, *, target: Runner, draft: Runner | SuffixDrafter):
         self._target, self._draft = target, draft
         room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
         self._num = max(0, min(CANDIDATES, room - 2))

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import shipped
@@ -136,10 +135,12 @@ def load_pair(
     else:
         check_spells(tokenizer, "tokenizer=")
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
-    chosen = choose(p, q, vocab_size=vocab_size, kinds=[runner] if isinstance(runner, str) else runner)
+    chosen = choose(
+        p, None if draft is None else q, vocab_size=vocab_size, kinds=[runner] if isinstance(runner, str) else runner
+    )
     return Pair(
         target=chosen.target,
-        draft=chosen.draft if draft is not None else SuffixDrafter(vocab_size, device=chosen.target.device),
+        draft=chosen.draft,
         tokenizer=tokenizer,
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(chosen.draft.device),
         ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
