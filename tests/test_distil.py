@@ -14,9 +14,9 @@ import specdecpp as sd
 from specdecpp.distillation import finishing, measuring, network, run, shapes, start, text
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import DistilPlan
-from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
+from specdecpp.distillation.run import CARD, PLAN, START, TEXT, distil
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Course, divergence, overlap, said
+from specdecpp.distillation.training import STATE, Course, divergence, overlap, own_weights, said
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError, PairError, RunnerError
 from specdecpp.loading.models import load_model
@@ -25,6 +25,7 @@ from specdecpp.policies import Fixed
 from specdecpp.runners import EagerRunner, NativeRunner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
+from specdecpp.training.checkpoints import saved
 from specdecpp.training.prompts import Source
 
 
@@ -385,3 +386,16 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
     tiny_tokenizer(40).save_pretrained(tmp_path / "small")
     with pytest.raises(PairError):
         distil(plan_of(folder, tmp_path / "other", **more))
+
+
+def test_a_draft_of_this_target_is_trained_further(folder, whole, tmp_path):
+    """Catches a second training that begins from the layers of the target again, or takes the draft for a small model."""
+    begun = whole / "draft"
+    card = distil(plan_of(folder, tmp_path / "out", start=str(begun), shape=None, seed=1))
+    assert card["draft"]["shape"] == {"kept": 1, "own": 1, "tokens": 40}
+    assert card["start"]["name"] == "whole/draft"
+    trained = network.tail(load_model(begun, dtype=torch.float32, device=None, device_map=None), 1)
+    first = saved(tmp_path / "out" / START)
+    assert all(torch.equal(a, b) for a, b in zip(first, own_weights(trained), strict=True))
+    target = Target(str(folder / "target"))
+    assert network.shape_of(target.model, target.model) is None

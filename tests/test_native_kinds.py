@@ -121,7 +121,7 @@ def test_a_kind_that_is_not_known_becomes_float32() -> None:
     rare = Stored("TQ9_9", values[name].shape, values[name].data)
     known = values[name].dequantised()
     object.__setattr__(rare, "dequantised", lambda: known)
-    first, second = (NativeRunner(model, stored={**values, name: found}) for found in (values[name], rare))
+    first, second = (NativeRunner(model, stored={**values, name: of}, activations="float32") for of in (values[name], rare))
     expected, _ = first.extend(TEXT, rows=2)
     assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
 
@@ -151,24 +151,38 @@ def test_kinds_are_those_of_the_package_gguf() -> None:
     assert len({*itertools.chain(KINDS.values())}) == len(KINDS)
 
 
-@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind not in ("F32", "F16", "BF16")])
+QUANTISED = [kind for kind in KINDS if kind not in ("F32", "F16", "BF16")]
+
+
+@pytest.fixture(
+    scope="module", params=[(kind, activations) for kind in QUANTISED for activations in ("int16", "int8")], ids=str
+)
 def rounded(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
     if not library().native_has_dots():
-        pytest.skip("this processor has no products of bytes")
-    return pair({"": request.param}, activations="int8")
+        pytest.skip("this processor has no products of whole numbers")
+    kind, activations = request.param
+    return pair({"": kind}, activations=activations)
 
 
 def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[EagerRunner, NativeRunner]) -> None:
-    """Catches a zero, a scale or an offset that is forgotten in whole numbers: rounding to bytes is one or two per cent."""
-    eager, compiled = (r.fresh() for r in rounded)
+    """Catches a zero, a scale or an offset that is forgotten in whole numbers, and inputs in another order than their weights:
+    rounding to bytes is one or two per cent, to two bytes as little as another order of a sum."""
+    eager, compiled = rounded[0].fresh(), rounded[1].fresh()
     expected, _ = eager.extend(TEXT, rows=len(TEXT))
     logits, _ = compiled.extend(TEXT, rows=len(TEXT))
-    assert 1e-4 < probe.gap(logits, expected) < 0.03
+    least, most = (1e-4, 0.03) if compiled.activations == "int8" else (1e-6, 3e-4)
+    assert least < probe.gap(logits, expected) < most
 
 
 def test_rounded_activations_give_the_same_bits_however_a_text_is_cut(rounded: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches rounding that looks at more than its own row."""
     assert_same_bits(rounded[1], TEXT, [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [7, 7], threads=2)
+
+
+def test_two_bytes_are_the_default_where_the_processor_multiplies_them() -> None:
+    """Catches a default that is slower than it has to be, and an error in front of a processor without such products."""
+    runner = pair({"": "Q4_1"}, activations=None)[1]
+    assert runner.activations == ("int16" if library().native_has_dots() else "float32")
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K", "BF16"])

@@ -34,7 +34,7 @@ def distil(
     ] = None,
     output_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens it can say, with --layers.")] = None,
     start: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Train this small model instead.  [default: layers of the target]")
+        str | None, typer.Option(metavar="NAME", help="Train this instead, a small model or a draft of this target.  [default: layers of the target]")
     ] = None,
     temperature: Annotated[float, typer.Option(metavar="X", help="As it will be served.")] = 0.7,
     top_p: Annotated[float, typer.Option("--top-p", metavar="X", help="As it will be served.")] = 1.0,

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from specdecpp import machine
 from specdecpp.errors import RunnerError
-from specdecpp.runners import families
+from specdecpp.runners import families, trimmed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,25 @@ def layers_of(num: int, shape: Shape) -> list[int]:
 def draft(target: Any, shape: Shape) -> Any:
     """An untrained draft of a shape: a model of the target's class."""
     return of_layers(target, layers_of(len(target.model.layers), shape))
+
+
+def shape_of(draft: Any, target: Any) -> Shape | None:
+    """That of a draft which was cut from this target; None for another model, and for one with no layer of its own."""
+    pairs = zip(draft.model.layers, target.model.layers, strict=False)
+    kept = sum(1 for _ in takewhile(lambda layers: _are_same(*layers), pairs))
+    if not 0 < kept < len(draft.model.layers):
+        return None
+    ids = getattr(draft.config, trimmed.KEY, None)
+    return Shape(kept=kept, own=len(draft.model.layers) - kept, tokens=None if ids is None else len(ids))
+
+
+def _are_same(layer: nn.Module, other: nn.Module) -> bool:
+    """Up to bfloat16, which a draft's checkpoint is in."""
+    of = dict(other.named_parameters())
+    return all(
+        name in of and p.shape == of[name].shape and torch.equal(p.bfloat16(), of[name].bfloat16())
+        for name, p in layer.named_parameters()
+    )
 
 
 def tail(model: Any, kept: int) -> Any:

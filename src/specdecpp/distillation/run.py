@@ -26,6 +26,7 @@ from specdecpp.decoder import encode
 from specdecpp.distillation import measuring, network, saving, shapes, start, text
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import SHARD, DistilPlan
+from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
 from specdecpp.distillation.writing import Texts, writer_of
@@ -86,22 +87,23 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None 
 def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     target = Target(plan.target, plan.device)
     network.check(target.model, plan.shape)
-    small = None if plan.start is None else _small(plan.start, target)
+    begun = None if plan.start is None else _begun(plan.start, target)
     prompts = _encoded(plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
-    settled = _settled(plan, target, small, prompts, tell)
+    settled = _settled(plan, target, begun, prompts, tell)
     _write(plan, target, settled, prompts, tell, ray)
     paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
     survey = _surveyed(paths, target.vocab_size)
-    draft, student, done = _trained(plan, target, small, settled, paths, survey, tell)
+    draft, student, done = _trained(plan, target, begun, settled, paths, survey, tell)
     tell(Step(doing="measuring", done=0.0))
-    files = saving.save(draft, target, settled.shape, plan.out, is_cut=small is None)
+    files = saving.save(draft, target, settled.shape, plan.out, is_cut=begun is None or begun.is_cut)
     pieces = writer_of(plan, target, settled.shape.kept).pieces([ids for _, ids in held], seed=(plan.seed, 2))
     written = Target(str(plan.out / files[0]), plan.device).model
     figures = measuring.by_source(target.model, written, [source for source, _ in held], pieces)
     card = {
         "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
         "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
+        "start": begun and {"name": short_name(begun.of.name), "fingerprint": begun.of.source.fingerprint},
         "data": {
             "sources": sorted({source for source, _ in (*held, *prompts)}),
             "licence": plan.licence,
@@ -117,13 +119,29 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     return card
 
 
-def _small(name: str, target: Target) -> Target:
-    """The small model to start from. Raises `PairError` for one that could not be the target's draft."""
+@dataclass(frozen=True)
+class _Begun:
+    """What `plan.start` names: a draft that was cut from this target, of that shape, or a small model that is trained whole."""
+
+    of: Target
+    shape: Shape | None
+
+    @property
+    def is_cut(self) -> bool:
+        return self.shape is not None
+
+    @property
+    def whole(self) -> Target | None:
+        return None if self.is_cut else self.of
+
+
+def _begun(name: str, target: Target) -> _Begun:
+    """Raises `PairError` for a model that could not be the target's draft."""
     small = Target(name, target.device)
     network.check(small.model)
     check_same_tokenizer(target.tokenizer, small.tokenizer)
     common_vocabulary(target.source, small.source, num_tokens=max(target.tokenizer.get_vocab().values()) + 1)
-    return small
+    return _Begun(small, network.shape_of(small.model, target.model))
 
 
 def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
@@ -141,11 +159,17 @@ def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
 
 
 def _settled(
-    plan: DistilPlan, target: Target, small: Target | None, prompts: Sequence[tuple[str, list[int]]], tell: Tell
+    plan: DistilPlan,
+    target: Target,
+    begun: _Begun | None,
+    prompts: Sequence[tuple[str, list[int]]],
+    tell: Tell,
 ) -> Settled:
     """As an earlier run wrote it down, else decided now: from a first text, and from the time that it takes."""
     asked = hashlib.sha256(
-        json.dumps([plan.asked(), _marks(target, small), [ids for _, ids in prompts]], sort_keys=True, default=str).encode()
+        json.dumps(
+            [plan.asked(), _marks(target, begun and begun.of), [ids for _, ids in prompts]], sort_keys=True, default=str
+        ).encode()
     ).hexdigest()[:16]
     path = plan.out / PLAN
     if path.is_file():
@@ -167,7 +191,8 @@ def _settled(
     rate = num / (time.perf_counter() - began)
     wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
     tell(Step(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
-    best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=plan.shape, small=small)
+    fixed, whole = (plan.shape, None) if begun is None else (begun.shape, begun.whole)
+    best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=fixed, small=whole)
     settled = Settled(
         asked=asked,
         shape=best.shape,
@@ -248,7 +273,7 @@ def _surveyed(paths: Sequence[Path], vocab_size: int) -> _Survey:
 def _trained(
     plan: DistilPlan,
     target: Target,
-    small: Target | None,
+    begun: _Begun | None,
     settled: Settled,
     paths: Sequence[Path],
     survey: _Survey,
@@ -256,6 +281,7 @@ def _trained(
 ) -> tuple[Any, Student, list[Lesson]]:
     """The draft, trained."""
     model, shape, vocab_size = target.model, settled.shape, target.vocab_size
+    small = begun and begun.whole
     draft = network.draft(model, shape) if small is None else small.model
     num = min(vocab_size, int(draft.config.vocab_size))  # of a small model the padding may be another
     ids = torch.arange(num)
@@ -264,7 +290,9 @@ def _trained(
     own = network.tail(draft, shape.kept)
     if not (plan.out / START).exists():
         tell(Step(doing="the start", done=0.0))
-        if small is None and start.can_fit(model):
+        if begun is not None and begun.is_cut:
+            put(own, own_weights(network.tail(begun.of.model, shape.kept)))
+        elif small is None and start.can_fit(model):
             first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
             start.fit(draft, target.quick, first, shape)
         with machine.whole(plan.out / START) as part:
@@ -274,8 +302,9 @@ def _trained(
     rows[ids] = torch.arange(len(ids))
     steps = sum(len(batches) for _, batches in timetable(survey.lengths, plan.course))
     output = draft.lm_head.weight.detach()[ids.to(model.device)]
-    student = Student(own, output, rows, plan.course, steps, is_whole=small is not None)
-    origin = {"asked": settled.asked, "steps": steps}
+    precision = precision_of(target)
+    student = Student(own, output, rows, plan.course, steps, is_whole=small is not None, precision=precision)
+    origin = {"asked": settled.asked, "steps": steps, "precision": precision and precision.value}
     recent: list[float] = []
 
     def heard(lesson: Lesson) -> None:

@@ -1,6 +1,7 @@
 """A draft on disk: a checkpoint of transformers, and beside a target in a GGUF file one like it.
 
-In the file the kept layers, the embedding and the output layer are the target's bytes; the draft's own layers have eight bits.
+In the file the kept layers, the embedding and the output layer are the target's bytes; the draft's own layers have about as
+many bits as the target's (`rounding`).
 """
 
 import copy
@@ -10,9 +11,9 @@ from typing import Any
 
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
+from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.gguf_cutting import cut
 
 DRAFT, FILE = "draft", "draft.gguf"
@@ -29,10 +30,11 @@ def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -
     target.tokenizer.save_pretrained(part)
     shutil.rmtree(out / DRAFT, ignore_errors=True)
     part.rename(out / DRAFT)
-    if not is_gguf(target.name) or (not is_cut and gguf_writing.refusal(draft)):
+    precision = precision_of(target)
+    if precision is None or (not is_cut and gguf_writing.refusal(draft)):
         return [DRAFT]
     if is_cut:
-        cut(target.name, out / FILE, shape.kept, model=draft)
+        cut(target.name, out / FILE, shape.kept, model=draft, precision=precision)
     else:
         gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
     return [FILE, DRAFT]

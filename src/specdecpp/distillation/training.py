@@ -17,12 +17,15 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.func import functional_call
 
 from specdecpp import machine
 from specdecpp.distillation import text
 from specdecpp.distillation.network import batched, is_fast_at_half
+from specdecpp.distillation.rounding import layers
 from specdecpp.distillation.text import Piece
 from specdecpp.errors import DataError
+from specdecpp.loading.gguf_writing import Precision
 from specdecpp.training.checkpoints import rate, saved
 
 Loss = Literal["kl", "tv"]
@@ -69,8 +72,11 @@ def _at(log_q: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor,
     return log_q.gather(-1, row.clamp(min=0))
 
 
-def hidden(tail: Any, pieces: Sequence[Piece], *, is_whole: bool = False) -> Float[Tensor, "A D"]:
-    """What the draft's output layer reads for every token of the answers, from the kept states; `is_whole`: from the tokens."""
+def hidden(
+    tail: Any, pieces: Sequence[Piece], *, is_whole: bool = False, precision: Precision | None = None
+) -> Float[Tensor, "A D"]:
+    """What the draft's output layer reads for every token of the answers, from the kept states; `is_whole`: from the tokens.
+    Its layers compute with their weights as they are stored in `precision`."""
     device = next(tail.model.layers.parameters()).device
     if is_whole:
         ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
@@ -82,7 +88,8 @@ def hidden(tail: Any, pieces: Sequence[Piece], *, is_whole: bool = False) -> Flo
     for i, piece in enumerate(pieces):
         state[i, : len(piece.state)] = piece.state.to(device)
         mask[i, : len(piece.state)] = 1
-    found = tail.model(inputs_embeds=state, attention_mask=mask, use_cache=False).last_hidden_state
+    given = {"inputs_embeds": state, "attention_mask": mask, "use_cache": False}
+    found = functional_call(tail.model, layers(tail.model, precision), kwargs=given).last_hidden_state
     return _of_answers(found, pieces)
 
 
@@ -134,10 +141,11 @@ class Student:
         steps: int,
         *,
         is_whole: bool = False,
+        precision: Precision | None = None,
     ):
         """`output` are the rows of the output layer that the draft has, `rows` says which is a token's (-1: none). `is_whole`:
-        the draft reads tokens, not states of the target."""
-        self.is_whole = is_whole
+        the draft reads tokens, not states of the target. `precision`: what its layers are stored in (`rounding`)."""
+        self.is_whole, self.precision = is_whole, precision
         self.tail, self.output, self.rows, self.course, self.steps, self.step = tail, output, rows, course, steps, 0
         self.own = own_weights(tail)
         for parameter in self.own:
@@ -165,7 +173,8 @@ class Student:
     def logits(self, pieces: Sequence[Piece]) -> Float[Tensor, "A S"]:
         """Of the tokens that the draft can say, for every token of the answers."""
         with torch.autocast(self.output.device.type, torch.bfloat16, enabled=self.is_half):
-            return (hidden(self.tail, pieces, is_whole=self.is_whole).to(self.half_output.dtype) @ self.half_output.T).float()
+            found = hidden(self.tail, pieces, is_whole=self.is_whole, precision=self.precision)
+            return (found.to(self.half_output.dtype) @ self.half_output.T).float()
 
     def keep(self, path: Path, origin: Mapping[str, Any]) -> None:
         state = {"origin": dict(origin), "step": self.step, "optimiser": self.optimiser.state_dict()}

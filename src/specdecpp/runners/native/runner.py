@@ -4,10 +4,12 @@ The code is compiled when it is first needed, by the C++ compiler of the machine
 `machine.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and every
 weight is read once for all rows of a pass. What it computes is what `families` describes.
 
-All sums are in float32, of the weights as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each
-turned into numbers on the way into the sums. So nothing is rounded that the file did not round, and the bits of a row do not
-depend on how many rows a pass has. float32 weights that bfloat16 has too are kept in that form: half as much to read, and the
-same bits in every sum.
+Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each turned into numbers on the
+way into the sums, so that no weight is rounded that the file did not round. Sums are in float32; but where the processor has
+products of whole numbers, what is multiplied with quantised blocks is rounded to 16 bits first, which is as good (the largest
+difference of a logit is 1e-4 of its size, as between two orders of summing) and takes a half to two thirds of the instructions.
+The bits of a row do not depend on how many rows a pass has. float32 weights that bfloat16 has too are kept in that form: half
+as much to read, and the same bits in every sum.
 """
 
 import ctypes
@@ -37,7 +39,8 @@ _WIDEST = 256  # rows of one pass
 _ROUNDED = 0.1
 """How far logits may be from transformers' where activations are rounded to bytes; relative (`probe.gap`)."""
 
-Activations = Literal["float32", "int8"]
+Activations = Literal["float32", "int16", "int8"]
+_BYTES: dict[Activations, int] = {"float32": 0, "int16": 2, "int8": 1}
 
 
 class NativeRunner:
@@ -47,10 +50,11 @@ class NativeRunner:
     may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
     of other runners to end.
 
-    `activations` "int8" rounds what is multiplied with quantised weights to bytes, 127 steps of the largest of each group of 16
-    or 32, as llama.cpp does: a pass of several rows is two to three times as fast on a processor with products of bytes, and
-    the model is another one by so much (`probe.gap` of some per cent). What is decoded follows that model's distribution
-    exactly, with and without drafting; it is never chosen unasked.
+    `activations` say how what is multiplied with quantised weights is rounded: "int16" to 32,767 steps of the largest of each
+    group of 16 or 32, "float32" not at all. None takes the first where the processor has products of whole numbers, else the
+    second. "int8" rounds to bytes, 127 steps, as llama.cpp does: quicker still with many rows, and the model is another one by
+    so much (`probe.gap` of some per cent). What is decoded follows that model's distribution exactly, with and without
+    drafting; it is never chosen unasked.
 
     Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
     those of transformers (`probe.check`, unless `probe` is False).
@@ -67,7 +71,7 @@ class NativeRunner:
         stored: Mapping[str, Any] | None = None,
         vocab_size: int | None = None,
         num_threads: int | None = None,
-        activations: Activations = "float32",
+        activations: Activations | None = None,
         probe: bool = True,
     ):
         if reason := self.refusal(model, is_stored=stored is not None):
@@ -84,17 +88,24 @@ class NativeRunner:
         self.max_length = max_length(model.config)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.num_threads = num_threads or torch.get_num_threads()
-        is_rounded = activations == "int8"
-        if is_rounded and not library.library().native_has_dots():
-            raise RunnerError("this processor has no products of bytes (AVX-512 VNNI, AVX-VNNI). Use activations='float32'.")
-        self.activations = activations
+        has_dots = library.library().native_has_dots()
+        self.activations: Activations = activations or ("int16" if has_dots else "float32")
+        if self.activations != "float32" and not has_dots:
+            raise RunnerError(
+                "this processor has no products of whole numbers (AVX-512 VNNI, AVX-VNNI). Use activations='float32'."
+            )
         self._weights = Weights(
-            model, family, vocab_size=self.vocab_size, output_ids=self.output_ids, stored=stored, is_rounded=is_rounded
+            model,
+            family,
+            vocab_size=self.vocab_size,
+            output_ids=self.output_ids,
+            stored=stored,
+            rounds_to=_BYTES[self.activations],
         )
         self._reset()
         if probe:
             value_of = None if stored is None else lambda name: stored[name].dequantised()
-            limit = _ROUNDED if is_rounded else probing.TOLERANCE
+            limit = _ROUNDED if self.activations == "int8" else probing.TOLERANCE
             probing.check(self, model, manner="by compiled code", value_of=value_of, limit=limit)
 
     @staticmethod

@@ -31,7 +31,7 @@ _ENDS = -1
 
 
 class _Shape(ctypes.Structure):
-    _names = ("layers", "width", "heads", "kv_heads", "size", "rotary", "hidden", "vocab", "is_gelu", "is_rounded")
+    _names = ("layers", "width", "heads", "kv_heads", "size", "rotary", "hidden", "vocab", "is_gelu", "rounds_to")
     _fields_ = [(name, ctypes.c_int32) for name in _names]
     _fields_ += [(name, ctypes.c_float) for name in ("eps", "query_scale", "embedding_scale")]
 
@@ -47,7 +47,7 @@ class Weights:
         vocab_size: int,
         output_ids: Tensor | None = None,
         stored: Mapping[str, Any] | None = None,
-        is_rounded: bool = False,
+        rounds_to: int = 0,
     ):
         self.lib, self.family = library(), family
         shape = _Shape(
@@ -60,7 +60,7 @@ class Weights:
             hidden=family.hidden,
             vocab=vocab_size,
             is_gelu=family.activation != "silu",
-            is_rounded=is_rounded,
+            rounds_to=rounds_to,
             eps=family.eps,
             query_scale=family.score_scale,
             embedding_scale=family.embedding_scale,

@@ -10,18 +10,43 @@
 static inline size_t apart(int width) { return (up(width, LANES) / LANES | 1) * LANES; }
 
 // What products read: x [n, in], rows `apart(in)` apart, its sums over the groups of a matrix [n, groups], and for products of whole
-// numbers x rounded to `codes` [n, in] times `scales` [n, groups], whose sums over groups are `totals` and, scaled, `sums`.
+// numbers x rounded to `codes` [n, in] of so many bytes times `scales` [n, groups], whose sums over groups are `totals` and, scaled,
+// `sums`. Codes of two bytes lie as the products take them: of eight inputs 0 2, 1 3, 4 6, 5 7.
 struct Inputs {
   const float *x, *sums;
   const int8_t* codes;
+  int width;
   const float* scales;
   const int32_t* totals;
 
   Inputs from(const Matrix& m, int row) const {
     size_t groups = size_t(row) * m.num_groups();
-    return {x + row * apart(m.in), sums + groups, codes + size_t(row) * m.in, scales + groups, totals + groups};
+    return {x + row * apart(m.in), sums + groups, codes + size_t(row) * m.in * width, width, scales + groups, totals + groups};
   }
 };
+
+// x times a factor to the nearest whole number, of LANES inputs from the first of eight on.
+static inline Ints rounded(Vec x, float factor) {
+  Vec shifted = x * factor + 12582912.0f;  // the sum's last bits are the nearest integer
+  return bits_as<Ints>(shifted) - Ints(bits_as<Words>(all(12582912.0f)));
+}
+static inline void put_codes(int8_t* to, int width, Ints whole) {
+  if (width == 1) {
+    typedef int8_t Narrow __attribute__((vector_size(LANES)));
+    Narrow narrow = __builtin_convertvector(whole, Narrow);
+    std::memcpy(to, &narrow, sizeof narrow);
+    return;
+  }
+  typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));
+#if defined(__AVX512F__)
+  const Ints order = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
+  Narrow narrow = __builtin_convertvector(Ints(_mm512_permutexvar_epi32(bits_as<__m512i>(order), bits_as<__m512i>(whole))), Narrow);
+#else
+  Narrow narrow;
+  for (int i = 0; i < LANES; ++i) narrow[i] = int16_t(whole[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i]);
+#endif
+  std::memcpy(to, &narrow, sizeof narrow);
+}
 
 // A thread's own room for them.
 struct Room {
@@ -29,32 +54,38 @@ struct Room {
   std::vector<int8_t> codes;
   std::vector<int32_t> totals;
 
-  // Of n rows of x, for a matrix of codes and all of the same width and group.
-  Inputs inputs(const Matrix& m, const float* x, int n, bool is_rounded) {
+  // Of n rows of x, for a matrix of codes and all of the same width and group; rounded to so many bytes, or not where it is 0.
+  Inputs inputs(const Matrix& m, const float* x, int n, int width) {
     size_t groups = m.num_groups(), size = n * groups;
     if (sums.size() < size) sums.resize(size), scales.resize(size), totals.resize(size);
-    if (is_rounded && codes.size() < size_t(n) * m.in) codes.resize(size_t(n) * m.in);
+    if (codes.size() < size_t(n) * m.in * width) codes.resize(size_t(n) * m.in * width);
+    float steps = width == 2 ? 32767 : 127;
     for (int r = 0; r < n; ++r)
       for (size_t g = 0; g < groups; ++g) {
         const float* of = x + r * apart(m.in) + g * m.group;
         size_t place = r * groups + g;
         Vec sum{};
-        if (!is_rounded) {
+        if (!width) {
           for (int i = 0; i < m.group; i += LANES) sum += at(of + i);
           sums[place] = total(sum);
           continue;
         }
-        int8_t* to = codes.data() + r * m.in + g * m.group;
+        int8_t* to = codes.data() + (r * m.in + g * m.group) * width;
         Vec most{};
         for (int i = 0; i < m.group; i += LANES) most = at(of + i) > most ? at(of + i) : -at(of + i) > most ? -at(of + i) : most;
         float top = 0;
         for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
-        float scale = top / 127, factor = top > 0 ? 127 / top : 0;
+        float scale = top / steps, factor = top > 0 ? steps / top : 0;
+        Ints wholes{};
+        for (int i = 0; i < m.group; i += LANES) {
+          Ints whole = rounded(at(of + i), factor);
+          put_codes(to + i * width, width, whole), wholes += whole;
+        }
         int32_t whole = 0;
-        for (int i = 0; i < m.group; ++i) whole += to[i] = int8_t(std::lrint(of[i] * factor));
+        for (int i = 0; i < LANES; ++i) whole += wholes[i];
         scales[place] = scale, totals[place] = whole, sums[place] = scale * float(whole);
       }
-    return {x, sums.data(), is_rounded ? codes.data() : nullptr, scales.data(), totals.data()};
+    return {x, sums.data(), width ? codes.data() : nullptr, width, scales.data(), totals.data()};
   }
 };
 

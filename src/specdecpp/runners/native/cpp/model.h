@@ -7,9 +7,10 @@
 #include "products.h"
 
 // What `weights.py` tells of a model: n rows, w width, h heads of s values, g of them share keys and values, f width of the
-// feed-forward, v rows of the output layer. Of the s values of a head the first `rotary` are turned.
+// feed-forward, v rows of the output layer. Of the s values of a head the first `rotary` are turned. What is multiplied with codes is
+// rounded to so many bytes; 0: it is not.
 struct Shape {
-  int32_t layers, width, heads, kv_heads, size, rotary, hidden, vocab, is_gelu, is_rounded;
+  int32_t layers, width, heads, kv_heads, size, rotary, hidden, vocab, is_gelu, rounds_to;
   float eps, query_scale, embedding_scale;
 };
 

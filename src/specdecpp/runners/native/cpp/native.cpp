@@ -8,7 +8,7 @@
 
 extern "C" {
 
-// Whether products of whole numbers are to be had (`is_rounded`): not on every processor.
+// Whether products of whole numbers are to be had (`rounds_to`): not on every processor.
 bool native_has_dots() { return HAS_DOTS; }
 
 // Null where there is no memory.

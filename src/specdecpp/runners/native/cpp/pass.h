@@ -163,7 +163,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     float* h = own.h.data();
     // What products with a matrix, and with others of its group, read of x.
     auto read = [&](const Matrix& w, const float* x, int n) {
-      return w.is_coded() ? own.room.inputs(w, x, n, s.is_rounded) : Inputs{x, nullptr, nullptr, nullptr, nullptr};
+      return w.is_coded() ? own.room.inputs(w, x, n, s.rounds_to) : Inputs{x, nullptr, nullptr, 0, nullptr, nullptr};
     };
     // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
     auto into = [&](std::initializer_list<const Matrix*> matrices, const float* x, int n, float* y, size_t stride, bool adds) {

@@ -25,10 +25,6 @@ static inline void in_blocks(int n, Work work) {
   }
 }
 
-// How many panels are summed at once: a single sum of few rows would wait for itself.
-template <int N>
-constexpr int panels_at_once() { return LANES < 16 ? 1 : N == 1 ? 4 : N == 2 ? 2 : 1; }
-
 template <class Read, int N, int P>
 static inline void plain_panels(const Matrix& m, const float* x, const Store& put, int panel, int row) {
   const float* bias = m.bias ? m.bias + panel * PANEL : nullptr;
@@ -36,38 +32,46 @@ static inline void plain_panels(const Matrix& m, const float* x, const Store& pu
 }
 
 template <int N, int P>
-static inline void panels_of(const Matrix& m, const Inputs& inputs, const Store& put, int panel, int row) {
-  const float *x = inputs.x + row * apart(m.in), *sums = inputs.sums + row * m.num_groups();
+static inline void plain_panels(const Matrix& m, const Inputs& inputs, const Store& put, int panel, int row) {
+  const float* x = inputs.x + row * apart(m.in);
+  if (m.form == Form::WHOLE) return plain_panels<Whole, N, P>(m, x, put, panel, row);
+  if (m.form == Form::HALF) return plain_panels<Half, N, P>(m, x, put, panel, row);
+  plain_panels<Float16, N, P>(m, x, put, panel, row);
+}
+
+template <int N>
+static inline void coded_panel(const Matrix& m, const Inputs& inputs, const Store& put, int panel, int row) {
+  bool is_nibbles = m.form == Form::NIBBLES;
 #if HAS_DOTS
-  if (m.is_coded() && inputs.codes) {
+  if (inputs.codes) {
     Inputs from = inputs.from(m, row);
-    if (m.form == Form::NIBBLES) return rounded_sums<true, N, P>(m, from, put, panel, row);
-    return rounded_sums<false, N, P>(m, from, put, panel, row);
+    if (from.width == 1) return (is_nibbles ? rounded_sums<true, 1, N> : rounded_sums<false, 1, N>)(m, from, put, panel, row);
+    return (is_nibbles ? rounded_sums<true, 2, N> : rounded_sums<false, 2, N>)(m, from, put, panel, row);
   }
 #endif
-  switch (m.form) {
-    case Form::WHOLE: return plain_panels<Whole, N, P>(m, x, put, panel, row);
-    case Form::HALF: return plain_panels<Half, N, P>(m, x, put, panel, row);
-    case Form::FLOAT16: return plain_panels<Float16, N, P>(m, x, put, panel, row);
-    case Form::NIBBLES: return coded_sums<Nibbles, N, P>(m, x, apart(m.in), sums, put, panel, row);
-    case Form::BYTES: return coded_sums<Bytes, N, P>(m, x, apart(m.in), sums, put, panel, row);
-  }
+  const float *x = inputs.x + row * apart(m.in), *sums = inputs.sums + row * m.num_groups();
+  (is_nibbles ? coded_sums<Nibbles, N> : coded_sums<Bytes, N>)(m, x, apart(m.in), sums, put, panel, row);
 }
+
+// How many plain panels are summed at once: a single sum of few rows would wait for itself. Codes give it enough else to do.
+template <int N>
+constexpr int panels_at_once() { return LANES < 16 ? 1 : N == 1 ? 4 : N == 2 ? 2 : 1; }
 
 // Panels `begin` to `end` of x W for n rows of x.
 static void product(const Matrix& m, const Inputs& x, int n, int begin, int end, const Store& put) {
   int panel = begin;
+  if (m.is_coded()) {
+    for (; panel < end; ++panel)
+      in_blocks<ROWS>(n, [&](int row, auto size) { coded_panel<decltype(size)::num>(m, x, put, panel, row); });
+    return;
+  }
   if (n <= 2)
     in_blocks<2>(n, [&](int row, auto size) {
       constexpr int N = decltype(size)::num, P = panels_at_once<N>();
-      for (; panel + P <= end; panel += P) panels_of<N, P>(m, x, put, panel, row);
-      if (P > 2 && end - panel == 3) panels_of<N, P < 3 ? P : 3>(m, x, put, panel, row);
-      if (P > 1 && end - panel == 2) panels_of<N, P < 2 ? P : 2>(m, x, put, panel, row);
-      if (end - panel == 1) panels_of<N, 1>(m, x, put, panel, row);
-      panel = end;
+      for (; panel + P <= end; panel += P) plain_panels<N, P>(m, x, put, panel, row);
     });
   for (; panel < end; ++panel)
-    in_blocks<ROWS>(n, [&](int row, auto size) { panels_of<decltype(size)::num, 1>(m, x, put, panel, row); });
+    in_blocks<ROWS>(n, [&](int row, auto size) { plain_panels<decltype(size)::num, 1>(m, x, put, panel, row); });
 }
 
 // The thread's share of so many panels.

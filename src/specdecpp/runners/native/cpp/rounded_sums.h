@@ -6,12 +6,16 @@
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define HAS_DOTS 1
-// In each place the sum of four products of unsigned bytes with the signed bytes of x, added.
+// In each place the sum of four products of unsigned bytes with the signed bytes of x, or of two products of halves of words with
+// those of x, added.
+template <int WIDTH>
 static inline Ints dots(Ints sum, Words codes, int32_t x) {
 #if defined(__AVX512VNNI__)
-  return Ints(_mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(codes), _mm512_set1_epi32(x)));
+  __m512i a = bits_as<__m512i>(sum), b = bits_as<__m512i>(codes), c = _mm512_set1_epi32(x);
+  return Ints(WIDTH == 1 ? _mm512_dpbusd_epi32(a, b, c) : _mm512_dpwssd_epi32(a, b, c));
 #else
-  return Ints(_mm256_dpbusd_avx_epi32(bits_as<__m256i>(sum), bits_as<__m256i>(codes), _mm256_set1_epi32(x)));
+  __m256i a = bits_as<__m256i>(sum), b = bits_as<__m256i>(codes), c = _mm256_set1_epi32(x);
+  return Ints(WIDTH == 1 ? _mm256_dpbusd_avx_epi32(a, b, c) : _mm256_dpwssd_avx_epi32(a, b, c));
 #endif
 }
 #else
@@ -19,64 +23,61 @@ static inline Ints dots(Ints sum, Words codes, int32_t x) {
 #endif
 
 #if HAS_DOTS
-// The same sums with rounded x: of whole numbers, and so exact, within each group.
-template <bool IS_NIBBLES, int N, int P>
+// The codes of four inputs, or of two, that a product takes of words with eight (nibbles) or four.
+template <bool IS_NIBBLES, int WIDTH>
+static inline Words taken(Words w, int part) {
+  if (WIDTH == 1) return IS_NIBBLES ? w >> 4 * part & 0x0f0f0f0fu : w ^ 0x80808080u;
+  if (IS_NIBBLES) return w >> (part / 2 * 4 + part % 2 * 8) & 0x000f000fu;
+  typedef int16_t Halves __attribute__((vector_size(LANES * 4)));
+  Halves halves = bits_as<Halves>(w);
+  return bits_as<Words>(part ? halves >> 8 : halves << 8 >> 8);
+}
+
+// The same sums with x rounded to codes of WIDTH bytes: of whole numbers, and so exact, within each group.
+template <bool IS_NIBBLES, int WIDTH, int N>
 static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int panel, int row) {
-  Vec first[P][N], second[P][N];
-  const uint8_t* w[P];
-  Scales scales[P];
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) {
-    w[p] = m.panel(panel + p);
-    const float* bias = m.bias ? m.bias + (panel + p) * PANEL : nullptr;
-#pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) first[p][r] = bias ? at(bias) : Vec{}, second[p][r] = bias ? at(bias + LANES) : Vec{};
-  }
   constexpr size_t QUAD = PANEL * 4;  // bytes: four inputs, or eight in nibbles
-  int groups = m.num_groups(), in = m.in, zero = IS_NIBBLES ? m.zero : m.zero + 128;
+  constexpr int PARTS = (1 + IS_NIBBLES) * WIDTH;
+  Vec first[N], second[N];
+  const uint8_t* w = m.panel(panel);
+  const float* bias = m.bias ? m.bias + panel * PANEL : nullptr;
+  Scales scales;
+#pragma GCC unroll 16
+  for (int r = 0; r < N; ++r) first[r] = bias ? at(bias) : Vec{}, second[r] = bias ? at(bias + LANES) : Vec{};
+  int groups = m.num_groups(), in = m.in, zero = IS_NIBBLES || WIDTH == 2 ? m.zero : m.zero + 128;
   const int8_t* codes = x.codes;
   for (int g = 0; g < groups; ++g) {
-    Vec scale[P][2], offset[P][2];
-    Ints a[P][N], b[P][N];
+    Vec scale[2], offset[2];
+    Ints a[N], b[N];
+    w = scales.read(m, w, g, 1.0f, scale, offset);
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
-      w[p] = scales[p].read(m, w[p], g, 1.0f, scale[p], offset[p]);
+    for (int r = 0; r < N; ++r) a[r] = b[r] = Ints{} - zero * x.totals[r * groups + g];
+    for (int i = 0; i < m.group; i += IS_NIBBLES ? 8 : 4, codes += PARTS * 4, w += QUAD) {
+      __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + QUAD / 2, 0, 2);
+      Words u = words(w), v = words(w + QUAD / 2);
 #pragma GCC unroll 16
-      for (int r = 0; r < N; ++r) a[p][r] = b[p][r] = Ints{} - zero * x.totals[r * groups + g];
+      for (int part = 0; part < PARTS; ++part) {
+        Words of_u = taken<IS_NIBBLES, WIDTH>(u, part), of_v = taken<IS_NIBBLES, WIDTH>(v, part);
+#pragma GCC unroll 16
+        for (int r = 0; r < N; ++r) {
+          int32_t few;
+          std::memcpy(&few, codes + r * in * WIDTH + 4 * part, 4);
+          a[r] = dots<WIDTH>(a[r], of_u, few), b[r] = dots<WIDTH>(b[r], of_v, few);
+        }
+      }
     }
-    for (int i = 0; i < m.group; i += IS_NIBBLES ? 8 : 4, codes += IS_NIBBLES ? 8 : 4)
 #pragma GCC unroll 16
-      for (int p = 0; p < P; ++p, w[p - 1] += QUAD) {
-        __builtin_prefetch(w[p] + AHEAD, 0, 2), __builtin_prefetch(w[p] + AHEAD + QUAD / 2, 0, 2);
-        Words u = words(w[p]), v = words(w[p] + QUAD / 2);
-#pragma GCC unroll 16
-        for (int part = 0; part < 1 + IS_NIBBLES; ++part) {
-          Words of_u = IS_NIBBLES ? u >> 4 * part & 0x0f0f0f0fu : u ^ 0x80808080u;
-          Words of_v = IS_NIBBLES ? v >> 4 * part & 0x0f0f0f0fu : v ^ 0x80808080u;
-#pragma GCC unroll 16
-          for (int r = 0; r < N; ++r) {
-            int32_t four;
-            std::memcpy(&four, codes + r * in + 4 * part, 4);
-            a[p][r] = dots(a[p][r], of_u, four), b[p][r] = dots(b[p][r], of_v, four);
-          }
-        }
+    for (int r = 0; r < N; ++r) {
+      float by = x.scales[r * groups + g], sum = x.sums[r * groups + g];
+      first[r] += scale[0] * by * __builtin_convertvector(a[r], Vec);
+      second[r] += scale[1] * by * __builtin_convertvector(b[r], Vec);
+      if (m.has_offset) {
+        first[r] += offset[0] * sum;
+        second[r] += offset[1] * sum;
       }
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
-#pragma GCC unroll 16
-      for (int r = 0; r < N; ++r) {
-        float by = x.scales[r * groups + g], sum = x.sums[r * groups + g];
-        first[p][r] += scale[p][0] * by * __builtin_convertvector(a[p][r], Vec);
-        second[p][r] += scale[p][1] * by * __builtin_convertvector(b[p][r], Vec);
-        if (m.has_offset) {
-          first[p][r] += offset[p][0] * sum;
-          second[p][r] += offset[p][1] * sum;
-        }
-      }
+    }
   }
 #pragma GCC unroll 16
-  for (int p = 0; p < P; ++p)
-#pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) put(panel + p, row + r, first[p][r], second[p][r]);
+  for (int r = 0; r < N; ++r) put(panel, row + r, first[r], second[r]);
 }
 #endif

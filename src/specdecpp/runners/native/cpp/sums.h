@@ -110,68 +110,50 @@ struct Scales {
 
 // The same for a matrix of codes, whose weights are scale * (code - zero) + offset: sums of codes times values, and for each group
 // scale times that. `sums` are those of x over each group, rows lying `num_groups` apart.
-template <class Codes, int N, int P>
+template <class Codes, int N>
 static void coded_sums(const Matrix& m, const float* x, size_t stride, const float* sums, const Store& put, int panel, int row) {
-  Vec first[P][N], second[P][N];
-  const uint8_t* w[P];
-  Scales scales[P];
+  Vec first[N], second[N];
+  const uint8_t* w = m.panel(panel);
+  const float* bias = m.bias ? m.bias + panel * PANEL : nullptr;
+  Scales scales;
 #pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) {
-    w[p] = m.panel(panel + p);
-    const float* bias = m.bias ? m.bias + (panel + p) * PANEL : nullptr;
-#pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) first[p][r] = bias ? at(bias) : Vec{}, second[p][r] = bias ? at(bias + LANES) : Vec{};
-  }
+  for (int r = 0; r < N; ++r) first[r] = bias ? at(bias) : Vec{}, second[r] = bias ? at(bias + LANES) : Vec{};
   int groups = m.num_groups(), octets = m.group / 8;
   float zero = -float(m.zero) / Codes::UNIT;
   for (int g = 0; g < groups; ++g) {
-    Vec scale[P][2], offset[P][2];
+    Vec scale[2], offset[2], a[N], b[N];
+    w = scales.read(m, w, g, Codes::UNIT, scale, offset);
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) w[p] = scales[p].read(m, w[p], g, Codes::UNIT, scale[p], offset[p]);
-    Vec a[P][N], b[P][N];
+    for (int r = 0; r < N; ++r) a[r] = b[r] = all(zero * sums[r * groups + g]);
+    for (int o = 0; o < octets; ++o, x += 8, w += Codes::OCTET) {
+      Words codes[Codes::WORDS];
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
-#pragma GCC unroll 16
-      for (int r = 0; r < N; ++r) a[p][r] = b[p][r] = all(zero * sums[r * groups + g]);
-    for (int o = 0; o < octets; ++o, x += 8) {
-      Words codes[P][Codes::WORDS];
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 16
-        for (int i = 0; i < Codes::WORDS; ++i) {
-          __builtin_prefetch(w[p] + AHEAD + i * LANES * 4, 0, 2);
-          codes[p][i] = words(w[p] + i * LANES * 4);
-        }
-        w[p] += Codes::OCTET;
+      for (int i = 0; i < Codes::WORDS; ++i) {
+        __builtin_prefetch(w + AHEAD + i * LANES * 4, 0, 2);
+        codes[i] = words(w + i * LANES * 4);
       }
 #pragma GCC unroll 16
-      for (int i = 0; i < 8; ++i)
+      for (int i = 0; i < 8; ++i) {
+        Vec u = Codes::value(codes, i, 0), v = Codes::value(codes, i, 1);
 #pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-          Vec u = Codes::value(codes[p], i, 0), v = Codes::value(codes[p], i, 1);
-#pragma GCC unroll 16
-          for (int r = 0; r < N; ++r) {
-            float value = x[r * stride + i];
-            a[p][r] += u * value;
-            b[p][r] += v * value;
-          }
+        for (int r = 0; r < N; ++r) {
+          float value = x[r * stride + i];
+          a[r] += u * value;
+          b[r] += v * value;
         }
+      }
     }
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
-#pragma GCC unroll 16
-      for (int r = 0; r < N; ++r) {
-        first[p][r] += scale[p][0] * a[p][r];
-        second[p][r] += scale[p][1] * b[p][r];
-        if (m.has_offset) {
-          float sum = sums[r * groups + g];
-          first[p][r] += offset[p][0] * sum;
-          second[p][r] += offset[p][1] * sum;
-        }
+    for (int r = 0; r < N; ++r) {
+      first[r] += scale[0] * a[r];
+      second[r] += scale[1] * b[r];
+      if (m.has_offset) {
+        float sum = sums[r * groups + g];
+        first[r] += offset[0] * sum;
+        second[r] += offset[1] * sum;
       }
+    }
   }
 #pragma GCC unroll 16
-  for (int p = 0; p < P; ++p)
-#pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) put(panel + p, row + r, first[p][r], second[p][r]);
+  for (int r = 0; r < N; ++r) put(panel, row + r, first[r], second[r]);
 }
