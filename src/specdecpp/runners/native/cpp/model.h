@@ -39,7 +39,7 @@ struct Model {
   Angles angles[TABLES];
   Arena arena;
   // Of one pass: n rows of what lies between the products, and each thread's own.
-  std::vector<float> x, qkv, mixed, act, branch, scored;
+  std::vector<float> x, qkv, mixed, act, branch, narrow;
   struct Own {
     std::vector<float> h, q, scores, gate, values;
     std::vector<int32_t> path;
@@ -50,6 +50,12 @@ struct Model {
   explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {}
   int joined() const { return (s.heads + 2 * s.kv_heads) * s.size; }
   int mix() const { return s.heads * s.size; }
+  int scored() const { return output_ids.empty() ? s.vocab : int(output_ids.size()); }
+  // Values [scored()] of the tokens that are scored among all of them, `rest` for the others.
+  void widen(const float* values, float rest, float* row) const {
+    std::fill(row, row + s.vocab, rest);
+    for (size_t i = 0; i < output_ids.size(); ++i) row[output_ids[i]] = values[i];
+  }
   Layer& layer(int l) { return l < 0 ? ends : layers[l]; }
   const Matrix& embedding() const { return ends.matrices[EMBEDDING].out ? ends.matrices[EMBEDDING] : ends.matrices[OUTPUT]; }
 };

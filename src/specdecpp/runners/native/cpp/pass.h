@@ -135,7 +135,7 @@ static void make_room(Model& m, int threads, int n, int end) {
   };
   grow(m.x, size_t(n) * s.width), grow(m.branch, size_t(n) * s.width), grow(m.qkv, size_t(n) * m.joined());
   grow(m.mixed, n * apart(m.mix())), grow(m.act, n * apart(s.hidden));
-  if (!m.output_ids.empty()) grow(m.scored, size_t(n) * m.output_ids.size());
+  if (!m.output_ids.empty()) grow(m.narrow, size_t(n) * m.output_ids.size());
   if (m.own.size() < size_t(threads)) m.own.resize(threads);
   for (Model::Own& own : m.own) {
     grow(own.h, n * apart(s.width)), grow(own.q, size_t(ROWS) * s.size + PANEL), grow(own.gate, size_t(n) * GATES * PANEL);
@@ -144,9 +144,10 @@ static void make_room(Model& m, int threads, int n, int end) {
 }
 
 // Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] of what is wanted of each, in their
-// order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. One call at a time for a model.
+// order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only says minus infinity of the
+// others, or, where it is `narrow`, nothing of them: logits [rows, scored()]. One call at a time for a model.
 static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen = -1,
-                 float* inputs = nullptr) {
+                 float* inputs = nullptr, bool narrow = false) {
   const Shape& s = m.s;
   int n = 0, end = 0, rows = 0;
   for (Part* part = parts; part < parts + num_parts; ++part)
@@ -230,14 +231,11 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     }
     for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
     const Matrix& output = m.ends.matrices[OUTPUT];
-    if (m.output_ids.empty()) return into({&output}, h, rows, logits, s.vocab, false);
-    into({&output}, h, rows, m.scored.data(), output.out, false);
+    bool widens = !narrow && !m.output_ids.empty();
+    into({&output}, h, rows, widens ? m.narrow.data() : logits, m.scored(), false);
+    if (!widens) return;
     barrier.wait();
-    for (int r = t; r < rows; r += threads) {
-      float* row = logits + size_t(r) * s.vocab;
-      std::fill(row, row + s.vocab, -INFINITY);
-      for (int i = 0; i < output.out; ++i) row[m.output_ids[i]] = m.scored[size_t(r) * output.out + i];
-    }
+    for (int r = t; r < rows; r += threads) m.widen(m.narrow.data() + size_t(r) * m.scored(), -INFINITY, logits + size_t(r) * s.vocab);
   });
 }
 

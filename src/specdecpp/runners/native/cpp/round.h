@@ -80,19 +80,22 @@ static double scored(const Drafting& d, double estimate) {
   return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
 }
 
-// Candidates of one request while they are drawn, as `rounds.host.propose` draws them.
+// Candidates of one request while they are drawn, as `rounds.host.propose` draws them. Where the draft scores some tokens only, all is
+// computed of these, and becomes a row of the vocabulary at last.
 struct Drawing {
   Drafting& d;
+  const Model& m;
   Sequence* seq;
-  int vocab;
+  int vocab, size;
+  const int32_t* ids;  // of the tokens that are scored; null: all of them
   const int64_t* pending;
   int n, start, num = 0;
   bool is_drawn, spreads, reads_q;
   float scalars[4] = {};  // of the last candidate
   Seen seen;
 
-  Drawing(Drafting& d, Sequence* seq, int vocab)
-      : d(d), seq(seq), vocab(vocab), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
+  Drawing(Drafting& d, const Model& m, Sequence* seq)
+      : d(d), m(m), seq(seq), vocab(m.s.vocab), size(m.scored()), ids(size < vocab ? m.output_ids.data() : nullptr), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
     spreads = d.evidence == NEGATIVE_ENTROPY || (d.head && (d.head->reads(ENTROPY) || d.head->reads(GAP)));
     reads_q = d.head || d.judges_by_q || d.evidence == LAST_Q || d.evidence == PRODUCT_OF_Q || spreads;
     d.value = 1.0, d.why = ON, d.forward_s = d.head_s = 0;
@@ -115,29 +118,31 @@ struct Drawing {
     d.head_s += now() - started;
   }
 
-  // The next candidate, of the logits and the state that the draft's pass over `pending` has said. Greedily these logits are `row()`.
+  // The next candidate, of the logits [size] and the state that the draft's pass over `pending` has said. The logits may be `row()`.
   void draws(float* said, const float* state) {
-    static thread_local std::vector<float> probabilities;
+    static thread_local std::vector<float> held;
     if (d.head && d.head->lags && num) judge(num - 1, state);
-    float* row = this->row();
-    penalise(said, vocab, d.sampling);
-    int64_t& token = d.tokens[num];
+    bool needs_law = is_drawn || reads_q;
+    if (needs_law && (ids || !is_drawn)) held.resize(size);
+    float* p = ids || !is_drawn ? held.data() : row();
+    penalise(said, size, d.sampling, ids);
     double q = 1.0;
+    int64_t place;
     if (is_drawn) {
-      distribution(said, vocab, d.sampling, row);
-      token = draw(row, vocab, d.uniforms[num]);
-      q = row[token];
+      distribution(said, size, d.sampling, p);
+      place = draw(p, size, d.uniforms[num]);
     } else {
-      token = argmax(row, vocab);
-      probabilities.resize(vocab);
-      if (reads_q) law(row, vocab, 1.0f, probabilities.data()), q = probabilities[token];
+      place = argmax(said, size);
+      if (reads_q) law(said, size, 1.0f, p);
     }
+    if (needs_law) q = p[place];
+    if (ids) m.widen(is_drawn ? p : said, is_drawn ? 0.0f : -INFINITY, row());
+    else if (!is_drawn && said != row()) std::copy(said, said + size, row());
+    int64_t& token = d.tokens[num];
+    token = ids ? ids[place] : place;
     d.confidence[num] = q;
     scalars[LOG_Q] = float(std::log(std::max(q, 1e-30))), scalars[DEPTH] = float(num + 1);
-    if (spreads) {
-      const float *x = is_drawn ? said : row, *p = is_drawn ? row : probabilities.data();
-      spread(x, p, vocab, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
-    }
+    if (spreads) spread(said, p, size, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
     if (d.evidence == LAST_Q) d.value = q;
     if (d.evidence == PRODUCT_OF_Q) d.value *= q;
     if (d.evidence == NEGATIVE_ENTROPY) d.value = -scalars[ENTROPY];
@@ -155,7 +160,7 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
   static thread_local std::vector<int64_t> tokens;
   std::vector<Drawing> all;
   all.reserve(count);
-  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], seqs[i], s.vocab);
+  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], *m, seqs[i]);
   std::vector<Drawing*> on;
   std::vector<Part> parts;
   for (bool is_first = true;; is_first = false) {
@@ -169,17 +174,16 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
     }
     int num = int(on.size());
     if (parts.empty()) break;
-    logits.resize(size_t(num) * s.vocab), states.resize(size_t(num) * s.width);
+    size_t size = m->scored();
+    logits.resize(num * size), states.resize(size_t(num) * s.width);
     double started = now();
-    bool is_row = num == 1 && !on[0]->is_drawn;  // they are what is wanted
+    bool is_row = num == 1 && !on[0]->is_drawn && !on[0]->ids;  // they are what is wanted
     float* said = is_row ? on[0]->row() : logits.data();
-    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), said, states.data());
+    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), said, states.data(), -1, nullptr, true);
     double row_s = (now() - started) / tokens.size();
     auto one = [&, said, state = states.data()](int i) {
       on[i]->d.forward_s += on[i]->n * row_s;
-      float* of = said + size_t(i) * s.vocab;
-      if (!is_row && !on[i]->is_drawn) std::copy(of, of + s.vocab, on[i]->row()), of = on[i]->row();
-      on[i]->draws(of, state + size_t(i) * s.width);
+      on[i]->draws(said + i * size, state + size_t(i) * s.width);
     };
     if (num == 1) one(0);
     else if (num)

@@ -32,9 +32,10 @@ class Seen {
   std::vector<int64_t> added_;
 };
 
-static void penalise(float* x, int n, const Sampling& s) {
+// Logits x [n], of these tokens (null: of all in their order).
+static void penalise(float* x, int n, const Sampling& s, const int32_t* ids = nullptr) {
   for (int i = 0; s.seen && i < n; ++i)
-    if (s.seen[i]) x[i] = x[i] < 0 ? x[i] * s.penalty : x[i] / s.penalty;
+    if (s.seen[ids ? ids[i] : i]) x[i] = x[i] < 0 ? x[i] * s.penalty : x[i] / s.penalty;
 }
 
 // The num-th largest of p [n]: a heap of the largest so far, which blocks of smaller ones leave alone.
