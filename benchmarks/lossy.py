@@ -6,8 +6,7 @@
 Questions of GSM8K, each answered under every verification in turns, at temperature 0 and at .7 (top-p .9), with one stopping
 rule. A row: tokens/s, accepted candidates, exact match (the last number after the last `####` or `=` of the text against
 that of the solution), the share of tokens before the answer leaves the target's own greedy one (at temperature 0), and the mean
-total variation a token. The lossy ones run in the loop in Python, so the lossless ratio test is timed there too at .7 (`token,
-in Python`), beside where it usually is. Nothing else should run.
+total variation a token. Nothing else should run.
 """
 
 import argparse
@@ -32,15 +31,10 @@ from specdecpp.training.prompts import gsm8k
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-class InPython(TokenVerification):
-    """The ratio test where the lossy ones run: no compiled engine knows it."""
-
-
 SETTINGS: dict[str, Any] = {
     "target alone": TokenVerification(),
     "token": TokenVerification(),
     "block": BlockVerification(),
-    "token, in Python": InPython(),
     **{f"fuzzy js {x:g}": Fuzzy(x) for x in (0.05, 0.1, 0.3)},
     **{f"chow {x:g}": Chow(x) for x in (0.1, 0.5)},
     **{f"opt {x:g}": OptimalDeferral(x) for x in (0.1, 0.5)},

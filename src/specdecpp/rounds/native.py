@@ -26,13 +26,12 @@ from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.copying import Copied, Copying, propose
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.rounds.verification import CompareVerification
+from specdecpp.rounds.verification_codes import COMPARE, coded, is_lossy
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
 from specdecpp.sampling import Sampling, Uniforms, seen_rows
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
-_SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: 2}
-_GREEDY = {GreedyVerification: 0, CompareVerification: 2}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
 _STOPPED, _ENDED = 1, 2
@@ -55,7 +54,7 @@ class Native:
             return "its models are not both run by compiled code"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
-        if type(request.verification) not in (_GREEDY if request.sampling.is_greedy else _SAMPLED):
+        if coded(request.verification, is_greedy=request.sampling.is_greedy) is None:
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
         judge = judge_of(request.policy)
         if judge is not None and not judges_plainly(judge):
@@ -206,7 +205,10 @@ class _Rounds:
         self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
         sampling = filters(request.sampling, request.seen)
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
-        self._verifying = Verifying(sampling=sampling, verification=(_SAMPLED | _GREEDY)[type(request.verification)])
+        told = coded(request.verification, is_greedy=request.sampling.is_greedy)
+        assert told is not None, "others are refused"
+        self._is_lossy = is_lossy(told)
+        self._verifying = Verifying(sampling=sampling, **told._asdict())
         self._compares = type(request.verification) is CompareVerification
         self._judges = head is not None or judges_by_q(judge_of(request.policy))
         if head is not None:
@@ -272,6 +274,9 @@ class _Rounds:
         told.tokens, told.confidence, told.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
         told.rows = self._verifying.q = self._rows.data_ptr()
         self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
+        if self._is_lossy:
+            self._tv = (ctypes.c_double * (limit + 1))()
+            self._verifying.tv = ctypes.addressof(self._tv)
 
     def verifies(self, plan: Plan) -> Verifying:
         """What the target is told."""
@@ -311,6 +316,7 @@ class _Rounds:
             verify_s=verify_s,
             forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
             rows=None if self._raw is None else self._said(self._raw, tokens),
+            tv=self._tv[: said.num_accepted + 1] if self._is_lossy else (),
         )
 
     def _said(self, logits: torch.Tensor, tokens: list[int]) -> Rows:
@@ -328,9 +334,7 @@ class _Copies:
         self.target: Any = request.target
         self._sampling, self._seen = request.sampling, request.seen
         self._uniforms: Any = request.randomness[1]
-        self._verifying = Verifying(
-            sampling=filters(request.sampling, request.seen), verification=_SAMPLED[CompareVerification]
-        )
+        self._verifying = Verifying(sampling=filters(request.sampling, request.seen), verification=COMPARE)
         self._most = -1
 
     def drafts(self, plan: Plan) -> None:

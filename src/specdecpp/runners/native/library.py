@@ -65,7 +65,8 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """What `native_verify` is told and says: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw", "tv")]
+    _fields_ += [(name, ctypes.c_double) for name in ("first", "second")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "verification")]
     _fields_ += [("sampling", Filters)]
