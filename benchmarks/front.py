@@ -1,69 +1,65 @@
-"""The table of the README, from results: each rule by the clock on the reference pair, rows that lose included.
+"""The table of the README, from results: engines on SmolLM2's file, rows that lose included.
 
     python benchmarks/front.py            # writes it between the marks in README.md
     python benchmarks/front.py --check    # says whether it is there
 
-`bench.json` has the rules. What the memory of the machine allows is from `peers.json`: a round must read the weights of the
-target once and those of the draft once a candidate, at the bandwidth that a sum over 600 MB reaches.
+`smollm2_pair.json` is what `python -m peers.cells` measured in one sitting.
 """
 
 import argparse
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from specdecpp.bench.results import Results, Row
-
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- table: made by benchmarks/front.py -->", "<!-- until here -->"
-NAMES = {"gsm8k_test": "GSM8K", "HumanEval": "HumanEval", "alpaca_1k": "Alpaca"}
-SHOWN = {("target", "token"), ("fixed", "token"), ("cumulative:0.2", "token"), ("specdecpp", "token")}
-SHOWN |= {("cost-aware", "token"), ("cost-aware", "block")}
+SHOWN = {
+    "llama.cpp, no draft": ("llama.cpp", ["target alone"]),
+    "llama.cpp, the same draft, best of four settings": ("llama.cpp", ["n-max 1", "n-max 2", "n-max 4", "n-max 8, p-min 0.4"]),
+    "ours, no draft": ("ours", ["target"]),
+    "ours, best fixed K of 1 to 3": ("ours", ["fixed:1", "fixed:2", "fixed:3"]),
+    "ours, SpecDec++": ("ours", ["specdecpp"]),
+    "**ours, the default rule**": ("ours", ["cost-aware"]),
+}
+Cell = dict[str, Any]
 
 
-def table(bench: Results, peers: dict[str, Any]) -> str:
-    """The rows of every data set, and under them what they were measured on."""
-    lines = [
-        "| prompts | rule | tokens/s | times the target alone | tokens a pass | of the bandwidth floor |",
-        "|---|---|---:|---:|---:|---:|",
+def table(found: dict[str, Any]) -> str:
+    """Tokens/s by sampling, the mean over the sets."""
+    samplings = sorted({(cell["temperature"], cell["top_p"]) for cell in found["cells"]})
+    columns = [[cell for cell in found["cells"] if (cell["temperature"], cell["top_p"]) == sampling] for sampling in samplings]
+    titles = ["greedy" if t == 0 else f"T = {t:g}" + (f", top_p {p:g}" if p < 1 else "") for t, p in samplings]
+    lines = [f"| tokens/s | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}"]
+    for label, (engine, settings) in SHOWN.items():
+        rates = [max(speed(cells, engine, setting) for setting in settings) for cells in columns]
+        lines.append(f"| {label} | {' | '.join(f'{rate:.0f}' for rate in rates)} |")
+    over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
+    lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
+    plan = found["plan"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{found['machine']['cpu']}, {plan['threads']} threads. Means over GSM8K,",
+            f"HumanEval and Alpaca, {plan['prompts']} unseen prompts each ({plan['llama_prompts']} for llama.cpp),",
+            f"up to {plan['tokens']} tokens, reading the prompt included.",
+            "Where there were several settings the best was picked on these very prompts.",
+        ]
+    )
+
+
+def speed(cells: Sequence[Cell], engine: str, setting: str) -> float:
+    """Tokens/s, the mean over cells."""
+    rates = [
+        row["tokens_per_second"][0]
+        for cell in cells
+        for row in cell["rows"]
+        if (row["engine"], row["setting"]) == (engine, setting)
     ]
-    for row in bench.rows:
-        if is_shown(row):
-            lines.append(_line(row, floor_s(row, peers)))
-    about = bench.provenance
-    target = about["pair"]["target"]
-    tokens = about["plan"]["max_tokens"]
-    cpu = peers["machine"]["cpu"].partition(" with ")[0]
-    where = f"{about['machine']} ({cpu}), {target['dtype']}, {target['runner']}"
-    lines += [
-        "",
-        f"{where}; the reference pair, temperature 1,",
-        f"{bench.rows[0].num_prompts} prompts a set, up to {tokens} tokens, 95 % intervals over prompts; settings were chosen",
-        "on other prompts. The floor: two bytes a weight from memory in each pass; this pair fits into a cache.",
-    ]
-    return "\n".join(lines)
-
-
-def is_shown(row: Row) -> bool:
-    """The rules of the front page, each in the setting that other prompts chose."""
-    names = {row.policy.split(":")[0], row.policy, row.role}
-    return row.chosen and any((name, row.verification) in SHOWN for name in names)
-
-
-def floor_s(row: Row, peers: dict[str, Any]) -> float:
-    """Seconds of a token that only reads weights, of two bytes each: what the pair has, and native keeps."""
-    target, draft = (2 * n / 1e9 for n in peers["pairs"]["reference"]["num_parameters"])
-    drafted = row.discard_rate + (row.mean_acceptance_length - 1) * row.verification_rate
-    return (row.verification_rate * target + drafted * draft) / peers["machine"]["bandwidth_gb_per_s"]["2"]
-
-
-def _line(row: Row, least_s: float) -> str:
-    name = row.label + (", block verification" if row.verification == "block" and "block" not in row.label else "")
-    speed = f"{row.tokens_per_second:.0f}" + (" [{:.0f}, {:.0f}]".format(*row.rate_interval) if row.rate_interval else "")
-    times = f"{row.speedup:.2f}" + (" [{:.2f}, {:.2f}]".format(*row.speedup_interval) if row.speedup_interval else "")
-    cells = (NAMES.get(row.dataset, row.dataset), name, speed, times, f"{row.mean_acceptance_length:.2f}")
-    return f"| {' | '.join(cells)} | {row.tokens_per_second * least_s:.2f} |"
+    return mean(rates)
 
 
 def written(text: str, table: str) -> str:
@@ -74,13 +70,11 @@ def written(text: str, table: str) -> str:
 
 
 def main() -> None:
-    import json
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
-    peers = json.loads((RESULTS / "peers.json").read_text(encoding="utf-8"))
-    found = table(Results.read(RESULTS / "bench.json"), peers)
+    results = ROOT / "benchmarks/results/smollm2_pair.json"
+    found = table(json.loads(results.read_text(encoding="utf-8")))
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:

@@ -104,9 +104,7 @@ def page(card: dict[str, Any], head: Path, evaluation: Path) -> str:
         own=shape["own"],
         tokens=shape["tokens"] or 49152,
         data=card["data"]["tokens"],
-        before=f"it began as the draft {begun['fingerprint'][:16]}"
-        if (begun := card.get("start"))
-        else "it began as layers of it",
+        begun=f"the draft {of_before['fingerprint'][:16]}" if (of_before := card.get("start")) else "layers of the target",
         temperature=card["data"]["sampling"]["temperature"],
         where=where,
         columns=" | ".join(SETTINGS),
