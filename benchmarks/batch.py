@@ -35,7 +35,7 @@ def cells(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for how, sampling in SAMPLINGS.items():
         for rule, policy in rules.items():
-            decoder = sd.Decoder(pair, policy=policy)
+            decoder = sd.Decoder(pair, policy=policy, reuses=False)
             answers = {
                 n: [o.tokens for o in decoder.generate_all(asked[:8], at_once=n, max_tokens=args.tokens, seed=1, **sampling)]
                 for n in (1, 8)

@@ -35,8 +35,12 @@ COPYING = {
 def settings(pair: sd.Pair, alone: sd.Pair) -> dict[str, sd.Decoder]:
     """By name; the first is the target alone."""
     rules: dict[str, Policy | None] = {"copies, default": None, "copies, fixed 4": Fixed(k=4), "copies, fixed 10": Fixed(k=10)}
-    found = {"target": sd.Decoder(pair, policy=Fixed(k=0))}
-    return found | {name: sd.Decoder(alone, policy=rule) for name, rule in rules.items()} | {"model, default": sd.Decoder(pair)}
+    found = {"target": sd.Decoder(pair, policy=Fixed(k=0), reuses=False)}
+    return (
+        found
+        | {name: sd.Decoder(alone, policy=rule, reuses=False) for name, rule in rules.items()}
+        | {"model, default": sd.Decoder(pair, reuses=False)}
+    )
 
 
 def prompts(pair: sd.Pair, files: dict[str, str], num: int) -> dict[str, list[Any]]:

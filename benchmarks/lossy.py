@@ -82,7 +82,9 @@ def measured(pair: sd.Pair, asked: Sequence[Question], sampling: Sampling, args:
         once = {str(at(sampling, v)): name for name, v in reversed(kinds.items()) if name != "target alone"}
         kinds = {name: v for name, v in kinds.items() if name == "target alone" or name in once.values()}
     decoders = {
-        name: sd.Decoder(pair, policy=sd.Fixed(k=0) if name == "target alone" else policy, verification=v, lossless=False)
+        name: sd.Decoder(
+            pair, policy=sd.Fixed(k=0) if name == "target alone" else policy, verification=v, lossless=False, reuses=False
+        )
         for name, v in kinds.items()
     }
     for decoder in decoders.values():

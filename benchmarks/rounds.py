@@ -110,11 +110,11 @@ def main() -> None:
     about = provenance("python", "benchmarks/rounds.py")
     named = {key: value for key, value in (("draft", args.draft), ("head", args.head)) if value}
     pair = sd.load_pair(args.target, **named) if args.target else sd.load_pair(**named)
-    default = sd.Decoder(pair)
+    default = sd.Decoder(pair, reuses=False)
     decoders = {
         "default": default,
-        "function": sd.Decoder(pair, policy=as_function(default.policy), costs=default.costs),
-        "target": sd.Decoder(pair, policy=sd.Fixed(k=0)),
+        "function": sd.Decoder(pair, policy=as_function(default.policy), costs=default.costs, reuses=False),
+        "target": sd.Decoder(pair, policy=sd.Fixed(k=0), reuses=False),
     }
     prompts = [as_prompt(pair, text) for text in practice_prompts()[:: 200 // args.prompts][: args.prompts]]
     for name, asked in REQUESTS.items():  # caches, compiled code, costs

@@ -268,13 +268,13 @@ def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> I
     """A cell for each sampling and set: tokens per second of what runs by default, of fixed lengths and of the target alone."""
     pair = sd.load_pair(name)
     contestants: dict[str, sd.Decoder] = {
-        "target alone": sd.Decoder(pair, policy=Fixed(k=0)),
-        **{f"fixed K = {k}": sd.Decoder(pair, policy=Fixed(k=k)) for k in (1, 2, 3, 4, 6)},
-        "cumulative q 0.2": sd.Decoder(pair, policy=CumulativeConfidence()),
-        "cost-aware by q": sd.Decoder(pair, policy=CostAware()),
+        "target alone": sd.Decoder(pair, policy=Fixed(k=0), reuses=False),
+        **{f"fixed K = {k}": sd.Decoder(pair, policy=Fixed(k=k), reuses=False) for k in (1, 2, 3, 4, 6)},
+        "cumulative q 0.2": sd.Decoder(pair, policy=CumulativeConfidence(), reuses=False),
+        "cost-aware by q": sd.Decoder(pair, policy=CostAware(), reuses=False),
     }
     if pair.head is not None:
-        contestants["cost-aware"] = sd.Decoder(pair, policy=CostAware(head=pair.head))
+        contestants["cost-aware"] = sd.Decoder(pair, policy=CostAware(head=pair.head), reuses=False)
     for how, sampling in SAMPLINGS.items():
         for part, path in files.items():
             source = prompt_files.Source(path=path, prompt=part, name=part, split="test")

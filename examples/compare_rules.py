@@ -15,7 +15,7 @@ rules = {
     "cumulative 0.2": sd.CumulativeConfidence(threshold=0.2),
     "the default": None,  # cost-aware, where the pair has a calibrated head
 }
-decoders = {name: sd.Decoder(pair, policy=policy) for name, policy in rules.items()}
+decoders = {name: sd.Decoder(pair, policy=policy, reuses=False) for name, policy in rules.items()}
 totals = dict.fromkeys(rules, sd.Metrics())
 for seed in range(3):  # the first time only warms up
     for prompt in prompts:

@@ -68,7 +68,8 @@ int main(int, char** paths) {
       native_angles(m, r.at(0), kept.back().floats(), kept.back().floats(r.bytes.size() / 2));
     } else if (r.name == "sequence") {
       if (sequence) native_sequence_free(sequence);
-      is_done = native_grow(m, sequence = native_sequence(), r.at(0), 0);
+      sequence = native_sequence();
+      is_done = native_copy(m, sequence, sequence, r.at(0), 0);
     } else if (r.name == "extend") {  // threads, start, rows; tokens
       std::vector<int64_t> tokens(r.bytes.size() / 8);
       std::memcpy(tokens.data(), r.bytes.data(), r.bytes.size());

@@ -381,8 +381,8 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path / "padded")
     given = {"start": str(tmp_path / "padded"), "shape": None, "tokens": 600}
     assert 0 < distil(plan_of(folder, tmp_path / "of_padded", **given))["acceptance"]["prompts"]["1"] < 1
-    with pytest.raises(ValueError, match="layers of its own"):
-        plan_of(folder, tmp_path / "out", start="small")
+    with pytest.raises(RunnerError, match="1 layers, none of them from the target"):
+        distil(plan_of(folder, tmp_path / "shaped", start=str(tmp_path / "small"), shape=Shape(kept=0, own=1)))
     tiny_tokenizer(40).save_pretrained(tmp_path / "small")
     with pytest.raises(PairError):
         distil(plan_of(folder, tmp_path / "other", **more))
@@ -399,3 +399,18 @@ def test_a_draft_of_this_target_is_trained_further(folder, whole, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(first, own_weights(trained), strict=True))
     target = Target(str(folder / "target"))
     assert network.shape_of(target.model, target.model) is None
+
+
+def test_of_a_draft_of_this_target_all_layers_may_be_trained(folder, whole, tmp_path):
+    """Catches kept layers that stay as they were, and a draft that is no longer known for one of this target."""
+    begun = whole / "draft"
+    card = distil(plan_of(folder, tmp_path / "out", start=str(begun), shape=Shape(kept=0, own=2, tokens=40), seed=1))
+    assert card["draft"]["shape"] == {"kept": 0, "own": 2, "tokens": 40}
+    where: Any = {"dtype": torch.float32, "device": None, "device_map": None}
+    before, after = (load_model(at, **where) for at in (begun, tmp_path / "out" / "draft"))
+    layers = zip(before.model.layers, after.model.layers, strict=True)
+    assert [torch.equal(a.mlp.up_proj.weight, b.mlp.up_proj.weight) for a, b in layers] == [False, False]
+    assert torch.equal(before.lm_head.weight, after.lm_head.weight)
+    assert network.shape_of(after, Target(str(folder / "target")).model) == Shape(kept=0, own=2, tokens=40)
+    with pytest.raises(RunnerError, match="2 layers, 1 of them from the target, so it cannot go on as 2"):
+        distil(plan_of(folder, tmp_path / "more", start=str(begun), shape=Shape(kept=2, own=1)))

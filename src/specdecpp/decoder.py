@@ -19,10 +19,12 @@ from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import spec_of
+from specdecpp.rounds.tree_verification import check_trees
 from specdecpp.rounds.verification import TokenVerification, Verification, at, check_lossless, is_lossless
 from specdecpp.runners import Draws
+from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams
-from specdecpp.session import FinishReason, Round, Session, advance, check_trees
+from specdecpp.session import FinishReason, Round, Session, advance
 from specdecpp.text import Detokenizer, half_character
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -70,6 +72,9 @@ class Decoder:
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
     same answer again. The others keep the costs up with the clock, and begin with what they have taught each other.
 
+    Of a prompt that begins as an earlier request's text did (the next turn of a conversation, a common system prompt) only the
+    rest is read, where the models are compiled; answers are the same. `reuses=False` reads every prompt whole.
+
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
     >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP
     """
@@ -82,6 +87,7 @@ class Decoder:
         verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
         costs: Costs | None = None,
         lossless: bool = True,
+        reuses: bool = True,
     ):
         check_lossless(verification, lossless=lossless)
         if policy is None:
@@ -97,6 +103,7 @@ class Decoder:
         for head in heads(policy):
             pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification
+        self.reuses = reuses
         self._costs = costs and costs_for(policy, costs)
         self._clock: CostClock | None = None
         self._experiences: dict[Sampling, Experience] = {}
@@ -147,7 +154,8 @@ class Decoder:
                 f"{sampling.temperature}. Use TokenVerification() or BlockVerification()."
             )
         stop, seed = options.get("stop", ()), options.get("seed")
-        target, draft = self.pair.target.fresh(), self.pair.draft.fresh()
+        ids, kept = encode(self.pair, prompt), self.pair.kept if self.reuses else Kept()
+        target, draft = kept.begin(ids, self.pair.target, self.pair.draft)
         return Session(
             target=target,
             draft=draft,
@@ -155,13 +163,14 @@ class Decoder:
             verification=at(sampling, self.verification),
             lossless=is_lossless(self.verification),
             sampling=sampling,
-            prompt=encode(self.pair, prompt),
+            prompt=ids,
             max_tokens=options.get("max_tokens", 256),
             randomness=streams(seed, draw=draft.draw if isinstance(draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
             costs=self.costs if seed is not None else self._running_costs(),
             experience=None if seed is not None else self._experience(sampling),
+            kept=kept if self.reuses else None,
         )
 
     def sampling_of(self, **options: Unpack[Options]) -> Sampling:
@@ -222,10 +231,14 @@ class Decoder:
 
 def run(session: Session) -> Iterator[Round]:
     """Run a session to its end, round by round."""
-    if session.finish_reason is None:
-        session.prefill()
-    while session.finish_reason is None:
-        yield session.step()
+    try:
+        if session.finish_reason is None:
+            session.prefill()
+        while session.finish_reason is None:
+            yield session.step()
+    except (GeneratorExit, KeyboardInterrupt):  # an answer that nobody waits for has a text all the same
+        session.release()
+        raise
 
 
 def finished(session: Session, rounds: Sequence[Round]) -> Output:
@@ -236,9 +249,19 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
         tokens=tuple(session.tokens[session.num_prompt_tokens :]),
         finish_reason=session.finish_reason,
         rounds=tuple(rounds),
-        metrics=Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=session.num_prompt_tokens),
+        metrics=metrics_of(session, rounds),
         sampling=session.sampling,
         lossless=session.is_lossless,
+    )
+
+
+def metrics_of(session: Session, rounds: Sequence[Round]) -> Metrics:
+    """What the rounds of a session cost so far, its prompt included."""
+    return Metrics.of(
+        rounds,
+        prefill_s=session.prefill_s,
+        num_prompt_tokens=session.num_prompt_tokens,
+        num_cached_tokens=session.num_cached_tokens,
     )
 
 

@@ -234,7 +234,7 @@ def _timed(
 ) -> dict[str, list[Metrics]]:
     """What each policy's runs cost, in turns."""
     answers = interleaved(
-        {name: Decoder(pair, policy=policy) for name, policy in policies.items()},
+        {name: Decoder(pair, policy=policy, reuses=False) for name, policy in policies.items()},
         [as_prompt(pair, text) for text in prompts],
         num_cycles=num_cycles,
         max_tokens=max_tokens,

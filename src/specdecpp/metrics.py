@@ -19,6 +19,8 @@ class Metrics:
 
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Those of the prompt that were in a cache and not read again."""
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -37,12 +39,15 @@ class Metrics:
     """Within forward passes, those that read the prompt left out; 0 where a device runs rounds on its own."""
 
     @classmethod
-    def of(cls, rounds: Iterable["Round"], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0) -> "Metrics":
+    def of(
+        cls, rounds: Iterable["Round"], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0, num_cached_tokens: int = 0
+    ) -> "Metrics":
         """Fold rounds into sums."""
         rounds = list(rounds)
         return cls(
             num_tokens=sum(len(r.pieces) for r in rounds),
             num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=num_cached_tokens,
             num_spec_steps=len(rounds),
             num_draft_tokens=sum(r.num_drafted for r in rounds),
             num_accepted_draft_tokens=sum(r.num_accepted for r in rounds),

@@ -13,14 +13,16 @@ from typing import Any, Literal
 import torch
 
 from specdecpp.costs.curve import is_switch
-from specdecpp.errors import PromptError, RunnerError, UnsoundError
+from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
 from specdecpp.policies.trees import Grown, TreePolicy
-from specdecpp.rounds import Plan, Reading, Request, Result, engine_for, tree_verification
+from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
+from specdecpp.rounds.tree_verification import check_trees
 from specdecpp.rounds.verification import Verification, check_lossless, is_lossless
-from specdecpp.runners import Runner, refusal_of_trees
+from specdecpp.runners import Runner
+from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
 from specdecpp.text import Detokenizer
 
@@ -94,7 +96,8 @@ Watch = Callable[[Plan, Result], None]
 class Session:
     """Decode one prompt, round by round, until `finish_reason` is set.
 
-    `target` and `draft` are empty runners; `randomness` are two independent streams, one to draft and one to verify. `ends` are
+    `target` and `draft` are empty runners, or hold the prompt's beginning (`runners.kept`; where `kept` is given, they go there
+    at the end); `randomness` are two independent streams, one to draft and one to verify. `ends` are
     the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
     `UnsoundError` for temperature 0 under a verification that needs q.
 
@@ -119,6 +122,7 @@ class Session:
         costs: Costs | CostClock | None = None,
         experience: Experience | None = None,
         lossless: bool = True,
+        kept: Kept | None = None,
     ):
         check_lossless(verification, lossless=lossless)
         if costs is None and policy.needs_costs:
@@ -137,17 +141,12 @@ class Session:
                 f"{type(policy).__name__} is made of rules for chains, and one of them drafts trees. Use that alone."
             )
         if isinstance(policy, TreePolicy):
-            check_trees(policy, verification, is_greedy=sampling.is_greedy)
-            for role, runner in (("target", target), ("draft", draft)):
-                if reason := refusal_of_trees(runner):
-                    raise RunnerError(
-                        f"{type(policy).__name__} drafts trees, and the {role} cannot be given them: {reason}. Load the pair "
-                        "under runners that can (runner='lean' or 'eager'), or draft chains (CostAware)."
-                    )
+            check_trees(policy, verification, is_greedy=sampling.is_greedy, runners={"target": target, "draft": draft})
         self.target, self.draft = target, draft
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
+        self.num_cached_tokens = target.length
         self.max_tokens = max_tokens
         self.ends = frozenset(ends)
         self.finish_reason: FinishReason | None = None
@@ -155,7 +154,7 @@ class Session:
         self.watch: Watch | None = None
         self._costs = costs
         self._detokenizer = detokenizer
-        self._experience = experience
+        self._experience, self._kept = experience, kept
         self._num_before = 1
         self.num_together = 1
         memory = policy.start() if experience is None else experience.begin()
@@ -237,6 +236,14 @@ class Session:
         for stream in self._uniforms:
             stream.rewind()
 
+    def release(self) -> None:
+        """Keep the caches for requests that begin with this text. At the end of an answer it is done; whoever leaves one
+        unfinished may do so, and not go on then."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self.rewind()
+            kept.put(self.tokens, self.target, self.draft)
+
     def _mark(self) -> None:
         for stream in self._uniforms:
             stream.mark()
@@ -300,6 +307,8 @@ class Session:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
             self._experience.add(self._memory)
+        if self.finish_reason:
+            self.release()
         return outcome
 
     def _expected_s(self, result: Result) -> float:
@@ -380,13 +389,6 @@ def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
         shares[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
         left -= shares[session]
     return [session._reading(shares[session]) for session in sessions]
-
-
-def check_trees(policy: TreePolicy, verification: Verification, *, is_greedy: bool = False) -> None:
-    """Raise `UnsoundError` for a tree rule and a verification that together would change the distribution."""
-    removes_drawn = policy.removes and policy.children == "drawn" and not is_greedy
-    if reason := tree_verification.refusal(verification, removes_drawn=removes_drawn):
-        raise UnsoundError(f"{type(policy).__name__} drafts trees: {reason}")
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

@@ -68,7 +68,7 @@ class Ours:
         from specdecpp.request import parse_policy
 
         if policy not in self.decoders:
-            self.decoders[policy] = sd.Decoder(self.pair, policy=parse_policy(policy).build(self.pair.head))
+            self.decoders[policy] = sd.Decoder(self.pair, policy=parse_policy(policy).build(self.pair.head), reuses=False)
         return self.decoders[policy]
 
 

@@ -238,6 +238,7 @@ class Bench:
             verification=verification,
             costs=self.machine.costs_of(contestant.policy),
             lossless=self.plan.lossless,
+            reuses=False,  # every contestant reads the prompt
         )
 
 

@@ -113,7 +113,7 @@ def recalled(decoder: "Decoder", messages: Messages, num_first: int, max_tokens:
 
 def answered(decoder: "Decoder", messages: Messages, options: "Options") -> str:
     """The model's answer, written as it is decided, as far as it came."""
-    from specdecpp.metrics import Metrics
+    from specdecpp.decoder import metrics_of
 
     session = decoder.start(messages, **options)
     rounds, said, ending = [], "", ""
@@ -125,11 +125,12 @@ def answered(decoder: "Decoder", messages: Messages, options: "Options") -> str:
             write(rounds[-1].text)
     except KeyboardInterrupt:
         ending = ", stopped"
+        session.release()
     if session.finish_reason == "length":
         ending = ", as many as asked for"
     write("" if said.endswith("\n") else "\n")
     if rounds and (ending or sys.stderr.isatty()):
-        metrics = Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=session.num_prompt_tokens)
+        metrics = metrics_of(session, rounds)
         figures = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.0f} a second"
         print(f"[{figures}, {metrics.mean_acceptance_length:.2f} a pass{ending}]", file=sys.stderr)
     return said

@@ -84,10 +84,11 @@ def draft(target: Any, shape: Shape) -> Any:
 
 
 def shape_of(draft: Any, target: Any) -> Shape | None:
-    """That of a draft which was cut from this target; None for another model, and for one with no layer of its own."""
+    """That of a draft which was cut from this target, whose embedding it has; None for another model, and for one with no layer
+    of its own."""
     pairs = zip(draft.model.layers, target.model.layers, strict=False)
     kept = sum(1 for _ in takewhile(lambda layers: _are_same(*layers), pairs))
-    if not 0 < kept < len(draft.model.layers):
+    if kept == len(draft.model.layers) or not _are_same(draft.model.embed_tokens, target.model.embed_tokens):
         return None
     ids = getattr(draft.config, trimmed.KEY, None)
     return Shape(kept=kept, own=len(draft.model.layers) - kept, tokens=None if ids is None else len(ids))

@@ -28,7 +28,8 @@ class DistilPlan:
     shape: Shape | None = None
     """None: chosen by predicted tokens/s (`shapes`)."""
     start: str | None = None
-    """A small model with the target's tokenizer, trained instead of layers of the target; its shape is its own."""
+    """A small model with the target's tokenizer, trained instead of layers of the target; its shape is its own. Of a draft of
+    this target `shape` may keep fewer layers than it has from the target: the others are trained too."""
     course: Course = field(default_factory=Course)
     max_tokens: int = 256
     seed: int = 0
@@ -41,8 +42,6 @@ class DistilPlan:
             raise ValueError("give a budget, either minutes or tokens that the target writes")
         if (self.minutes is not None and not self.minutes > 0) or (self.tokens is not None and self.tokens < 1):
             raise ValueError(f"the budget must be positive, got {self.minutes or self.tokens}")
-        if self.start is not None and self.shape is not None:
-            raise ValueError(f"{self.start} has layers of its own; leave out the shape, or the start")
         if self.max_tokens < 2 or self.seed < 0:
             raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
 

@@ -30,7 +30,7 @@ from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
 from specdecpp.distillation.writing import Texts, writer_of
-from specdecpp.errors import DataError
+from specdecpp.errors import DataError, RunnerError
 from specdecpp.loading.pair import Pair, common_vocabulary, short_name
 from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.request import as_prompt
@@ -87,7 +87,7 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None 
 def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     target = Target(plan.target, plan.device)
     network.check(target.model, plan.shape)
-    begun = None if plan.start is None else _begun(plan.start, target)
+    begun = None if plan.start is None else _begun(plan.start, target, plan.shape)
     prompts = _encoded(plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
     settled = _settled(plan, target, begun, prompts, tell)
@@ -135,13 +135,23 @@ class _Begun:
         return None if self.is_cut else self.of
 
 
-def _begun(name: str, target: Target) -> _Begun:
-    """Raises `PairError` for a model that could not be the target's draft."""
+def _begun(name: str, target: Target, asked: Shape | None) -> _Begun:
+    """Raises `PairError` for a model that could not be the target's draft, `RunnerError` for a shape that is not its own."""
     small = Target(name, target.device)
     network.check(small.model)
     check_same_tokenizer(target.tokenizer, small.tokenizer)
     common_vocabulary(target.source, small.source, num_tokens=max(target.tokenizer.get_vocab().values()) + 1)
-    return _Begun(small, network.shape_of(small.model, target.model))
+    shape = network.shape_of(small.model, target.model)
+    if asked is None:
+        return _Begun(small, shape)
+    num = len(small.model.model.layers)
+    if shape is None or asked.kept > shape.kept or asked.kept + asked.own != num:
+        kept = "none" if shape is None else shape.kept
+        raise RunnerError(
+            f"{name} has {num} layers, {kept} of them from the target, so it cannot go on as {asked.kept}+{asked.own}. Keep as "
+            "many of them or fewer, or leave the layers out."
+        )
+    return _Begun(small, replace(shape, kept=asked.kept, own=asked.own))
 
 
 def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
@@ -302,8 +312,8 @@ def _trained(
     rows[ids] = torch.arange(len(ids))
     steps = sum(len(batches) for _, batches in timetable(survey.lengths, plan.course))
     output = draft.lm_head.weight.detach()[ids.to(model.device)]
-    precision = precision_of(target)
-    student = Student(own, output, rows, plan.course, steps, is_whole=small is not None, precision=precision)
+    precision = precision_of(target) if small is None else None
+    student = Student(own, output, rows, plan.course, steps, is_whole=not shape.kept, precision=precision)
     origin = {"asked": settled.asked, "steps": steps, "precision": precision and precision.value}
     recent: list[float] = []
 

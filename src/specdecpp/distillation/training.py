@@ -78,23 +78,19 @@ def hidden(
     """What the draft's output layer reads for every token of the answers, from the kept states; `is_whole`: from the tokens.
     Its layers compute with their weights as they are stored in `precision`."""
     device = next(tail.model.layers.parameters()).device
-    if is_whole:
-        ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
-        found = tail.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-        return _of_answers(found, pieces)
-    longest = max(len(piece.state) for piece in pieces)
-    state = torch.zeros(len(pieces), longest, pieces[0].state.shape[-1], device=device)
-    mask = torch.zeros(len(pieces), longest, dtype=torch.long, device=device)
-    for i, piece in enumerate(pieces):
-        state[i, : len(piece.state)] = piece.state.to(device)
-        mask[i, : len(piece.state)] = 1
-    given = {"inputs_embeds": state, "attention_mask": mask, "use_cache": False}
-    found = functional_call(tail.model, layers(tail.model, precision), kwargs=given).last_hidden_state
-    return _of_answers(found, pieces)
-
-
-def _of_answers(found: Float[Tensor, "B T D"], pieces: Sequence[Piece]) -> Float[Tensor, "A D"]:
+    ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
+    given = {"input_ids": ids} if is_whole else {"inputs_embeds": _states(pieces, device)}
+    weights = layers(tail.model, precision)
+    found = functional_call(tail.model, weights, kwargs=given | {"attention_mask": mask, "use_cache": False}).last_hidden_state
     return torch.cat([found[i, piece.num_prompt - 1 : len(piece.ids) - 1] for i, piece in enumerate(pieces)])
+
+
+def _states(pieces: Sequence[Piece], device: torch.device) -> Float[Tensor, "B T D"]:
+    longest = max(len(piece.state) for piece in pieces)
+    states = torch.zeros(len(pieces), longest, pieces[0].state.shape[-1], device=device)
+    for i, piece in enumerate(pieces):
+        states[i, : len(piece.state)] = piece.state.to(device)
+    return states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +140,7 @@ class Student:
         precision: Precision | None = None,
     ):
         """`output` are the rows of the output layer that the draft has, `rows` says which is a token's (-1: none). `is_whole`:
-        the draft reads tokens, not states of the target. `precision`: what its layers are stored in (`rounding`)."""
+        it reads tokens, as none of its layers is the target's. `precision`: what its layers are stored in (`rounding`)."""
         self.is_whole, self.precision = is_whole, precision
         self.tail, self.output, self.rows, self.course, self.steps, self.step = tail, output, rows, course, steps, 0
         self.own = own_weights(tail)

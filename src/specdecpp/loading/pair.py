@@ -21,6 +21,7 @@ from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint, Kind, Model
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells, have_same_files
 from specdecpp.runners import Runner
+from specdecpp.runners.kept import Kept
 
 log = logging.getLogger("specdecpp.loading")
 REFERENCE = shipped.REFERENCE
@@ -48,6 +49,8 @@ class Pair:
     """How forward passes are run, and why so."""
     identities: tuple[dict[str, Any], ...] = ()
     """What tells the two apart for whoever measures them: a quantised file may have the fingerprint of its checkpoint."""
+    kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
+    """The caches of its last requests, for those that begin alike."""
 
     def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:

@@ -32,13 +32,15 @@ Uniforms of recursive rejection: one for each node in its order, used or not, th
 node is thus decided as the chain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.errors import RunnerError, UnsoundError
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.verification import (
     BlockVerification,
@@ -48,6 +50,7 @@ from specdecpp.rounds.verification import (
     Verification,
     residual,
 )
+from specdecpp.runners import Runner, refusal_of_trees
 from specdecpp.sampling import Randomness, Uniforms
 
 Law = Callable[[int], Tensor]
@@ -79,6 +82,26 @@ def refusal(verification: Verification, *, removes_drawn: bool = False) -> str |
     if type(verification) not in _WALKS:
         return f"{type(verification).__name__} does not know trees. Use TokenVerification() or CompareVerification()."
     return None
+
+
+def check_trees(
+    policy: TreePolicy,
+    verification: Verification,
+    *,
+    is_greedy: bool = False,
+    runners: Mapping[str, Runner] | None = None,
+) -> None:
+    """Raise `UnsoundError` for a tree rule and a verification that together would change the distribution, and `RunnerError`
+    for runners, by their roles, that cannot be given trees."""
+    removes_drawn = policy.removes and policy.children == "drawn" and not is_greedy
+    if reason := refusal(verification, removes_drawn=removes_drawn):
+        raise UnsoundError(f"{type(policy).__name__} drafts trees: {reason}")
+    for role, runner in (runners or {}).items():
+        if reason := refusal_of_trees(runner):
+            raise RunnerError(
+                f"{type(policy).__name__} drafts trees, and the {role} cannot be given them: {reason}. Load the pair under "
+                "runners that can (runner='lean' or 'eager'), or draft chains (CostAware)."
+            )
 
 
 def acceptance(

@@ -32,11 +32,12 @@ class Choice:
     scores: list[Scored] = field(default_factory=list)
     stories: list[Json] = field(default_factory=list)
     prefill_s: float = 0.0
+    num_cached_tokens: int = 0
 
     def add(self, step: Step) -> None:
         self.text += step.round.text
         self.rounds.append(step.round)
-        self.prefill_s = step.prefill_s
+        self.prefill_s, self.num_cached_tokens = step.prefill_s, step.num_cached_tokens
         self.finish_reason = finish_reason(step.round) or self.finish_reason
         if step.evidence is not None:
             self.scores += step.evidence.scores
@@ -44,7 +45,12 @@ class Choice:
 
     @property
     def metrics(self) -> Metrics:
-        return Metrics.of(self.rounds, prefill_s=self.prefill_s, num_prompt_tokens=self.num_prompt_tokens)
+        return Metrics.of(
+            self.rounds,
+            prefill_s=self.prefill_s,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+        )
 
 
 def finish_reason(outcome: Round) -> str | None:
@@ -118,10 +124,18 @@ class Answer:
 
     @property
     def usage(self) -> Json:
-        """A prompt counts once, however many answers it gets."""
+        """A prompt counts once, however many answers it gets; of the cached tokens those that its first answer found."""
         completion = sum(choice.metrics.num_tokens for choice in self.choices)
         prompt = self._plan.num_prompt_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        told = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return told | {"prompt_tokens_details": {"cached_tokens": self._num_cached}}
+
+    @property
+    def _num_cached(self) -> int:
+        firsts: dict[tuple[int, ...], int] = {}
+        for choice, part in zip(self.choices, self._plan.parts, strict=True):
+            firsts.setdefault(tuple(part.prompt), choice.num_cached_tokens)
+        return sum(firsts.values())
 
     def speculative(self, work: Work) -> Json:
         """What it took: names as in vLLM's block of a request, then rates and times."""

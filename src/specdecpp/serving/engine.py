@@ -47,6 +47,7 @@ class Step:
     round: Round
     evidence: Evidence | None
     prefill_s: float
+    num_cached_tokens: int
     at_s: float
 
 
@@ -155,6 +156,7 @@ class Work:
             round=outcome,
             evidence=self._witness.evidence(outcome) if self._witness else None,
             prefill_s=session.prefill_s,
+            num_cached_tokens=session.num_cached_tokens,
             at_s=monotonic() - self.submitted,
         )
         if session.finish_reason is not None:

@@ -18,6 +18,7 @@ class SpeculativeBlock(BaseModel):
     num_spec_tokens: int = Field(description="The most candidates of a round.")
     num_tokens: int
     num_prompt_tokens: int
+    num_cached_tokens: int = Field(description="Of the prompt, those that were in a cache.")
     policy: str
     verification: str
     lossless: bool = Field(description="Whether the answer has the target's own law.")
@@ -38,10 +39,15 @@ class SpeculativeBlock(BaseModel):
     rounds: list[list[dict[str, Any]]] | None = Field(default=None, description="With details: the rounds of every answer.")
 
 
+class PromptTokens(BaseModel):
+    cached_tokens: int = Field(description="Of the prompt, those that did not have to be read again.")
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens
 
 
 class TextChoice(BaseModel):

@@ -195,7 +195,7 @@ def _bound(lib: Any) -> Any:
         "native_sequence": (pointer, []),
         "native_sequence_free": (None, [pointer]),
         "native_capacity": (number, [pointer]),
-        "native_grow": (ctypes.c_bool, [pointer, pointer, number, number]),
+        "native_copy": (ctypes.c_bool, [pointer, pointer, pointer, number, number]),
         "native_keep": (None, [pointer, pointer, number, pointer, number]),
         "native_distribution": (None, [pointer, number, pointer, pointer]),
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),

@@ -133,9 +133,26 @@ class NativeRunner:
         other._reset()
         return other
 
+    def fork(self, length: int) -> "NativeRunner":
+        """Another runner over the same weights, with a copy of the first `length` tokens of this one's cache."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot copy {length} tokens: the cache holds {self._length}")
+        other = self.fresh()
+        if self._sequence is not None and length:
+            with _LOCK:
+                other._room_for(0)
+                other._copied(self._sequence, max(length, _ROOM), length)
+                other._length = length
+        return other
+
     @property
     def length(self) -> int:
         return self._length
+
+    @property
+    def num_bytes(self) -> int:
+        """What the cache holds in memory."""
+        return self._weights.bytes_per_position * self._capacity
 
     def extend(
         self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
@@ -295,10 +312,15 @@ class NativeRunner:
             weakref.finalize(self, lib.native_sequence_free, sequence)
         if length > self._capacity:
             room = max(length, 2 * self._capacity, _ROOM)
-            if not lib.native_grow(self._weights.handle, sequence, room, self._length + num_open):
-                raise MemoryError(f"there is no memory for a cache of {length} positions")
-            self._capacity = lib.native_capacity(sequence)
+            self._copied(sequence, room, self._length + num_open)
         return sequence
+
+    def _copied(self, source: int, room: int, length: int) -> None:
+        """Make this the cache: room for so many positions, the first `length` of them another's or its own."""
+        lib = self._weights.lib
+        if not lib.native_copy(self._weights.handle, source, self._sequence, room, length):
+            raise MemoryError(f"there is no memory for a cache of {room} positions")
+        self._capacity = lib.native_capacity(self._sequence)
 
 
 def _refusal_of_weights(model: Any) -> str | None:

@@ -83,6 +83,8 @@ class Weights:
         if family.output != family.embedding or output_ids is not None or vocab_size != num_ids:
             self._matrix(_ENDS, "embedding", values.rows(family.embedding, 0, num_ids))
         self.num_ids = num_ids
+        self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
+        """Of a cache: keys and values in float32."""
         rotary, size = model.model.rotary_emb, family.head_size
         self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
         self._tables: list[tuple[Tensor, Tensor]] = []
