@@ -308,8 +308,10 @@ class NativeRunner:
         """The cache, with room for so many positions; what there is keeps its text and so many rows of a tree."""
         lib, sequence = self._weights.lib, self._sequence
         if sequence is None:
-            sequence = self._sequence = int(lib.native_sequence())
-            weakref.finalize(self, lib.native_sequence_free, sequence)
+            idle = self._weights.idle
+            sequence = self._sequence = idle.pop() if idle else int(lib.native_sequence())
+            self._capacity = lib.native_capacity(sequence)
+            weakref.finalize(self, self._weights.let_go, sequence)
         if length > self._capacity:
             room = max(length, 2 * self._capacity, _ROOM)
             self._copied(sequence, room, self._length + num_open)

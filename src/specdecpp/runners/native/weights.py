@@ -28,6 +28,8 @@ TABLES = 4
 _ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "gate": 4, "up": 5, "down": 6, "embedding": 7, "output": 8}
 _NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "down_norm": 5, "last": 6}
 _ENDS = -1
+IDLE, IDLE_BYTES = 4, 32 * 2**20
+"""So many caches that nobody uses are kept, each of so many bytes at most."""
 
 
 class _Shape(ctypes.Structure):
@@ -68,7 +70,9 @@ class Weights:
         self.handle = self.lib.native_new(ctypes.byref(shape))
         if not self.handle:
             raise MemoryError(f"there is no memory for the weights of {type(model).__name__}")
-        weakref.finalize(self, self.lib.native_free, self.handle)
+        self.idle: list[int] = []
+        """Caches that nobody uses: memory that is new to a process is slow to write for the first time."""
+        weakref.finalize(self, _freed, self.lib, self.handle, self.idle)
         values = _Values(model, stored)
         for i, layer in enumerate(family.layers):
             self._add_layer(i, layer, values)
@@ -88,6 +92,14 @@ class Weights:
         rotary, size = model.model.rotary_emb, family.head_size
         self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
         self._tables: list[tuple[Tensor, Tensor]] = []
+
+    def let_go(self, sequence: int) -> None:
+        """A cache that its runner does not need any more: kept for the next one, unless there are many or it is large."""
+        size = self.bytes_per_position * self.lib.native_capacity(sequence)
+        if len(self.idle) < IDLE and size <= IDLE_BYTES:
+            self.idle.append(sequence)
+        else:
+            self.lib.native_sequence_free(sequence)
 
     def see_to(self, end: int) -> None:
         """Tables of angles that go to this position or further."""
@@ -127,6 +139,12 @@ class Weights:
         weight = weight + self.family.norm_offset
         if not self.lib.native_norm(self.handle, layer, _NORMS[role], weight.data_ptr(), len(weight)):
             raise MemoryError(f"there is no memory for a norm of {len(weight)}")
+
+
+def _freed(lib: Any, handle: int, idle: list[int]) -> None:
+    for sequence in idle:
+        lib.native_sequence_free(sequence)
+    lib.native_free(handle)
 
 
 class _Rows:
