@@ -39,8 +39,8 @@ static void turn(float* v, const float* cos, const float* sin, int size) {
 }
 
 // Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see. Queries go
-// through the cache in blocks, as rows of a product do through a matrix.
-static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, Model::Own& own) {
+// through the cache in blocks, as rows of a product do through a matrix. Of rows before `from` nothing is read.
+static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, int from, Model::Own& own) {
   const Shape& s = m.s;
   const Sequence& seq = *part.seq;
   int size = s.size, group = s.heads / s.kv_heads, joined = m.joined(), start = part.start, n = part.n;
@@ -63,7 +63,7 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
   }
   float *queries = own.q.data(), *scores = own.scores.data();
   int num = n * group;  // query i is head kv * group + i % group of row i / group
-  for (int first = 0; first < num; first += ROWS) {
+  for (int first = from * group; first < num; first += ROWS) {
     int block = std::min(num - first, ROWS), end = start + (first + block - 1) / group + 1;
     // The first position that a query of the block sees, at the edge of a panel of keys, and where what all of them see in one order ends.
     int least = part.parents ? part.text : start + first / group, shared = part.parents ? part.text : end;
@@ -182,8 +182,8 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
         y += w->out, before += w->num_panels();
       }
     };
-    // The residual, of a product that may have a norm of its own.
-    auto add = [&](const Matrix& w, const float* x_of, const float* weight) {
+    // The residual of rows x [n], of a product that may have a norm of its own.
+    auto add = [&](const Matrix& w, const float* x_of, const float* weight, float* x, int n) {
       if (!weight) return into({&w}, x_of, n, x, s.width, true);
       into({&w}, x_of, n, m.branch.data(), s.width, false);
       barrier.wait();
@@ -198,29 +198,33 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
       if (l == seen && t == 0) std::memcpy(inputs, x, size_t(n) * s.width * 4);  // nobody adds to x before a barrier
       const Layer& layer = m.layers[l];
       const Matrix* w = layer.matrices;
+      // The last layer's keys and values are all that later passes read of rows whose logits nobody wants.
+      int from = l + 1 == s.layers && num_parts == 1 ? n - rows : 0, left = n - from;
+      float* rest = x + size_t(from) * s.width;
       norm(x, layer.norms[INPUT], s.eps, n, s.width, h, apart(s.width));  // each thread for itself: cheaper than to wait
       into({&w[QUERY], &w[KEY], &w[VALUE]}, h, n, m.qkv.data(), m.joined(), false);
       barrier.wait();
-      for (int i = t; i < num_parts * s.kv_heads; i += threads) attend(m, layer, parts[i / s.kv_heads], l, i % s.kv_heads, own);
+      for (int i = t; i < num_parts * s.kv_heads; i += threads) attend(m, layer, parts[i / s.kv_heads], l, i % s.kv_heads, from, own);
       barrier.wait();
-      add(w[MIX], m.mixed.data(), layer.norms[AFTER_ATTENTION]);
+      if (!left) break;
+      add(w[MIX], m.mixed.data() + from * apart(m.mix()), layer.norms[AFTER_ATTENTION], rest, left);
       barrier.wait();
-      norm(x, layer.norms[MLP], s.eps, n, s.width, h, apart(s.width));
+      norm(rest, layer.norms[MLP], s.eps, left, s.width, h, apart(s.width));
       const Matrix &gate = w[GATE], &up = w[UP];
       Share share(gate.num_panels(), t, threads);
-      Inputs inputs = read(gate, h, n);
+      Inputs inputs = read(gate, h, left);
       for (int panel = share.begin, size; panel < share.end; panel += size) {
         size = std::min(share.end - panel, GATES);
         float* held = own.gate.data() - panel * PANEL;
-        if (gate.group != up.group && panel > share.begin) inputs = read(gate, h, n);
-        product(gate, inputs, n, panel, panel + size, Store{held, GATES * PANEL, gate.num_panels() * PANEL});
-        if (gate.group != up.group) inputs = read(up, h, n);
+        if (gate.group != up.group && panel > share.begin) inputs = read(gate, h, left);
+        product(gate, inputs, left, panel, panel + size, Store{held, GATES * PANEL, gate.num_panels() * PANEL});
+        if (gate.group != up.group) inputs = read(up, h, left);
         Store gated{m.act.data(), apart(s.hidden), s.hidden};
         gated.gate = held, gated.gate_stride = GATES * PANEL, gated.is_gelu = s.is_gelu;
-        product(up, inputs, n, panel, panel + size, gated);
+        product(up, inputs, left, panel, panel + size, gated);
       }
       barrier.wait();
-      add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP]);
+      add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP], rest, left);
       barrier.wait();
     }
     if (!rows) return;
