@@ -153,7 +153,7 @@ def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: 
 
 def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that reads more of a prompt in a turn than it may, or that lets the others wait meanwhile."""
-    decoder, verify = Decoder(pair, policy=Fixed(k=2)), NativeRunner.verify
+    decoder, verify = Decoder(pair, policy=Fixed(k=2), reuses=False), NativeRunner.verify
     passes: list[tuple[int, int]] = []
 
     def noted(runners: Any, tasks: Any) -> None:
