@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from specdecpp import cli
+from specdecpp import Decoder, cli
 from specdecpp.bench import check
 from specdecpp.bench.check import Check, Trial
 from specdecpp.bench.machines import Machine
@@ -85,6 +85,15 @@ def test_a_pair_without_faults_is_no_slower(found: tuple[Check, list[str]]):
     assert "verification" in checked.what_if, "the one fault that every machine is taken to have"
     for name in {"draft", "verification", "head"} & set(checked.what_if):
         assert checked.what_if[name] > 0.9 * checked.best.speedup, name
+
+
+def test_a_check_teaches_the_requests_that_follow(found: tuple[Check, list[str]], pair: Pair):
+    """Catches a check whose rounds nobody remembers, and one that teaches requests with a seed or of another sampling."""
+    assert found
+    taught = [Decoder(pair).start("3 + 4 =", temperature=t)._memory.acceptance_before for t in (1.0, 0.5)]
+    assert taught[0] is not None
+    assert taught[1] is None
+    assert Decoder(pair).start("3 + 4 =", temperature=1.0, seed=1)._memory.acceptance_before is None
 
 
 def test_a_bad_pair_is_told_so(folder: Path):

@@ -197,9 +197,7 @@ class Session:
 
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
-
-        Whether all of it has been read.
-        """
+        Whether all of it has been read."""
         started = perf_counter()
         piece = self._reading(self.num_unread if most is None else most)
         for runner, tokens in ((self.target, piece.target), (self.draft, piece.draft)):
@@ -210,8 +208,8 @@ class Session:
 
     @property
     def num_unread(self) -> int:
-        """How many tokens `prefill` has still to read. Where passes are shared also those that a draft lacks, many of them,
-        which is asked for the first time: a round would read them at once, and the others wait."""
+        """How many tokens `prefill` has still to read; where passes are shared also those, many, that a draft lacks when it is
+        first asked: a round would read them at once, and the others wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
         if lacking > ROWS and self.engine.has_batches and self._decision().may_draft:
             return lacking
@@ -237,8 +235,7 @@ class Session:
             stream.rewind()
 
     def release(self) -> None:
-        """Keep the caches for requests that begin with this text. At the end of an answer it is done; whoever leaves one
-        unfinished may do so, and not go on then."""
+        """Keep the caches for requests that begin with this text, as the end of an answer does. There is no going on then."""
         kept, self._kept = self._kept, None
         if kept is not None:
             self.rewind()

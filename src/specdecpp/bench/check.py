@@ -23,6 +23,7 @@ from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.bench.run import ALONE, Bench, Contestant, Plan
 from specdecpp.costs import chain_tokens
 from specdecpp.costs.measuring import measure
+from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.runners import EagerRunner
@@ -151,6 +152,7 @@ def check(
         what_if["acceptance"] = chain_speedup(machine.costs, GOOD)
     tick(STEPS[3])
     alone, own = decoded(pair, prompts[: trial.num_timed], best, machine, trial, tell=tell)
+    teach(pair, prompts[: trial.num_timed], trial)
     tick(STEPS[4])
     return Check(
         machine=machine,
@@ -246,6 +248,16 @@ def chain_speedup(costs: Costs, acceptance: float) -> float:
     """The speed-up of the best fixed K of up to 20 where every candidate is accepted with one probability."""
     k = costs.best_length(acceptance, range(21))
     return chain_tokens(acceptance, k) / costs.round_s(k) * costs.verify_s(1)
+
+
+def teach(pair: Pair, prompts: Sequence[Sequence[int]], trial: Trial) -> None:
+    """Have the default rule answer some prompts without a seed: what it learns of them later requests begin with, under the same
+    sampling and in other processes too (`policies.experience`)."""
+    if pair.target_fingerprint is None or pair.draft_fingerprint is None:
+        return  # nothing could be remembered of it
+    decoder = Decoder(pair)
+    for prompt in prompts:
+        decoder.generate(prompt, max_tokens=trial.max_tokens, sampling=trial.sampling)
 
 
 def decoded(
