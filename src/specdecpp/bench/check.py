@@ -251,8 +251,8 @@ def chain_speedup(costs: Costs, acceptance: float) -> float:
 
 
 def teach(pair: Pair, prompts: Sequence[Sequence[int]], trial: Trial) -> None:
-    """Have the default rule answer some prompts without a seed: what it learns of them later requests begin with, under the same
-    sampling and in other processes too (`policies.experience`)."""
+    """Have the default rule answer some prompts without a seed: later requests under the same sampling, in other processes too,
+    begin with what it learns of them (`policies.experience`)."""
     if pair.target_fingerprint is None or pair.draft_fingerprint is None:
         return  # nothing could be remembered of it
     decoder = Decoder(pair)
