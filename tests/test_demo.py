@@ -102,7 +102,8 @@ class Recorder(Decoder):
 
     asked: list[tuple[Policy, str, dict]]
 
-    def __init__(self, pair: Pair, *, policy: Policy):
+    def __init__(self, pair: Pair, *, policy: Policy, reuses: bool):
+        assert not reuses  # a prompt that one rule has read would be free for the next
         self.policy = policy
 
     def generate(self, prompt: str, **options: int | float) -> object:

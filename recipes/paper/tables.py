@@ -254,7 +254,7 @@ def main() -> None:
     block = [json.loads(line) for line in args.block.read_text(encoding="utf-8").splitlines()] if args.block else []
     recording = recorded(args.labels, {"head": head, "lagged": lagged}, split="test", dev_split="dev")
     paper = Paper(recording, field(head, lagged), block, repeats=args.repeats)
-    names = [m.name if m.name == "measured" else f"{float(m.name.removeprefix('c = ')):.2f}" for m in machines]
+    names = [f"{float(m.name.removeprefix('c = ')):.2f}" if m.name.startswith("c = ") else "measured" for m in machines]
     found = {name: paper.on(machine) for name, machine in zip(names, machines, strict=True)}
     grid = {path.name.partition(",")[2]: read(path) for path in sorted(args.heads.glob("head_lagged,*"))}
     table: dict[str, Any] = {}
