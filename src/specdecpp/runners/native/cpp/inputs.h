@@ -41,6 +41,9 @@ static inline void put_codes(int8_t* to, int width, Ints whole) {
 #if defined(__AVX512F__)
   const Ints order = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
   Narrow narrow = __builtin_convertvector(Ints(_mm512_permutexvar_epi32(bits_as<__m512i>(order), bits_as<__m512i>(whole))), Narrow);
+#elif defined(__AVX2__)
+  const Ints order = {0, 2, 1, 3, 4, 6, 5, 7};
+  Narrow narrow = __builtin_convertvector(Ints(_mm256_permutevar8x32_epi32(bits_as<__m256i>(whole), bits_as<__m256i>(order))), Narrow);
 #else
   Narrow narrow;
   for (int i = 0; i < LANES; ++i) narrow[i] = int16_t(whole[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i]);
@@ -72,17 +75,18 @@ struct Room {
         }
         int8_t* to = codes.data() + (r * m.in + g * m.group) * width;
         Vec most{};
-        for (int i = 0; i < m.group; i += LANES) most = at(of + i) > most ? at(of + i) : -at(of + i) > most ? -at(of + i) : most;
-        float top = 0;
-        for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
+        for (int i = 0; i < m.group; i += LANES) {
+          Vec size = floats(bits_as<Words>(at(of + i)) & 0x7fffffffu);
+          most = size > most ? size : most;
+        }
+        float top = largest(most);
         float scale = top / steps, factor = top > 0 ? steps / top : 0;
         Ints wholes{};
         for (int i = 0; i < m.group; i += LANES) {
           Ints whole = rounded(at(of + i), factor);
           put_codes(to + i * width, width, whole), wholes += whole;
         }
-        int32_t whole = 0;
-        for (int i = 0; i < LANES; ++i) whole += wholes[i];
+        int32_t whole = total(wholes);
         scales[place] = scale, totals[place] = whole, sums[place] = scale * float(whole);
       }
     return {x, sums.data(), width ? codes.data() : nullptr, width, scales.data(), totals.data()};

@@ -95,8 +95,7 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
       for (int p = begin; layer.window && p <= place - layer.window; ++p) of[p - begin] = -INFINITY;
       Vec most = at(of);
       for (int p = LANES; p < padded; p += LANES) most = at(of + p) > most ? at(of + p) : most;
-      float top = most[0];
-      for (int j = 1; j < LANES; ++j) top = std::max(top, most[j]);
+      float top = largest(most);
       Vec shares{};
       for (int p = 0; p < padded; p += LANES) shares += at(of + p) = exponential(at(of + p) - top);
       Vec scale = all(1.0f / total(shares));

@@ -1,21 +1,37 @@
-// The same sums of rounded inputs, where the processor has products of bytes.
+// The same sums of rounded inputs, where the processor has products of whole numbers.
 
 #pragma once
 
 #include "sums.h"
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX512BW__) || defined(__AVX2__) && !defined(__AVX512F__)
 #define HAS_DOTS 1
-// In each place the sum of four products of unsigned bytes with the signed bytes of x, or of two products of halves of words with
-// those of x, added.
-template <int WIDTH>
+// In each place the sum of four products of unsigned bytes (HAS_FEW: each at most 15) with the signed bytes of x, or of two products of
+// halves of words with those of x, added. Without VNNI the latter take two instructions, and the former as many more as keep
+// sums of two from being cut off at 16 bits.
+template <int WIDTH, bool HAS_FEW>
 static inline Ints dots(Ints sum, Words codes, int32_t x) {
 #if defined(__AVX512VNNI__)
   __m512i a = bits_as<__m512i>(sum), b = bits_as<__m512i>(codes), c = _mm512_set1_epi32(x);
   return Ints(WIDTH == 1 ? _mm512_dpbusd_epi32(a, b, c) : _mm512_dpwssd_epi32(a, b, c));
-#else
+#elif defined(__AVXVNNI__)
   __m256i a = bits_as<__m256i>(sum), b = bits_as<__m256i>(codes), c = _mm256_set1_epi32(x);
   return Ints(WIDTH == 1 ? _mm256_dpbusd_avx_epi32(a, b, c) : _mm256_dpwssd_avx_epi32(a, b, c));
+#elif defined(__AVX512BW__)
+  // A compiler that gathers all products of a sum before it adds them runs out of registers.
+  __asm__("" : "+v"(sum));
+  __m512i b = bits_as<__m512i>(codes), c = _mm512_set1_epi32(x);
+  if (WIDTH == 2) return sum + Ints(_mm512_madd_epi16(b, c));
+  if (HAS_FEW) return sum + Ints(_mm512_madd_epi16(_mm512_maddubs_epi16(b, c), _mm512_set1_epi16(1)));
+  __m512i even = _mm512_and_si512(b, _mm512_set1_epi16(255)), of_even = _mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8);
+  return sum + Ints(_mm512_madd_epi16(even, of_even)) + Ints(_mm512_madd_epi16(_mm512_srli_epi16(b, 8), _mm512_srai_epi16(c, 8)));
+#else
+  __asm__("" : "+x"(sum));
+  __m256i b = bits_as<__m256i>(codes), c = _mm256_set1_epi32(x);
+  if (WIDTH == 2) return sum + Ints(_mm256_madd_epi16(b, c));
+  if (HAS_FEW) return sum + Ints(_mm256_madd_epi16(_mm256_maddubs_epi16(b, c), _mm256_set1_epi16(1)));
+  __m256i even = _mm256_and_si256(b, _mm256_set1_epi16(255)), of_even = _mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8);
+  return sum + Ints(_mm256_madd_epi16(even, of_even)) + Ints(_mm256_madd_epi16(_mm256_srli_epi16(b, 8), _mm256_srai_epi16(c, 8)));
 #endif
 }
 #else
@@ -62,7 +78,7 @@ static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int
         for (int r = 0; r < N; ++r) {
           int32_t few;
           std::memcpy(&few, codes + r * in * WIDTH + 4 * part, 4);
-          a[r] = dots<WIDTH>(a[r], of_u, few), b[r] = dots<WIDTH>(b[r], of_v, few);
+          a[r] = dots<WIDTH, IS_NIBBLES>(a[r], of_u, few), b[r] = dots<WIDTH, IS_NIBBLES>(b[r], of_v, few);
         }
       }
     }

@@ -77,6 +77,36 @@ static inline float total(Vec v) {
   for (int i = 0; i < LANES; ++i) sum += v[i];
   return sum;
 }
+static inline int32_t total(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32(bits_as<__m512i>(v));
+#elif defined(__AVX2__)
+  __m256i all_of = bits_as<__m256i>(v);
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(all_of), _mm256_extracti128_si256(all_of, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < LANES; ++i) sum += v[i];
+  return sum;
+#endif
+}
+
+// The largest of its places.
+static inline float largest(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(bits_as<__m512>(v));
+#elif defined(__AVX__)
+  __m256 all_of = bits_as<__m256>(v);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(all_of), _mm256_extractf128_ps(all_of, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+#else
+  float top = v[0];
+  for (int i = 1; i < LANES; ++i) top = v[i] > top ? v[i] : top;
+  return top;
+#endif
+}
 
 // A float16's value: exact, also of those below its normal range.
 static inline float from_half(uint16_t half) {
