@@ -211,8 +211,8 @@ def curves(film: Film, run: Run, threshold: float | None) -> None:
         most = max(LEAST_SLOTS, r["num_drafted"])
         slot = (right - left) / most
         x = [left + (i + 0.5) * slot for i in range(most)]
-        floors = [threshold] * most if threshold is not None else r["floors"] or []
-        steps = [(left + (i + side) * slot, y(f)) for i, f in enumerate(floors) if f for side in (0, 1)]
+        asked = [threshold] * most if threshold is not None else r["thresholds"] or []
+        steps = [(left + (i + side) * slot, y(f)) for i, f in enumerate(asked) if f for side in (0, 1)]
         add(scene, "polyline", "ink-line dashed", points=joined(steps), stroke_width="1.5")
         points = [(left, y(1)), *((at, y(s)) for at, s in zip(x, r["survival"], strict=False))]
         add(scene, "polyline", "accent-line", points=joined(points), stroke_width="2")
