@@ -547,6 +547,15 @@ class Picky(TokenVerification):
         return super().__call__(*args, **more)
 
 
+class Alone:
+    """One that inherits from nothing."""
+
+    allows_dropping, greedy_only = False, False
+
+    def __call__(self, *args: Any) -> Verdict:
+        return Picky()(*args)
+
+
 def test_a_rule_of_ones_own_is_asked(models: Models) -> None:
     """Catches thresholds of a base class that are followed although a subclass stops otherwise, also inside another rule."""
     for policy in (Stubborn(), AutoOff(policy=Stubborn(), patience=99), Bandit(arms=(Stubborn(), Stubborn()))):
@@ -576,15 +585,15 @@ def test_an_estimate_of_ones_own_is_honoured(models: Models) -> None:
     assert Doubting.num_asked == 3
 
 
-def test_a_verification_of_ones_own_is_called(models: Models) -> None:
-    """Catches a subclass that is taken for its base (it was, on the device)."""
+@pytest.mark.parametrize("verification", [Picky(), Alone()], ids=["subclass", "alone"])
+def test_a_verification_of_ones_own_is_called(verification: Any, models: Models) -> None:
+    """Catches a subclass that is taken for its base (it was, on the device), and one that has to inherit."""
     Picky.num_calls = 0
-    session = models.session(Fixed(k=2), Sampling(), ends=())
     session = Session(
         target=models.target.fresh(),
         draft=models.draft.fresh(),
         policy=Fixed(k=2),
-        verification=Picky(),
+        verification=verification,
         sampling=Sampling(),
         prompt=[3, 5],
         max_tokens=9,
