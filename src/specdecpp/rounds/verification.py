@@ -34,7 +34,7 @@ from specdecpp.sampling import Randomness, Sampling
 
 @runtime_checkable
 class Verification(Protocol):
-    """A pure function of the rows, the candidates and a stream of uniforms: what all of those below are, and one of your own."""
+    """A pure function of rows, candidates and a stream of uniforms: those below, and any of your own."""
 
     allows_dropping: ClassVar[bool]
     """Whether candidates may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
