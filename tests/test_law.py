@@ -1,7 +1,8 @@
 """The promise of the library, computed: a session's output has the target's own law, whatever stops the draft.
 
 Laws are enumerated, not sampled, so these tests have no false alarms. Every situation below meets every policy and
-every verification, and every policy meets every verification; the third factor rotates, as in a Latin square.
+every verification, and every policy meets every verification; the third factor rotates, as in a Latin square, but where a
+test of its own has all verifications.
 """
 
 from collections.abc import Callable
@@ -191,6 +192,7 @@ def latin_square() -> list[tuple[str, str, str]]:
     return [
         (situation, policy, names[(i + j) % (2 if policy in REMEMBERING else 3)])
         for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES))
+        if situation != "end-of-text" and not (situation == "five-tokens" and policy in REMEMBERING)
     ]
 
 

@@ -20,7 +20,7 @@ Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 20
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +30,22 @@ from specdecpp.errors import UnsoundError
 from specdecpp.rounds.lossy import LOSSY, AtZero, Lossy
 from specdecpp.rounds.ratio import Verdict, residual, token_acceptance
 from specdecpp.sampling import Randomness, Sampling
+
+
+@runtime_checkable
+class Verification(Protocol):
+    """A pure function of rows, candidates and a stream of uniforms: those below, and any of your own."""
+
+    allows_dropping: ClassVar[bool]
+    """Whether candidates may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
+    greedy_only: ClassVar[bool]
+    """Whether it keeps the target's law at temperature 0 only. Logits do for p then."""
+
+    def __call__(
+        self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], randomness: Randomness
+    ) -> Verdict:
+        """How many of the K candidates are accepted, and the token after them."""
+        ...
 
 
 def block_acceptance(
@@ -120,8 +136,6 @@ class CompareVerification:
                 return Verdict(num_accepted=i, next_token=drawn)
         return Verdict(num_accepted=len(tokens), next_token=randomness.categorical(p[len(tokens)]))
 
-
-Verification = TokenVerification | BlockVerification | GreedyVerification | CompareVerification | Lossy | AtZero
 
 VERIFICATIONS: dict[str, Verification] = {
     "token": TokenVerification(),

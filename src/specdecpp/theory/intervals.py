@@ -65,11 +65,3 @@ def ratio_of_ratios(
     """(top/bottom)/(other_top/other_bottom): how many times faster, paired by prompt."""
     columns = top, bottom, other_top, other_bottom
     return of_sums(lambda a, b, c, d: a * d / (b * c), *columns, seed=seed, resamples=resamples)
-
-
-def difference_of_ratios(
-    top: Column, bottom: Column, other_top: Column, other_bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES
-) -> Interval:
-    """top/bottom - other_top/other_bottom: points of a rate, paired by prompt."""
-    columns = top, bottom, other_top, other_bottom
-    return of_sums(lambda a, b, c, d: a / b - c / d, *columns, seed=seed, resamples=resamples)
