@@ -10,7 +10,8 @@ given that its elder siblings were not. By the same argument as for chains, at t
 m_j is expected before the draw, from what is left of q. A row costs what it adds along the convex curve below that of the
 passes: where those take steps, a row on a flat piece brings the next step nearer. Where rows cost nothing only the number of
 places is limited, and what one is worth is learned: it rises after rounds that have used all.
-With one child a node both are the chain's rule, and decide the same.
+With one child a node both are the chain's rule, and decide the same. Where further children are far from paying, the round is a
+chain by its thresholds (`rule`), which engines run without asking.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,10 @@ from specdecpp.policies.trees.protocol import Growing, TreePolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from specdecpp.costs import Costs
-    from specdecpp.policies.protocol import Outcome
+    from specdecpp.policies.protocol import Candidates, Outcome, Policy, Rule
 
 BY_SHARE = (Belief(Score(-1.2, 1.3)), Belief(Score(-1.9, 2.0)), Belief(Score(-2.1, 2.2)))
 """What to make of the share of second, third and further children: fitted on development prompts of the reference pair."""
@@ -36,6 +39,8 @@ WEIGHT = 16
 RISES, FALLS = 1.1, 0.98
 """What the price of a place is multiplied by after a round that has used all of them, and after one that has not."""
 LEAST_PRICE = 1e-3
+HOPE = 2.0
+"""By how many times a second child may be worth more, where q is broad, than one is in the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +98,41 @@ class CostAwareTree(TreePolicy):
     def begin(self, memory: TreeAccount, *, num_tokens: int, is_greedy: bool) -> TreeAccount:
         return replace(memory, chain=self._chain.begin(memory.chain, num_tokens=num_tokens, is_greedy=is_greedy))
 
+    @property
+    def looks_ahead(self) -> bool:
+        return True
+
+    @property
+    def parts(self) -> "tuple[Policy, ...]":
+        return (self._chain,)
+
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
+        """Of a chain's candidate."""
+        return self._chain.judge(draft, hidden)
+
+    def rule(self, memory: TreeAccount, costs: "Costs | None", limit: int) -> "Rule | None":
+        """The chain's, where the round is one; None where there may be a second child."""
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        if type(self) is not CostAwareTree:
+            return None  # a subclass has its own say in `open` and `wants_child`
+        rule = self._chain.rule(memory.chain, costs, limit)
+        return None if rule.least[0] <= 1 and self._may_branch(memory, costs) else rule
+
+    def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
+        """Whether a second child of the text can be worth its row: about the best place for one."""
+        worth = (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
+        least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes)
+        return self.max_children > 1 and HOPE * worth > max(memory.price, least)
+
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
-        grown: Any = getattr(outcome, "grown", None)
-        if grown is None:
-            return memory
-        chain = memory.chain
-        if not grown.num_verified:
+        chain, grown = memory.chain, getattr(outcome, "grown", None)
+        num = outcome.num_drafted if grown is None else grown.num_verified
+        if not num:
             return replace(memory, chain=chain.with_round(outcome))
+        is_full = num >= self.max_nodes if grown is None else len(grown.tokens) >= self.max_nodes
+        price = min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS)
+        if grown is None:
+            return replace(memory, chain=chain.with_round(outcome), price=price)
         belief, beliefs = chain.belief, list(memory.beliefs)
         tested, accepted = list(memory.tested), list(memory.accepted)
         eldest = [t for t in grown.tried if not t.rank]
@@ -112,13 +145,8 @@ class CostAwareTree(TreePolicy):
             tested[i] += 1
             accepted[i] += t.is_accepted
         chain = chain.with_candidates(outcome, belief, len(eldest), sum(t.is_accepted for t in eldest))
-        is_full = len(grown.tokens) >= self.max_nodes
         return TreeAccount(
-            chain=chain,
-            beliefs=tuple(beliefs),
-            tested=tuple(tested),
-            accepted=tuple(accepted),
-            price=min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS),
+            chain=chain, beliefs=tuple(beliefs), tested=tuple(tested), accepted=tuple(accepted), price=price
         )
 
     def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":
