@@ -103,7 +103,7 @@ class TreePolicy(Policy):
         return False
 
     def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
-        """None: the rule is asked node by node. A round that is to be a chain may have that one's thresholds instead; then it is
+        """None: the rule is asked node by node. A round that is to be a chain may have that one's thresholds; then it is
         told as one, without `grown`."""
         return None
 
