@@ -9,13 +9,15 @@ have the setting that is best on development prompts at the very costs of a cell
 hindsight on the very set. Passes are flat to 32 rows, grow evenly, or take steps. `summary` is in per cent, at c = 0.22, flat
 and temperature 1 where it names no worst cell.
 
-`--clock PAIR` decodes the prompts of files with trees, the cost-aware chain and the target alone, in turns in one process, greedily
-and at temperature 1; reading the prompt is left aside. Intervals are over prompts. Greedy answers are compared with the target's.
+`--clock PAIR` decodes the prompts of files with trees, the cost-aware chain and the target alone, in turns in one process,
+greedily and at temperature 1; reading the prompt is left aside. Intervals are over prompts. Greedy answers are compared with
+the target's own.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -171,7 +173,8 @@ def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     pair = sd.load_pair(name)
     costs = sd.Decoder(pair, policy=CostAwareTree()).costs
     decoders = {rule: sd.Decoder(pair, policy=policy, costs=costs, reuses=False) for rule, policy in BY_CLOCK.items()}
-    sets = [questions.encoded(pair, texts, num_dev=1, num_test=args.prompts) for texts in questions.read(args.data, args.prompt)]
+    texts = questions.read(args.data, args.prompt)
+    sets = [questions.encoded(pair, one, num_dev=1, num_test=args.prompts) for one in texts]
     for temperature in (0.0, 1.0):
         for rule in BY_CLOCK:  # caches and compiled code
             timed(decoders[rule], sets[0].dev[0], max_tokens=16, temperature=temperature, seed=0)
@@ -201,7 +204,7 @@ def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 },
                 "rounds_with_trees": {rule: num for rule, num in trees.items() if num},
                 "differ": sum(differ.values()),
-                "costs": {"draft_s": costs.draft_s, "passes": {str(n): s for n, s in costs.passes.items()}} if costs else None,
+                "costs": None if costs is None else asdict(costs),
             }
 
 

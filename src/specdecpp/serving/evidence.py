@@ -108,6 +108,8 @@ class Witness:
         """A round as the playground draws it: its candidates with their fate, its tokens with their origin."""
         rows: Any = result.rows
         p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
+        if result.grown is not None:
+            return self._tree(outcome, result.grown, p, rows.q)
         judged = plan.decision.read(result.judged)
         estimates = [*judged, *[None] * result.num_drafted]
         candidates = [
@@ -133,6 +135,41 @@ class Witness:
             "thresholds": _beside(believed, rule.least[: num + 1]) if rule and rule.evidence is watched else None,
             "candidates": candidates,
             "pieces": pieces,
+            "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
+        }
+
+    def _tree(self, outcome: Round, grown: Grown, p: Tensor, q: Tensor) -> dict[str, Any]:
+        """The same of a tree: its candidates are those of the branch that was accepted and the first that was rejected behind
+        it, and `tree` has all nodes."""
+        verified, tested = set(grown.path), [t for t in grown.tried if t.depth > len(grown.path)]
+        path, below = list(grown.path), [node for node in range(len(grown.tokens)) if grown.parents[node] == _last(grown.path)]
+        rejected = set(_tried(grown)) - verified
+        shown = path + [node for node in below if node in rejected][:1]
+        chances = [*(float(q[i, grown.tokens[node]]) for i, node in enumerate(path)), *(t.chance for t in tested[:1])]
+        candidates = [
+            {"token": grown.tokens[node], "text": self.text(grown.tokens[node]), "p": float(p[i, grown.tokens[node]])}
+            | {"q": chances[i], "estimate": None, "outcome": _fate(i, outcome)}
+            for i, node in enumerate(shown)
+        ]
+        pieces = [
+            {"token": piece.token, "text": piece.text, "origin": piece.origin, "p": float(p[i, piece.token])}
+            | {"q": chances[i] if i < len(path) else None, "estimate": None}
+            for i, piece in enumerate(outcome.pieces)
+        ]
+        fates = ["accepted" if n in verified else "rejected" if n in rejected else "unused" for n in range(len(grown.tokens))]
+        return {
+            "num_drafted": outcome.num_drafted,
+            "num_accepted": outcome.num_accepted,
+            "stop_reason": outcome.stop_reason,
+            "survival": list(accumulate((c["q"] for c in candidates), mul)),
+            "survival_of": "q",
+            "thresholds": None,
+            "candidates": candidates,
+            "pieces": pieces,
+            "tree": [
+                {"parent": parent, "text": self.text(token), "outcome": fate}
+                for token, parent, fate in zip(grown.tokens, grown.parents, fates, strict=True)
+            ],
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
         }
 
