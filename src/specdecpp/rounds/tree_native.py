@@ -120,13 +120,15 @@ class _Tree(Tree):
         found: Any = self.open[node]
         tokens = [self.tokens[child] for child in found.children]
         if uniforms is None:
-            found.share = 1.0 - sum(self.chances[child] for child in found.children)
+            _, found.share = self.draft.draw_without(found.address, tokens, 0.0)
+            if found.share <= 0:
+                return None
             for token, _ in found.top:
                 if token not in tokens:
                     return token
             left = found.row.clone()
             left[tokens] = 0.0
-            return int(left.argmax()) if bool(left.any()) else None
+            return int(left.argmax())
         token, found.share = self.draft.draw_without(found.address, tokens, *uniforms.peek(1))
         if token < 0:
             return None

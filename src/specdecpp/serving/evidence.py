@@ -8,6 +8,7 @@ convention of OpenAI and vLLM. p and q are what the round was decided on, under 
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +19,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from specdecpp.policies import protocol
+from specdecpp.policies.trees import Grown
 from specdecpp.rounds import Plan, Result
 from specdecpp.sampling import Sampling, at_least_float32
 from specdecpp.session import Round
@@ -141,11 +143,11 @@ class Witness:
     def _tree(self, outcome: Round, grown: Grown, p: Tensor, q: Tensor) -> dict[str, Any]:
         """The same of a tree: its candidates are those of the branch that was accepted and the first that was rejected behind
         it, and `tree` has all nodes."""
-        verified, tested = set(grown.path), [t for t in grown.tried if t.depth > len(grown.path)]
-        path, below = list(grown.path), [node for node in range(len(grown.tokens)) if grown.parents[node] == _last(grown.path)]
-        rejected = set(_tried(grown)) - verified
-        shown = path + [node for node in below if node in rejected][:1]
-        chances = [*(float(q[i, grown.tokens[node]]) for i, node in enumerate(path)), *(t.chance for t in tested[:1])]
+        path, rejected = [*grown.path], _rejected(grown)
+        last = path[-1] if path else -1
+        shown = path + [node for node in rejected if grown.parents[node] == last][:1]
+        behind = [t.chance for t in grown.tried if t.depth > len(path)][:1]
+        chances = [*(float(q[i, grown.tokens[node]]) for i, node in enumerate(path)), *behind]
         candidates = [
             {"token": grown.tokens[node], "text": self.text(grown.tokens[node]), "p": float(p[i, grown.tokens[node]])}
             | {"q": chances[i], "estimate": None, "outcome": _fate(i, outcome)}
@@ -156,7 +158,8 @@ class Witness:
             | {"q": chances[i] if i < len(path) else None, "estimate": None}
             for i, piece in enumerate(outcome.pieces)
         ]
-        fates = ["accepted" if n in verified else "rejected" if n in rejected else "unused" for n in range(len(grown.tokens))]
+        fates = dict.fromkeys(range(len(grown.tokens)), "unused") | dict.fromkeys(rejected, "rejected")
+        fates |= dict.fromkeys(path, "accepted")
         return {
             "num_drafted": outcome.num_drafted,
             "num_accepted": outcome.num_accepted,
@@ -168,7 +171,7 @@ class Witness:
             "pieces": pieces,
             "tree": [
                 {"parent": parent, "text": self.text(token), "outcome": fate}
-                for token, parent, fate in zip(grown.tokens, grown.parents, fates, strict=True)
+                for token, parent, fate in zip(grown.tokens, grown.parents, fates.values(), strict=True)
             ],
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
         }
@@ -188,6 +191,17 @@ def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
     One above 1, which nothing reaches, is 1: JSON knows no infinity.
     """
     return [min(max(floor, 0.0), 1.0) for floor in least[len(least) - len(survival) :]]
+
+
+def _rejected(grown: Grown) -> list[int]:
+    """The nodes that were tested and not accepted: children of the branch, which depth and rank tell apart."""
+    tested = {(t.depth, t.rank) for t in grown.tried if not t.is_accepted}
+    depths, ranks, found = {-1: 0} | {node: depth for depth, node in enumerate(grown.path, 1)}, Counter[int](), []
+    for node, parent in enumerate(grown.parents):
+        if parent in depths and (depths[parent] + 1, ranks[parent]) in tested:
+            found.append(node)
+        ranks[parent] += 1
+    return found
 
 
 def _fate(i: int, outcome: Round) -> str:

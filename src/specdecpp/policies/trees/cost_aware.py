@@ -24,7 +24,7 @@ from specdecpp.policies.score import Belief, Score, by_q
 from specdecpp.policies.trees.protocol import Growing, TreePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -103,6 +103,13 @@ class CostAwareTree(TreePolicy):
 
     def begin(self, memory: TreeAccount, *, num_tokens: int, is_greedy: bool) -> TreeAccount:
         return replace(memory, chain=self._chain.begin(memory.chain, num_tokens=num_tokens, is_greedy=is_greedy))
+
+    def resume(self, past: "Mapping[str, Any]") -> TreeAccount:
+        return TreeAccount(chain=self._chain.resume(past))
+
+    def carry(self, past: "Mapping[str, Any] | None", memory: TreeAccount) -> "Mapping[str, Any] | None":
+        """What is known of first children; the others are learned anew."""
+        return self._chain.carry(past, memory.chain)
 
     @property
     def looks_ahead(self) -> bool:
