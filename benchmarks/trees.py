@@ -241,7 +241,7 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def clock_worst(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The cell of the clock where the cost-aware tree is furthest behind the cost-aware chain, in per cent with its interval."""
+    """The cell of the clock where the cost-aware tree is furthest behind the chain, in per cent with its interval."""
 
     def over(cell: dict[str, Any]) -> dict[str, float]:
         return cell["percent_over"][f"cost-aware tree over {CHAIN}"]

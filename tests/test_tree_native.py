@@ -9,13 +9,16 @@ from laws import unchecked
 from test_rounds import MANNERS, models_of
 from test_tree_law import ByChance, ByTokens
 
+from specdecpp import NativeRunner
 from specdecpp.policies import Costs
 from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, TreePolicy, Widths
 from specdecpp.rounds import Native
 from specdecpp.rounds.host import Host
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification
 from specdecpp.runners import native
-from specdecpp.sampling import Sampling
+from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
+from specdecpp.testing import tiny_draft, tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 FLAT = Costs(draft_s=0.15, passes={1: 1.0, 32: 1.1})
@@ -75,6 +78,23 @@ def test_trees_are_those_of_the_host(shape: str, manner: str) -> None:
                 torch.testing.assert_close(a.p, b.p, atol=1e-5, rtol=1e-3)
                 torch.testing.assert_close(a.q, b.q, atol=1e-5, rtol=1e-3)
     assert any(len(parents) > 1 for parents in grown)
+
+
+def test_a_draft_that_is_sure_has_further_children() -> None:
+    """Catches a share of what the likeliest token leaves that is worked out as 1 - 1, where the draft is sure of it."""
+    target = tiny_model("llama", seed=1, head_dim=16, vocab_size=64)
+    draft = tiny_draft(target, noise=0.4)
+    with torch.no_grad():
+        draft.get_output_embeddings().weight *= 40
+    of = [NativeRunner(model, num_threads=1, probe=False) for model in (target, draft)]
+    policy: Any = Widths(widths=(3, 2), children="likeliest")
+    with unchecked():
+        for sampling in (Sampling(temperature=0.0), Sampling()):
+            how: Any = {"sampling": sampling, "prompt": [3, 5, 2], "max_tokens": 12, "policy": policy, "costs": FLAT}
+            how["verification"] = GreedyVerification() if sampling.is_greedy else TokenVerification()
+            made = [Session(target=of[0].fresh(), draft=of[1].fresh(), randomness=streams(3), **how) for _ in range(2)]
+            made[1].engine = Host()
+            same(*made)
 
 
 def test_rounds_take_turns_between_trees_and_chains() -> None:
