@@ -74,7 +74,7 @@ class Costs:
         0.11
         """
         try:
-            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s", "node_s")}
+            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s", "node_s")}
             passes = {int(n): float(s) for n, s in values["passes"].items()}
             return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
         except KeyError as error:
@@ -104,7 +104,8 @@ class Costs:
 
     def pass_s(self, num_positions: int) -> float:
         """Seconds of that pass by itself."""
-        return _along(*self._curve, num_positions)  # pyright: ignore[reportAttributeAccessIssue]
+        widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
+        return _along(widths, seconds, num_positions)
 
     def round_s(self, num_drafted: int) -> float:
         """Seconds of a round with so many candidates, after rounds of its like."""

@@ -91,8 +91,9 @@ def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
     """A chain of three that is asked node by node, in turns with one that is not, and passes of the draft by their rows."""
     started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else SHORT_TURN
     runners = pair.target.fresh(), pair.draft.fresh()
-    sessions = [_session(pair, runners, policy, num) for policy in (Fixed(k=3), Widths(widths=(1, 1, 1)))]
-    if any(session is None for session in sessions):
+    found = [_session(pair, runners, policy, num) for policy in (Fixed(k=3), Widths(widths=(1, 1, 1)))]
+    sessions = [session for session in found if session is not None]
+    if len(sessions) < len(found):
         return {"node_s": 0.0, "draft_rows": {}}
     took: list[list[float]] = [[], []]
     for _ in range(CYCLES):

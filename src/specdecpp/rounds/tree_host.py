@@ -32,10 +32,11 @@ ENOUGH = Stop("no node is worth reading")
 class Drafter(Protocol):
     """The draft's side of one round, and its tree."""
 
-    tree: Tree
     is_drawn: bool
     forward_s: float
 
+    @property
+    def tree(self) -> Tree: ...
     def read(self, nodes: Sequence[int]) -> Sequence[Tensor]: ...
     def draw(self, node: int) -> int | None: ...
     def keep(self, path: Sequence[int]) -> None:
