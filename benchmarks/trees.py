@@ -1,18 +1,25 @@
 """Trees against chains, and against the shapes of other papers: all of them on the same recordings, at many costs.
 
     python benchmarks/trees.py --replay reference=runs/rules/t1/labels --replay ... --out results/trees.json
+    python benchmarks/trees.py --clock reference --data gsm8k_test.jsonl --prompt gsm8k --data ... --out results/trees.json
 
 `--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`training.tree_replay`), under
 token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals
 have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
 hindsight on the very set. Passes are flat to 32 rows, grow evenly, or take steps. `summary` is in per cent, at c = 0.22, flat
 and temperature 1 where it names no worst cell.
+
+`--clock PAIR` decodes the prompts of files with trees, the cost-aware chain and the target alone, in turns in one process,
+greedily and at temperature 1; reading the prompt is left aside. Intervals are over prompts. Greedy answers are compared with
+the target's own.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,9 +27,13 @@ import torch
 from peers.provenance import provenance
 
 import specdecpp as sd
+from specdecpp.bench import questions
+from specdecpp.bench.interleaving import in_turn
+from specdecpp.decoder import run
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
 from specdecpp.sampling import Sampling, streams
+from specdecpp.theory.intervals import ratio_of_ratios
 from specdecpp.theory.replay import replay
 from specdecpp.training import shards
 from specdecpp.training.traces import Terms, traces
@@ -136,6 +147,67 @@ def cells(name: str, folder: Path, limit: int | None) -> Iterator[dict[str, Any]
             }
 
 
+CHAIN, ALONE = "cost-aware chain", "target alone"
+BY_CLOCK: dict[str, sd.Policy] = {
+    ALONE: Fixed(k=0),
+    CHAIN: CostAware(),
+    "cost-aware tree": CostAwareTree(),
+    "tree 2x1": Widths(widths=(2, 1)),
+    "tree 4x2": Widths(widths=(4, 2)),
+}
+
+
+def timed(decoder: sd.Decoder, prompt: Any, **options: Any) -> tuple[int, float, int, tuple[int, ...]]:
+    """Tokens of an answer, its seconds but for the prompt's, rounds with a tree, and the answer."""
+    session = decoder.start(prompt, **options)
+    session.prefill()
+    started = perf_counter()
+    rounds = list(run(session))
+    seconds = perf_counter() - started
+    answer = tuple(session.tokens[session.num_prompt_tokens :])
+    return len(answer), seconds, sum(r.grown is not None for r in rounds), answer
+
+
+def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A cell for each set and temperature."""
+    pair = sd.load_pair(name)
+    costs = sd.Decoder(pair, policy=CostAwareTree()).costs
+    decoders = {rule: sd.Decoder(pair, policy=policy, costs=costs, reuses=False) for rule, policy in BY_CLOCK.items()}
+    texts = questions.read(args.data, args.prompt)
+    sets = [questions.encoded(pair, one, num_dev=1, num_test=args.prompts) for one in texts]
+    for temperature in (0.0, 1.0):
+        for rule in BY_CLOCK:  # caches and compiled code
+            timed(decoders[rule], sets[0].dev[0], max_tokens=16, temperature=temperature, seed=0)
+        for part in sets:
+            sums = {rule: np.zeros((2, len(part.test))) for rule in BY_CLOCK}
+            trees, differ = dict.fromkeys(BY_CLOCK, 0), dict.fromkeys(BY_CLOCK, 0)
+            for turn in range(args.cycles * len(part.test)):
+                i, answers = turn % len(part.test), {}
+                for rule in in_turn(list(BY_CLOCK), turn, num_turns=args.cycles * len(part.test)):
+                    how = {"max_tokens": args.tokens, "temperature": temperature, "seed": turn}
+                    num, seconds, num_trees, answers[rule] = timed(decoders[rule], part.test[i], **how)
+                    sums[rule][:, i] += num, seconds
+                    trees[rule] += num_trees
+                for rule in BY_CLOCK:
+                    differ[rule] += temperature == 0 and answers[rule] != answers[ALONE]
+            yield {
+                "pair": name,
+                "sampling": f"{temperature:g}",
+                "set": part.dataset,
+                "prompts": len(part.test),
+                "tokens_per_second": {rule: round(float(a.sum() / b.sum()), 1) for rule, (a, b) in sums.items()},
+                "percent_over": {
+                    f"{rule} over {other}": _percent(ratio_of_ratios(*sums[rule], *sums[other]))
+                    for other in (CHAIN, ALONE)
+                    for rule in BY_CLOCK
+                    if rule not in (other, ALONE)
+                },
+                "rounds_with_trees": {rule: num for rule, num in trees.items() if num},
+                "differ": sum(differ.values()),
+                "costs": None if costs is None else asdict(costs),
+            }
+
+
 def _first(records: list[Any], limit: int | None) -> list[Any]:
     """The first of every source."""
     if limit is None:
@@ -165,8 +237,17 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "worst_vs_chain": worst("cost-aware chain"),
         "worst_vs_other_trees": worst(*PUBLISHED),
         "worst_vs_static": worst("static"),
-        "clock_worst_vs_chain": None,
     }
+
+
+def clock_worst(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The cell of the clock where the cost-aware tree is furthest behind the chain, in per cent with its interval."""
+
+    def over(cell: dict[str, Any]) -> dict[str, float]:
+        return cell["percent_over"][f"cost-aware tree over {CHAIN}"]
+
+    cell = min(cells, key=lambda cell: over(cell)["value"])
+    return over(cell) | {key: cell[key] for key in ("pair", "sampling", "set")}
 
 
 def main() -> None:
@@ -174,21 +255,38 @@ def main() -> None:
     parser.add_argument("--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings; repeatable")
     parser.add_argument("--limit", type=int, help="answers of each source, for a quick look")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--clock", metavar="PAIR", help="by the clock on this pair")
+    parser.add_argument("--data", action="append", default=[], metavar="FILE", help="prompts for the clock; repeatable")
+    parser.add_argument("--prompt", action="append", default=[], metavar="KIND", help="what its rows are, for each file")
+    parser.add_argument("--prompts", type=int, default=24, help="of each file")
+    parser.add_argument("--cycles", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+
+    def keep(key: str, cell: dict[str, Any], *names: str) -> None:
+        """A cell takes the place of an earlier one of its name."""
+        kept = [c for c in found.get(key, []) if any(c[name] != cell[name] for name in names)]
+        found[key] = [*kept, cell]
+        found["summary"] = (summary(found["replay"]) if "replay" in found else {}) | {
+            "clock_worst_vs_chain": clock_worst(found["clock"]) if "clock" in found else None
+        }
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    about = provenance("python", "benchmarks/trees.py")
     for name, _, folder in (named.partition("=") for named in args.replay):
         for cell in cells(name, Path(folder), args.limit):
-            keys = ("pair", "sampling", "costs", "set")
-            kept = [c for c in found.get("replay", []) if any(c[key] != cell[key] for key in keys)]
-            found |= provenance("python", "benchmarks/trees.py") | {"replay": [*kept, cell]}
-            print(
-                *(cell[key] for key in keys), json.dumps({r: p["value"] for r, p in cell["percent_over"].items()}), flush=True
-            )
-            found["summary"] = summary(found["replay"])
-            if args.out:
-                args.out.parent.mkdir(parents=True, exist_ok=True)
-                args.out.write_text(json.dumps(found, indent=1) + "\n")
+            found |= about
+            keep("replay", cell, "pair", "sampling", "costs", "set")
+            percent = {rule: interval["value"] for rule, interval in cell["percent_over"].items()}
+            print(*(cell[key] for key in ("pair", "sampling", "costs", "set")), json.dumps(percent), flush=True)
+    for cell in clocked(args.clock, args) if args.clock else ():
+        found["clock_about"] = about
+        keep("clock", cell, "pair", "sampling", "set")
+        print(json.dumps({key: value for key, value in cell.items() if key != "costs"}), flush=True)
     print(json.dumps(found.get("summary", {}), indent=1))
 
 

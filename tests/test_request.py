@@ -22,6 +22,7 @@ from specdecpp.policies import (
     Policy,
     SpecDecPP,
 )
+from specdecpp.policies.trees import CostAwareTree, Widths
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,9 @@ from specdecpp.policies import (
             "bandit:exploration=0.5:target|auto-off:argmax",
             Bandit(arms=(Fixed(k=0), AutoOff(policy=ArgmaxLength())), exploration=0.5),
         ),
+        ("tree:costs", CostAwareTree()),
+        ("tree:costs:3", CostAwareTree(max_children=3)),
+        ("tree:4x2x1", Widths(widths=(4, 2, 1))),
         ("auto-off:bandit:fixed:1|fixed:4", AutoOff(policy=Bandit(arms=(Fixed(k=1), Fixed(k=4))))),
     ],
 )
@@ -77,7 +81,12 @@ def test_every_exported_rule_can_be_typed():
     rules = {kind for kind in vars(policies).values() if isinstance(kind, type) and issubclass(kind, Policy)}
     typed = {kind for kind, *_ in (request.KINDS | request.WRAPPERS).values()}
     assert typed == rules - {Policy}
-    assert {name.split(":")[0] for name in request.policy_names()} == {request.TARGET, *request.KINDS, *request.WRAPPERS}
+    assert {name.split(":")[0] for name in request.policy_names()} == {
+        request.TARGET,
+        request.TREE,
+        *request.KINDS,
+        *request.WRAPPERS,
+    }
 
 
 @pytest.mark.parametrize("name", request.KINDS)

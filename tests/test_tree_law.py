@@ -80,6 +80,10 @@ class Everywhere(TreePolicy):
         return len(tree.children(node)) < (2 if not tree.tokens or tree.tokens[-1] != 1 else 1)
 
 
+class Asked(CostAwareTree):
+    """Is asked node by node, also where the round is a chain."""
+
+
 SHAPES: dict[str, Callable[[], TreePolicy]] = {
     "wide": lambda: Widths(widths=(3,)),
     "two-by-two": lambda: Widths(widths=(2, 2)),
@@ -262,7 +266,7 @@ def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampl
     with unchecked():
         for seed in range(12):
             chain = request.session(CostAware(), kind, streams(seed))
-            tree = request.session(CostAwareTree(max_children=1), kind, streams(seed))
+            tree = request.session(Asked(max_children=1), kind, streams(seed))
             for a, b in zip(finish(chain), finish(tree), strict=True):
                 assert a.pieces == b.pieces
                 assert (a.num_drafted, a.num_accepted, a.expected_s) == (
@@ -272,6 +276,28 @@ def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampl
                 )
                 lengths.add(a.num_drafted)
     assert len(lengths) >= 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0)])
+@pytest.mark.parametrize("row", [0.001, 0.45])
+def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: Sampling) -> None:
+    """Catches a chain in the place of a tree that decides or learns otherwise than the tree of one child does; where rows are
+    dear all rounds are chains, where they cost nothing none is."""
+    pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
+    costs = Costs(draft_s=0.05, passes={1: 1.0, 32: 1.0 + 31 * row})
+    request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
+    kind = GreedyVerification() if sampling.is_greedy else TokenVerification()
+    forms = set()
+    with unchecked():
+        for seed in range(4):
+            told, asked = (finish(request.session(kind_of(), kind, streams(seed))) for kind_of in (CostAwareTree, Asked))
+            forms |= {r.grown is not None for r in told if r.num_drafted}
+            if row >= 0.3:
+                chain = finish(request.session(CostAware(), kind, streams(seed)))
+                assert [(r.pieces, r.num_drafted) for r in told] == [(r.pieces, r.num_drafted) for r in chain]
+            else:
+                assert [(r.pieces, r.grown) for r in told] == [(r.pieces, r.grown) for r in asked]
+    assert forms == {row < 0.1}
 
 
 # Dice, and mistakes

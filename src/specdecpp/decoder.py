@@ -112,9 +112,10 @@ class Decoder:
     def costs(self) -> Costs | None:
         """What a step costs as measured or given; None where the policy does not ask."""
         if self._costs is None and self.policy.needs_costs:
-            from specdecpp.costs.measuring import measured
+            from specdecpp.costs.measuring import measured, with_trees
 
-            self._costs = costs_for(self.policy, measured(self.pair))
+            costs = measured(self.pair)
+            self._costs = costs_for(self.policy, with_trees(self.pair, costs) if isinstance(self.policy, TreePolicy) else costs)
         return self._costs
 
     def _running_costs(self) -> CostClock | None:

@@ -6,6 +6,8 @@ whose rounds are shown as they come. Shared by the verbs of the command line; im
 Rules made of rules name them after their own parameters, if any:
 
     auto-off:cumulative:0.2     bandit:fixed:2|cumulative:0.2     bandit:exploration=0.5:target|fixed:4
+
+Trees of candidates are named by their shape: tree:costs, tree:4x2x1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from specdecpp.policies import Bandit, CostAware, Fixed, Policy, SpecDecPP, named
 from specdecpp.policies.head import takes_head
+from specdecpp.policies.trees import TreePolicy, parse_tree, tree_spec
 from specdecpp.rounds.verification import VERIFICATIONS
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
     from specdecpp.session import Round
 
-TARGET = "target"
+TARGET, TREE = "target", "tree"
 VERIFICATION_NAMES = tuple(name for name, kind in VERIFICATIONS.items() if not kind.greedy_only)
 """Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
@@ -100,6 +103,8 @@ def parse_policy(spec: str) -> PolicySpec:
     name, _, rest = spec.partition(":")
     if name == TARGET and not rest:
         return PolicySpec(Fixed(k=0))
+    if name == TREE and rest:
+        return PolicySpec(parse_tree(rest))
     if name in WRAPPERS:
         return _parse_wrapper(spec, name, rest)
     if name not in KINDS:
@@ -111,9 +116,10 @@ def parse_policy(spec: str) -> PolicySpec:
 
 
 def policy_names() -> list[str]:
-    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, bandit:POLICY|POLICY."""
+    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, bandit:POLICY|POLICY,
+    tree:SHAPE."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY"]
+    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", f"{TREE}:SHAPE"]
 
 
 def spec_of(policy: Policy) -> str:
@@ -124,6 +130,8 @@ def spec_of(policy: Policy) -> str:
     """
     if policy == Fixed(k=0):
         return TARGET
+    if isinstance(policy, TreePolicy) and (shape := tree_spec(policy)):
+        return f"{TREE}:{shape}"
     name = _name_of(policy)
     if name in WRAPPERS:
         own = ",".join(_changed(policy, WRAPPERS[name][2]))

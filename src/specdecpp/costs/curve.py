@@ -7,7 +7,7 @@ A cost model is a value: measured on the machine (`measuring.measure`), given by
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,9 @@ class Costs:
     the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
     it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that). `switch_s` is
     what the first round with candidates after rounds without any takes beyond the others, together with the plain rounds after
-    it: each model finds the processor's caches full of the other.
+    it: each model finds the processor's caches full of the other. `node_s` is what a node of a tree takes beyond a chain's
+    candidate, its rule being asked, and `draft_rows` what a pass of the draft over so many rows takes, in passes over one; as
+    much as the target's where that is empty.
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -34,6 +36,8 @@ class Costs:
     head_s: float = 0.0
     start_s: float = 0.0
     switch_s: float = 0.0
+    node_s: float = 0.0
+    draft_rows: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
@@ -44,16 +48,15 @@ class Costs:
                 "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
                 f"draft_s={self.draft_s} and passes={dict(self.passes)}"
             )
-        rising, most = {}, 0.0
-        for width in widths:
-            most = rising[width] = max(most, float(self.passes[width]))
+        rising, rows = _rising(self.passes), _rising(self.draft_rows)
         object.__setattr__(self, "passes", rising)
+        object.__setattr__(self, "draft_rows", rows)
         object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
-        object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()))))
+        object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()), tuple(rows.items()))))
         object.__setattr__(self, "_verify_s", {})
 
-    def _seconds(self) -> tuple[float, float, float, float]:
-        return self.draft_s, self.head_s, self.start_s, self.switch_s
+    def _seconds(self) -> tuple[float, ...]:
+        return self.draft_s, self.head_s, self.start_s, self.switch_s, self.node_s
 
     def __hash__(self) -> int:
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
@@ -71,7 +74,7 @@ class Costs:
         0.11
         """
         try:
-            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s")}
+            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s", "node_s")}
             passes = {int(n): float(s) for n, s in values["passes"].items()}
             return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
         except KeyError as error:
@@ -102,19 +105,19 @@ class Costs:
     def pass_s(self, num_positions: int) -> float:
         """Seconds of that pass by itself."""
         widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
-        if len(widths) == 1 or num_positions <= widths[0]:
-            return seconds[0]
-        i = min(bisect_right(widths, num_positions), len(widths) - 1)
-        slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
-        return seconds[i - 1] + slope * (num_positions - widths[i - 1])
+        return _along(widths, seconds, num_positions)
 
     def round_s(self, num_drafted: int) -> float:
         """Seconds of a round with so many candidates, after rounds of its like."""
         return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
 
     def draft_pass_s(self, num_rows: int) -> float:
-        """Seconds of a pass of the draft over so many rows: taken to grow with its width as the target's does."""
-        return self.draft_s if num_rows == 1 else self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
+        """Seconds of a pass of the draft over so many rows."""
+        if num_rows == 1:
+            return self.draft_s
+        if self.draft_rows:
+            return self.draft_s * _along(tuple(self.draft_rows), tuple(self.draft_rows.values()), num_rows)
+        return self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
 
     def seconds_of(self, num_drafted: int, widths: Sequence[int] | None = None) -> float:
         """Seconds of a round that verified so many candidates: of a chain, or with `widths` of a tree whose draft read so many
@@ -125,7 +128,7 @@ class Costs:
         """
         if widths is None:
             return self.round_s(num_drafted)
-        return sum(map(self.draft_pass_s, widths)) + self.verify_s(num_drafted + 1)
+        return sum(map(self.draft_pass_s, widths)) + self.verify_s(num_drafted + 1) + self.node_s * num_drafted
 
     def step_s(self, num_drafted: int) -> float:
         """What one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""
@@ -152,6 +155,22 @@ def chain_tokens(acceptance: float, num_drafted: int) -> float:
     return sum(acceptance**k for k in range(num_drafted + 1))
 
 
+def _rising(curve: Mapping[int, float]) -> dict[int, float]:
+    """By width; no wider one takes less."""
+    rising, most = {}, 0.0
+    for width in sorted(curve):
+        most = rising[width] = max(most, float(curve[width]))
+    return rising
+
+
+def _along(widths: Sequence[int], seconds: Sequence[float], num: int) -> float:
+    if len(widths) == 1 or num <= widths[0]:
+        return seconds[0]
+    i = min(bisect_right(widths, num), len(widths) - 1)
+    slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
+    return seconds[i - 1] + slope * (num - widths[i - 1])
+
+
 @lru_cache(maxsize=256)
 def _shared(costs: Costs, num: int) -> Costs:
     return replace(
@@ -160,6 +179,7 @@ def _shared(costs: Costs, num: int) -> Costs:
         passes={n: costs.pass_s(n * num) / num for n in (1, 2, 3, 5, 9, 17)},
         start_s=costs.start_s / num,
         switch_s=costs.switch_s / num,
+        draft_rows={},
     )
 
 

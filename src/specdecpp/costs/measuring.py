@@ -25,8 +25,9 @@ from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import Outcome
+from specdecpp.policies.trees import Widths
 from specdecpp.rounds.verification import TokenVerification
-from specdecpp.runners import Draws, Runner
+from specdecpp.runners import Draws, Runner, refusal_of_trees
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
 
@@ -35,6 +36,8 @@ FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where two turns of all the others would not be over in time."""
 VISIT, VISITS = 8, 6
 """Rounds from one candidate to the next, and how many of these, to see what a switch takes."""
+ROWS = (1, 2, 4, 8)
+"""Of the passes of a draft that are timed for trees."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
 METHOD = 13
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
@@ -67,6 +70,49 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     decoded depends on the time, unless the budget is infinite.
     """
     return _costs(*_rounds(pair, budget_s))
+
+
+def with_trees(pair: Pair, costs: Costs) -> Costs:
+    """The same with what trees take on this machine (`Costs.node_s`, `Costs.draft_rows`): of an earlier measurement, or now.
+    Where the runners take no trees there is nothing to measure."""
+    if any(refusal_of_trees(runner) for runner in (pair.target, pair.draft)):
+        return costs
+    can_tell = pair.target_fingerprint is not None and pair.draft_fingerprint is not None
+    found = machine.recall("tree-costs", _about(pair)) if can_tell else None
+    if found is None:
+        found = _of_trees(pair, costs)
+        if can_tell:
+            machine.remember("tree-costs", _about(pair), found)
+    rows = {int(n): float(times) for n, times in found["draft_rows"].items()}
+    return replace(costs, node_s=float(found["node_s"]), draft_rows=rows)
+
+
+def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
+    """A chain of three that is asked node by node, in turns with one that is not, and passes of the draft by their rows."""
+    started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else SHORT_TURN
+    runners = pair.target.fresh(), pair.draft.fresh()
+    found = [_session(pair, runners, policy, num) for policy in (Fixed(k=3), Widths(widths=(1, 1, 1)))]
+    sessions = [session for session in found if session is not None]
+    if len(sessions) < len(found):
+        return {"node_s": 0.0, "draft_rows": {}}
+    took: list[list[float]] = [[], []]
+    for _ in range(CYCLES):
+        for session, seconds in zip(sessions, took, strict=True):
+            seconds += [_seconds(r) for r in _turn(session, num)][num // 2 :]
+        if perf_counter() - started > BUDGET_S:
+            break
+    node_s = max(0.0, (_typical(took[1]) - _typical(took[0])) / 3)
+    draft: Any = runners[1]
+    passes: dict[int, list[float]] = {n: [] for n in ROWS}
+    for _ in range(num):
+        for n, seconds in passes.items():
+            draft.rollback(draft.length)
+            began = perf_counter()
+            draft.extend([i % draft.vocab_size for i in range(n)], rows=n, parents=[-1] * n)
+            seconds.append(perf_counter() - began)
+    draft.rollback(draft.length)
+    one = _typical(passes[1])
+    return {"node_s": node_s, "draft_rows": {str(n): max(1.0, _typical(seconds) / one) for n, seconds in passes.items()}}
 
 
 def _rounds(pair: Pair, budget_s: float) -> tuple[dict[int, list[Round]], list[Round]]:

@@ -38,7 +38,12 @@ class Host:
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         assert not readings, "sessions read their prompts themselves here"
-        return [tree_host.run(plan) if isinstance(plan.request.policy, TreePolicy) else _one(plan) for plan in plans]
+        return [tree_host.run(plan) if _is_tree(plan) else _one(plan) for plan in plans]
+
+
+def _is_tree(plan: Plan) -> bool:
+    """Whether it may have one: a tree rule that says a rule for chains wants a chain."""
+    return isinstance(plan.request.policy, TreePolicy) and plan.decision.rule is None
 
 
 def _one(plan: Plan) -> Result:

@@ -23,9 +23,11 @@ from specdecpp.drafters import SuffixDrafter
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds.copying import Copied, Copying, propose
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
+from specdecpp.rounds.tree_native import Trees
 from specdecpp.rounds.verification import CompareVerification
 from specdecpp.rounds.verification_codes import COMPARE, coded, is_lossy
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
@@ -38,13 +40,15 @@ _STOPPED, _ENDED = 1, 2
 
 
 class Native:
-    """Takes requests whose target is a `NativeRunner`, and the draft another or a `SuffixDrafter`. A policy that has to be
-    asked candidate by candidate, and a verification or a way to judge of somebody's own, are the host's."""
+    """Takes requests whose target is a `NativeRunner`, and the draft another or a `SuffixDrafter`. Trees are grown by
+    their rule in Python around compiled code (`tree_native`); a policy that has to be asked candidate by candidate, and a
+    verification or a way to judge of somebody's own, are the host's."""
 
     has_batches = True
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Rounds | _Copies] = WeakKeyDictionary()
+        self._trees: WeakKeyDictionary[Request, Trees] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
         self._host, self._copying = Host(), Copying()
 
@@ -67,7 +71,9 @@ class Native:
         results: dict[int, Result] = {}
         groups: dict[Any, tuple[list[int], list[Reading]]] = defaultdict(lambda: ([], []))
         for i, plan in enumerate(plans):
-            if plan.decision.rule is None:
+            if plan.decision.rule is None and isinstance(plan.request.policy, TreePolicy):
+                results[i] = self._trees_of(plan.request).run(plan)
+            elif plan.decision.rule is None:
                 aside = self._copying if isinstance(plan.request.draft, SuffixDrafter) else self._host
                 (results[i],) = aside.run([plan])
             else:
@@ -85,6 +91,13 @@ class Native:
             copies = isinstance(request.draft, SuffixDrafter)
             rounds = self._requests[request] = _Copies(request) if copies else _Rounds(request, self._head_of(request))
         return rounds
+
+    def _trees_of(self, request: Request) -> Trees:
+        if request not in self._trees:
+            told = coded(request.verification, is_greedy=request.sampling.is_greedy)
+            assert told is not None, "others are refused"
+            self._trees[request] = Trees(request, filters(request.sampling, request.seen), told.verification)
+        return self._trees[request]
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
         judge: Any = judge_of(request.policy)

@@ -23,7 +23,8 @@ from specdecpp.policies.trees import Grown, Tried
 from specdecpp.sampling import Randomness
 
 ROOT = -1
-_LIKELIEST = 16
+LIKELIEST = 16
+"""How many tokens of an open node are known in order."""
 
 
 @dataclass(eq=False)
@@ -107,7 +108,7 @@ class Tree:
         """The largest probabilities that an open node's next child may have, given that it is none of those there are."""
         branching = self.open[node]
         if branching.top is None:
-            top = branching.row.topk(min(_LIKELIEST, len(branching.row)))
+            top = branching.row.topk(min(LIKELIEST, len(branching.row)))
             branching.top = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         drawn = {self.tokens[child] for child in branching.children}
         left = 1.0 - sum(self.chances[child] for child in branching.children)
@@ -132,20 +133,25 @@ class Tree:
     def add(self, node: int, token: int, *, is_drawn: bool) -> int:
         """Add a child that is not there yet; its number."""
         branching, child = self.open[node], len(self.tokens)
-        law = self.law_of_next(node)
-        chance = float(branching.row[token])
+        chance, share, law = self._taken(node, token)
         self.tokens.append(token)
         self.parents.append(node)
         self.ranks.append(len(branching.children))
         self.depths.append(len(self.widths))
         self.chances.append(chance)
-        self.shares.append(float(law[token]))
+        self.shares.append(share)
         self.products.append(self.product(node) * chance)
         self.q.append(law if is_drawn else None)
         branching.children.append(child)
+        return child
+
+    def _taken(self, node: int, token: int) -> tuple[float, float, Tensor | None]:
+        """q of a token, the same given that it is none of the children so far, and that law; the token has no share then."""
+        branching, law = self.open[node], self.law_of_next(node)
+        chance, share = float(branching.row[token]), float(law[token])
         branching.left = branching.left.clone()
         branching.left[token] = 0.0
-        return child
+        return chance, share, law
 
     def remove(self, nodes: Collection[int]) -> None:
         """Leave nodes out of verification, with all below them."""

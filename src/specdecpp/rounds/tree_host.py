@@ -9,16 +9,16 @@ node the round is the chain's, to the last bit of what is drawn and decided wher
 
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from specdecpp.policies.protocol import END_OF_TEXT, Stop
 from specdecpp.policies.trees import TreePolicy
-from specdecpp.rounds import tree_verification
 from specdecpp.rounds.plan import Plan, Result, Rows
 from specdecpp.rounds.tree import ROOT, Tree
+from specdecpp.rounds.tree_verification import TreeVerdict, verified
 from specdecpp.sampling import Sampling, penalised, probabilities
 
 Read = Callable[[Sequence[int]], Sequence[Tensor]]
@@ -28,11 +28,35 @@ Draw = Callable[[int], int | None]
 ENOUGH = Stop("no node is worth reading")
 
 
+@runtime_checkable
+class Drafter(Protocol):
+    """The draft's side of one round, and its tree."""
+
+    is_drawn: bool
+    forward_s: float
+
+    @property
+    def tree(self) -> Tree: ...
+    def read(self, nodes: Sequence[int]) -> Sequence[Tensor]: ...
+    def draw(self, node: int) -> int | None: ...
+    def keep(self, path: Sequence[int]) -> None:
+        """What the draft has read of the accepted branch becomes text."""
+        ...
+
+
+Verified = tuple[TreeVerdict, float, Rows | None]
+"""What became of a tree; the seconds of the target's pass; what was decided on, where somebody wants it."""
+
+
 def run(plan: Plan) -> Result:
     """One round of a request whose policy is a `TreePolicy`."""
+    return run_by(plan, _Grower(plan), _verify)
+
+
+def run_by(plan: Plan, grower: Drafter, verify: Callable[[Plan, Tree], Verified]) -> Result:
+    """The same by somebody's own means of reading, drawing and verifying (`tree_native`)."""
     request, started = plan.request, perf_counter()
     policy: Any = request.policy
-    grower = _Grower(plan)
     grow(
         grower.tree,
         policy,
@@ -48,7 +72,7 @@ def run(plan: Plan) -> Result:
     if policy.removes and (removed := policy.removed(tree, plan.decision.memory)):
         tree.remove(removed)
     drafted = perf_counter()
-    verdict, pass_s, rows = _verify(plan, tree)
+    verdict, pass_s, rows = verify(plan, tree)
     grower.keep(verdict.path)
     return Result(
         tokens=[tree.tokens[node] for node in tree.kept],
@@ -128,7 +152,6 @@ class _Grower:
         return self.tree.draw(node, self._request.randomness[0] if self.is_drawn else None)
 
     def keep(self, path: Sequence[int]) -> None:
-        """What the draft has read of the accepted branch becomes text."""
         self._draft.keep([self._number[node] for node in path if node in self._number])
 
     def _seen_at(self, node: int) -> Tensor | None:
@@ -149,7 +172,7 @@ def with_path(seen: Tensor | None, tree: Tree, node: int) -> Tensor | None:
     return seen
 
 
-def _verify(plan: Plan, tree: Tree) -> tuple[tree_verification.TreeVerdict, float, Rows | None]:
+def _verify(plan: Plan, tree: Tree) -> Verified:
     """One pass of the target over its unread token and all nodes, its seconds, and the test."""
     request, sampling = plan.request, plan.request.sampling
     target: Any = request.target
@@ -163,7 +186,7 @@ def _verify(plan: Plan, tree: Tree) -> tuple[tree_verification.TreeVerdict, floa
     pass_s = perf_counter() - started
     made = penalised if request.verification.greedy_only else probabilities
     seen = None if request.seen is None else request.seen.to(logits.device)
-    verdict = tree_verification.verified(
+    verdict = verified(
         request.verification,
         tree,
         lambda node: made(logits[at[node]], sampling, with_path(seen, tree, node)),
@@ -171,11 +194,11 @@ def _verify(plan: Plan, tree: Tree) -> tuple[tree_verification.TreeVerdict, floa
     )
     branch = [at[node] for node in (ROOT, *verdict.path)]
     target.keep(branch)
-    rows = _rows(tree, verdict.path, logits[branch], sampling, seen) if plan.wants_rows else None
+    rows = rows_of(tree, verdict.path, logits[branch], sampling, seen) if plan.wants_rows else None
     return verdict, pass_s, rows
 
 
-def _rows(tree: Tree, path: Sequence[int], logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Rows:
+def rows_of(tree: Tree, path: Sequence[int], logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Rows:
     """Of the branch that was accepted."""
     at = [ROOT, *path]
     q = [tree.open[node].row.to(logits.device) for node in at[:-1]]

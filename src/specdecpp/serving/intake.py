@@ -18,6 +18,7 @@ from specdecpp.decoder import Decoder, Options, default_policy, encode
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
 from specdecpp.sampling import Sampling, asked
@@ -233,7 +234,8 @@ def threshold(policy: Policy) -> float | None:
 
 
 def _longest(policy: Policy) -> int:
-    return max([policy.max_tokens, *map(_longest, policy.parts)])
+    own = policy.max_nodes if isinstance(policy, TreePolicy) else policy.max_tokens
+    return max([own, *map(_longest, policy.parts)])
 
 
 def _too_long(message: str, prompt: Any) -> Refusal:

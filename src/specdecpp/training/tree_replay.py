@@ -31,8 +31,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.policies import Costs
-from specdecpp.policies.protocol import decide
-from specdecpp.policies.trees import TreePolicy
+from specdecpp.policies.protocol import Rule, decide
+from specdecpp.policies.score import by_q
+from specdecpp.policies.trees import Growing, TreePolicy
+from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.tree_host import grow
 from specdecpp.rounds.verification import residual
@@ -84,7 +86,7 @@ class Player:
             game = _Game(self.laws, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled)
             grow(
                 game.tree,
-                self.policy,
+                self.policy if decision.rule is None else _Chain(max_tokens=decision.limit, chain=decision.rule),
                 memory,
                 read=game.read,
                 draw=game.draw,
@@ -105,6 +107,17 @@ class Player:
             yield outcome
             memory = self.policy.learn(memory, outcome)
             at += emitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chain(TreePolicy):
+    """A round that is a chain by its rule, as a tree."""
+
+    chain: Rule
+
+    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+        draft = Draft(tokens=[*tree.tokens], judged=[by_q(share) for share in tree.shares])
+        return () if self.chain.stop(draft) else tree.frontier
 
 
 class _Game:

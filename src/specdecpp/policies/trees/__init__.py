@@ -27,6 +27,7 @@ __all__ = [
     "Tried",
     "Widths",
     "parse_tree",
+    "tree_spec",
 ]
 
 
@@ -46,3 +47,16 @@ def parse_tree(spec: str) -> TreePolicy:
             f"there is no tree {spec!r} ({error}). Give costs, costs:CHILDREN for at most so many children a node, or widths "
             "as 4x2x1."
         ) from None
+
+
+def tree_spec(policy: TreePolicy) -> str | None:
+    """The short form of a tree rule: the inverse of `parse_tree`. None where it has none.
+
+    >>> tree_spec(Widths(widths=(4, 2)))
+    '4x2'
+    """
+    if isinstance(policy, Widths) and policy == Widths(widths=policy.widths):
+        return "x".join(map(str, policy.widths))
+    if isinstance(policy, CostAwareTree) and policy == CostAwareTree(max_children=policy.max_children):
+        return "costs" if policy == CostAwareTree() else f"costs:{policy.max_children}"
+    return None

@@ -10,7 +10,8 @@ given that its elder siblings were not. By the same argument as for chains, at t
 m_j is expected before the draw, from what is left of q. A row costs what it adds along the convex curve below that of the
 passes: where those take steps, a row on a flat piece brings the next step nearer. Where rows cost nothing only the number of
 places is limited, and what one is worth is learned: it rises after rounds that have used all.
-With one child a node both are the chain's rule, and decide the same.
+With one child a node both are the chain's rule, and decide the same. Where further children are far from paying, the round is a
+chain by its thresholds (`rule`), which engines run without asking.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,12 @@ from specdecpp.policies.score import Belief, Score, by_q
 from specdecpp.policies.trees.protocol import Growing, TreePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
 
     from specdecpp.costs import Costs
-    from specdecpp.policies.protocol import Outcome
+    from specdecpp.policies.protocol import Candidates, Outcome, Policy, Rule
 
 BY_SHARE = (Belief(Score(-1.2, 1.3)), Belief(Score(-1.9, 2.0)), Belief(Score(-2.1, 2.2)))
 """What to make of the share of second, third and further children: fitted on development prompts of the reference pair."""
@@ -36,6 +39,8 @@ WEIGHT = 16
 RISES, FALLS = 1.1, 0.98
 """What the price of a place is multiplied by after a round that has used all of them, and after one that has not."""
 LEAST_PRICE = 1e-3
+HOPE = 1.5
+"""By how many times a second child may be worth more, where q is broad, than one is in the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,12 @@ class TreeAccount:
         """Acceptance of children of this rank, from 1, given that their elder siblings were rejected."""
         i = min(rank, len(PRIORS)) - 1
         return (self.accepted[i] + WEIGHT * PRIORS[i]) / (self.tested[i] + WEIGHT)
+
+    def after_chain(self, chain: Account, price: float) -> "TreeAccount":
+        """The same after a round that was a chain."""
+        after = object.__new__(TreeAccount)  # in a third of the time of `replace`
+        after.__dict__.update(self.__dict__, chain=chain, price=price)
+        return after
 
     def score(self, rank: int) -> Score:
         return self.chain.belief.score if not rank else self.beliefs[min(rank, len(self.beliefs)) - 1].score
@@ -93,13 +104,48 @@ class CostAwareTree(TreePolicy):
     def begin(self, memory: TreeAccount, *, num_tokens: int, is_greedy: bool) -> TreeAccount:
         return replace(memory, chain=self._chain.begin(memory.chain, num_tokens=num_tokens, is_greedy=is_greedy))
 
+    def resume(self, past: "Mapping[str, Any]") -> TreeAccount:
+        return TreeAccount(chain=self._chain.resume(past))
+
+    def carry(self, past: "Mapping[str, Any] | None", memory: TreeAccount) -> "Mapping[str, Any] | None":
+        """What is known of first children; the others are learned anew."""
+        return self._chain.carry(past, memory.chain)
+
+    @property
+    def looks_ahead(self) -> bool:
+        return True
+
+    @property
+    def parts(self) -> "tuple[Policy, ...]":
+        return (self._chain,)
+
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
+        """Of a chain's candidate."""
+        return self._chain.judge(draft, hidden)
+
+    def rule(self, memory: TreeAccount, costs: "Costs | None", limit: int) -> "Rule | None":
+        """The chain's, where the round is one; None where there may be a second child."""
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        if type(self) is not CostAwareTree:
+            return None  # a subclass has its own say in `open` and `wants_child`
+        rule = self._chain.rule(memory.chain, costs, limit)
+        return None if rule.least[0] <= 1.0 and self._may_branch(memory, costs) else rule
+
+    def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
+        """Whether a second child of the text can be worth its row: about the best place for one."""
+        worth = (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
+        least = self._chain.rate(memory.chain, costs) * (_row_s(costs, 1, self.max_nodes) + costs.node_s)
+        return self.max_children > 1 and HOPE * worth > max(memory.price, least)
+
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
-        grown: Any = getattr(outcome, "grown", None)
+        chain, grown = memory.chain, getattr(outcome, "grown", None)
+        num = outcome.num_drafted if grown is None else grown.num_verified
+        if not num:
+            return memory.after_chain(chain.with_round(outcome), memory.price)
+        is_full = num >= self.max_nodes if grown is None else len(grown.tokens) >= self.max_nodes
+        price = min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS)
         if grown is None:
-            return memory
-        chain = memory.chain
-        if not grown.num_verified:
-            return replace(memory, chain=chain.with_round(outcome))
+            return memory.after_chain(chain.with_round(outcome), price)
         belief, beliefs = chain.belief, list(memory.beliefs)
         tested, accepted = list(memory.tested), list(memory.accepted)
         eldest = [t for t in grown.tried if not t.rank]
@@ -112,14 +158,7 @@ class CostAwareTree(TreePolicy):
             tested[i] += 1
             accepted[i] += t.is_accepted
         chain = chain.with_candidates(outcome, belief, len(eldest), sum(t.is_accepted for t in eldest))
-        is_full = len(grown.tokens) >= self.max_nodes
-        return TreeAccount(
-            chain=chain,
-            beliefs=tuple(beliefs),
-            tested=tuple(tested),
-            accepted=tuple(accepted),
-            price=min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS),
-        )
+        return TreeAccount(chain=chain, beliefs=tuple(beliefs), tested=tuple(tested), accepted=tuple(accepted), price=price)
 
     def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":
         costs = tree.costs
@@ -140,6 +179,7 @@ class CostAwareTree(TreePolicy):
             value += gain
             rows += max(children, 1)
             more = costs.draft_pass_s(count) - costs.draft_pass_s(1) + costs.verify_s(num + 2 + rows) - costs.verify_s(num + 2)
+            more += costs.node_s * rows
             if count == 1 or value - rho * more > worth:
                 best, worth = count, value - rho * more
         return nodes[:best] if worth >= least[num] * first else ()
@@ -197,8 +237,8 @@ class CostAwareTree(TreePolicy):
 
 
 def _row_s(costs: "Costs", num_nodes: int, max_nodes: int) -> float:
-    """Seconds that one more row adds to the target's pass, along the convex curve below it."""
-    return _slopes(costs, max_nodes)[num_nodes]
+    """Seconds that one more node adds: to the target's pass, along the convex curve below it, and to what is asked."""
+    return _slopes(costs, max_nodes)[num_nodes] + costs.node_s
 
 
 @lru_cache(maxsize=64)

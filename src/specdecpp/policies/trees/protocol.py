@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from specdecpp.policies.protocol import Policy
+from specdecpp.policies.protocol import Policy, Rule
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -102,9 +102,10 @@ class TreePolicy(Policy):
         """Whether `removed` may name nodes."""
         return False
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> None:
-        """No threshold says it: the rule is asked node by node."""
-        return
+    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
+        """None: the rule is asked node by node. A round that is to be a chain may have that one's thresholds; then it is
+        told as one, without `grown`."""
+        return None
 
     def stop(self, draft: Any, memory: Any) -> None:
         """A tree rule is asked `open` instead."""

@@ -72,6 +72,26 @@ class Verifying(ctypes.Structure):
     _fields_ += [("sampling", Filters)]
 
 
+class Opening(ctypes.Structure):
+    """What `native_tree_open` is told and says: see `tree.h`."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "rows", "likeliest", "chances")]
+    _fields_ += [("forward_s", ctypes.c_double)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("known", "num", "start", "text", "most")]
+    _fields_ += [("sampling", Filters)]
+
+
+class Testing(ctypes.Structure):
+    """What `native_tree_test` is told and says: see there."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "open", "uniforms", "q", "logits", "states", "raw")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("path", "tried")]
+    _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("num_path", "num_tried", "num", "start", "text")]
+    _fields_ += [(name, ctypes.c_int32) for name in ("verification", "is_drawn")]
+    _fields_ += [("sampling", Filters)]
+
+
 @dataclass(frozen=True)
 class Found:
     """The compiled code, and where it is from."""
@@ -201,6 +221,9 @@ def _bound(lib: Any) -> Any:
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
         "native_propose": (None, [pointer, number, pointer, pointer, number, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer, number]),
+        "native_tree_open": (None, [pointer, number, pointer, pointer]),
+        "native_tree_draw": (ctypes.c_int64, [pointer, number, pointer, number, ctypes.c_double, pointer]),
+        "native_tree_test": (None, [pointer, number, pointer, pointer]),
         "native_judge": (ctypes.c_double, [pointer, pointer, ctypes.c_int64, number, pointer, pointer, number, ctypes.c_float]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
         "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 2]),

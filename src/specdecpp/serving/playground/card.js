@@ -76,7 +76,7 @@ function tokenCard(piece, round, number) {
   const rows = [["p, the target's", chance(piece.p)]];
   rows.push(["q, the draft's", piece.q === null ? "none: the draft did not get that far" : chance(piece.q)]);
   if (piece.origin === "accepted") rows.push(["the head's estimate", estimate(piece)]);
-  if (piece.origin === "correction") rows.push(...replaced(round.candidates[round.num_accepted]));
+  if (piece.origin === "correction" && round.candidates.length > round.num_accepted) rows.push(...replaced(round.candidates[round.num_accepted]));
   rows.push(["round", `${number}: ${counts(round)}`]);
   return [element("p", {}, element("b", {}, visible(piece.text))), element("p", { class: "fate" }, MEANINGS[piece.origin]), pairs(rows)];
 }

@@ -21,6 +21,7 @@ function drawCurve(svg, round, threshold) {
     body.push(...labels(candidate, i, x(i), slot));
   });
   svg.setAttribute("viewBox", `0 0 ${svg.clientWidth} ${HEIGHT}`);
+  svg.style.removeProperty("height");
   svg.replaceChildren(...body);
   svg.setAttribute("aria-label", inWords(round));
 }
@@ -49,10 +50,14 @@ function thresholds(round, slot, y) {
 /** A candidate's number, and as much of its text as has room. */
 function labels(candidate, i, x, width) {
   const room = Math.floor(width / LETTER);
-  const letters = [...visible(candidate.text)];
-  const text = letters.length > room ? `${letters.slice(0, room - 1).join("")}\u2026` : letters.join("");
+  const text = shortened(visible(candidate.text), room);
   const number = width > 18 || i % 2 === 0 ? [label(x, AREA.bottom + 20, String(i + 1), "middle")] : [];
   return room >= 4 ? [...number, label(x, AREA.bottom + 38, text, "middle", "token")] : number;
+}
+
+function shortened(text, room) {
+  const letters = [...text];
+  return letters.length > room ? `${letters.slice(0, room - 1).join("")}\u2026` : text;
 }
 
 function mark(outcome, x, y) {
