@@ -111,9 +111,9 @@ def parse_policy(spec: str) -> PolicySpec:
 
 
 def policy_names() -> list[str]:
-    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, bandit:POLICY|POLICY."""
+    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, copies:POLICY, ..."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY"]
+    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", "copies:POLICY"]
 
 
 def spec_of(policy: Policy) -> str:

@@ -292,6 +292,10 @@ class Policy:
         """The memory after a round."""
         return memory
 
+    def aside(self, memory: Any, outcome: "Outcome") -> Any:
+        """The memory after a round in which the rule was not asked: its candidates came from elsewhere (`WithCopies`)."""
+        return memory
+
 
 def rule_of(policy: Policy, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
     """The rule of the coming round, which asks nothing below the policy's least number of candidates.
@@ -334,6 +338,11 @@ class Decision:
         """Whether there may be a candidate at all."""
         least = () if self.rule is None else self.rule.least
         return self.limit > 0 and not (least and least[0] > 1.0)
+
+    def of(self, policy: Policy, memory: Any, costs: "Costs | None") -> "Decision":
+        """The same of one of the rules that this policy is made of."""
+        limit = min(policy.limit(memory), self.limit)
+        return Decision(policy, memory, limit, rule_of(policy, memory, costs, limit), self.is_cut and limit == self.limit)
 
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as the rule reads them."""

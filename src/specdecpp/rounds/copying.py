@@ -89,7 +89,7 @@ def as_compared(verification: Verification) -> Verification:
 
 def _one(plan: Plan) -> Result:
     request, started = plan.request, perf_counter()
-    draft, stop = propose(plan)
+    draft, stop = plan.found or propose(plan)
     drafted = perf_counter()
     verification = as_compared(request.verification)
     needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
