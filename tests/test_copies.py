@@ -168,9 +168,9 @@ def test_limits_are_those_of_the_part_that_drafts():
     """Catches a model that is given the copies' limit, and one told to have ended for want of places."""
     rule = WithCopies(policy=Fixed(k=4))
     whole, cut = (decide(rule, rule.start(), FLAT, room) for room in (99, 3))
-    assert [whole.limit, whole.of(rule.policy, None, FLAT).limit, cut.of(rule.policy, None, FLAT).limit] == [64, 4, 3]
-    assert not whole.of(rule.policy, None, FLAT).is_cut
-    assert cut.of(rule.policy, None, FLAT).is_cut
+    assert [whole.limit, whole.of(rule.policy, None, None).limit, cut.of(rule.policy, None, None).limit] == [64, 4, 3]
+    assert not whole.of(rule.policy, None, None).is_cut
+    assert cut.of(rule.policy, None, None).is_cut
 
 
 def test_what_is_no_such_pair_or_rule_is_refused():

@@ -145,6 +145,7 @@ class Session:
         if isinstance(policy, TreePolicy):
             check_trees(policy, verification, is_greedy=sampling.is_greedy, runners={"target": target, "draft": draft})
         self.target, self.draft = target, draft
+        self._copies = isinstance(draft, SuffixDrafter)
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -253,7 +254,7 @@ class Session:
     def _decision(self) -> Decision:
         """How the coming round ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        return decide(self.policy, self._memory, self.costs, room)
+        return decide(self.policy, self._memory, self.costs, room, copies=self._copies)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""

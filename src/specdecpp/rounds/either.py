@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.policies import WithCopies
+from specdecpp.policies.protocol import FREE
 from specdecpp.rounds.copying import propose
 from specdecpp.rounds.plan import Engine, Plan, Reading, Request, Result
 
@@ -60,12 +61,12 @@ class Either:
         assert isinstance(policy, WithCopies)
         assert costs is not None, "the session gives costs to a policy that needs them"
         copies, model = self._of(plan.request)
-        decision = plan.decision.of(policy.copies, memory.copies, costs.copied())
+        decision = plan.decision.of(policy.copies, memory.copies, FREE)
         copied = Plan(copies.request, plan.tokens, decision, costs.copied(), plan.wants_rows)
         found = propose(copied)
         if found[0].tokens and policy.prefers_copies(memory, found[0].judged, costs):
             return copies.engine, replace(copied, found=found)
-        decision = plan.decision.of(policy.policy, memory.memory, costs)
+        decision = plan.decision.of(policy.policy, memory.memory, plan.decision.rule)
         return model.engine, Plan(model.request, plan.tokens, decision, costs, plan.wants_rows)
 
 
