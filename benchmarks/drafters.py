@@ -1,27 +1,40 @@
-"""A target without a draft by the clock: candidates copied from the text, beside the target alone and the pair with its draft.
+"""Drafters by the clock: copies from the text, a draft model, and both, beside the target alone and the copies of others.
 
-    python benchmarks/drafters.py --target smollm2 --gsm8k FILE --humaneval FILE --alpaca FILE --out results/drafters.json
+    python benchmarks/drafters.py --target smollm2 --gsm8k FILE --humaneval FILE --alpaca FILE --contexts FILE
+                                  [--llama PYTHON] [--out benchmarks/results/drafters.json]
 
-Text to copy: the questions of these sets, to be repeated word for word and to be repeated with one word changed. Every
-setting answers a prompt before the next one comes, in an order that rotates; greedy, and at 0.7 with top_p 0.9. Rates are
-ratios of sums over prompts, with intervals over prompts. `summary` is the worst over sampling. Nothing else may run meanwhile.
+Text to copy: contexts (the field `input` of rows as Alpaca's and dolly's) or without a file the longest questions, to be
+repeated word for word, to be repeated with a word changed, and to be quoted from. transformers' prompt lookup has the same
+weights in float32; `--llama` names a Python with llama-cpp-python, for llama.cpp's n-grams on the same file. Every setting
+answers a prompt before the next one comes, in an order that rotates; greedy, and at 0.7 with top_p 0.9. Rates are ratios of
+sums over prompts, reading them included, with intervals over prompts. `summary` is the worst over sets and samplings. Nothing
+else may run meanwhile.
 """
 
 import argparse
 import json
+import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from peers import environments
+from peers.protocol import Load, Request, Worker
 from peers.provenance import provenance
 
 import specdecpp as sd
 from specdecpp.bench.interleaving import in_turn
-from specdecpp.loading import shipped
-from specdecpp.policies import Fixed, Policy
+from specdecpp.decoder import default_policy, encode
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.loading import gguf_writing, shipped
+from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.policies import Fixed, WithCopies
 from specdecpp.theory.intervals import ratio_of_ratios
 from specdecpp.training.prompts import Source, gather
 
@@ -29,29 +42,86 @@ SAMPLINGS = ((0.0, 1.0), (0.7, 0.9))
 COPYING = {
     "repeat": "Repeat the following text word for word, twice.\n\n{}",
     "edit": 'Write the following text again, with every "the" replaced by "this", and then once more.\n\n{}',
+    "extract": "Quote the two most important sentences of the following text, then every sentence with a name in it.\n\n{}",
 }
+OWN, MODEL, BOTH = "copies, default", "model, default", "both"
+LOOKUP, NGRAMS = (3, 10), (4, 10)
+"""Copies a round of the others': each is asked with both, and the better one of a cell counts."""
+Run = Callable[[list[int], int, float, float], int]
+"""(Prompt, most tokens, temperature, top_p) to the number of tokens."""
 
 
-def settings(pair: sd.Pair, alone: sd.Pair) -> dict[str, sd.Decoder]:
+def ours(pair: sd.Pair, alone: sd.Pair) -> dict[str, Run]:
     """By name; the first is the target alone."""
-    rules: dict[str, Policy | None] = {"copies, default": None, "copies, fixed 4": Fixed(k=4), "copies, fixed 10": Fixed(k=10)}
-    found = {"target": sd.Decoder(pair, policy=Fixed(k=0), reuses=False)}
-    return (
-        found
-        | {name: sd.Decoder(alone, policy=rule, reuses=False) for name, rule in rules.items()}
-        | {"model, default": sd.Decoder(pair, reuses=False)}
-    )
+
+    def of(decoder: sd.Decoder) -> Run:
+        return lambda ids, num, t, top_p: len(decoder.generate(ids, max_tokens=num, temperature=t, top_p=top_p).tokens)
+
+    decoders = {"target": sd.Decoder(pair, policy=Fixed(k=0), reuses=False)}
+    for name, rule in {OWN: None, "copies, fixed 4": Fixed(k=4), "copies, fixed 10": Fixed(k=10)}.items():
+        decoders[name] = sd.Decoder(alone, policy=rule, reuses=False)
+    decoders[MODEL] = sd.Decoder(pair, reuses=False)
+    decoders[BOTH] = sd.Decoder(pair, policy=WithCopies(policy=default_policy(pair)), reuses=False)
+    return {name: of(decoder) for name, decoder in decoders.items()}
 
 
-def prompts(pair: sd.Pair, files: dict[str, str], num: int) -> dict[str, list[Any]]:
-    """Messages by set; those to copy from are made of the longest questions."""
-    texts = {
-        name: [p.text for p in gather([Source(path=path, prompt=name)], seed=0)][: 8 * num] for name, path in files.items()
-    }
-    longest = sorted((t for found in texts.values() for t in found if len(t) < 900), key=len)[-num:]
-    sets = {name: [form.format(text) for text in longest] for name, form in COPYING.items()}
+def transformers(model: Any, ends: Sequence[int]) -> dict[str, Run]:
+    """`generate` alone and with prompt lookup."""
+    model.generation_config.eos_token_id = list(ends)
+
+    def of(num_copies: int | None) -> Run:
+        def run(ids: list[int], num: int, temperature: float, top_p: float) -> int:
+            how = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_p": top_p}
+            copies = {} if num_copies is None else {"prompt_lookup_num_tokens": num_copies}
+            given, how = torch.tensor([ids]), {**how, **({"top_k": 0} if temperature else {}), **copies}
+            with torch.inference_mode():
+                out = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=num, pad_token_id=0, **how)
+            return out.shape[1] - len(ids)
+
+        return run
+
+    return {"transformers": of(None)} | {f"transformers, prompt lookup {k}": of(k) for k in LOOKUP}
+
+
+def llama(python: Path, file: Path, threads: int) -> dict[str, Run]:
+    """llama.cpp's n-grams, in a process of its own."""
+    log = Path(tempfile.gettempdir()) / "ngrams.log"
+    worker = Worker("ngrams", python, "peers.engines.ngrams", (str(file),), environments.environment(), log)
+    worker.start()
+    worker.load(Load(folder="", dtype="", threads=threads), limit_s=120)
+
+    def of(num_copies: int | None) -> Run:
+        def run(ids: list[int], num: int, temperature: float, top_p: float) -> int:
+            told = Request(
+                prompt=ids,
+                max_tokens=num,
+                temperature=temperature,
+                seed=0,
+                options={"n_max": num_copies},
+                top_p=top_p,
+                ignore_eos=False,
+            )
+            return len(worker.run(told, limit_s=300)["tokens"])
+
+        return run
+
+    return {"llama.cpp": of(None)} | {f"llama.cpp, n-grams {k}": of(k) for k in NGRAMS}
+
+
+def prompts(pair: sd.Pair, args: argparse.Namespace) -> dict[str, list[list[int]]]:
+    """Ids by set."""
+    num, texts = args.count, {}
+    for name in ("gsm8k", "humaneval", "alpaca"):
+        texts[name] = [p.text for p in gather([Source(path=getattr(args, name), prompt=name)], seed=0)][: 8 * num]
+    if args.contexts:
+        with open(args.contexts, encoding="utf-8") as rows:
+            found = (json.loads(row).get("input", "") for row in rows)
+            copied = list(islice((text for text in found if 300 < len(text) < 900), num))
+    else:
+        copied = sorted((t for found in texts.values() for t in found if len(t) < 900), key=len)[-num:]
+    sets = {name: [form.format(text) for text in copied] for name, form in COPYING.items()}
     sets |= {name: found[:num] for name, found in texts.items()}
-    return {name: [[{"role": "user", "content": text}] for text in found] for name, found in sets.items()}
+    return {name: [encode(pair, [{"role": "user", "content": text}]) for text in found] for name, found in sets.items()}
 
 
 def main() -> None:
@@ -59,6 +129,10 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2")
     for name in ("gsm8k", "humaneval", "alpaca"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--contexts", help="rows with a long `input`, JSON lines: what is to be copied")
+    parser.add_argument("--llama", type=Path, metavar="PYTHON", help="of an environment with llama-cpp-python")
+    parser.add_argument("--only-ours", action="store_true")
+    parser.add_argument("--set", action="append", help="only this set; repeatable")
     parser.add_argument("--count", type=int, default=12, help="prompts of each set")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path)
@@ -66,31 +140,45 @@ def main() -> None:
     torch.set_grad_enabled(False)
     pair = sd.load_pair(args.target)
     parts = shipped.names(args.target)
-    alone = sd.load_pair(parts.target if parts else args.target)
-    decoders = settings(pair, alone)
+    target = parts.target if parts else Path(args.target)
+    drafter = SuffixDrafter(pair.target.vocab_size)
+    alone = replace(pair, draft=drafter, head=None, draft_name="copies", draft_fingerprint="suffix-1")  # the very same runner
+    runs = ours(pair, alone)
+    if not args.only_ours:
+        model, file = same_weights(pair, target)
+        runs |= transformers(model, pair.ends)
+        runs |= llama(args.llama, file, os.cpu_count() or 1) if args.llama else {}
     cells = []
     for temperature, top_p in SAMPLINGS:
-        for name, asked in prompts(pair, {n: getattr(args, n) for n in ("gsm8k", "humaneval", "alpaca")}, args.count).items():
-            runs: dict[str, list[tuple[int, float]]] = {rule: [] for rule in decoders}
-
-            def run(rule: str, prompt: Any, runs: Any = runs, how: Any = (temperature, top_p)) -> None:
-                started = time.perf_counter()
-                done = decoders[rule].generate(prompt, max_tokens=args.tokens, temperature=how[0], top_p=how[1])
-                runs[rule].append((len(done.tokens), time.perf_counter() - started))
-
-            for rule in decoders:  # what is measured once is measured before
-                run(rule, asked[0])
-            for found in runs.values():
-                found.clear()
-            for i, prompt in enumerate(asked):
-                for rule in in_turn([*decoders], i, num_turns=len(asked)):
-                    run(rule, prompt)
-            cells.append(cell(name, temperature, top_p, runs))
+        for name, asked in prompts(pair, args).items():
+            if args.set and name not in args.set:
+                continue
+            found: dict[str, list[tuple[int, float]]] = {rule: [] for rule in runs}
+            for rule in runs:  # what is measured once is measured before
+                runs[rule](asked[0], min(16, args.tokens), temperature, top_p)
+            for i, ids in enumerate(asked):
+                for rule in in_turn([*runs], i, num_turns=len(asked)):
+                    started = time.perf_counter()
+                    num = runs[rule](ids, args.tokens, temperature, top_p)
+                    found[rule].append((num, time.perf_counter() - started))
+            cells.append(cell(name, temperature, top_p, found))
             print(json.dumps(cells[-1]), flush=True)
-    found = provenance("python", "benchmarks/drafters.py") | {"cells": cells, "summary": summary(cells)}
-    print(json.dumps(found["summary"], indent=1))
+    told = provenance("python", "benchmarks/drafters.py") | {"cells": cells, "summary": summary(cells)}
+    print(json.dumps(told["summary"], indent=1))
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def same_weights(pair: sd.Pair, target: Path) -> tuple[Any, Path]:
+    """The target as a model of transformers in float32, and as a GGUF file."""
+    if target.suffix == ".gguf":
+        return GGUFSource(target).model().eval(), target
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    file = Path(tempfile.mkdtemp()) / "target.gguf"
+    gguf_writing.write(model, pair.tokenizer, file, precision=gguf_writing.Precision.f32, name="target")
+    return model, file
 
 
 def cell(name: str, temperature: float, top_p: float, runs: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
@@ -104,15 +192,23 @@ def cell(name: str, temperature: float, top_p: float, runs: dict[str, list[tuple
     return {"set": name, "temperature": temperature, "top_p": top_p, "target_tokens_per_second": rate, "over_target": over}
 
 
-def summary(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of the default on text to copy and elsewhere, over the target alone."""
-    values = [(c["set"] in COPYING, c["over_target"]["copies, default"][0]) for c in cells]
+def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """The worst cell of each: the default of copies over the target alone, on text to copy and elsewhere; over the best setting
+    of others on text to copy; and both over the better of the two."""
+
+    def value(of: dict[str, Any], *starts: str) -> float | None:
+        return max((v[0] for rule, v in of["over_target"].items() if rule.startswith(starts)), default=None)
+
+    def least(ratios: Sequence[tuple[float | None, float | None]]) -> float | None:
+        return min((round(a / b, 3) for a, b in ratios if a and b), default=None)
+
+    copying = [c for c in cells if c["set"] in COPYING]
     return {
-        "suffix_over_target_on_copying": min(v for copies, v in values if copies),
-        "suffix_worst_elsewhere": min(v for copies, v in values if not copies),
-        "over_prompt_lookup": None,
-        "over_llama_cpp_ngram": None,
-        "both_vs_better_of_two": None,
+        "suffix_over_target_on_copying": least([(value(c, OWN), 1.0) for c in copying]),
+        "suffix_worst_elsewhere": least([(value(c, OWN), 1.0) for c in cells if c["set"] not in COPYING]),
+        "over_prompt_lookup": least([(value(c, OWN), value(c, "transformers")) for c in copying]),
+        "over_llama_cpp_ngram": least([(value(c, OWN), value(c, "llama.cpp")) for c in copying]),
+        "both_vs_better_of_two": least([(value(c, BOTH), value(c, OWN, MODEL)) for c in cells]),
     }
 
 

@@ -51,6 +51,7 @@ from specdecpp.policies import (
     Policy,
     SpecDecPP,
     UCBSpecStop,
+    WithCopies,
     named,
 )
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
@@ -110,6 +111,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_rounds=1),
     "bandit": lambda _: Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4), Heuristic(start_tokens=1))),
     "auto-off": lambda _: AutoOff(policy=CumulativeConfidence(threshold=0.2), patience=1, probe_every=2),
+    "copies": lambda _: WithCopies(policy=CumulativeConfidence(threshold=0.2)),
 }
 ADAPTIVE = (
     *("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "look-ahead", "until-token"),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         MaxConfidence,
         Policy,
         SpecDecPP,
+        WithCopies,
     )
     from specdecpp.policies.trees import CostAwareTree, TreePolicy, Widths
     from specdecpp.rounds.verification import (
@@ -91,6 +92,7 @@ _HOMES = {
         "MaxConfidence",
         "Policy",
         "SpecDecPP",
+        "WithCopies",
     ),
     "specdecpp.policies.trees": ("CostAwareTree", "TreePolicy", "Widths"),
     "specdecpp.runners": ("EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"),
@@ -135,6 +137,7 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "CostAware",
     "Bandit",
     "AutoOff",
+    "WithCopies",
     "TreePolicy",
     "CostAwareTree",
     "Widths",

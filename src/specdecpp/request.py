@@ -116,10 +116,9 @@ def parse_policy(spec: str) -> PolicySpec:
 
 
 def policy_names() -> list[str]:
-    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, bandit:POLICY|POLICY,
-    tree:SHAPE."""
+    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, copies:POLICY, tree:SHAPE."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", f"{TREE}:SHAPE"]
+    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", "copies:POLICY", f"{TREE}:SHAPE"]
 
 
 def spec_of(policy: Policy) -> str:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 
 from specdecpp.costs.curve import is_switch
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
-from specdecpp.policies import CostClock, Costs, Policy, Stop
+from specdecpp.policies import CostClock, Costs, Policy, Stop, WithCopies
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
 from specdecpp.policies.trees import Grown, TreePolicy
@@ -69,6 +70,8 @@ class Round:
     expected_s: float = 0.0
     grown: Grown | None = None
     """The tree of the round, where it had one."""
+    is_copied: bool = False
+    """Whether its candidates were copied from the text, beside a draft model."""
     tv: float = 0.0  # from the target's law, summed over its tokens
 
     @property
@@ -136,13 +139,13 @@ class Session:
                 f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
                 "Use GreedyVerification(), as the Decoder does."
             )
-        if any(isinstance(part, TreePolicy) for part in policy.parts):
-            raise ValueError(
-                f"{type(policy).__name__} is made of rules for chains, and one of them drafts trees. Use that alone."
-            )
+        _check_parts(policy)
+        if isinstance(policy, WithCopies) and isinstance(draft, SuffixDrafter):
+            raise ValueError("WithCopies is for a pair with a draft model, and this one has but copies. Use CostAware alone.")
         if isinstance(policy, TreePolicy):
             check_trees(policy, verification, is_greedy=sampling.is_greedy, runners={"target": target, "draft": draft})
         self.target, self.draft = target, draft
+        self._copies = isinstance(draft, SuffixDrafter)
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -251,7 +254,7 @@ class Session:
     def _decision(self) -> Decision:
         """How the coming round ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        return decide(self.policy, self._memory, self.costs, room)
+        return decide(self.policy, self._memory, self.costs, room, copies=self._copies)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
@@ -295,11 +298,13 @@ class Session:
             forward_s=result.forward_s,
             expected_s=self._expected_s(result),
             grown=result.grown,
+            is_copied=result.is_copied,
             tv=sum(result.tv[: len(pieces)], 0.0),
         )
-        self._num_before = result.num_drafted
-        self._memory = self.policy.learn(self._memory, outcome)
-        follows = result.grown is None and self.num_together == 1  # rounds of one chain
+        self._num_before = 0 if result.is_copied else result.num_drafted
+        learn = self.policy.aside if result.is_copied else self.policy.learn
+        self._memory = learn(self._memory, outcome)
+        follows = result.grown is None and self.num_together == 1 and not result.is_copied  # rounds of one chain
         if isinstance(self._costs, CostClock) and follows:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
@@ -312,6 +317,8 @@ class Session:
         """What the cost model has such a round take."""
         if self.costs is None:
             return 0.0
+        if result.is_copied:
+            return self.costs.copied().round_s(result.num_drafted)
         switch_s = self.costs.switch_s * is_switch(self._num_before, result.num_drafted)
         return switch_s + self.costs.seconds_of(result.num_drafted, result.grown and result.grown.widths)
 
@@ -386,6 +393,17 @@ def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
         shares[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
         left -= shares[session]
     return [session._reading(shares[session]) for session in sessions]
+
+
+def _check_parts(policy: Policy) -> None:
+    """Raise ValueError for a rule made of others that are no rules for chains of one draft's candidates."""
+    for part in policy.parts:
+        if isinstance(part, TreePolicy | WithCopies):
+            what = "takes copies of the text" if isinstance(part, WithCopies) else "drafts trees"
+            raise ValueError(
+                f"{type(policy).__name__} is made of rules for chains of one draft, and one of them {what}. Use that alone."
+            )
+        _check_parts(part)
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

@@ -86,6 +86,14 @@ class Costs:
         """Where a head judges every candidate: its time is part of drafting."""
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
+    def copied(self) -> "Costs":
+        """Where candidates are copied from the text, beside a draft model: they cost what the wider pass does.
+
+        >>> Costs(draft_s=0.2, passes={1: 1.0, 3: 1.2}).copied().round_s(2)
+        1.2
+        """
+        return _copied(self)
+
     def shared(self, num: int) -> "Costs":
         """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass.
 
@@ -181,6 +189,11 @@ def _shared(costs: Costs, num: int) -> Costs:
         switch_s=costs.switch_s / num,
         draft_rows={},
     )
+
+
+@lru_cache(maxsize=256)
+def _copied(costs: Costs) -> Costs:
+    return Costs(draft_s=0.0, passes=costs.passes)
 
 
 @lru_cache(maxsize=1024)  # asked before every candidate, with what changes at most once a round

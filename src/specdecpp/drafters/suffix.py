@@ -64,15 +64,19 @@ class SuffixDrafter:
 
     def extend(self, tokens: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
         """Read tokens of the text; it has no logits and no states to give, whatever `rows` asks for."""
-        for token in tokens:
-            place = len(self._tokens)
-            for n in range(1, min(ORDERS, place) + 1):
-                key = tuple(self._tokens[-n:])
-                before, count = self._places.get(key, (-1, 0))
-                same = before >= 0 and self._tokens[before] == token
-                self._places[key] = place, count + 1 if same else 1
-            self._tokens.append(token)
+        self.read(tokens)
         return torch.empty(0, self.vocab_size), torch.empty(0, 0)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The same, without rows."""
+        text, places = self._tokens, self._places
+        for token in tokens:
+            place = len(text)
+            end = tuple(text[-ORDERS:])
+            for n in range(len(end)):
+                before, count = places.get(end[n:], (-1, 0))
+                places[end[n:]] = place, count + 1 if before >= 0 and text[before] == token else 1
+            text.append(token)
 
     def rollback(self, length: int) -> None:
         """Forget what follows the first `length` tokens. Raises ValueError where there are not so many."""
@@ -81,7 +85,7 @@ class SuffixDrafter:
         if length < self.length:
             kept = self._tokens[:length]
             self._tokens, self._places = [], {}
-            self.extend(kept, rows=1)
+            self.read(kept)
 
     def fresh(self) -> "SuffixDrafter":
         """Another one that has read nothing."""

@@ -18,6 +18,7 @@
 | `SpecDecPP` | 1 - prod head(x_i) > threshold | a trained head | head.py |
 | `CostAware` | another candidate costs more than it brings: the default | q or a head, outcomes, costs | cost_aware.py |
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
+| `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 
 `protocol.py` says what a rule is and what it sees, `score.py` what outcomes say of its estimates, `experience.py` what requests
@@ -37,6 +38,7 @@ from specdecpp.policies.cascade import Cascade as Cascade
 from specdecpp.policies.confidence import CumulativeConfidence as CumulativeConfidence
 from specdecpp.policies.confidence import Entropy as Entropy
 from specdecpp.policies.confidence import MaxConfidence as MaxConfidence
+from specdecpp.policies.copies import WithCopies as WithCopies
 from specdecpp.policies.cost_aware import CostAware as CostAware
 from specdecpp.policies.fixed import Fixed as Fixed
 from specdecpp.policies.fixed import Heuristic as Heuristic

@@ -15,10 +15,11 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
@@ -199,6 +200,10 @@ class CostAware(HeadPolicy):
     def learn(self, memory: Account, outcome: "Outcome") -> Account:
         return memory.with_round(outcome)
 
+    def aside(self, memory: Account, outcome: "Outcome") -> Account:
+        """The draft has not read what came out. What others gain is neither to be lost by trials nor this rule's rate."""
+        return replace(memory, num_unread=memory.num_unread + outcome.num_tokens)
+
     def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
         """All terms but S are known when a round begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
@@ -219,9 +224,8 @@ class CostAware(HeadPolicy):
         """
         if type(self) is not CostAware:
             return None  # a subclass has its own say in `rule`
-        rho, survival, tokens, best, most = self.rate(memory, costs), 1.0, 0.0, 0, 0.0
-        for num, estimate in enumerate(estimates, 1):
-            survival *= memory.belief.score(estimate)
+        rho, tokens, best, most = self.rate(memory, costs), 0.0, 0, 0.0
+        for num, survival in enumerate(survivals(memory.belief.score, estimates), 1):
             tokens += survival
             if (value := tokens - rho * (costs.round_s(num) - costs.round_s(0))) > most:
                 best, most = num, value
@@ -267,6 +271,11 @@ class CostAware(HeadPolicy):
 
     def _before(self, acceptance: float | None) -> float:
         return self.prior if acceptance is None else acceptance
+
+
+def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
+    """S_1, S_2, ...: of each candidate, the chance that it and all before it are accepted."""
+    return accumulate(map(score, estimates), mul)
 
 
 @lru_cache(maxsize=64)

@@ -292,6 +292,10 @@ class Policy:
         """The memory after a round."""
         return memory
 
+    def aside(self, memory: Any, outcome: "Outcome") -> Any:
+        """The memory after a round in which the rule was not asked: its candidates came from elsewhere (`WithCopies`)."""
+        return memory
+
 
 def rule_of(policy: Policy, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
     """The rule of the coming round, which asks nothing below the policy's least number of candidates.
@@ -335,6 +339,11 @@ class Decision:
         least = () if self.rule is None else self.rule.least
         return self.limit > 0 and not (least and least[0] > 1.0)
 
+    def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
+        """The same of one of the rules that this policy is made of."""
+        limit = min(policy.limit(memory), self.limit)
+        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit)
+
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as the rule reads them."""
         return list(judged) if self.rule is None else self.rule.read(judged)
@@ -349,12 +358,16 @@ class Decision:
         return Stop(reason) if isinstance(reason, str) and reason else reason or None
 
 
-def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int) -> Decision:
-    """What the policy wants of the coming round, for which there is room for so many candidates."""
+def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int, *, copies: bool = False) -> Decision:
+    """What the policy wants of the coming round, for which there is room for so many candidates.
+
+    `copies`: they are all at hand, and a policy that weighs them as a whole (`Policy.cut`) has no rule.
+    """
     limit = policy.limit(memory)
     is_cut = room <= limit
     limit = room if is_cut else limit
-    return Decision(policy, memory, limit, rule_of(policy, memory, costs, limit), is_cut)
+    weighs = copies and costs is not None and policy.cut(memory, (), costs) is not None
+    return Decision(policy, memory, limit, FREE if weighs else rule_of(policy, memory, costs, limit), is_cut)
 
 
 def check_probability(name: str, value: float) -> None:

@@ -89,7 +89,7 @@ def as_compared(verification: Verification) -> Verification:
 
 def _one(plan: Plan) -> Result:
     request, started = plan.request, perf_counter()
-    draft, stop = propose(plan)
+    draft, stop = plan.found or propose(plan)
     drafted = perf_counter()
     verification = as_compared(request.verification)
     needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
@@ -125,7 +125,7 @@ def propose(plan: Plan) -> tuple[Copied, Stop]:
     weighs = plan.costs is not None and policy.cut(decision.memory, (), plan.costs) is not None
     if not decision.limit or not (weighs or decision.may_draft):
         return draft, decision.stop(draft) or decision.at_limit
-    drafter.extend(plan.tokens[drafter.length :], rows=1)
+    drafter.read(plan.tokens[drafter.length :])
     if weighs:
         return _weighed(draft, plan)
     draft.match = drafter.copied(decision.limit)

@@ -58,7 +58,10 @@ class Native:
             return "its models are not both run by compiled code"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
-        if coded(request.verification, is_greedy=request.sampling.is_greedy) is None:
+        told = coded(request.verification, is_greedy=request.sampling.is_greedy)
+        if told is not None and is_lossy(told) and isinstance(request.draft, SuffixDrafter):
+            return "of copies it knows the target's own law only"
+        if told is None:
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
         judge = judge_of(request.policy)
         if judge is not None and not judges_plainly(judge):
@@ -353,7 +356,7 @@ class _Copies:
     def drafts(self, plan: Plan) -> None:
         """Nothing is told to a draft."""
         started = _now()
-        self._draft, self._stop = propose(plan)
+        self._draft, self._stop = plan.found or propose(plan)
         self._draft_s = _now() - started
 
     def verifies(self, plan: Plan) -> Verifying:

@@ -9,7 +9,7 @@ uniforms, in the same order: `host` is the readable one, `native` and `device` a
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,6 +20,9 @@ from specdecpp.policies.trees import Grown
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
 from specdecpp.sampling import Randomness, Sampling, probabilities
+
+if TYPE_CHECKING:
+    from specdecpp.rounds.copying import Copied
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
@@ -54,6 +57,8 @@ class Plan:
     decision: Decision
     costs: Costs | None = None
     wants_rows: bool = False
+    found: "tuple[Copied, Stop] | None" = None
+    """What the text offers to copy, where that has been looked up."""
 
 
 @dataclass(kw_only=True)
@@ -98,6 +103,8 @@ class Result:
     forward_s: float = 0.0
     rows: Rows | None = field(default=None, repr=False)
     grown: Grown | None = None
+    is_copied: bool = False
+    """Whether the candidates were copied from the text, beside a draft model."""
     tv: Sequence[float] = ()
     """Of each token that came out, as in `ratio.Verdict`."""
 

@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.costs.curve import is_switch
-from specdecpp.policies import Costs, Policy
+from specdecpp.policies import Costs, Policy, WithCopies
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
@@ -145,6 +145,8 @@ class Player:
     """
 
     def __init__(self, trace: Trace, policy: Policy, costs: Costs, *, max_tokens: int | None = None):
+        if isinstance(policy, WithCopies):
+            raise ValueError("WithCopies takes copies of the text, and a trace has those of the draft. Replay its own rule.")
         if isinstance(policy, TreePolicy):
             raise ValueError(f"{type(policy).__name__} drafts trees, and a trace has one branch. Use training.tree_replay.")
         self.trace, self.policy, self.costs = trace, policy, costs

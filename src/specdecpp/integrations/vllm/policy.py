@@ -4,7 +4,7 @@ from specdecpp.decoder import best_policy
 from specdecpp.errors import HeadError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.vllm.heads import BESIDE
-from specdecpp.policies import Policy
+from specdecpp.policies import Policy, WithCopies
 from specdecpp.request import PolicySpec
 
 
@@ -17,4 +17,6 @@ def policy_of(spec: PolicySpec | None, head: AcceptanceHead | None, *, draft: st
             f"the policy needs an acceptance head, and there is none at {draft}/{BESIDE}. Export one there, name one under "
             '"head", or choose a rule that needs none, such as cumulative.'
         )
+    if isinstance(spec.policy, WithCopies):
+        raise ValueError("copies:... is for our own decoder; under vLLM candidates are those of the draft. Name its own rule.")
     return spec.build(head)

@@ -1,0 +1,132 @@
+"""Copies from the text beside a draft model: a round takes those that the text offers where they promise more than the model's
+rounds have brought, else the model drafts by its own rule (SuffixDecoding's hybrid, Oliaro et al. 2024, arXiv 2411.04975).
+
+Both are weighed in tokens beyond those that their seconds bring at the rate rho of the request so far (`cost_aware`):
+
+    copies   S_1 + S_1 S_2 + ... - rho (t_target(k + 1) - t_target(1))      by the match in the text, read by a learned score
+    model    mean over its rounds of  tokens - 1 - rho (seconds - t_target(1))
+
+What is asked is the text and what became of earlier rounds, never this round's draws, so a round is an adapted one of either
+kind and keeps the target's law (tests/test_copies.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from specdecpp.policies.cost_aware import Account, CostAware, survivals
+from specdecpp.policies.gains import Gains
+from specdecpp.policies.protocol import Policy, Rule, Stop, rule_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdecpp.costs import Costs
+    from specdecpp.policies.protocol import Candidates, Outcome
+
+WEIGHT = 2
+"""Rounds of the model's that are taken to have brought what the target alone brings, before there were any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both:
+    """What copies have taught, with the sums of all rounds; the memory of the model's rule, and what its rounds brought."""
+
+    copies: Account
+    memory: Any
+    gains: Gains = Gains()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithCopies(Policy):
+    """Another rule for the draft model, and copies from the text where they promise more.
+
+    `copies` weighs what the text offers. Only for pairs with a draft model: without one there are but copies.
+
+    >>> from specdecpp.policies import CumulativeConfidence
+    >>> policy = WithCopies(policy=CumulativeConfidence(threshold=0.2))
+    """
+
+    short: ClassVar[str] = "copies:policy"
+    policy: Policy
+    copies: CostAware = field(default=CostAware(max_tokens=64, prior=0.2), init=False, repr=False)
+    min_tokens: int = field(default=0, init=False, repr=False)
+    max_tokens: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_tokens", max(self.copies.max_tokens, self.policy.max_tokens))
+
+    @property
+    def parts(self) -> tuple[Policy, ...]:
+        return (self.policy,)
+
+    @property
+    def drops_last(self) -> bool:
+        return self.policy.drops_last
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.policy.looks_ahead
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
+        return self.policy.judge(draft, hidden)
+
+    def start(self) -> Both:
+        return Both(copies=self.copies.start(), memory=self.policy.start())
+
+    def resume(self, past: Mapping[str, Any]) -> Both:
+        given = {name: past[name] if isinstance(past.get(name), Mapping) else None for name in ("copies", "policy")}
+        begun = (
+            rule.start() if told is None else rule.resume(told)
+            for rule, told in zip((self.copies, self.policy), given.values(), strict=True)
+        )
+        return Both(**dict(zip(("copies", "memory"), begun, strict=True)))
+
+    def begin(self, memory: Both, *, num_tokens: int, is_greedy: bool) -> Both:
+        copies = self.copies.begin(memory.copies, num_tokens=num_tokens, is_greedy=is_greedy)
+        return replace(
+            memory, copies=copies, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy)
+        )
+
+    def carry(self, past: Mapping[str, Any] | None, memory: Both) -> Mapping[str, Any]:
+        told = past or {}
+        return {
+            "copies": self.copies.carry(told.get("copies"), memory.copies),
+            "policy": self.policy.carry(told.get("policy"), memory.memory),
+        }
+
+    def limit(self, memory: Both) -> int:
+        return max(self.copies.limit(memory.copies), self.policy.limit(memory.memory))
+
+    def rule(self, memory: Both, costs: "Costs | None", limit: int) -> Rule | None:
+        """That of the model's rounds."""
+        return rule_of(self.policy, memory.memory, costs, limit)
+
+    def stop(self, draft: "Candidates", memory: Both) -> Stop | str | None:
+        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
+            return rule.stop(draft)
+        return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
+
+    def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
+        """Whether copies with these estimates promise more than a round of the model's."""
+        copied, gains, target_s = costs.copied(), memory.gains, costs.verify_s(1)
+        rho = self.copies.rate(memory.copies, copied)
+        tokens = sum(survivals(memory.copies.belief.score, estimates))
+        worth = tokens - rho * (copied.round_s(len(estimates)) - target_s)
+        return worth > (gains.tokens - gains.num - rho * (gains.seconds - gains.num * target_s)) / (gains.num + WEIGHT)
+
+    def learn(self, memory: Both, outcome: "Outcome") -> Both:
+        """After a round of the model's."""
+        of, num_tokens, seconds = memory.copies, outcome.num_tokens, outcome.expected_s
+        copies = replace(of, num_tokens=of.num_tokens + num_tokens, seconds=of.seconds + seconds)
+        gains = memory.gains.after(num_tokens, seconds)
+        return Both(copies=copies, memory=self.policy.learn(memory.memory, outcome), gains=gains)
+
+    def aside(self, memory: Both, outcome: "Outcome") -> Both:
+        """After a round of copies."""
+        copies = self.copies.learn(memory.copies, outcome)
+        return replace(memory, copies=copies, memory=self.policy.aside(memory.memory, outcome))

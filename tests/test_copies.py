@@ -1,0 +1,195 @@
+"""Copies from the text beside a draft model: the law, the same on every engine, and which of the two a round takes."""
+
+from dataclasses import replace
+
+import pytest
+from laws import Request, answer, finish, largest_difference, outcome, unchecked
+from test_law import table
+from test_rounds import Models, models_of, needs_compiler, same
+
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.policies import (
+    AutoOff,
+    Bandit,
+    CostAware,
+    Costs,
+    CumulativeConfidence,
+    Entropy,
+    Fixed,
+    MaxConfidence,
+    WithCopies,
+)
+from specdecpp.policies.protocol import decide
+from specdecpp.policies.trees import CostAwareTree
+from specdecpp.rounds import Either
+from specdecpp.rounds.copying import Copying
+from specdecpp.rounds.host import Host
+from specdecpp.rounds.verification import VERIFICATIONS, GreedyVerification, TokenVerification
+from specdecpp.sampling import Sampling, streams
+from specdecpp.session import Session, advance
+
+FLAT = Costs(draft_s=0.3, passes={1: 1.0, 9: 1.1})
+RISING = Costs(draft_s=0.05, passes={1: 1.0, 2: 1.22, 9: 2.8})
+MODEL = {"fixed": Fixed(k=2), "product": CumulativeConfidence(threshold=0.4), "costs": CostAware(prior_rounds=1)}
+HOSTS = Either([Copying(), Host()])
+
+
+def over(**changes) -> Request:
+    """There is always something to copy; of a single token it does not pay."""
+    given = {"prompt": (0, 1, 2, 0, 1), "max_tokens": 4, "costs": RISING, **changes}
+    return Request(target=table(3, vocab_size=3, depth=2), draft=table(111, vocab_size=3, depth=2), **given)
+
+
+def kinds(session: Session, rounds: list) -> str:
+    """Of each round with candidates: c for copies, m for the model's."""
+    return "".join("cm"[not r.is_copied] for r in rounds if r.num_drafted)
+
+
+PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3)}
+
+
+@pytest.mark.parametrize(
+    ("verification", "situation"),
+    [("token", {}), ("block", {}), ("compare", {}), ("token", {"ends": (2,)}), ("token", PENALTY), ("block", PENALTY)],
+)
+@pytest.mark.parametrize("policy", MODEL)
+def test_the_law_is_that_of_the_target(policy: str, verification: str, situation: dict):
+    """Catches a model that has not read what was copied, copies tested with a q of the model's, and a choice that looks at this
+    round's draws."""
+    request = over(**situation)
+    law = request.law(WithCopies(policy=MODEL[policy]), VERIFICATIONS[verification])
+    assert largest_difference(law, request.own_law()) < 1e-12
+
+
+def test_laws_do_not_hold_for_want_of_either():
+    """Catches a rule that always takes the same, under which every law holds."""
+    law = over().law(WithCopies(policy=Fixed(k=1)), TokenVerification(), kinds)
+    assert sum(p for told, p in law.items() if "c" in told and "m" in told) > 0.1
+
+
+@pytest.mark.parametrize("policy", MODEL)
+def test_greedy_answers_are_those_of_the_target(policy: str):
+    request = over(sampling=Sampling(temperature=0.0), max_tokens=24)
+    session = request.session(WithCopies(policy=MODEL[policy]), GreedyVerification(), streams(0))
+    rounds = finish(session)
+    assert {answer(session, rounds): 1.0} == request.own_law()
+    assert "c" in kinds(session, rounds)
+
+
+def test_a_dropping_rule_is_exact_under_comparison_only():
+    """Catches a rule whose part drops what it has looked at, told as one that does not."""
+    rule = WithCopies(policy=MaxConfidence(threshold=0.4, drop=True))
+    assert rule.drops_last
+    request = over()
+    assert largest_difference(request.law(rule, VERIFICATIONS["compare"]), request.own_law()) < 1e-12
+
+
+@needs_compiler
+@pytest.mark.parametrize("manner", [(Sampling(temperature=0.0), "token"), (Sampling(temperature=0.6, top_p=0.9), "block")])
+@pytest.mark.parametrize("policy", [Fixed(k=3), CostAware(), Entropy()], ids=["fixed", "costs", "entropy"])
+def test_rounds_are_those_of_the_host(policy, manner):
+    """Catches engines that choose, draw or verify otherwise, and caches that hold a token more or less."""
+    models, (sampling, verification), taken = models_of("native"), manner, ""
+    with unchecked():
+        for seed, wants_rows in enumerate((False, True)):
+            options = {"prompt": [3, 5, 2, 9] * 4, "max_tokens": 60, "ends": (), "costs": FLAT}
+            rule = WithCopies(policy=policy)
+            own, hosts = (models.session(rule, sampling, verification, seed=seed, **options) for _ in range(2))
+            assert isinstance(own.engine, Either)
+            assert own.engine.has_batches
+            hosts.engine = HOSTS
+            if wants_rows:
+                own.watch = lambda plan, result: None
+            rounds = same(own, hosts)
+            taken += kinds(own, rounds)
+    assert {*taken} == {"c", "m"}
+
+
+@needs_compiler
+def test_requests_together_are_what_they_are_alone():
+    """Catches an index that two requests share, a prompt that the draft model misses, and seconds that get lost."""
+    models = Models("native", noise=0.1)
+
+    def start(seed: int) -> Session:
+        prompt = [3 + i % (5 + seed) for i in range(30 + 80 * seed)]
+        return models.session(
+            WithCopies(policy=CostAware()), Sampling(temperature=0.5), seed=seed, prompt=prompt, ends=(), costs=FLAT
+        )
+
+    alone, shared = ([start(seed) for seed in range(3)] for _ in range(2))
+    with unchecked():
+        for session in alone:
+            finish(session)
+        while running := [s for s in shared if s.finish_reason is None]:
+            reading = [session for session in running if session.num_unread]
+            advance([session for session in running if not session.num_unread], reading, rows=50)
+    assert [s.tokens for s in shared] == [s.tokens for s in alone]
+    assert all(session.prefill_s > 0 for session in shared)
+
+
+def test_what_promises_more_is_taken():
+    """Catches copies that are taken whatever the model brings, and never again once it has brought much."""
+    rule, steep = WithCopies(policy=Fixed(k=4)), Costs(draft_s=0.2, passes={1: 1.0, 9: 2.6})
+    new = rule.begin(rule.start(), num_tokens=9, is_greedy=True)
+    assert rule.prefers_copies(new, [0.9] * 4, FLAT)
+    assert not rule.prefers_copies(new, [0.1], steep)
+    good = bad = new
+    for _ in range(20):
+        good = rule.learn(good, outcome(4, 4, FLAT))
+        bad = rule.learn(bad, outcome(4, 0, FLAT))
+    assert not rule.prefers_copies(good, [0.6] * 4, FLAT)
+    assert rule.prefers_copies(bad, [0.6] * 4, FLAT)
+
+
+def test_each_learns_of_its_own_rounds():
+    """Catches a score of the model that copies teach, or the reverse, and a draft thought to have read what was copied."""
+    rule, new = WithCopies(policy=CostAware()), WithCopies(policy=CostAware()).start()
+    copied = rule.aside(new, outcome(3, 3, FLAT, judged=(0.6,) * 3))
+    drafted = rule.learn(new, outcome(3, 0, FLAT, judged=(0.6,) * 3))
+    assert copied.copies.belief != new.copies.belief
+    assert copied.memory == replace(new.memory, num_unread=new.memory.num_unread + 4)
+    assert copied.gains == new.gains
+    assert drafted.copies == replace(new.copies, num_tokens=1, seconds=FLAT.round_s(3))
+    assert drafted.memory.belief != new.memory.belief
+    assert (drafted.gains.num, drafted.gains.tokens) == (1, 1)
+
+
+def test_earlier_requests_have_taught_both():
+    rule = WithCopies(policy=CostAware())
+    taught = rule.aside(rule.learn(rule.start(), outcome(2, 2, FLAT)), outcome(5, 5, FLAT))
+    begun = rule.resume(rule.carry(rule.carry(None, taught), taught))
+    assert begun.copies.acceptance_before > 0.8
+    assert begun.memory.acceptance_before > 0.8
+    assert rule.resume({"copies": 3, "policy": None}) == rule.start()
+    assert rule.resume(WithCopies(policy=Fixed(k=2)).carry(None, WithCopies(policy=Fixed(k=2)).start())).memory is not None
+
+
+def test_limits_are_those_of_the_part_that_drafts():
+    """Catches a model that is given the copies' limit, and one told to have ended for want of places."""
+    rule = WithCopies(policy=Fixed(k=4))
+    whole, cut = (decide(rule, rule.start(), FLAT, room) for room in (99, 3))
+    assert [whole.limit, whole.of(rule.policy, None, None).limit, cut.of(rule.policy, None, None).limit] == [64, 4, 3]
+    assert not whole.of(rule.policy, None, None).is_cut
+    assert cut.of(rule.policy, None, None).is_cut
+
+
+def test_what_is_no_such_pair_or_rule_is_refused():
+    """Catches rules that would be followed without their copies, and said nowhere."""
+    request = over()
+    for rule in (AutoOff(policy=WithCopies(policy=Fixed(k=1))), Bandit(arms=(Fixed(k=1), WithCopies(policy=Fixed(k=2))))):
+        with pytest.raises(ValueError, match="takes copies of the text"):
+            request.session(rule, TokenVerification(), streams(0))
+    with pytest.raises(ValueError, match="drafts trees"):
+        request.session(WithCopies(policy=CostAwareTree()), TokenVerification(), streams(0))
+    with pytest.raises(ValueError, match="has but copies"):
+        Session(
+            target=request.target.fresh(),
+            draft=SuffixDrafter(3),
+            policy=WithCopies(policy=Fixed(k=1)),
+            verification=TokenVerification(),
+            sampling=Sampling(),
+            prompt=[0],
+            max_tokens=3,
+            randomness=streams(0),
+            costs=FLAT,
+        )
