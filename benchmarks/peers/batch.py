@@ -3,9 +3,8 @@
     python -m peers.batch                           (in benchmarks/) the pairs smollm2 and 30m-2m, two threads; about 40 minutes
     python -m peers.batch --pair 30m-2m --tokens 8 --cycles 1 --out /tmp/batch.json
 
-llama.cpp's server with as many parallel slots, vLLM on a CPU and OpenVINO's continuous batching, each with the target alone (none
-of them is quicker with a draft under load), and ours: the target alone and the default rule without a seed, whose lengths
-follow the load. One is at work at a time, in an order that rotates. Of SmolLM2 vLLM has the values of the file in bfloat16, and
+llama.cpp's server with as many parallel slots, vLLM on a CPU and OpenVINO's continuous batching, each with the target alone, and
+ours: the target alone and the default rule without a seed, whose lengths follow the load. One is at work at a time, in an order that rotates. Of SmolLM2 vLLM has the values of the file in bfloat16, and
 ours the draft that ships. Rows and `over_...` go into batch.json beside what `batch.py` measures. Nothing else should run
 meanwhile.
 """
@@ -116,7 +115,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     for engine, called in ENGINES.items():
         of = {(pair, t): theirs for (pair, t, name), theirs in rates.items() if name == engine}
         for n in map(str, AT_ONCE):
-            shares = [rates[*key, OURS["cost-aware"]][n] / theirs[n] for key, theirs in of.items() if n in theirs]
+            shares = [rates[*key, OURS["cost-aware"]].get(n, 0) / theirs[n] for key, theirs in of.items() if n in theirs]
             if shares:
                 found.setdefault(f"over_{called}".replace("llama.cpp", "llama_cpp"), {})[n] = round(min(shares), 3)
     return found
@@ -146,10 +145,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     pairs = args.pair or [SMOLLM2, "30m-2m"]
-    if args.only:
-        missing = {name: "not asked for" for name in ENGINES if name not in args.only}
-    else:
-        missing = prepared(pairs)
+    missing = {name: "not asked for" for name in ENGINES if name not in args.only} if args.only else prepared(pairs)
     rows = [row for pair in pairs for row in measured(pair, missing, args)]
     for row in rows:
         print(json.dumps(row), file=sys.stderr)

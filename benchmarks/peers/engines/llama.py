@@ -1,7 +1,8 @@
 """llama.cpp's own server, a process per setting, because the server's speculation is set when it starts. The argument is the
 binary.
 
-Settings: {"n_max": null} for the target alone, or {"n_max": K, "p_min": p}; with `ready` so many parallel slots of 1,024 places.
+Settings: {"n_max": null} for the target alone, or {"n_max": K, "p_min": p}; with
+`ready` so many parallel slots of 1,024 places.
 
 The cache is float32 for float32 weights; other types have the engine's default. Its own clock is used (reading the prompt and
 decoding), so that HTTP costs it nothing. Samplers that would change the distribution are off.
