@@ -3,10 +3,10 @@
     python -m peers.batch                           (in benchmarks/) the pairs smollm2 and 30m-2m, two threads; about 40 minutes
     python -m peers.batch --pair 30m-2m --tokens 8 --cycles 1 --out /tmp/batch.json
 
-llama.cpp's server with as many parallel slots, vLLM on a CPU and OpenVINO's continuous batching, each with the target alone, and
-ours: the target alone and the default rule without a seed, whose lengths follow the load. One is at work at a time, in an order that rotates. Of SmolLM2 vLLM has the values of the file in bfloat16, and
-ours the draft that ships. Rows and `over_...` go into batch.json beside what `batch.py` measures. Nothing else should run
-meanwhile.
+llama.cpp's server with as many parallel slots, vLLM on a CPU and OpenVINO's continuous batching, each with the target alone,
+and ours: the target alone and the default rule without a seed, whose lengths follow the load. One is at work at a time, in an
+order that rotates. Of SmolLM2 vLLM has the values of the file in bfloat16, and ours the draft that ships. Rows and `over_...`
+go into batch.json beside what `batch.py` measures. Nothing else should run meanwhile.
 """
 
 import argparse
