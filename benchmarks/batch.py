@@ -145,7 +145,7 @@ def served(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def summary(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The worst over pairs and samplings; the reference pair, whose weights fit into a cache, counts where it is the only one."""
+    """The worst over pairs and samplings; the reference pair, whose weights fit into a cache, counts if it is alone."""
     if others := [cell for cell in found if cell["pair"] != "reference"]:
         found, rows = others, [row for row in rows if row["pair"] != "reference"]
     default = [cell for cell in found if cell["rule"].startswith("cost-aware")]

@@ -18,7 +18,8 @@ class Costs:
     the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
     it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that). `switch_s` is
     what the first round with candidates after rounds without any takes beyond the others, together with the plain rounds after
-    it: each model finds the processor's caches full of the other.
+    it: each model finds the processor's caches full of the other. `other_s` is the part of every pass that is no pass: what a
+    request's round takes beside it, which no other request shares.
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -34,6 +35,7 @@ class Costs:
     head_s: float = 0.0
     start_s: float = 0.0
     switch_s: float = 0.0
+    other_s: float = 0.0
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
@@ -52,8 +54,8 @@ class Costs:
         object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()))))
         object.__setattr__(self, "_verify_s", {})
 
-    def _seconds(self) -> tuple[float, float, float, float]:
-        return self.draft_s, self.head_s, self.start_s, self.switch_s
+    def _seconds(self) -> tuple[float, ...]:
+        return self.draft_s, self.head_s, self.start_s, self.switch_s, self.other_s
 
     def __hash__(self) -> int:
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
@@ -71,7 +73,7 @@ class Costs:
         0.11
         """
         try:
-            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s")}
+            seconds = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s", "other_s")}
             passes = {int(n): float(s) for n, s in values["passes"].items()}
             return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
         except KeyError as error:
@@ -84,7 +86,8 @@ class Costs:
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
     def shared(self, num: int) -> "Costs":
-        """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass.
+        """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass,
+        and each has its own `other_s`.
 
         >>> Costs(draft_s=0.2, passes={1: 1.0, 2: 1.1}).shared(2).verify_s(1)
         0.55
@@ -154,10 +157,11 @@ def chain_tokens(acceptance: float, num_drafted: int) -> float:
 
 @lru_cache(maxsize=256)
 def _shared(costs: Costs, num: int) -> Costs:
+    own_s = min(costs.other_s, costs.pass_s(1)) * (1 - 1 / num)
     return replace(
         costs,
         draft_s=costs.draft_pass_s(num) / num,
-        passes={n: costs.pass_s(n * num) / num for n in (1, 2, 3, 5, 9, 17)},
+        passes={n: costs.pass_s(n * num) / num + own_s for n in (1, 2, 3, 5, 9, 17)},
         start_s=costs.start_s / num,
         switch_s=costs.switch_s / num,
     )
