@@ -226,6 +226,9 @@ def test_a_share_of_what_steps_take_together() -> None:
     assert share.pass_s(1) == pytest.approx(1.2 / 2)
     assert share.pass_s(3) == pytest.approx(2.0 / 2)
     assert (share.draft_s, share.start_s, share.switch_s) == pytest.approx((0.2 * 1.2 / 2, 0.05, 0.2))
+    own = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.2, 3: 1.4}, other_s=0.4).shared(2)
+    assert own.pass_s(1) == pytest.approx((1.2 - 0.4) / 2 + 0.4)
+    assert own.step_s(0) == pytest.approx(share.draft_s + share.pass_s(2) - share.pass_s(1))
 
 
 def test_without_a_seed_lengths_follow_the_load(pair: Pair) -> None:

@@ -107,7 +107,7 @@ class Recorder(Decoder):
 
     def generate(self, prompt: str, **options: int | float) -> object:
         Recorder.asked.append((self.policy, prompt, options))
-        assert self.reuses == (options.get("max_tokens") == 16)  # only the warm-up: what one rule read would be free for the next
+        assert self.reuses == (options.get("max_tokens") == 16)  # the warm-up: else what one rule reads is free for the next
         k = self.policy.limit(None)
         return type("Answer", (), {"metrics": metrics(seconds=1 + abs(k - 5))})()
 

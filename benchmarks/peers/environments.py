@@ -3,6 +3,7 @@
     peers-torch      torch, transformers, ours with llama-cpp-python built for this processor; SmolLM2 as a package brings it
     peers-llama      llama-server, built for this processor from the very sources that llama-cpp-python ships
     peers-openvino   OpenVINO GenAI, and what converts checkpoints for it
+    vllm             vLLM on a CPU, that of its tests; for `peers.batch` only
     peers-models     the pairs; peers-logs: what the engines said; peers-cache: what ours measured
 
 Nothing is weakened: native builds, each engine's fastest path, its own thread pools.
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ROOT / ".engines"
 MODELS, LOGS = ENGINES / "peers-models", ENGINES / "peers-logs"
+VLLM = ENGINES / "vllm"
 TORCH, LLAMA, OPENVINO = (ENGINES / f"peers-{name}" for name in ("torch", "llama", "openvino"))
 SERVER = LLAMA / "build/bin/llama-server"
 BINDING = "llama-cpp-python==0.3.36"
@@ -87,6 +89,16 @@ def make_openvino() -> None:
     _pip(OPENVINO, *GENAI, *EXPORT)
     _pip(OPENVINO, "--no-deps", *EXPORT_ALONE)
     _done(OPENVINO)
+
+
+def make_vllm() -> None:
+    """That of `make engine-vllm`, without what does not load beside its torch. Raises `CannotMakeError`."""
+    if _is_done(VLLM):
+        return
+    _venv(VLLM)
+    _pip(VLLM, "-r", ROOT / "tests/engines/vllm/requirements.txt", "-e", ROOT)
+    _run("remove strays", [python(VLLM), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"])
+    _done(VLLM)
 
 
 def make_pairs(names: Sequence[str], *, has_heads: bool) -> None:

@@ -156,6 +156,8 @@ def workers(names: set[str]) -> dict[str, Worker]:
         "llama.cpp": (torch, "llama", (str(env.SERVER),)),
         "openvino": (openvino, "genai", ("speculative",)),
         "openvino alone": (openvino, "genai", ("alone",)),
+        "openvino batching": (openvino, "genai_batch", ()),
+        "vllm": (env.python(env.VLLM), "vllm_cpu", ()),
         "ours eager": (torch, "ours", ("eager",)),
         "ours lean": (torch, "ours", ("lean",)),
         "ours native": (torch, "ours", ("native",)),

@@ -2,6 +2,7 @@
 
     {"do": "load", ...}  ->  {"versions": {...}}
     {"do": "run", ...}   ->  {"tokens": [...], "seconds": ..., "rounds": ..., "drafted": ..., "accepted": ..., "peak_mb": ...}
+    {"do": "run_all", "requests": [...], "at_once": n}  ->  {"num_tokens": [...], "seconds": ...}     (engines of `peers.batch`)
 
 Whatever else an engine prints goes to its log. A worker that waits for a line uses no processor time.
 """
@@ -15,11 +16,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -74,6 +75,19 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class ManyAtOnce(Protocol):
+    """An engine that answers several requests at once."""
+
+    def ready(self, at_once: int) -> None:
+        """Make it ready for so many; not timed."""
+        ...
+
+    def run_all(self, requests: Sequence[Request]) -> list[int]:
+        """All of them, as many at once as it is ready for; how many tokens each got."""
+        ...
+
+
 def serve(engine: Engine) -> None:
     """Answer commands until the input ends."""
     out = os.fdopen(os.dup(1), "w")
@@ -103,6 +117,12 @@ def _answered(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
             seconds = time.perf_counter() - started
             pids = engine.pids() or [os.getpid()]
             return asdict(answer) | {"seconds": answer.seconds or seconds, "peak_mb": _peak_mb(pids)}
+        case "run_all" if isinstance(engine, ManyAtOnce):
+            requests = [Request(**one) for one in message["requests"]]
+            engine.ready(message["at_once"])
+            started = time.perf_counter()
+            num_tokens = engine.run_all(requests)
+            return {"num_tokens": num_tokens, "seconds": time.perf_counter() - started}
         case other:
             raise ValueError(f"unknown command {other!r}")
 

@@ -1,7 +1,8 @@
 """llama.cpp's own server, a process per setting, because the server's speculation is set when it starts. The argument is the
 binary.
 
-Settings: {"n_max": null} for the target alone, or {"n_max": K, "p_min": p}.
+Settings: {"n_max": null} for the target alone, or {"n_max": K, "p_min": p}; with
+`ready` so many parallel slots of 1,024 places.
 
 The cache is float32 for float32 weights; other types have the engine's default. Its own clock is used (reading the prompt and
 decoding), so that HTTP costs it nothing. Samplers that would change the distribution are off.
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from peers.environments import BINDING
@@ -64,6 +67,7 @@ class LlamaCpp:
         self.binary = binary
         self.servers: dict[str, Server] = {}
         self.current: Server | None = None
+        self.slots = 1
 
     def load(self, load: Load) -> dict[str, str]:
         self.close()
@@ -83,7 +87,32 @@ class LlamaCpp:
 
     def run(self, request: Request) -> Answer:
         self.current = self._server(request.options)
-        found = self.current.complete(
+        found = self._asked(self.current, request)
+        clock = found["timings"]
+        accepted = clock.get("draft_n_accepted", 0)
+        return Answer(
+            tokens=found["tokens"],
+            rounds=len(found["tokens"]) - accepted,
+            drafted=clock.get("draft_n", 0),
+            accepted=accepted,
+            seconds=(clock["prompt_ms"] + clock["predicted_ms"]) / 1e3,
+        )
+
+    def ready(self, at_once: int) -> None:
+        if at_once != self.slots:
+            self.close()  # slots are given when it starts
+        self.slots = at_once
+
+    def run_all(self, requests: Sequence[Request]) -> list[int]:
+        """A thread for each slot; the server decodes what it has in one batch."""
+        server = self.current = self._server(requests[0].options)
+        with ThreadPoolExecutor(self.slots) as pool:
+            found = list(pool.map(lambda request: self._asked(server, request), requests))
+        return [len(one["tokens"]) for one in found]
+
+    @staticmethod
+    def _asked(server: Server, request: Request) -> dict[str, Any]:
+        return server.complete(
             {
                 "prompt": request.prompt,
                 "n_predict": request.max_tokens,
@@ -96,18 +125,9 @@ class LlamaCpp:
                 "ignore_eos": request.ignore_eos,
             }
         )
-        clock = found["timings"]
-        accepted = clock.get("draft_n_accepted", 0)
-        return Answer(
-            tokens=found["tokens"],
-            rounds=len(found["tokens"]) - accepted,
-            drafted=clock.get("draft_n", 0),
-            accepted=accepted,
-            seconds=(clock["prompt_ms"] + clock["predicted_ms"]) / 1e3,
-        )
 
     def _server(self, options: dict[str, Any]) -> Server:
-        key = json.dumps(options, sort_keys=True)
+        key = json.dumps([self.slots, options], sort_keys=True)
         if key not in self.servers:
             self.servers[key] = Server(self._command(options))
         return self.servers[key]
@@ -115,7 +135,8 @@ class LlamaCpp:
     def _command(self, options: dict[str, Any]) -> list[str]:
         spec, n = self.spec, str(self.spec.threads)
         file = f"{{}}-{FILES[spec.dtype]}.gguf"
-        command = [self.binary, "-m", f"{spec.folder}/{file.format('target')}", "-t", n, "-tb", n, "-c", "1024", "-np", "1"]
+        command = [self.binary, "-m", f"{spec.folder}/{file.format('target')}", "-t", n, "-tb", n]
+        command += ["-c", str(1024 * self.slots), "-np", str(self.slots)]
         command += ["--cache-ram", "0", "--no-ui", "-fit", "off", "-fa", "off"]  # plain attention is the faster one on a CPU
         is_exact = spec.dtype == "f32"
         if is_exact:

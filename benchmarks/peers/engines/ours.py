@@ -1,9 +1,10 @@
 """Ours, through the public API: `load_pair`, `Decoder`. The argument is the runner.
 
-Settings: {"policy": "fixed:4"}, in the words of the command line.
+Settings: {"policy": "fixed:4"}, in the words of the command line. Weights called "shipped" are those of `load_pair(NAME)`.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,10 @@ class Ours:
 
             versions["llama-cpp-python"] = llama_cpp.__version__
         runner: Any = self.runner
-        self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
+        if load.dtype == "shipped":
+            self.pair = sd.load_pair(Path(load.folder).name)
+        else:
+            self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
         self.decoders: dict[str, Any] = {}
         return versions
 
@@ -62,6 +66,17 @@ class Ours:
             accepted=found.num_accepted_draft_tokens,
             overhead=found.overhead,
         )
+
+    def ready(self, at_once: int) -> None:
+        self.at_once = at_once
+
+    def run_all(self, requests: Sequence[Request]) -> list[int]:
+        """All alike; without a seed, as people ask, so that lengths follow the load."""
+        first = requests[0]
+        options = {"max_tokens": first.max_tokens, "temperature": first.temperature, "ignore_eos": first.ignore_eos}
+        prompts = [request.prompt for request in requests]
+        found = self._decoder(first.options["policy"]).generate_all(prompts, at_once=self.at_once, **options)
+        return [len(out.tokens) for out in found]
 
     def _decoder(self, policy: str) -> Any:
         import specdecpp as sd

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+_FURTHER = ("head_s", "start_s", "switch_s", "node_s", "other_s")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -20,7 +22,8 @@ class Costs:
     what the first round with candidates after rounds without any takes beyond the others, together with the plain rounds after
     it: each model finds the processor's caches full of the other. `node_s` is what a node of a tree takes beyond a chain's
     candidate, its rule being asked, and `draft_rows` what a pass of the draft over so many rows takes, in passes over one; as
-    much as the target's where that is empty.
+    much as the target's where that is empty. `other_s` is the part of every pass that is no pass: what a request's round takes
+    beside it, which no other request shares.
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -38,6 +41,7 @@ class Costs:
     switch_s: float = 0.0
     node_s: float = 0.0
     draft_rows: Mapping[int, float] = field(default_factory=dict)
+    other_s: float = 0.0
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
@@ -56,7 +60,7 @@ class Costs:
         object.__setattr__(self, "_verify_s", {})
 
     def _seconds(self) -> tuple[float, ...]:
-        return self.draft_s, self.head_s, self.start_s, self.switch_s, self.node_s
+        return self.draft_s, self.head_s, self.start_s, self.switch_s, self.node_s, self.other_s
 
     def __hash__(self) -> int:
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
@@ -74,7 +78,7 @@ class Costs:
         0.11
         """
         try:
-            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in ("head_s", "start_s", "switch_s", "node_s")}
+            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in _FURTHER}
             passes = {int(n): float(s) for n, s in values["passes"].items()}
             return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
         except KeyError as error:
@@ -95,7 +99,8 @@ class Costs:
         return _copied(self)
 
     def shared(self, num: int) -> "Costs":
-        """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass.
+        """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass,
+        and each has its own `other_s`.
 
         >>> Costs(draft_s=0.2, passes={1: 1.0, 2: 1.1}).shared(2).verify_s(1)
         0.55
@@ -181,10 +186,11 @@ def _along(widths: Sequence[int], seconds: Sequence[float], num: int) -> float:
 
 @lru_cache(maxsize=256)
 def _shared(costs: Costs, num: int) -> Costs:
+    own_s = min(costs.other_s, costs.pass_s(1)) * (1 - 1 / num)
     return replace(
         costs,
         draft_s=costs.draft_pass_s(num) / num,
-        passes={n: costs.pass_s(n * num) / num for n in (1, 2, 3, 5, 9, 17)},
+        passes={n: costs.pass_s(n * num) / num + own_s for n in (1, 2, 3, 5, 9, 17)},
         start_s=costs.start_s / num,
         switch_s=costs.switch_s / num,
         draft_rows={},

@@ -39,7 +39,7 @@ VISIT, VISITS = 8, 6
 ROWS = (1, 2, 4, 8)
 """Of the passes of a draft that are timed for trees."""
 CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 13
+METHOD = 14
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -55,7 +55,7 @@ def measured(pair: Pair) -> Costs:
             pass  # of another version: measured again
     rounds, visits = _rounds(pair, BUDGET_S)
     costs = _costs(rounds, visits)
-    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s", "switch_s")}
+    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s", "switch_s", "other_s")}
     figures["passes"] = {str(n): s for n, s in costs.passes.items()}
     is_steady = machine.is_steady([r.verify_s for r in rs] for rs in rounds.values())
     machine.remember("costs", of, figures, is_steady=is_steady)
@@ -155,7 +155,8 @@ def _costs(rounds: dict[int, list[Round]], visits: list[Round]) -> Costs:
     judged = [r for rs in rounds.values() for r in rs if r.judged]
     head_s = _typical(r.head_s / len(r.judged) for r in judged) if judged else 0.0
     passes = {k + 1: _typical(r.verify_s + r.other_s for r in rs) for k, rs in rounds.items()}
-    costs = Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s, start_s=start_s)
+    other_s = _typical(r.other_s for rs in rounds.values() for r in rs)
+    costs = Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s, start_s=start_s, other_s=other_s)
     if not visits:
         return costs
     alone_s, one_s = (_typical(_seconds(r) for r in rounds[k]) for k in (0, 1))

@@ -9,6 +9,7 @@ from specdecpp.serving.engine import Engine, Step
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+STAGES = {"draft": "draft_s", "head": "head_s", "verify": "verify_s", "other": "other_s"}
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64)
 
 
@@ -26,7 +27,8 @@ class Gauges:
         self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "Candidates.", registry=r)
         self._accepted = Counter("specdecpp_spec_decode_num_accepted_tokens", "Accepted candidates.", registry=r)
         self._lengths = Histogram("specdecpp_accepted_per_round", "Candidates accepted.", buckets=LENGTHS, registry=r)
-        self._seconds = Counter("specdecpp_stage_seconds", "Where the models' time goes.", ["stage"], registry=r)
+        seconds = Counter("specdecpp_stage_seconds", "Where the models' time goes.", ["stage"], registry=r)
+        self._seconds = {stage: seconds.labels(stage) for stage in (*STAGES, "prefill")}
 
     def watch(self, engine: Engine) -> None:
         running = Gauge("specdecpp_requests_running", "Requests that take turns.", registry=self.registry)
@@ -42,8 +44,9 @@ class Gauges:
         self._drafted.inc(outcome.num_drafted)
         self._accepted.inc(outcome.num_accepted)
         self._lengths.observe(outcome.num_accepted)
-        for stage in ("draft", "head", "verify", "other"):
-            self._seconds.labels(stage).inc(getattr(outcome, f"{stage}_s"))
+        for stage, name in STAGES.items():
+            if seconds := getattr(outcome, name):
+                self._seconds[stage].inc(seconds)
 
     def ended(
         self,
@@ -57,7 +60,7 @@ class Gauges:
         """Count one request: finished, cancelled, or the code of what it was refused or ended with."""
         self._requests.labels(outcome).inc()
         self._prompt.inc(num_prompt_tokens)
-        self._seconds.labels("prefill").inc(prefill_s)
+        self._seconds["prefill"].inc(prefill_s)
         if outcome == "finished":
             self._latency.observe(latency_s)
         if first_s is not None:

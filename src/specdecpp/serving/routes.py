@@ -1,9 +1,12 @@
 """The endpoints. Each takes what `app.build` has put on the application: an intake, an engine, gauges."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import math
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any
 
@@ -19,6 +22,8 @@ from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest
 
 CLIENT_GONE = 499
+PAUSE_S = 1 / 30
+"""Rounds that come sooner after others are sent together: as often as a reader sees."""
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 STREAM = {"text/event-stream": {"itemSchema": EVENT}}  # as FastAPI writes streams of its own
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -37,25 +42,76 @@ class House:
     engine: Engine
     gauges: gauges.Gauges
     created: int
+    posts: "MutableMapping[asyncio.AbstractEventLoop, Post]" = field(default_factory=weakref.WeakKeyDictionary)
+
+
+class Post:
+    """From the engine's thread to the event loop. Rounds of all requests are delivered together, every `PAUSE_S` at most, and
+    the first and the end of a request at once: whoever is woken and writes to a socket takes a core from the passes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._letters: deque[tuple[Channel, Step | End]] = deque()
+        self._is_due = False
+        self._delivered = -math.inf
+
+    def put(self, channel: "Channel", what: Step | End, *, is_urgent: bool) -> None:
+        """From any thread. What is put while a delivery is due is found by it: that looks after it has said that it is not."""
+        self._letters.append((channel, what))
+        if (loop := self._loop()) is None or not (is_urgent or not self._is_due):
+            return
+        self._is_due = True
+        with suppress(RuntimeError):  # the loop has gone, and with it everybody who would listen
+            loop.call_soon_threadsafe(self._deliver if is_urgent else self._plan)
+
+    def _plan(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._delivered + PAUSE_S:
+            return self._deliver()
+        loop.call_at(self._delivered + PAUSE_S, self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_due, self._delivered = False, asyncio.get_running_loop().time()
+        while self._letters:
+            channel, what = self._letters.popleft()
+            channel.receive(what)
 
 
 class Channel:
-    """The way from the engine's thread to the event loop."""
+    """What an exchange hears of its work."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Step | End] = asyncio.Queue()
+    def __init__(self, posts: MutableMapping[asyncio.AbstractEventLoop, Post]) -> None:
+        loop = asyncio.get_running_loop()
+        self._post = posts.setdefault(loop, Post(loop))
+        self._has_begun = False
+        self._heard: list[Step | End] = []
+        self._has_heard = asyncio.Event()
 
     def put(self, what: Step | End) -> None:
-        with suppress(RuntimeError):  # the loop has gone, and with it everybody who would listen
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, what)
+        """From any thread."""
+        self._post.put(self, what, is_urgent=isinstance(what, End) or not self._has_begun)
+        self._has_begun = True
 
-    async def steps(self) -> AsyncIterator[Step]:
-        """Rounds as they come. Raises `Refusal` when the engine ended the work before it was done."""
-        while not isinstance(what := await self._queue.get(), End):
-            yield what
-        if what.refusal is not None:
-            raise what.refusal
+    def receive(self, what: Step | End) -> None:
+        """On the loop."""
+        self._heard.append(what)
+        self._has_heard.set()
+
+    async def steps(self) -> AsyncIterator[list[Step]]:
+        """Rounds as they come, those that came meanwhile together.
+
+        Raises `Refusal` when the engine ended the work before it was done.
+        """
+        end: End | None = None
+        while end is None:
+            await self._has_heard.wait()
+            self._has_heard.clear()
+            heard, self._heard = self._heard, []
+            end = next((what for what in heard if isinstance(what, End)), None)
+            if steps := [what for what in heard if isinstance(what, Step)]:
+                yield steps
+        if end.refusal is not None:
+            raise end.refusal
 
 
 @router.get("/", include_in_schema=False)
@@ -108,7 +164,7 @@ async def _answer(body: CompletionRequest | ChatRequest, request: Request, style
     house = _house(request)
     request.state.facts["user"] = body.user
     plan = await house.intake.plan(body)
-    channel = Channel()
+    channel = Channel(house.posts)
     work = plan.work(channel.put, timeout_s=house.intake.limits.timeout_s)
     try:
         house.engine.submit(work)
@@ -151,9 +207,10 @@ class Exchange:
         try:
             if opening := self.answer.opening():
                 yield event(opening)
-            async for step in self.channel.steps():
-                if chunk := self.answer.chunk(step, self.work):
-                    yield event(chunk)
+            async for steps in self.channel.steps():
+                chunks = [chunk for step in steps if (chunk := self.answer.chunk(step, self.work))]
+                if chunks:
+                    yield b"".join(map(event, chunks))
             if closing := self.answer.closing():
                 yield event(closing)
             self.outcome = "finished"
@@ -163,8 +220,9 @@ class Exchange:
             yield event(refusal.body)
 
     async def _collect(self) -> dict[str, Any]:
-        async for step in self.channel.steps():
-            self.answer.add(step)
+        async for steps in self.channel.steps():
+            for step in steps:
+                self.answer.add(step)
         self.outcome = "finished"
         return self.answer.whole(self.work)
 

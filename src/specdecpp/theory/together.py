@@ -128,7 +128,8 @@ def seconds_of(turn: Sequence[Round], costs: Costs) -> float:
     drafted = [r.num_drafted + r.num_dropped for r in turn]
     draft_s = sum(costs.draft_pass_s(sum(num >= j for num in drafted)) for j in range(1, 1 + max(drafted)))
     verified = sum(r.num_drafted for r in turn)
-    return draft_s + costs.pass_s(verified + len(turn)) + costs.start_s * (verified > 0)
+    own_s = (len(turn) - 1) * min(costs.other_s, costs.pass_s(1))  # that of one is in the pass
+    return draft_s + costs.pass_s(verified + len(turn)) + own_s + costs.start_s * (verified > 0)
 
 
 def _plays(

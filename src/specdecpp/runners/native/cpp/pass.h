@@ -39,12 +39,13 @@ static void turn(float* v, const float* cos, const float* sin, int size) {
 }
 
 // Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see. Queries go
-// through the cache in blocks, as rows of a product do through a matrix. Of rows before `from` nothing is read.
-static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, int from, Model::Own& own) {
+// through the cache in blocks, as rows of a product do through a matrix. Rows before `from` are not asked; what the others are told goes
+// to rows from `told` on.
+static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, int from, int told, Model::Own& own) {
   const Shape& s = m.s;
   const Sequence& seq = *part.seq;
   int size = s.size, group = s.heads / s.kv_heads, joined = m.joined(), start = part.start, n = part.n;
-  float *qkv = m.qkv.data() + size_t(part.row) * joined, *mixed = m.mixed.data() + part.row * apart(m.mix());
+  float *qkv = m.qkv.data() + size_t(part.row) * joined, *mixed = m.mixed.data() + told * apart(m.mix());
   auto turn_at = [&](float* v, int r) {
     size_t of = size_t(part.position(r)) * size;
     turn(v, m.angles[layer.angles].cos + of, m.angles[layer.angles].sin + of, s.rotary);
@@ -121,7 +122,7 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
     }
     for (int i = 0; i < block; ++i) {
       int r = (first + i) / group, head = kv * group + (first + i) % group;
-      std::memcpy(mixed + r * apart(m.mix()) + head * size, queries + i * size, size * 4);
+      std::memcpy(mixed + (r - from) * apart(m.mix()) + head * size, queries + i * size, size * 4);
     }
   }
 }
@@ -149,8 +150,9 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
                  float* inputs = nullptr, bool narrow = false) {
   const Shape& s = m.s;
   int n = 0, end = 0, rows = 0;
+  std::vector<int> places;  // of the rows that are wanted, among these
   for (Part* part = parts; part < parts + num_parts; ++part)
-    part->row = n, n += part->n, rows += part->rows, end = std::max(end, part->start + part->n);
+    part->row = n, n += part->n, places.push_back(rows), rows += part->rows, end = std::max(end, part->start + part->n);
   make_room(m, threads, n, end);
   float* x = m.x.data();
   for (int r = 0; r < n; ++r) {
@@ -197,18 +199,26 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
       if (l == seen && t == 0) std::memcpy(inputs, x, size_t(n) * s.width * 4);  // nobody adds to x before a barrier
       const Layer& layer = m.layers[l];
       const Matrix* w = layer.matrices;
-      // The last layer's keys and values are all that later passes read of rows whose logits nobody wants.
-      int from = l + 1 == s.layers && num_parts == 1 ? n - rows : 0, left = n - from;
-      float* rest = x + size_t(from) * s.width;
+      // The last layer's keys and values are all that later passes read of rows whose logits nobody wants. The others close ranks.
+      bool is_last = l + 1 == s.layers;
+      int left = is_last ? rows : n;
       norm(x, layer.norms[INPUT], s.eps, n, s.width, h, apart(s.width));  // each thread for itself: cheaper than to wait
       into({&w[QUERY], &w[KEY], &w[VALUE]}, h, n, m.qkv.data(), m.joined(), false);
       barrier.wait();
-      for (int i = t; i < num_parts * s.kv_heads; i += threads) attend(m, layer, parts[i / s.kv_heads], l, i % s.kv_heads, from, own);
+      for (int p = 0; is_last && t == 0 && p < num_parts; ++p) {
+        const Part& part = parts[p];
+        std::memmove(x + size_t(places[p]) * s.width, x + size_t(part.row + part.n - part.rows) * s.width, size_t(part.rows) * s.width * 4);
+      }
+      for (int i = t; i < num_parts * s.kv_heads; i += threads) {
+        const Part& part = parts[i / s.kv_heads];
+        int from = is_last ? part.n - part.rows : 0, told = is_last ? places[i / s.kv_heads] : part.row;
+        attend(m, layer, part, l, i % s.kv_heads, from, told, own);
+      }
       barrier.wait();
       if (!left) break;
-      add(w[MIX], m.mixed.data() + from * apart(m.mix()), layer.norms[AFTER_ATTENTION], rest, left);
+      add(w[MIX], m.mixed.data(), layer.norms[AFTER_ATTENTION], x, left);
       barrier.wait();
-      norm(rest, layer.norms[MLP], s.eps, left, s.width, h, apart(s.width));
+      norm(x, layer.norms[MLP], s.eps, left, s.width, h, apart(s.width));
       const Matrix &gate = w[GATE], &up = w[UP];
       Share share(gate.num_panels(), t, threads);
       Inputs inputs = read(gate, h, left);
@@ -223,15 +233,11 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
         product(up, inputs, left, panel, panel + size, gated);
       }
       barrier.wait();
-      add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP], rest, left);
+      add(w[DOWN], m.act.data(), layer.norms[AFTER_MLP], x, left);
       barrier.wait();
     }
     if (!rows) return;
-    float* next = h;
-    for (const Part* part = parts; part < parts + num_parts; next += part->rows * apart(s.width), ++part) {
-      const float* last = x + size_t(part->row + part->n - part->rows) * s.width;
-      norm(last, m.ends.norms[FINAL], s.eps, part->rows, s.width, next, apart(s.width));
-    }
+    norm(x, m.ends.norms[FINAL], s.eps, rows, s.width, h, apart(s.width));
     for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
     const Matrix& output = m.ends.matrices[OUTPUT];
     bool widens = !narrow && !m.output_ids.empty();

