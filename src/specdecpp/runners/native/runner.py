@@ -91,9 +91,7 @@ class NativeRunner:
         has_dots = library.library().native_has_dots()
         self.activations: Activations = activations or ("int16" if has_dots else "float32")
         if self.activations != "float32" and not has_dots:
-            raise RunnerError(
-                "this processor has no products of whole numbers (AVX2 or wider). Use activations='float32'."
-            )
+            raise RunnerError("this processor has no products of whole numbers (AVX2 or wider). Use activations='float32'.")
         self._weights = Weights(
             model,
             family,
