@@ -10,11 +10,11 @@ from test_rounds import MANNERS, models_of
 from test_tree_law import ByChance, ByTokens
 
 from specdecpp import NativeRunner
-from specdecpp.policies import Costs
+from specdecpp.policies import Costs, Fixed
 from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, TreePolicy, Widths
 from specdecpp.rounds import Native
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification
+from specdecpp.rounds.verification import GreedyVerification
 from specdecpp.runners import native
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
@@ -87,14 +87,17 @@ def test_a_draft_that_is_sure_has_further_children() -> None:
     with torch.no_grad():
         draft.get_output_embeddings().weight *= 40
     of = [NativeRunner(model, num_threads=1, probe=False) for model in (target, draft)]
-    policy: Any = Widths(widths=(3, 2), children="likeliest")
+    how: Any = {"prompt": [3, 5, 2], "max_tokens": 12, "sampling": Sampling(temperature=0.0)}
     with unchecked():
-        for sampling in (Sampling(temperature=0.0), Sampling()):
-            how: Any = {"sampling": sampling, "prompt": [3, 5, 2], "max_tokens": 12, "policy": policy, "costs": FLAT}
-            how["verification"] = GreedyVerification() if sampling.is_greedy else TokenVerification()
-            made = [Session(target=of[0].fresh(), draft=of[1].fresh(), randomness=streams(3), **how) for _ in range(2)]
-            made[1].engine = Host()
-            same(*made)
+        tokens = []
+        for policy in (Widths(widths=(3, 2)), Fixed(k=0)):
+            runners: Any = {"target": of[0].fresh(), "draft": of[1].fresh()}
+            made = Session(**runners, **how, policy=policy, verification=GreedyVerification(), randomness=streams(3))
+            made.prefill()
+            while made.finish_reason is None:
+                made.step()
+            tokens.append(made.tokens)
+    assert tokens[0] == tokens[1]
 
 
 def test_rounds_take_turns_between_trees_and_chains() -> None:
