@@ -286,9 +286,11 @@ def test_a_rule_that_drops_its_last_candidate(models: Models) -> None:
 
 
 def test_evidence_that_equals_its_threshold_is_enough(models: Models) -> None:
-    """Catches a stop where q is as large as the rule asks for: so cold that every q is 1."""
+    """Catches a stop where q is as large as the rule asks for, here or on the host: so cold that every q is 1."""
     rule, sampling = MaxConfidence(threshold=1.0, max_tokens=4), Sampling(temperature=1e-4)
-    assert max(r.num_drafted for r in finish(models.session(rule, sampling, seed=2, ends=()))) == 4
+    own, hosts = (models.session(rule, sampling, seed=2, ends=()) for _ in range(2))
+    hosts.engine = Host()
+    assert [max(r.num_drafted for r in finish(session)) for session in (own, hosts)] == [4, 4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
