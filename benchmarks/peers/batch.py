@@ -71,7 +71,7 @@ def measured(pair: str, missing: dict[str, str], args: argparse.Namespace) -> li
     return [
         {
             "pair": pair,
-            "engine": OURS.get(options.get("policy", ""), name),
+            "engine": OURS.get(str(options.get("policy")), name),
             "weights": DTYPES[pair].get(name, DTYPES[pair][""]),
             "temperature": temperature,
             "tokens_per_second": {
