@@ -97,7 +97,7 @@ SHAPES: dict[str, Callable[[], TreePolicy]] = {
     "dynamic-depth": lambda: DynamicDepth(max_tokens=3, width=1, branch=2, threshold=-0.5),
     "opt-tree": lambda: OptTree(max_tokens=2, width=2, branch=2, gain=0.6),
     "c2t": lambda: C2T(max_tokens=2, width=2, branch=2, threshold=0.5, weights=(1.0, 1.0, -1.0, 0.2)),
-    "cost-aware": lambda: CostAwareTree(max_tokens=2, max_children=2, max_nodes=4, prior_rounds=1),
+    "cost-aware": lambda: Asked(max_tokens=2, max_children=2, max_nodes=4, prior_rounds=1),
 }
 VERIFICATIONS = {"token": TokenVerification(), "compare": CompareVerification()}
 SMALL = (

@@ -59,7 +59,7 @@ class Costs:
         object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()), tuple(rows.items()))))
         object.__setattr__(self, "_verify_s", {})
 
-    def _seconds(self) -> tuple[float, ...]:
+    def _seconds(self) -> tuple[float, float, float, float, float, float]:
         return self.draft_s, self.head_s, self.start_s, self.switch_s, self.node_s, self.other_s
 
     def __hash__(self) -> int:
@@ -176,7 +176,7 @@ def _rising(curve: Mapping[int, float]) -> dict[int, float]:
     return rising
 
 
-def _along(widths: Sequence[int], seconds: Sequence[float], num: int) -> float:
+def _along(widths: Any, seconds: Any, num: int) -> float:  # sequences, of which a checker of types draws at random
     if len(widths) == 1 or num <= widths[0]:
         return seconds[0]
     i = min(bisect_right(widths, num), len(widths) - 1)
