@@ -19,8 +19,8 @@ from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import spec_of
-from specdecpp.rounds.tree_verification import check_trees
-from specdecpp.rounds.verification import TokenVerification, Verification, at, check_lossless, is_lossless
+from specdecpp.rounds.soundness import check_rule
+from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
 from specdecpp.runners import Draws
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams
@@ -89,17 +89,9 @@ class Decoder:
         lossless: bool = True,
         reuses: bool = True,
     ):
-        check_lossless(verification, lossless=lossless)
         if policy is None:
             policy = default_policy(pair)
-        if policy.drops_last and not verification.allows_dropping:
-            raise UnsoundError(
-                f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no "
-                "longer keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() "
-                "with temperature 0, or CompareVerification()."
-            )
-        if isinstance(policy, TreePolicy):
-            check_trees(policy, verification)
+        check_rule(policy, verification, lossless=lossless)
         for head in heads(policy):
             pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification

@@ -14,14 +14,14 @@ import torch
 
 from specdecpp.costs.curve import is_switch
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.errors import PromptError, UnsoundError
-from specdecpp.policies import CostClock, Costs, Policy, Stop, WithCopies
+from specdecpp.errors import PromptError
+from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.policies.trees import Grown, TreePolicy
+from specdecpp.policies.trees import Grown
 from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
-from specdecpp.rounds.tree_verification import check_trees
-from specdecpp.rounds.verification import Verification, check_lossless, is_lossless
+from specdecpp.rounds.soundness import check_request
+from specdecpp.rounds.verification import Verification, is_lossless
 from specdecpp.runners import Runner
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
@@ -127,23 +127,16 @@ class Session:
         lossless: bool = True,
         kept: Kept | None = None,
     ):
-        check_lossless(verification, lossless=lossless)
-        if costs is None and policy.needs_costs:
-            raise ValueError(
-                f"{type(policy).__name__} weighs what steps cost, and no costs were given. Give costs=Costs(...), as the "
-                "Decoder does once it has measured them."
-            )
+        check_request(
+            policy,
+            verification,
+            target=target,
+            draft=draft,
+            is_greedy=sampling.is_greedy,
+            has_costs=costs is not None,
+            lossless=lossless,
+        )
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
-        if sampling.is_greedy and not verification.allows_dropping:
-            raise UnsoundError(
-                f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
-                "Use GreedyVerification(), as the Decoder does."
-            )
-        _check_parts(policy)
-        if isinstance(policy, WithCopies) and isinstance(draft, SuffixDrafter):
-            raise ValueError("WithCopies is for a pair with a draft model, and this one has but copies. Use CostAware alone.")
-        if isinstance(policy, TreePolicy):
-            check_trees(policy, verification, is_greedy=sampling.is_greedy, runners={"target": target, "draft": draft})
         self.target, self.draft = target, draft
         self._copies = isinstance(draft, SuffixDrafter)
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
@@ -393,17 +386,6 @@ def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
         shares[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
         left -= shares[session]
     return [session._reading(shares[session]) for session in sessions]
-
-
-def _check_parts(policy: Policy) -> None:
-    """Raise ValueError for a rule made of others that are no rules for chains of one draft's candidates."""
-    for part in policy.parts:
-        if isinstance(part, TreePolicy | WithCopies):
-            what = "takes copies of the text" if isinstance(part, WithCopies) else "drafts trees"
-            raise ValueError(
-                f"{type(policy).__name__} is made of rules for chains of one draft, and one of them {what}. Use that alone."
-            )
-        _check_parts(part)
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

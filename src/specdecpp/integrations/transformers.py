@@ -35,6 +35,7 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
+from specdecpp.rounds.soundness import check_rule
 from specdecpp.rounds.verification import TokenVerification, Verification, at, check_lossless, is_lossless
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
@@ -77,7 +78,10 @@ def custom_generate(
     >>> loop = custom_generate("Qwen/Qwen3-0.6B")                                       # doctest: +SKIP
     >>> model.generate(**inputs, custom_generate=loop, max_new_tokens=64)               # doctest: +SKIP
     """
-    check_lossless(verification, lossless=lossless)
+    if policy is None:
+        check_lossless(verification, lossless=lossless)
+    else:
+        check_rule(policy, verification, lossless=lossless)
     loop = _Loop(draft, head=head, policy=policy, verification=verification, costs=costs, seed=seed, runner=runner)
 
     def generate(
@@ -126,11 +130,6 @@ class _Loop:
         seed: int | None,
         runner: MakeRunner,
     ):
-        if policy is not None and policy.drops_last and not verification.allows_dropping:
-            raise UnsoundError(
-                f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no longer "
-                "keeps the target's distribution. Keep the candidate (drop=False), or use CompareVerification()."
-            )
         self._is_named = isinstance(draft, str | Path)
         self.draft = Checkpoint(draft, dtype="auto", device=None, device_map=None).model if self._is_named else draft
         self._head = AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head

@@ -1,0 +1,62 @@
+"""Which rules, verifications, sampling and runners go together: what does not is refused before a round is run."""
+
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.errors import UnsoundError
+from specdecpp.policies import Policy, WithCopies
+from specdecpp.policies.trees import TreePolicy
+from specdecpp.rounds.tree_verification import check_trees
+from specdecpp.rounds.verification import Verification, check_lossless
+from specdecpp.runners import Runner
+
+
+def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:
+    """Raise `UnsoundError` for a rule and a verification that together would change the law unasked, whatever the sampling."""
+    check_lossless(verification, lossless=lossless)
+    if policy.drops_last and not verification.allows_dropping:
+        raise UnsoundError(
+            f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no longer "
+            "keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() with "
+            "temperature 0, or CompareVerification()."
+        )
+    if isinstance(policy, TreePolicy):
+        check_trees(policy, verification)
+
+
+def check_request(
+    policy: Policy,
+    verification: Verification,
+    *,
+    target: Runner,
+    draft: Runner,
+    is_greedy: bool,
+    has_costs: bool,
+    lossless: bool,
+) -> None:
+    """Raise `UnsoundError` for what would change the law unasked, ValueError for what cannot be run, each saying what to do."""
+    check_lossless(verification, lossless=lossless)
+    if policy.needs_costs and not has_costs:
+        raise ValueError(
+            f"{type(policy).__name__} weighs what steps cost, and no costs were given. Give costs=Costs(...), as the "
+            "Decoder does once it has measured them."
+        )
+    if is_greedy and not verification.allows_dropping:
+        raise UnsoundError(
+            f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
+            "Use GreedyVerification(), as the Decoder does."
+        )
+    _check_parts(policy)
+    if isinstance(policy, WithCopies) and isinstance(draft, SuffixDrafter):
+        raise ValueError("WithCopies is for a pair with a draft model, and this one has but copies. Use CostAware alone.")
+    if isinstance(policy, TreePolicy):
+        check_trees(policy, verification, is_greedy=is_greedy, runners={"target": target, "draft": draft})
+
+
+def _check_parts(policy: Policy) -> None:
+    """A rule made of others is made of rules for chains of one draft's candidates."""
+    for part in policy.parts:
+        if isinstance(part, TreePolicy | WithCopies):
+            what = "takes copies of the text" if isinstance(part, WithCopies) else "drafts trees"
+            raise ValueError(
+                f"{type(policy).__name__} is made of rules for chains of one draft, and one of them {what}. Use that alone."
+            )
+        _check_parts(part)
