@@ -12,7 +12,7 @@ from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.rounds.verification import VERIFICATIONS, is_lossless
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session, advance
 
@@ -20,7 +20,7 @@ pytestmark = needs_compiler
 WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
 
 
-def start(policy: Policy, sampling: Sampling, verification: str, seed: int) -> Session:
+def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **options: Any) -> Session:
     target: Any = models_of("native").target
     return Session(
         target=target.fresh(),
@@ -33,6 +33,7 @@ def start(policy: Policy, sampling: Sampling, verification: str, seed: int) -> S
         randomness=streams(seed),
         costs=COSTS,
         ends=(7, 11, 30),
+        **options,
     )
 
 
@@ -53,6 +54,15 @@ def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: S
         rounds = [[(r.tokens, r.num_drafted, r.num_accepted) for r in finish(session)] for session in (own, hosts)]
         assert rounds[0] == rounds[1]
         assert own.tokens == hosts.tokens
+
+
+@pytest.mark.parametrize("verification", [name for name, kind in VERIFICATIONS.items() if not is_lossless(kind)])
+def test_copies_under_a_lossy_verification_are_the_hosts(verification: str):
+    """Catches compiled rounds, which compare copies with draws from p, taken for a law that weighs q too."""
+    session = start(Fixed(k=5), WARM, verification, 0, lossless=False)
+    assert type(session.engine) is Copying
+    finish(session)
+    assert session.finish_reason
 
 
 def test_requests_together_are_what_they_are_alone():
