@@ -17,7 +17,7 @@ from laws import outcome
 
 from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, STEP, WAIT
+from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, STEP, TOGETHER, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import ArgmaxLength, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
@@ -111,8 +111,7 @@ def moved(costs: Costs, *rounds: Round) -> Costs:
     clock = CostClock(now=costs)
     for one in rounds:
         clock.update(one)
-    passes = {n: s * clock._level for n, s in clock.now.passes.items()}
-    return replace(clock.now, draft_s=clock._draft_s, passes=passes)
+    return clock._told()
 
 
 def test_running_means_move_towards_what_was_timed():
@@ -120,7 +119,26 @@ def test_running_means_move_towards_what_was_timed():
     after = moved(CURVE, outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4))
     assert after.draft_s == pytest.approx(0.5 + MEMORY * (0.7 - 0.5))
     assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (2.2 / 2.0 - 1)))
-    assert after.verify_s(1) / after.verify_s(5) == pytest.approx(1.0 / 2.5)
+    assert after.verify_s(1) == pytest.approx(1.0 + TOGETHER * MEMORY * (2.2 / 2.0 - 1))
+
+
+@pytest.mark.parametrize("alone_s", [0.8, 1.3])
+def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
+    """Catches one level for the whole curve, on which drafting that did not pay went on: what a plain pass takes beside the
+    others was then what had been measured once."""
+    clock = CostClock(now=CURVE)
+    for _ in range(40):
+        for _ in range(12):
+            clock.update(outcome(0, 0, verify_s=alone_s))
+        for _ in range(12):
+            clock.update(outcome(2, 1, draft_s=1.0, verify_s=2.0))
+    assert (clock.now.verify_s(1), clock.now.verify_s(3)) == pytest.approx((alone_s, 2.0), rel=3 * STEP)
+
+
+def test_a_machine_that_slows_down_slows_all_passes():
+    """Catches passes that nobody has run meanwhile, which look quick against the slow ones."""
+    slowed = moved(CURVE, *[outcome(0, 0, verify_s=1.2)] * 20)
+    assert 1.0 < slowed.verify_s(3) / CURVE.verify_s(3) < slowed.verify_s(1) / CURVE.verify_s(1)
 
 
 def test_a_round_without_candidates_says_nothing_about_drafting():

@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specdecpp.policies.around import Around
 from specdecpp.policies.cost_aware import Account, CostAware, survivals
 from specdecpp.policies.gains import Gains
-from specdecpp.policies.protocol import Policy, Rule, Stop, rule_of
+from specdecpp.policies.protocol import Rule, rule_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specdecpp.costs import Costs
-    from specdecpp.policies.protocol import Candidates, Outcome
+    from specdecpp.policies.protocol import Outcome
 
 WEIGHT = 2
 """Rounds of the model's that are taken to have brought what the target alone brings, before there were any."""
@@ -38,7 +37,7 @@ class Both:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithCopies(Policy):
+class WithCopies(Around):
     """Another rule for the draft model, and copies from the text where they promise more.
 
     `copies` weighs what the text offers. Only for pairs with a draft model: without one there are but copies.
@@ -48,32 +47,10 @@ class WithCopies(Policy):
     """
 
     short: ClassVar[str] = "copies:policy"
-    policy: Policy
     copies: CostAware = field(default=CostAware(max_tokens=64, prior=0.2), init=False, repr=False)
-    min_tokens: int = field(default=0, init=False, repr=False)
-    max_tokens: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", max(self.copies.max_tokens, self.policy.max_tokens))
-
-    @property
-    def parts(self) -> tuple[Policy, ...]:
-        return (self.policy,)
-
-    @property
-    def drops_last(self) -> bool:
-        return self.policy.drops_last
-
-    @property
-    def looks_ahead(self) -> bool:
-        return self.policy.looks_ahead
-
-    @property
-    def needs_costs(self) -> bool:
-        return True
-
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
-        return self.policy.judge(draft, hidden)
 
     def start(self) -> Both:
         return Both(copies=self.copies.start(), memory=self.policy.start())
@@ -105,11 +82,6 @@ class WithCopies(Policy):
     def rule(self, memory: Both, costs: "Costs | None", limit: int) -> Rule | None:
         """That of the model's rounds."""
         return rule_of(self.policy, memory.memory, costs, limit)
-
-    def stop(self, draft: "Candidates", memory: Both) -> Stop | str | None:
-        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
-            return rule.stop(draft)
-        return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
 
     def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
         """Whether copies with these estimates promise more than a round of the model's."""

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specdecpp.policies.around import Around
 from specdecpp.policies.head import HeadPolicy, judge_of
 from specdecpp.policies.protocol import Policy, Rule, Stop, check_probability, rule_of
 
@@ -157,7 +158,7 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoOff(Policy):
+class AutoOff(Around):
     """Another rule, switched off while drafting is slower than the target alone.
 
     Drafting gains  tokens/seconds * t_target(1)  over the target alone, a ratio of running sums in which every round with
@@ -170,12 +171,9 @@ class AutoOff(Policy):
     """
 
     short: ClassVar[str] = "auto-off:policy"
-    policy: Policy
     patience: int = 8
     probe_every: int = 16
     fading: float = 0.1
-    min_tokens: int = field(default=0, init=False, repr=False)
-    max_tokens: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_probability("AutoOff.fading", self.fading)
@@ -183,35 +181,13 @@ class AutoOff(Policy):
             raise ValueError(
                 f"AutoOff needs patience and probe_every of at least 1, got {self.patience} and {self.probe_every}"
             )
-        object.__setattr__(self, "max_tokens", self.policy.max_tokens)
-
-    @property
-    def parts(self) -> tuple[Policy, ...]:
-        return (self.policy,)
-
-    @property
-    def drops_last(self) -> bool:
-        return self.policy.drops_last
-
-    @property
-    def looks_ahead(self) -> bool:
-        return self.policy.looks_ahead
-
-    @property
-    def needs_costs(self) -> bool:
-        return True
-
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
-        return self.policy.judge(draft, hidden)
+        super().__post_init__()
 
     def start(self) -> Gain:
         return Gain(memory=self.policy.start())
 
     def begin(self, memory: Gain, *, num_tokens: int, is_greedy: bool) -> Gain:
         return replace(memory, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy))
-
-    def limit(self, memory: Gain) -> int:
-        return self.policy.limit(memory.memory)
 
     def rule(self, memory: Gain, costs: "Costs | None", limit: int) -> Rule | None:
         """That of the policy; while it is off, one that no candidate passes."""
@@ -220,11 +196,6 @@ class AutoOff(Policy):
         if self.is_off(memory, target_s):
             return Rule(least=(math.inf,), words=f"gain {memory.num_tokens / memory.seconds * target_s:.2f} < 1")
         return rule_of(self.policy, memory.memory, costs, limit)
-
-    def stop(self, draft: "Candidates", memory: Gain) -> Stop | str | None:
-        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
-            return rule.stop(draft)
-        return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
 
     def learn(self, memory: Gain, outcome: "Outcome") -> Gain:
         if not outcome.num_drafted and self.is_off(memory, outcome.expected_s):  # the rule was not asked

@@ -134,7 +134,7 @@ class CostAwareTree(TreePolicy):
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
         """Whether a second child of the text can be worth its row: about the best place for one."""
         worth = (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
-        least = self._chain.rate(memory.chain, costs) * (_row_s(costs, 1, self.max_nodes) + costs.node_s)
+        least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes)
         return self.max_children > 1 and HOPE * worth > max(memory.price, least)
 
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:

@@ -1,0 +1,169 @@
+"""Parallel heads on the state of the reference pair's draft: trained on the target's own text, then set beside the draft alone.
+
+    python train.py --prompts gsm8k_train.jsonl --prompt gsm8k --prompts dolly_2k.jsonl --prompt field:instruction \\
+        --test gsm8k_test.jsonl --test-prompt gsm8k --test HumanEval.jsonl.gz --test-prompt humaneval --out ../../runs/parallel
+
+The target answers the prompts at temperature 1, the draft reads the answers once, and the heads are trained on its states, in a
+few minutes. Then unseen prompts are answered in turns by the target alone and, under the same rules, by the draft with a pass a
+candidate (compiled, and on the host, where the heads run) and by the draft with heads. `measured.json` has acceptance by place
+and tokens/s.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specdecpp as sd
+from specdecpp.bench.interleaving import interleaved
+from specdecpp.drafters import ParallelDraft, ParallelHeads
+from specdecpp.policies import CostAware, Fixed
+from specdecpp.request import as_prompt, label_of
+from specdecpp.runners import Runner
+from specdecpp.sampling import Sampling
+from specdecpp.training import prompts
+
+BATCH, RATE = 512, 2e-3
+
+
+class OnHost:
+    """A runner as it is, of a kind that no compiled round knows."""
+
+    def __init__(self, runner: Runner):
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def extend(self, tokens: list[int], *, rows: int) -> Any:
+        return self._runner.extend(tokens, rows=rows)
+
+    def fresh(self) -> "OnHost":
+        return OnHost(self._runner.fresh())
+
+
+def read(files: Sequence[str], builders: Sequence[str], rows: int) -> list[str]:
+    """The user messages of some rows of each file."""
+    sources = (replace(source, rows=rows) for source in prompts.sources(files, builders))
+    return [prompt.text for source in sources for prompt in source.prompts()]
+
+
+def answers(pair: sd.Pair, texts: Sequence[str], num_tokens: int) -> Iterator[tuple[list[int], int]]:
+    """(Tokens of prompt and answer, how many are the prompt's) of each text, by the target alone."""
+    decoder = sd.Decoder(pair, policy=Fixed(k=0))
+    for text in texts:
+        session = decoder.start(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=len(text))
+        prompt = len(session.tokens)
+        session.prefill()
+        while session.finish_reason is None:
+            session.step()
+        yield session.tokens, prompt
+
+
+def trained(draft: Any, texts: Sequence[tuple[list[int], int]], num_heads: int, epochs: int) -> ParallelHeads:
+    """Heads that say what the target wrote some places on."""
+    heads, output = ParallelHeads(draft.hidden_size, num_heads), draft.model.get_output_embeddings().requires_grad_(False)
+    states, later = [], []
+    for tokens, num_prompt in texts:
+        hidden = draft.fresh().extend(tokens, rows=len(tokens))[1]
+        first = max(0, num_prompt - 2)
+        for at in range(first, len(tokens) - 1 - num_heads):
+            states.append(hidden[at])
+            later.append(tokens[at + 2 : at + 2 + num_heads])
+    hidden, wanted = torch.tensor(torch.stack(states).numpy()), torch.tensor(later)
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=epochs * (len(hidden) // BATCH))
+    generator = torch.Generator().manual_seed(0)
+    for epoch in range(epochs):
+        losses: list[list[float]] = []
+        for chosen in torch.randperm(len(hidden), generator=generator).split(BATCH)[: len(hidden) // BATCH]:
+            each = [
+                torch.nn.functional.cross_entropy(output(heads(hidden[chosen], i)), wanted[chosen, i]) for i in range(num_heads)
+            ]
+            optimizer.zero_grad()
+            torch.stack(each).mean().backward()
+            optimizer.step()
+            schedule.step()
+            losses.append([float(loss.detach()) for loss in each])
+        means = " ".join(f"{sum(of) / len(of):.3f}" for of in zip(*losses, strict=True))
+        print(f"epoch {epoch + 1}: cross-entropy {means}", flush=True)
+    return heads.eval()
+
+
+def accepted_by_place(pair: sd.Pair, texts: Sequence[str], places: int, num_tokens: int) -> list[float]:
+    """Of the candidates at each place that were tested, the share that was accepted."""
+    tested, accepted = [0] * places, [0] * places
+    decoder = sd.Decoder(pair, policy=Fixed(k=places))
+    for text in texts:
+        session = decoder.start(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=1)
+        session.prefill()
+        while session.finish_reason is None:
+            outcome = session.step()
+            for i in range(min(outcome.num_accepted + 1, outcome.num_drafted)):
+                tested[i] += 1
+                accepted[i] += i < outcome.num_accepted
+    return [round(a / max(t, 1), 3) for a, t in zip(accepted, tested, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--prompts", action="append", required=True)
+    parser.add_argument("--prompt", action="append", required=True)
+    parser.add_argument("--test", action="append", required=True)
+    parser.add_argument("--test-prompt", action="append", required=True)
+    parser.add_argument("--rows", type=int, default=600, help="of each file of prompts")
+    parser.add_argument("--count", type=int, default=8, help="prompts of each test file")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--heads", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    started = time.perf_counter()
+    pair, eager = sd.load_pair(), sd.load_pair(runner="eager")
+    draft: Any = eager.draft
+    texts = list(answers(pair, read(args.prompts, args.prompt, args.rows), args.tokens))
+    print(
+        f"{sum(len(tokens) - num for tokens, num in texts)} tokens written, {time.perf_counter() - started:.0f} s", flush=True
+    )
+    heads = trained(draft, texts, args.heads, args.epochs)
+    trained_s = time.perf_counter() - started
+    heads.save_pretrained(args.out)
+
+    parallel = replace(
+        pair, draft=ParallelDraft(pair.draft, heads, draft.model.get_output_embeddings()), draft_fingerprint=None, head=None
+    )
+    on_host: Any = OnHost(pair.draft)
+    chains = {"compiled": replace(pair, head=None), "host": replace(pair, head=None, draft=on_host, draft_fingerprint=None)}
+    decoders = {"target alone": sd.Decoder(chains["compiled"], policy=Fixed(k=0))}
+    for rule in (Fixed(k=2), Fixed(k=4), CostAware()):
+        decoders |= {f"{label_of(rule)}, a pass each, {name}": sd.Decoder(of, policy=rule) for name, of in chains.items()}
+        decoders[f"{label_of(rule)}, heads, host"] = sd.Decoder(parallel, policy=rule)
+    found: dict[str, Any] = {"seconds_to_train": round(trained_s), "num_heads": args.heads, "sets": {}}
+    for path, builder in zip(args.test, args.test_prompt, strict=True):
+        asked = read([path], [builder], args.count)
+        tokens, seconds = defaultdict(int), defaultdict(float)
+        chat = [as_prompt(pair, text) for text in asked]
+        for name, _, answer in interleaved(
+            decoders, chat, num_cycles=2, max_tokens=args.tokens, sampling=Sampling(temperature=1.0), seed=3
+        ):
+            tokens[name] += len(answer.tokens)
+            seconds[name] += answer.metrics.elapsed_s
+        found["sets"][builder] = {
+            "accepted_by_place": {
+                "a pass each": accepted_by_place(chains["compiled"], asked, 4, args.tokens),
+                "heads": accepted_by_place(parallel, asked, 4, args.tokens),
+            },
+            "tokens_per_second": {name: round(tokens[name] / seconds[name], 1) for name in decoders},
+        }
+        print(json.dumps(found["sets"][builder], indent=2), flush=True)
+    (args.out / "measured.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Several candidates from one pass of a draft: heads on its last state, one for each further place (Medusa, Cai et al. 2024,
+arXiv 2401.10774; on a draft model's state ParallelSpec, Xiao et al. 2024, arXiv 2410.05589).
+
+    pass -> state h -> q_1 -> Y_1,   h + silu(W_1 h) -> q_2 -> Y_2,   h + silu(W_2 h) -> q_3 -> Y_3,   pass -> ...
+
+The law of a place does not depend on the candidates before it, so it is worth less, and costs an output layer instead of a
+pass. It has the shape of a runner: rules, verifications and costs are those of any draft.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specdecpp import machine
+from specdecpp.errors import DataError
+from specdecpp.runners.protocol import Runner
+
+WEIGHTS = "parallel.safetensors"
+
+Output = Callable[[Float[Tensor, "rows D"]], Float[Tensor, "rows V"]]
+"""The output layer of a draft: logits of its hidden states."""
+
+
+class ParallelHeads(nn.Module):
+    """States that stand for those of later places: number i of them i + 1 places after the next token. Untrained ones repeat
+    the last state."""
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"ParallelHeads needs num_heads of at least 1, got {num_heads}")
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(num_heads))
+        for layer in self.layers:
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def forward(self, hidden: Float[Tensor, "*rows D"], i: int) -> Float[Tensor, "*rows D"]:
+        return hidden + functional.silu(self.layers[i](hidden))
+
+    def loss(
+        self, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"], output: Output
+    ) -> tuple[Float[Tensor, ""], list[float]]:
+        """Mean cross-entropy in nats of all heads along a text of which `hidden` are the draft's states, and that of each."""
+        each = [
+            functional.cross_entropy(output(self(hidden[: -2 - i], i)), tokens[2 + i :])
+            for i in range(min(len(self), len(tokens) - 2))
+        ]
+        return torch.stack(each).mean(), [float(loss.detach()) for loss in each]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `parallel.safetensors` into a folder."""
+        weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        machine.write(Path(folder) / WEIGHTS, save(weights))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> "ParallelHeads":
+        """Read what `save_pretrained` wrote. Raises `DataError`."""
+        path = Path(folder) / WEIGHTS
+        try:
+            weights = load(path.read_bytes())
+            heads = cls(weights["layers.0.weight"].shape[0], len(weights) // 2)
+            heads.load_state_dict(weights)
+        except (OSError, SafetensorError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+            raise DataError(f"{path} holds no parallel heads ({type(error).__name__}: {error}). Train some.") from error
+        return heads.eval()
+
+
+class ParallelDraft:
+    """A draft that reads the text, and not its own candidates while a head has a place for them. See `runners.Runner`.
+
+    `output` gives the logits of the hidden states of `base`. A rollback, as every round ends with, makes the next token one
+    of the text: what was drafted meanwhile and stayed is then read with it, in one pass.
+
+    >>> draft = ParallelDraft(pair.draft, heads, model.get_output_embeddings())                    # doctest: +SKIP
+    >>> pair = dataclasses.replace(pair, draft=draft, draft_fingerprint=None)                      # doctest: +SKIP
+    """
+
+    def __init__(self, base: Runner, heads: ParallelHeads, output: Output):
+        self.base, self.heads, self._output = base, heads, output
+        self.vocab_size, self.hidden_size = base.vocab_size, base.hidden_size
+        self.max_length, self.device = base.max_length, base.device
+        self._forget()
+
+    def _forget(self) -> None:
+        self._unread: list[int] = []  # tokens that the base has not read
+        self._state: Tensor | None = None  # of the last one that it has read, while candidates are drafted behind it
+        self._num = 0  # heads that have been asked since
+
+    @property
+    def length(self) -> int:
+        return self.base.length + len(self._unread)
+
+    @torch.inference_mode()
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens; logits and states of the last `rows`: by a head for one candidate behind the text, else by a pass."""
+        if self._state is not None and len(tokens) == rows == 1 and self._num < len(self.heads):
+            state = self.heads(self._state, self._num)
+            self._unread += tokens
+            self._num += 1
+            return self._output(state)[:, : self.vocab_size], state
+        logits, hidden = self.base.extend([*self._unread, *tokens], rows=rows)
+        self._forget()
+        self._state = hidden[-1:].clone()
+        return logits, hidden
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        kept = self._unread[: max(0, length - self.base.length)]
+        self.base.rollback(min(length, self.base.length))
+        self._forget()
+        self._unread = kept
+
+    def fresh(self) -> "ParallelDraft":
+        """An empty one over the same weights."""
+        return ParallelDraft(self.base.fresh(), self.heads, self._output)

@@ -1,0 +1,147 @@
+"""Parallel heads on a draft's state: the target's law, one pass for several candidates, no trace of what was rejected."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws import Request, largest_difference
+
+import specdecpp as sd
+from specdecpp.drafters import ParallelDraft, ParallelHeads
+from specdecpp.drafters.parallel import WEIGHTS
+from specdecpp.errors import DataError
+from specdecpp.policies import CostAware, Fixed, Policy
+from specdecpp.rounds.verification import BlockVerification, TokenVerification
+from specdecpp.runners import EagerRunner, Runner
+from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
+
+
+def random_heads(hidden_size: int, num_heads: int) -> ParallelHeads:
+    heads = ParallelHeads(hidden_size, num_heads)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
+    return heads.eval()
+
+
+def over_table(num_heads: int) -> Any:
+    base = TableModel.random(vocab_size=3, depth=2, seed=7)
+    heads = random_heads(3, num_heads).double()
+    return ParallelDraft(base, heads, lambda states: 3 * states)
+
+
+@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()], ids=str)
+@pytest.mark.parametrize("policy", [Fixed(k=3), CostAware()], ids=str)
+def test_the_law_is_the_targets(policy: Policy, verification: Any) -> None:
+    """Catches a q that is not what was drawn from, and a state of a rejected candidate that a later round begins with."""
+    target = TableModel.random(vocab_size=3, depth=2, seed=3)
+    request = Request(target=target, draft=over_table(1), max_tokens=3)
+    assert largest_difference(request.law(policy, verification), request.own_law()) < 1e-12
+
+
+class Counting:
+    """A runner that writes down what it reads."""
+
+    def __init__(self, runner: Runner):
+        self.runner, self.read = runner, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def extend(self, tokens: list[int], *, rows: int) -> Any:
+        self.read.append(list(tokens))
+        return self.runner.extend(tokens, rows=rows)
+
+
+def tiny_draft(num_heads: int = 2) -> tuple[Any, Counting]:
+    model = tiny_model("llama", seed=2)
+    base = Counting(EagerRunner(model))
+    return ParallelDraft(base, random_heads(base.hidden_size, num_heads), model.get_output_embeddings()), base
+
+
+def test_heads_stand_for_passes_and_the_next_pass_reads_what_was_kept() -> None:
+    """Catches a pass for each candidate, a head that is asked twice, and kept candidates that the model never reads."""
+    draft, base = tiny_draft()
+    draft.extend([1, 2, 3], rows=1)
+    draft.extend([4], rows=1)
+    draft.extend([5], rows=1)
+    assert (draft.length, base.read) == (5, [[1, 2, 3]])
+    draft.extend([6], rows=1)  # there is no third head
+    assert base.read == [[1, 2, 3], [4, 5, 6]]
+    draft.extend([7], rows=1)
+    draft.rollback(7)  # all were accepted
+    draft.extend([8], rows=1)
+    draft.extend([9], rows=1)
+    draft.rollback(8)
+    draft.extend([10], rows=1)
+    assert base.read[2:] == [[7, 8], [10]]
+    assert draft.length == 9
+
+
+def test_a_rejected_candidate_leaves_no_trace() -> None:
+    """Catches a head that reads the state behind what was cut, and a count of heads that goes on."""
+    draft, _ = tiny_draft()
+    draft.extend([1, 2, 3], rows=1)
+    draft.extend([4], rows=1)
+    draft.rollback(3)
+    again, _ = tiny_draft()
+    again.extend([1, 2, 3], rows=1)
+    again.rollback(3)
+    for tokens in ([9], [8], [7], [6]):
+        for found, wanted in zip(draft.extend(tokens, rows=1), again.extend(tokens, rows=1), strict=True):
+            assert torch.equal(found, wanted)
+
+
+@torch.inference_mode()
+def test_a_place_has_the_law_of_its_head() -> None:
+    """Catches heads in another order, and logits of another state than the text's last."""
+    draft, base = tiny_draft()
+    _, hidden = base.runner.fresh().extend([1, 2, 3], rows=1)
+    draft.extend([1, 2, 3], rows=1)
+    for i in range(2):
+        logits, state = draft.extend([4 + i], rows=1)
+        torch.testing.assert_close(state, draft.heads(hidden, i))
+        torch.testing.assert_close(logits, base.model.get_output_embeddings()(state))
+
+
+def test_greedy_answers_are_the_targets(tmp_path: Path) -> None:
+    """Catches a decoder that takes such a draft for another."""
+    target, draft = save_tiny_pair(tmp_path)
+    pair = sd.load_pair(target, draft=draft, runner="eager")
+    base: Any = pair.draft
+    parallel = ParallelDraft(base, random_heads(base.hidden_size, 3), base.model.get_output_embeddings())
+    own = replace(pair, draft=parallel, draft_fingerprint=None)
+    asked = {"temperature": 0.0, "max_tokens": 24}
+    answers = [sd.Decoder(of, policy=Fixed(k=k)).generate("tell me", **asked) for of, k in ((pair, 0), (own, 4))]
+    assert answers[0].tokens == answers[1].tokens
+    default = sd.Decoder(own).generate("tell me", **asked)
+    assert default.tokens == answers[0].tokens
+
+
+def test_training_lowers_the_loss_of_every_head_and_weights_come_back(tmp_path) -> None:
+    """Catches a head that is trained for another place than it is asked for: a text that counts gives each its own next."""
+    model = tiny_model("llama", seed=2)
+    tokens = torch.arange(40) % 7 + 3
+    states = torch.tensor(EagerRunner(model).extend(tokens.tolist(), rows=40)[1].tolist())  # out of inference mode
+    heads = ParallelHeads(states.shape[1], 2)
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=0.01)
+    for _ in range(150):
+        loss, each = heads.loss(states, tokens, model.get_output_embeddings())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert max(each) < 0.1
+    draft = ParallelDraft(EagerRunner(model), heads, model.get_output_embeddings())
+    draft.extend(tokens[:20].tolist(), rows=1)
+    assert [int(draft.extend([int(tokens[20 + i])], rows=1)[0].argmax()) for i in range(2)] == tokens[21:23].tolist()
+    heads.save_pretrained(tmp_path)
+    again = ParallelHeads.from_pretrained(tmp_path)
+    assert torch.equal(again(states, 1), heads(states, 1))
+    (tmp_path / WEIGHTS).write_bytes(b"no")
+    with pytest.raises(DataError, match="no parallel heads"):
+        ParallelHeads.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="num_heads"):
+        ParallelHeads(8, 0)
