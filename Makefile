@@ -37,7 +37,7 @@ demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not b
 	@$(VENV)/bin/specdecpp demo
 
 test: lint  ## lint, then all tests, on all cores
-	$(PY) -m pytest -n auto --dist loadfile
+	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 coverage: $(STAMP)  ## what the tests of exactness run of the online core, file by file
 	$(PY) -m coverage erase && $(PY) -m coverage run -m pytest -q -n auto --dist loadfile $(EXACT:%=tests/test_%.py)

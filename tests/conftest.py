@@ -18,7 +18,7 @@ from hypothesis import settings
 settings.register_profile("specdecpp", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("specdecpp")
 
-CHECKED, EVERY = 32, 64
+CHECKED, EVERY = 16, 64
 """Calls of a function in a test whose types and shapes are checked, and which of the later ones: when all were, checks took
 three quarters of the tests' time."""
 _test = 0
@@ -49,6 +49,12 @@ def sampled(**options: Any) -> Callable[[Any], Any]:
 
 _jaxtyped: Any = jaxtyping.jaxtyped
 jaxtyping.jaxtyped = sampled  # before specdecpp is imported
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that none of them is left for one core at the end (with --no-loadscope-reorder)."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_runtest_setup() -> None:
