@@ -170,6 +170,22 @@ def test_greedy_text_is_that_of_generate() -> None:
         assert list(Decoder(pair, policy=Fixed(k=k)).generate(TEXT, max_tokens=40, temperature=0).tokens) == expected
 
 
+def test_of_equal_logits_the_first_is_the_greedy_token() -> None:
+    """Catches a tie that compiled rounds decide otherwise than torch: every logit is there twice."""
+    model = built("llama")
+    output = model.get_output_embeddings()
+    with torch.no_grad():
+        output.weight[1::2] = output.weight[::2]
+    native, eager = NativeRunner(model, num_threads=1), EagerRunner(model)
+    answers = []
+    for draft in (native, eager):
+        target = NativeRunner(model, num_threads=1) if draft is native else EagerRunner(model)
+        pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(int(output.weight.shape[0])))
+        answers += [Decoder(pair, policy=Fixed(k=k)).generate([1, 5, 9], max_tokens=16, temperature=0.0).tokens for k in (0, 3)]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert not any(token % 2 for token in answers[0])
+
+
 def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that would be computed wrongly, or a machine that cannot compile, found out too late."""
     assert "multiple of 16" in (NativeRunner.refusal(tiny_model("llama")) or "")
@@ -224,6 +240,19 @@ def test_drawing_is_that_of_the_library(size: int, runner: NativeRunner) -> None
     assert runner.draw(p, 0.0) == runner.draw(p, 1 - 1e-16) == size // 2
     p = torch.rand(2, size, generator=generator, dtype=torch.float64).T[:, 0]
     assert runner.draw(p, 0.5) == inverted(p, 0.5), "of another precision or not in one piece"
+
+
+def test_a_point_that_rounding_carries_past_the_last_share_is_that_tokens(runner: NativeRunner) -> None:
+    """Catches a token without a share behind all others: a running sum can end below the sum of a block's eight parts."""
+    generator, num = torch.Generator().manual_seed(0), 0
+    for _ in range(500):
+        p = torch.rand(64, generator=generator) ** 30
+        p[54:] = 0.0
+        eight = p.double().reshape(8, 8).cumsum(0)[-1]  # as a block is summed
+        whole = ((eight[0] + eight[1]) + (eight[2] + eight[3])) + ((eight[4] + eight[5]) + (eight[6] + eight[7]))
+        num += bool(p.double().cumsum(0)[-1] <= (1 - 2**-53) * whole)
+        assert p[runner.draw(p, 1 - 2**-53)] > 0
+    assert num > 10
 
 
 def test_draws_are_shared_out_as_the_law_says(runner: NativeRunner) -> None:
