@@ -127,6 +127,8 @@ def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
     """Catches one level for the whole curve, on which drafting that did not pay went on: what a plain pass takes beside the
     others was then what had been measured once."""
     clock = CostClock(now=CURVE)
+    flat = moved(Costs.relative(0.5), *[outcome(2, 1, draft_s=1.0, verify_s=2.0)] * 400)
+    assert flat.verify_s(3) == pytest.approx(2.0, rel=3 * STEP)
     for _ in range(40):
         for _ in range(12):
             clock.update(outcome(0, 0, verify_s=alone_s))

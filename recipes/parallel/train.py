@@ -22,6 +22,7 @@ import torch
 
 import specdecpp as sd
 from specdecpp.bench.interleaving import interleaved
+from specdecpp.decoder import run
 from specdecpp.drafters import ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed
 from specdecpp.request import as_prompt, label_of
@@ -59,11 +60,9 @@ def answers(pair: sd.Pair, texts: Sequence[str], num_tokens: int) -> Iterator[tu
     decoder = sd.Decoder(pair, policy=Fixed(k=0))
     for text in texts:
         session = decoder.start(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=len(text))
-        prompt = len(session.tokens)
-        session.prefill()
-        while session.finish_reason is None:
-            session.step()
-        yield session.tokens, prompt
+        for _ in run(session):
+            pass
+        yield session.tokens, session.num_prompt_tokens
 
 
 def trained(draft: Any, texts: Sequence[tuple[list[int], int]], num_heads: int, epochs: int) -> ParallelHeads:
@@ -83,14 +82,12 @@ def trained(draft: Any, texts: Sequence[tuple[list[int], int]], num_heads: int, 
     for epoch in range(epochs):
         losses: list[list[float]] = []
         for chosen in torch.randperm(len(hidden), generator=generator).split(BATCH)[: len(hidden) // BATCH]:
-            each = [
-                torch.nn.functional.cross_entropy(output(heads(hidden[chosen], i)), wanted[chosen, i]) for i in range(num_heads)
-            ]
+            each = heads.loss(hidden[chosen], wanted[chosen], output)
             optimizer.zero_grad()
-            torch.stack(each).mean().backward()
+            each.mean().backward()
             optimizer.step()
             schedule.step()
-            losses.append([float(loss.detach()) for loss in each])
+            losses.append(each.tolist())
         means = " ".join(f"{sum(of) / len(of):.3f}" for of in zip(*losses, strict=True))
         print(f"epoch {epoch + 1}: cross-entropy {means}", flush=True)
     return heads.eval()
@@ -101,10 +98,7 @@ def accepted_by_place(pair: sd.Pair, texts: Sequence[str], places: int, num_toke
     tested, accepted = [0] * places, [0] * places
     decoder = sd.Decoder(pair, policy=Fixed(k=places))
     for text in texts:
-        session = decoder.start(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=1)
-        session.prefill()
-        while session.finish_reason is None:
-            outcome = session.step()
+        for outcome in decoder.generate(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=1).rounds:
             for i in range(min(outcome.num_accepted + 1, outcome.num_drafted)):
                 tested[i] += 1
                 accepted[i] += i < outcome.num_accepted

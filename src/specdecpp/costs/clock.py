@@ -80,5 +80,6 @@ class CostClock:
 
     def _told(self) -> Costs:
         alone, others = self._levels
-        passes = {n: s * (alone if n == 1 else others) for n, s in self.now.passes.items()}
+        wider = {2: self.now.pass_s(2)} | {n: s for n, s in self.now.passes.items() if n > 1}  # 2: of a curve of one width too
+        passes = {1: alone * self.now.pass_s(1)} | {n: others * s for n, s in wider.items()}
         return replace(self.now, draft_s=self._draft_s, passes=passes)

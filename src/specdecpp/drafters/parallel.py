@@ -7,7 +7,6 @@ The law of a place does not depend on the candidates before it, so it is worth l
 pass. It has the shape of a runner: rules, verifications and costs are those of any draft.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,15 +46,9 @@ class ParallelHeads(nn.Module):
     def forward(self, hidden: Float[Tensor, "*rows D"], i: int) -> Float[Tensor, "*rows D"]:
         return hidden + functional.silu(self.layers[i](hidden))
 
-    def loss(
-        self, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"], output: Output
-    ) -> tuple[Float[Tensor, ""], list[float]]:
-        """Mean cross-entropy in nats of all heads along a text of which `hidden` are the draft's states, and that of each."""
-        each = [
-            functional.cross_entropy(output(self(hidden[: -2 - i], i)), tokens[2 + i :])
-            for i in range(min(len(self), len(tokens) - 2))
-        ]
-        return torch.stack(each).mean(), [float(loss.detach()) for loss in each]
+    def loss(self, hidden: Float[Tensor, "N D"], later: Int[Tensor, "N heads"], output: Output) -> Float[Tensor, " heads"]:
+        """Mean cross-entropy of each head in nats. The draft's states say the token after them, `later` the ones behind it."""
+        return torch.stack([functional.cross_entropy(output(self(hidden, i)), later[:, i]) for i in range(len(self))])
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `parallel.safetensors` into a folder."""
@@ -70,7 +63,7 @@ class ParallelHeads(nn.Module):
             weights = load(path.read_bytes())
             heads = cls(weights["layers.0.weight"].shape[0], len(weights) // 2)
             heads.load_state_dict(weights)
-        except (OSError, SafetensorError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+        except (OSError, SafetensorError, KeyError, RuntimeError) as error:
             raise DataError(f"{path} holds no parallel heads ({type(error).__name__}: {error}). Train some.") from error
         return heads.eval()
 
