@@ -114,12 +114,32 @@ def moved(costs: Costs, *rounds: Round) -> Costs:
     return clock._told()
 
 
-def test_running_means_move_towards_what_was_timed():
-    """Catches a mean over the wrong thing: the head belongs to the candidate, what else is done to the pass."""
-    after = moved(CURVE, outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4))
-    assert after.draft_s == pytest.approx(0.5 + MEMORY * (0.7 - 0.5))
-    assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (2.2 / 2.0 - 1)))
-    assert after.verify_s(1) == pytest.approx(1.0 + TOGETHER * MEMORY * (2.2 / 2.0 - 1))
+def test_what_is_known_moves_towards_what_was_timed():
+    """Catches a mean over the wrong thing: the head belongs to the candidate, what else is done to the pass; and a measurement
+    of two seconds that outweighs a hundred rounds."""
+    one = outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4)
+    after, later = moved(CURVE, one), moved(CURVE, *[one] * 100)
+    assert CURVE.draft_s < after.draft_s < later.draft_s <= 0.7
+    assert CURVE.verify_s(3) < after.verify_s(3) < later.verify_s(3)
+    assert later.draft_s + later.start_s / 2 == pytest.approx(0.7, rel=0.02)
+    assert later.verify_s(3) - later.start_s == pytest.approx(2.2, rel=0.02)
+    assert 1.0 < after.verify_s(1) < 1.0 + TOGETHER * MEMORY
+    assert later.verify_s(1) < 1.05, "the error of a measurement is told from a machine that slows down"
+
+
+@pytest.mark.parametrize(("rise_s", "bump_s"), [(0.5, 0.0), (2.0, 0.0), (0.1, 0.0), (1.0, 0.4)])
+def test_how_passes_rise_with_their_rows_is_found_out(rise_s: float, bump_s: float):
+    """Catches one level for all widths: with a rise that was measured as too small every round is one candidate too long."""
+    costs, dice = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0}), random.Random(1)
+    clock = CostClock(now=costs)
+    for _ in range(600):
+        num, near = dice.choice((1, 1, 2, 3)), dice.gauss(1, 0.1)
+        clock.update(outcome(num, 1, draft_s=bump_s + 0.8 * num, verify_s=near * (7.5 + rise_s * (num - 1))))
+    told = clock.now
+    assert [told.pass_s(n) for n in (2, 3, 4)] == pytest.approx([7.5 + rise_s * n for n in range(3)], rel=0.08)
+    assert told.start_s + told.draft_s == pytest.approx(bump_s + 0.8, rel=0.05)
+    assert told.draft_s == pytest.approx(0.8, rel=0.1)
+    assert told.pass_s(9) - told.pass_s(2) >= 3.4, "rows that nobody has tried are not free"
 
 
 @pytest.mark.parametrize("alone_s", [0.8, 1.3])
@@ -135,6 +155,15 @@ def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
         for _ in range(12):
             clock.update(outcome(2, 1, draft_s=1.0, verify_s=2.0))
     assert (clock.now.verify_s(1), clock.now.verify_s(3)) == pytest.approx((alone_s, 2.0), rel=3 * STEP)
+
+
+def test_costs_stay_costs_whatever_the_clock_says():
+    """Catches a line through passes of one width, quicker than they were measured, that ends below zero at another."""
+    clock, dice = CostClock(now=Costs(draft_s=0.01, passes={1: 0.7, 2: 0.9, 3: 1.0, 9: 4.0})), random.Random(2)
+    for _ in range(20 * WAIT):
+        num, fast = dice.choice((0, 1, 2, 8)), dice.choice((0.01, 0.2, 1.0))
+        clock.update(outcome(num, 0, draft_s=fast * num, verify_s=fast))
+        assert [n for n in (1, 2, 3, 9, 17) if not clock.now.pass_s(n) > 0] == []
 
 
 def test_a_machine_that_slows_down_slows_all_passes():
@@ -153,7 +182,10 @@ def test_a_steady_machine_is_found_out():
     clock = CostClock(now=CURVE)
     for _ in range(400):
         clock.update(outcome(2, 1, draft_s=0.2, verify_s=3.0))
-    assert (clock.now.draft_s, clock.now.verify_s(3)) == pytest.approx((0.1, 3.0), rel=STEP + 1e-2)
+    assert clock.now.round_s(2) == pytest.approx(3.2, rel=STEP + 2e-2)
+    for _ in range(400):  # and one that becomes another
+        clock.update(outcome(2, 1, draft_s=0.4, verify_s=2.0))
+    assert clock.now.round_s(2) == pytest.approx(2.4, rel=STEP + 2e-2)
 
 
 def test_rounds_next_to_a_switch_are_no_measurement():
@@ -175,18 +207,20 @@ def test_a_switch_is_part_of_a_round():
 
 def test_a_pause_of_the_machine_is_no_measurement():
     """Catches one hiccup that makes drafting or verification look hopeless for a hundred rounds."""
-    after = moved(CURVE, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
-    assert after.draft_s <= CURVE.draft_s + MEMORY * PAUSE * 2.0
-    assert after.verify_s(3) == pytest.approx(2.0 * (1 + MEMORY * (PAUSE - 1)))
+    usual = outcome(2, 1, draft_s=1.0, verify_s=2.0)
+    after = moved(CURVE, *[usual] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
+    assert 3.0 < after.round_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
 
 
 def test_drafting_that_was_taken_for_free_is_found_out_and_is_never_less_than_free():
     """Catches a pause that is measured by a draft of 0 s alone, and a round that took less than its start."""
     free = outcome(1, 1, draft_s=0.5, verify_s=1.0)
-    assert moved(Costs.relative(0.0), free).draft_s == pytest.approx(MEMORY * 0.5)
-    assert moved(Costs.relative(0.0), *[free] * 999).draft_s == pytest.approx(0.5)
+    assert 0 < moved(Costs.relative(0.0), free).round_s(1) - 1 < 0.5
+    assert moved(Costs.relative(0.0), *[free] * 999).round_s(1) == pytest.approx(1.5, rel=0.02)
     quick = Costs(draft_s=0.2, passes={1: 1.0}, start_s=0.5)
-    assert moved(quick, outcome(2, 1, draft_s=0.1, verify_s=1.0)).draft_s == pytest.approx((1 - MEMORY) * 0.2)
+    told = moved(quick, *[outcome(2, 1, draft_s=0.1, verify_s=1.0)] * 200)
+    assert (told.start_s, told.draft_s) >= (0, 0)
+    assert told.round_s(2) == pytest.approx(1.1, rel=0.1)
 
 
 def test_costs_are_the_same_object_while_rounds_are_as_expected():
@@ -250,7 +284,8 @@ def test_slow_models_have_fewer_rounds_of_fewer_widths(pair: Pair, home: Path):
     """Catches a minute of measuring before the first token of a large pair: no budget at all stands for a slow one."""
     assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5]
     assert list(measuring.measure(pair, budget_s=math.inf).passes) == [1, 2, 3, 5]
-    assert all(len(found) == 1 for found in measuring._rounds(pair, 0.0)[0].values())
+    (cycle,) = measuring._cycles(pair, 0.0)
+    assert all(len(turn) == 1 for k, turn in cycle.turns.items() if k)
 
 
 def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
@@ -299,8 +334,8 @@ def test_the_first_candidate_may_take_longer_than_the_others():
     assert costs.step_s(0) == pytest.approx(0.2 + 0.5 + 0.2)
     assert costs.step_s(1) == pytest.approx(0.2 + 0.2)
     settled = moved(costs, *[outcome(2, 1, costs, draft_s=0.9, verify_s=2.8)] * 2000)
-    assert settled.start_s == 0.5
-    assert (settled.draft_s, settled.passes[3]) == pytest.approx((0.2, 2.8), rel=1e-3)
+    assert settled.start_s == pytest.approx(0.5)
+    assert (settled.draft_s, settled.passes[3]) == pytest.approx((0.2, 2.8), rel=0.02)
 
 
 def test_a_second_process_weighs_the_same_costs(pair: Pair, home: Path):

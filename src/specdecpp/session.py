@@ -196,9 +196,10 @@ class Session:
         Whether all of it has been read."""
         started = perf_counter()
         piece = self._reading(self.num_unread if most is None else most)
-        for runner, tokens in ((self.target, piece.target), (self.draft, piece.draft)):
-            if tokens:
-                runner.extend(tokens, rows=1)
+        if not piece.by_both():
+            for runner, tokens in ((self.target, piece.target), (self.draft, piece.draft)):
+                if tokens:
+                    runner.extend(tokens, rows=1)
         self.prefill_s += perf_counter() - started
         return not self.num_unread
 

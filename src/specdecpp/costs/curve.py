@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-_FURTHER = ("head_s", "start_s", "switch_s", "node_s", "other_s")
+_FURTHER = ("head_s", "start_s", "switch_s", "node_s", "other_s", "read_along")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Costs:
     it: each model finds the processor's caches full of the other. `node_s` is what a node of a tree takes beyond a chain's
     candidate, its rule being asked, and `draft_rows` what a pass of the draft over so many rows takes, in passes over one; as
     much as the target's where that is empty. `other_s` is the part of every pass that is no pass: what a request's round takes
-    beside it, which no other request shares.
+    beside it, which no other request shares. `read_along` is the share of the draft's work on a prompt that the target's pass
+    over it does (`runners.ReadsBoth`).
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -42,6 +43,7 @@ class Costs:
     node_s: float = 0.0
     draft_rows: Mapping[int, float] = field(default_factory=dict)
     other_s: float = 0.0
+    read_along: float = 0.0
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
@@ -59,8 +61,8 @@ class Costs:
         object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()), tuple(rows.items()))))
         object.__setattr__(self, "_verify_s", {})
 
-    def _seconds(self) -> tuple[float, float, float, float, float, float]:
-        return self.draft_s, self.head_s, self.start_s, self.switch_s, self.node_s, self.other_s
+    def _seconds(self) -> Any:  # a tuple, of which a checker of types draws at random
+        return self.draft_s, *(getattr(self, name) for name in _FURTHER)
 
     def __hash__(self) -> int:
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]

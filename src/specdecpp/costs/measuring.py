@@ -3,15 +3,18 @@
 A few rounds of fixed length are decoded on made-up tokens, shortest first and in turns, so that everything a round does is in
 the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are medians of rounds
 that follow others of their length: a draft leaves little of the target in the caches of the processor, so that a plain pass
-among rounds with candidates takes a third longer than in a row of its like. All begin behind the same context, which is read
-once; models that are slow have fewer rounds of fewer widths, which say as much there.
+among rounds with candidates takes a third longer than in a row of its like. A machine's speed drifts by a third within a
+second, so lengths are compared within a cycle of turns only, with the plain passes of that cycle, and cycles are short: the
+longest rounds are in every third one. All begin behind the same context, which is read once; models that are slow have fewer
+rounds of fewer widths, which say as much there.
 
 The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
 seed gives the same answer there; those of a machine that was busy meanwhile only for an hour.
 """
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -27,19 +30,21 @@ from specdecpp.policies import Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import Outcome
 from specdecpp.policies.trees import Widths
 from specdecpp.rounds.verification import TokenVerification
-from specdecpp.runners import Draws, Runner, refusal_of_trees
+from specdecpp.runners import Draws, ReadsBoth, Runner, refusal_of_trees
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
 
-CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 12
+CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
+LONG, EVERY = 6, 3
+"""Rounds with so many candidates are in every third cycle."""
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
-"""Where two turns of all the others would not be over in time."""
-VISIT, VISITS = 8, 6
-"""Rounds from one candidate to the next, and how many of these, to see what a switch takes."""
+"""Where three cycles without the longest rounds would not be over in time."""
+VISIT, VISITS = 8, 3
+"""Rounds from one candidate to the next, and how many of these in a cycle, to see what a switch takes."""
 ROWS = (1, 2, 4, 8)
 """Of the passes of a draft that are timed for trees."""
-CONTEXT, CYCLES, BUDGET_S = 96, 5, 1.8
-METHOD = 14
+CONTEXT, CYCLES, BUDGET_S = 96, 9, 2.5
+METHOD = 15
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -53,11 +58,11 @@ def measured(pair: Pair) -> Costs:
             return Costs.parse(found)
         except ValueError:
             pass  # of another version: measured again
-    rounds, visits = _rounds(pair, BUDGET_S)
-    costs = _costs(rounds, visits)
-    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s", "switch_s", "other_s")}
+    cycles = _cycles(pair, BUDGET_S)
+    costs = _read_along(pair, _costs(cycles))
+    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along")}
     figures["passes"] = {str(n): s for n, s in costs.passes.items()}
-    is_steady = machine.is_steady([r.verify_s for r in rs] for rs in rounds.values())
+    is_steady = machine.is_steady([r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in CANDIDATES)
     machine.remember("costs", of, figures, is_steady=is_steady)
     return costs
 
@@ -69,7 +74,7 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. What is
     decoded depends on the time, unless the budget is infinite.
     """
-    return _costs(*_rounds(pair, budget_s))
+    return _read_along(pair, _costs(_cycles(pair, budget_s)))
 
 
 def with_trees(pair: Pair, costs: Costs) -> Costs:
@@ -115,28 +120,46 @@ def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
     return {"node_s": node_s, "draft_rows": {str(n): max(1.0, _typical(seconds) / one) for n, seconds in passes.items()}}
 
 
-def _rounds(pair: Pair, budget_s: float) -> tuple[dict[int, list[Round]], list[Round]]:
-    """(Rounds by their number of candidates, rounds of which every eighth has one; none where models are slow)."""
-    started = perf_counter()
+@dataclass(frozen=True)
+class Cycle:
+    """What was timed within a moment: settled rounds by their number of candidates, and rounds of which every eighth has one,
+    none where models are slow."""
+
+    turns: dict[int, list[Round]]
+    visits: list[Round]
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a pass of the target alone, in which the others of the cycle are told."""
+        return _typical(r.verify_s + r.other_s for r in self.turns[0])
+
+
+def _cycles(pair: Pair, budget_s: float) -> list[Cycle]:
+    """Cycles of turns until the budget is spent."""
+    started, shortest_s = perf_counter(), math.inf
     copies = isinstance(pair.draft, SuffixDrafter)
     runners = pair.target.fresh(), _Copies(pair.draft.vocab_size) if copies else pair.draft.fresh()
     sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k))) is not None}
     num, first = TURN, _turn(sessions[0], 2)
     least_s = min(r.verify_s for r in first)
-    if 2 * TURN * len(sessions) * least_s > budget_s:
+    if 3 * TURN * LONG * least_s > budget_s:
         num, sessions = SHORT_TURN, {k: session for k, session in sessions.items() if k in FEW_CANDIDATES}
     visiting = _session(pair, runners, _Visits(), VISITS * VISIT) if num == TURN else None
-    rounds: dict[int, list[Round]] = {k: [] for k in sessions}
-    visits: list[Round] = []
-    for cycle in range(1, 2 + CYCLES):
+    cycles: list[Cycle] = []
+    for count in range(1, 2 + CYCLES):
+        began, cycle, size = perf_counter(), Cycle({}, []), SHORT_TURN if count == 1 else num
         for k, session in sessions.items():
-            turn = _turn(session, num if k else 2 * num)
-            rounds[k] += turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
-        if visiting is not None:
-            visits += _turn(visiting, VISITS * VISIT)[VISIT:]
-        if (cycle > 1 or num == SHORT_TURN) and (1 + 1 / cycle) * (perf_counter() - started) > budget_s:
+            if k < LONG or num == SHORT_TURN or count % EVERY == 0:
+                turn = _turn(session, 2 * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
+                cycle.turns[k] = turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
+        if visiting is not None and count > 1:
+            cycle.visits.extend(_turn(visiting, VISITS * VISIT))
+        cycles.append(cycle)
+        ended = perf_counter()
+        shortest_s = min(shortest_s, ended - began) if count > 1 else math.inf
+        if (count >= EVERY or num == SHORT_TURN) and ended - started + shortest_s > budget_s:
             break  # another cycle would end too late
-    return {k: rs[num // 2 :] or rs for k, rs in rounds.items()}, visits  # the first turn is a warm-up
+    return cycles[1:] or cycles  # the first is a warm-up
 
 
 def _turn(session: Session, num: int) -> list[Round]:
@@ -149,19 +172,34 @@ def _turn(session: Session, num: int) -> list[Round]:
     return [session.step() for _ in range(num) if session.finish_reason is None]
 
 
-def _costs(rounds: dict[int, list[Round]], visits: list[Round]) -> Costs:
-    drafts = {k: _typical(r.draft_s for r in rs) for k, rs in rounds.items() if k}
-    start_s, draft_s = _line(drafts)
-    judged = [r for rs in rounds.values() for r in rs if r.judged]
+def _costs(cycles: list[Cycle]) -> Costs:
+    level = _typical(cycle.plain_s for cycle in cycles)
+
+    def typical(seconds: Callable[[Round], float], k: int) -> float:
+        """Of rounds with so many candidates: median over cycles of what stands to the plain passes beside it."""
+        seen = [(cycle.plain_s, cycle.turns[k]) for cycle in cycles if k in cycle.turns]
+        return level * _typical(_typical(map(seconds, rounds)) / plain_s for plain_s, rounds in seen)
+
+    lengths = [k for k in CANDIDATES if any(k in cycle.turns for cycle in cycles)]
+    start_s, draft_s = _line({k: typical(lambda r: r.draft_s, k) for k in lengths if k})
+    rounds = [r for cycle in cycles for turn in cycle.turns.values() for r in turn]
+    judged = [r for r in rounds if r.judged]
     head_s = _typical(r.head_s / len(r.judged) for r in judged) if judged else 0.0
-    passes = {k + 1: _typical(r.verify_s + r.other_s for r in rs) for k, rs in rounds.items()}
-    other_s = _typical(r.other_s for rs in rounds.values() for r in rs)
-    costs = Costs(draft_s=draft_s, passes=_smooth(passes), head_s=head_s, start_s=start_s, other_s=other_s)
-    if not visits:
-        return costs
-    alone_s, one_s = (_typical(_seconds(r) for r in rounds[k]) for k in (0, 1))
-    took_s = _typical(sum(map(_seconds, visits[i : i + VISIT])) for i in range(0, len(visits), VISIT))
-    return replace(costs, switch_s=max(0.0, took_s - one_s - (VISIT - 1) * alone_s))
+    passes = _smooth({k + 1: typical(lambda r: r.verify_s + r.other_s, k) for k in lengths})
+    costs = Costs(draft_s=draft_s, passes=passes, head_s=head_s, start_s=start_s, other_s=_typical(r.other_s for r in rounds))
+    excess = [_excess_s(cycle) * level / cycle.plain_s for cycle in cycles if cycle.visits and 1 in cycle.turns]
+    return replace(costs, switch_s=max(0.0, _typical(excess))) if excess else costs
+
+
+def _read_along(pair: Pair, costs: Costs) -> Costs:
+    return replace(costs, read_along=pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0)
+
+
+def _excess_s(cycle: Cycle) -> float:
+    """Seconds that eight rounds, of which one has a candidate, take beyond as many that follow others of their length."""
+    alone_s, one_s = (_typical(map(_seconds, cycle.turns[k])) for k in (0, 1))
+    visits = [cycle.visits[i : i + VISIT] for i in range(0, len(cycle.visits), VISIT)]
+    return _typical(sum(map(_seconds, visit)) for visit in visits) - one_s - (VISIT - 1) * alone_s
 
 
 def _seconds(r: Round) -> float:

@@ -337,5 +337,6 @@ def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
 
 
 def _reading_s(costs: Costs, memory: Account) -> float:
-    """Seconds of the draft's pass over what it has missed."""
-    return costs.draft_pass_s(memory.num_unread) if memory.num_unread > 1 else 0.0
+    """Seconds of the draft's pass over what it has missed; before the first token it may read along with the target."""
+    share = 1.0 if memory.num_tokens else 1 - costs.read_along
+    return share * costs.draft_pass_s(memory.num_unread) if memory.num_unread > 1 else 0.0

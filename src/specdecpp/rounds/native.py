@@ -37,6 +37,8 @@ _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
 _STOPPED, _ENDED = 1, 2
+_LONG = 32
+"""Tokens of a prompt that are quicker read by its two models in one pass than beside the rounds of others."""
 
 
 class Native:
@@ -82,7 +84,8 @@ class Native:
             else:
                 groups[_weights(plan.request)][0].append(i)
         for reading in readings:
-            groups[_weights(reading.request)][1].append(reading)
+            if not reading.by_both(_LONG):
+                groups[_weights(reading.request)][1].append(reading)
         for group, beside in groups.values():
             made = _together([(self._rounds(plans[i].request), plans[i]) for i in group], beside)
             results.update(zip(group, made, strict=True))

@@ -9,6 +9,7 @@ uniforms, in the same order: `host` is the readable one, `native` and `device` a
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -18,7 +19,7 @@ from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import Decision
 from specdecpp.policies.trees import Grown
 from specdecpp.rounds.verification import Verification
-from specdecpp.runners import Runner
+from specdecpp.runners import ReadsBoth, Runner
 from specdecpp.sampling import Randomness, Sampling, probabilities
 
 if TYPE_CHECKING:
@@ -136,6 +137,17 @@ class Reading:
     target: list[int]
     draft: list[int]
     took_s: float = 0.0
+
+    def by_both(self, least: int = 1) -> bool:
+        """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
+        and the target's runner knows how (`runners.ReadsBoth`). Whether that was done."""
+        target, draft, started = self.request.target, self.request.draft, perf_counter()
+        is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
+        if not (is_same and isinstance(target, ReadsBoth) and target.share_of(draft)):
+            return False
+        target.extend_both(draft, self.target)
+        self.took_s = perf_counter() - started
+        return True
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.protocol import Draws, Runner, TreeRunner, refusal_of_trees
+from specdecpp.runners.protocol import Draws, ReadsBoth, Runner, TreeRunner, refusal_of_trees
 
 __all__ = [
     "Draws",
@@ -21,6 +21,7 @@ __all__ = [
     "GraphRunner",
     "LeanRunner",
     "NativeRunner",
+    "ReadsBoth",
     "Runner",
     "TreeRunner",
     "refusal_of_trees",

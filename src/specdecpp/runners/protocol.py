@@ -52,6 +52,19 @@ class Draws(Protocol):
 
 
 @runtime_checkable
+class ReadsBoth(Protocol):
+    """What the runner of a target may have beside the rest: a text is read by it and by a draft in less than two passes."""
+
+    def share_of(self, draft: Any) -> float:
+        """The share of the draft's work that is saved so; 0 where nothing is."""
+        ...
+
+    def extend_both(self, draft: Any, tokens: list[int]) -> None:
+        """`extend` of both, whose caches hold as many tokens, where `share_of` is above 0."""
+        ...
+
+
+@runtime_checkable
 class TreeRunner(Runner, Protocol):
     """A runner whose cache may hold a tree of rows behind its text, of which one branch is kept.
 

@@ -219,6 +219,8 @@ def _bound(lib: Any) -> Any:
         "native_keep": (None, [pointer, pointer, number, pointer, number]),
         "native_distribution": (None, [pointer, number, pointer, pointer]),
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
+        "native_common": (number, [pointer, pointer]),
+        "native_extend_both": (None, [pointer, number, pointer, pointer, number, pointer, pointer, *[number] * 3]),
         "native_propose": (None, [pointer, number, pointer, pointer, number, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer, number]),
         "native_tree_open": (None, [pointer, number, pointer, pointer]),

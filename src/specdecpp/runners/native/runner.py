@@ -188,6 +188,33 @@ class NativeRunner:
         self._length = end
         return logits, states
 
+    def share_of(self, draft: Any) -> float:
+        """Of a draft's layers, those that are this model's first, so that they need not be computed again where both read."""
+        if not isinstance(draft, NativeRunner) or draft._weights is self._weights:
+            return 0.0
+        return self._weights.common(draft._weights) / len(draft._weights.family.layers)
+
+    def extend_both(self, draft: "NativeRunner", tokens: list[int]) -> None:
+        """Append tokens to this cache and to a draft's of the same length (`share_of` it above 0), with the bits that `extend`
+        of each gives."""
+        if draft.length != self.length:
+            raise ValueError(f"both caches must hold the same text, and they hold {self.length} and {draft.length} tokens")
+        self.check_ids(tokens)
+        draft.check_ids(tokens)
+        for runner in (self, draft):
+            runner._parents.clear()
+        common = self._weights.common(draft._weights)
+        for i in range(0, len(tokens), _WIDEST):
+            num = len(piece := tokens[i : i + _WIDEST])
+            start, end = self._length, self._length + num
+            with _LOCK:
+                both = []
+                for runner in (self, draft):
+                    runner._weights.see_to(end)
+                    both += [runner._weights.handle, runner.num_threads, runner._room_for(end)]
+                self._weights.lib.native_extend_both(*both, (ctypes.c_int64 * num)(*piece), num, start, common)
+            self._length = draft._length = end
+
     def _branch(self, tokens: list[int], parents: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
         known = [*self._parents, *parents]
         depths_of(known)

@@ -92,6 +92,15 @@ class Weights:
         rotary, size = model.model.rotary_emb, family.head_size
         self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
         self._tables: list[tuple[Tensor, Tensor]] = []
+        self._common: weakref.WeakKeyDictionary[Weights, int] = weakref.WeakKeyDictionary()
+
+    def common(self, other: "Weights") -> int:
+        """How many first layers are the other's too, to the bit: what they make of a text is computed once for both."""
+        if other not in self._common:
+            both = zip(self._angles, other._angles, strict=False)
+            turn_alike = len(self._angles) == len(other._angles) and all(one.is_like(two) for one, two in both)
+            self._common[other] = self.lib.native_common(self.handle, other.handle) if turn_alike else 0
+        return self._common[other]
 
     def let_go(self, sequence: int) -> None:
         """A cache that its runner does not need any more: kept for the next one, unless there are many or it is large."""

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <tuple>
 
 #include "memory.h"
 
@@ -39,6 +40,12 @@ struct Matrix {
   }
   size_t bytes() const { return num_panels() * panel_bytes(); }
   const uint8_t* panel(int number) const { return panels + number * panel_bytes(); }
+  // Whether what it gives is the same, to the bit.
+  bool is_like(const Matrix& o) const {
+    auto shape = [](const Matrix& m) { return std::make_tuple(m.in, m.out, m.form, m.group, m.zero, m.has_levels, m.has_offset, !m.bias); };
+    return shape(*this) == shape(o) && (!out || !std::memcmp(panels, o.panels, bytes())) &&
+           (!bias || !std::memcmp(bias, o.bias, num_panels() * PANEL * sizeof(float)));
+  }
   // Where a group of a panel begins, and its super-group.
   size_t group_at(int g) const { return g * group_bytes() + (has_levels ? (g * group / SUPER + 1) * before_super() : 0); }
   size_t super_at(int g) const { return g * group / SUPER * (before_super() + SUPER / group * group_bytes()); }

@@ -24,6 +24,16 @@ struct Layer {
   const float* norms[NUM_NORMS] = {};  // null where the family has none
   int window = 0;                      // how many positions a query sees, itself among them; 0: all
   int angles = 0;                      // which of the model's tables
+
+  bool is_like(const Layer& o, const Shape& s) const {
+    bool same = window == o.window && angles == o.angles;
+    for (int i = 0; i < NUM_MATRICES; ++i) same = same && matrices[i].is_like(o.matrices[i]);
+    for (int i = 0; i < NUM_NORMS; ++i) {
+      size_t size = i == Q_NORM || i == K_NORM ? s.size : s.width;
+      same = same && !norms[i] == !o.norms[i] && (!norms[i] || !std::memcmp(norms[i], o.norms[i], size * sizeof(float)));
+    }
+    return same;
+  }
 };
 
 // Cosines and sines of positions from the first [n, s], the sign with the sines; somebody else's memory.
@@ -57,6 +67,16 @@ struct Model {
     for (size_t i = 0; i < output_ids.size(); ++i) row[output_ids[i]] = values[i];
   }
   Layer& layer(int l) { return l < 0 ? ends : layers[l]; }
+  // How many of its first layers are another model's, so that they make the same of a text where their angles do.
+  int common(const Model& o) const {
+    auto shape = [](const Shape& s) {
+      return std::make_tuple(s.width, s.heads, s.kv_heads, s.size, s.rotary, s.hidden, s.is_gelu, s.rounds_to, s.eps, s.query_scale, s.embedding_scale);
+    };
+    if (shape(s) != shape(o.s) || !embedding().is_like(o.embedding())) return 0;
+    int num = 0;
+    while (num < std::min(s.layers - 1, o.s.layers) && layers[num].is_like(o.layers[num], s)) ++num;
+    return num;
+  }
   const Matrix& embedding() const { return ends.matrices[EMBEDDING].out ? ends.matrices[EMBEDDING] : ends.matrices[OUTPUT]; }
 };
 

@@ -111,6 +111,25 @@ void native_pass(Model* m, int threads, Part* parts, int num_parts, const int64_
   pass(*m, threads, parts, num_parts, tokens, logits, states, seen, inputs);
 }
 
+// How many first layers two models have in common (but for their angles).
+int32_t native_common(const Model* m, const Model* other) { return m->common(*other); }
+
+// Tokens into the caches of two models with so many first layers in common: these are computed once.
+void native_extend_both(Model* m, int threads, Sequence* seq, Model* other, int other_threads, Sequence* to, const int64_t* tokens, int n, int start,
+                        int common) {
+  const Shape& s = m->s;
+  std::vector<float> states(size_t(n) * s.width);
+  Part part{seq, start, n, 0, 0, 0, nullptr}, further{to, start, n, 0, 0, 0, nullptr};
+  pass(*m, threads, &part, 1, tokens, nullptr, nullptr, common, states.data());
+  size_t end = size_t(start) + n, first = start / PANEL * PANEL;  // keys lie in blocks; those before `start` are the same in both
+  for (int plane = 0; plane < common * s.kv_heads; ++plane) {
+    size_t of = size_t(plane) * s.size * seq->capacity, at = size_t(plane) * s.size * to->capacity;
+    std::memcpy(to->keys + at + first * s.size, seq->keys + of + first * s.size, (up(end, PANEL) - first) * s.size * 4);
+    std::memcpy(to->values + at + start * size_t(s.size), seq->values + of + start * size_t(s.size), size_t(n) * s.size * 4);
+  }
+  if (common < other->s.layers) pass(*other, other_threads, &further, 1, tokens, nullptr, nullptr, -1, nullptr, false, common, states.data());
+}
+
 // How many candidates each of `count` requests has goes to `nums`.
 void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
   propose(m, threads, seqs, tasks, count, nums);

@@ -145,9 +145,10 @@ static void make_room(Model& m, int threads, int n, int end) {
 
 // Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] of what is wanted of each, in their
 // order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only says minus infinity of the
-// others, or, where it is `narrow`, nothing of them: logits [rows, scored()]. One call at a time for a model.
+// others, or, where it is `narrow`, nothing of them: logits [rows, scored()]. With `given` [n, w], what layer `first` reads, the pass
+// begins there. One call at a time for a model.
 static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen = -1,
-                 float* inputs = nullptr, bool narrow = false) {
+                 float* inputs = nullptr, bool narrow = false, int first = 0, const float* given = nullptr) {
   const Shape& s = m.s;
   int n = 0, end = 0, rows = 0;
   std::vector<int> places;  // of the rows that are wanted, among these
@@ -155,7 +156,8 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     part->row = n, n += part->n, places.push_back(rows), rows += part->rows, end = std::max(end, part->start + part->n);
   make_room(m, threads, n, end);
   float* x = m.x.data();
-  for (int r = 0; r < n; ++r) {
+  if (given) std::memcpy(x, given, size_t(n) * s.width * 4);
+  for (int r = 0; r < n && !given; ++r) {
     float* row = x + size_t(r) * s.width;
     row_of(m.embedding(), int(tokens[r]), row);
     for (int i = 0; s.embedding_scale != 1.0f && i < s.width; ++i) row[i] *= s.embedding_scale;
@@ -195,7 +197,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
         for (int i = 0; i < s.width; ++i) x[size_t(r) * s.width + i] += of[i];
       }
     };
-    for (int l = 0; l < s.layers; ++l) {
+    for (int l = first; l < s.layers; ++l) {
       if (l == seen && t == 0) std::memcpy(inputs, x, size_t(n) * s.width * 4);  // nobody adds to x before a barrier
       const Layer& layer = m.layers[l];
       const Matrix* w = layer.matrices;

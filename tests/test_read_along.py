@@ -1,0 +1,180 @@
+"""A draft that begins with its target's layers: a prompt is read by both in one pass, with the bits that two would give."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specdecpp import Decoder, NativeRunner, Pair
+from specdecpp.costs import Costs, measuring
+from specdecpp.policies import CostAware, cost_aware
+from specdecpp.runners import native
+from specdecpp.testing import tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+TEXT = [int(t) for t in torch.randint(2, 64, (330,), generator=torch.Generator().manual_seed(0))]
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 24},
+    "gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+}
+
+
+def models(kind: str = "llama", kept: int = 2) -> tuple[Any, Any]:
+    """A target of three layers; a draft of `kept` of them and one of its own, with its own last norm and output layer."""
+    target = tiny_model(kind, seed=1, layers=3, hidden_size=64, max_position_embeddings=1024, **MODELS[kind])
+    draft = copy.deepcopy(target)
+    layers = [*draft.model.layers[:kept], draft.model.layers[2]]
+    draft.model.layers = torch.nn.ModuleList(layers)
+    draft.config.num_hidden_layers = len(layers)
+    if getattr(draft.config, "layer_types", None):
+        draft.config.layer_types = [*draft.config.layer_types[:kept], draft.config.layer_types[2]]
+    with torch.no_grad():
+        for weight in (*layers[-1].parameters(), *draft.get_output_embeddings().parameters(), *draft.model.norm.parameters()):
+            weight.mul_(0.9)
+    return target, draft
+
+
+def runners(target: Any, draft: Any) -> tuple[NativeRunner, NativeRunner]:
+    return NativeRunner(target, num_threads=2, probe=False), NativeRunner(draft, num_threads=1, probe=False)
+
+
+@pytest.mark.parametrize("cut", [[300], [1, 15, 16, 17, 251], [7, 290]], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_bits_are_those_of_two_passes(kind: str, cut: list[int]) -> None:
+    """Catches keys that are copied from the wrong place or layer, a border of a block that loses what stood before it, and
+    states of the wrong layer."""
+    together, apart = (runners(*models(kind)) for _ in range(2))
+    at = 0
+    for num in cut:
+        together[0].extend_both(together[1], TEXT[at : at + num])
+        for runner in apart:
+            runner.extend(TEXT[at : at + num], rows=1)
+        at += num
+    assert together[0].share_of(together[1]) == 2 / 3
+    for both, alone in zip(together, apart, strict=True):
+        assert both.length == alone.length == at
+        for found, expected in zip(both.extend(TEXT[at:], rows=30), alone.extend(TEXT[at:], rows=30), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_a_draft_whose_layers_are_all_the_targets_has_nothing_to_compute() -> None:
+    """Catches a pass that begins behind the last layer."""
+    target, draft = models(kept=2)
+    draft.model.layers = draft.model.layers[:2]
+    draft.config.num_hidden_layers = 2
+    p, q = runners(target, draft)
+    p.extend_both(q, TEXT[:40])
+    alone = runners(target, draft)[1]
+    alone.extend(TEXT[:40], rows=1)
+    assert p.share_of(q) == 1.0
+    assert torch.equal(q.extend([3, 4], rows=2)[0], alone.extend([3, 4], rows=2)[0])
+
+
+def embedding(draft: Any) -> None:
+    draft.model.embed_tokens.weight[5, 3] += 1e-3
+
+
+def angles(draft: Any) -> None:
+    draft.model.rotary_emb.inv_freq.mul_(1.001)
+    draft.model.rotary_emb.original_inv_freq = draft.model.rotary_emb.inv_freq
+
+
+def first_norm(draft: Any) -> None:
+    draft.model.layers[0].input_layernorm.weight[2] += 1e-3
+
+
+def last_bias(draft: Any) -> None:
+    draft.model.layers[1].self_attn.v_proj.bias[1] += 1e-3
+
+
+def last_weight(draft: Any) -> None:
+    draft.model.layers[1].mlp.down_proj.weight[-1, -1] += 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "share"), [(embedding, 0), (angles, 0), (first_norm, 0), (last_bias, 1 / 3), (last_weight, 1 / 3)]
+)
+def test_what_differs_is_not_shared(change: Callable[[Any], None], share: float) -> None:
+    """Catches a draft that is told what another model makes of the text: a norm, a bias or an angle that nobody compared."""
+    target, draft = models("qwen2")
+    draft = copy.deepcopy(draft)
+    with torch.no_grad():
+        change(draft)
+    p, q = runners(target, draft)
+    assert p.share_of(q) == share
+    assert p.share_of(p) == 0, "the same weights are read by one runner after the other"
+    assert p.share_of(object()) == 0
+
+
+def test_caches_of_two_lengths_are_refused() -> None:
+    """Catches a draft that is given tokens at another place."""
+    p, q = runners(*models())
+    p.extend(TEXT[:3], rows=1)
+    with pytest.raises(ValueError, match="they hold 3 and 0 tokens"):
+        p.extend_both(q, TEXT[3:9])
+    assert (p.length, q.length) == (3, 0)
+    with pytest.raises(ValueError, match="ids from 99"):
+        p.fresh().extend_both(q, [99])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, and of the next that begins
+    alike, whose draft may have read less."""
+    counted = []
+    reads_both = NativeRunner.extend_both
+
+    def count(self: NativeRunner, draft: NativeRunner, tokens: list[int]) -> None:
+        counted.append(len(tokens))
+        reads_both(self, draft, tokens)
+
+    def answers() -> list[tuple[int, ...]]:
+        p, q = runners(*models())
+        decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2))
+        ask = {"max_tokens": 12, "temperature": temperature, "seed": 3}
+        return [decoder.generate(prompt, **ask).tokens for prompt in (TEXT[:50], TEXT[:90], TEXT[200:])]
+
+    monkeypatch.setattr(NativeRunner, "extend_both", count)
+    together = answers()
+    assert counted
+    assert counted[0] == 49
+    monkeypatch.setattr(NativeRunner, "share_of", lambda self, draft: 0.0)
+    num = len(counted)
+    assert answers() == together
+    assert len(counted) == num
+
+
+def test_prompts_of_requests_together_are_read_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a server whose drafts read their prompts alone, and pieces of two requests that get into each other's caches."""
+    counted = []
+    reads_both = NativeRunner.extend_both
+
+    def count(self: NativeRunner, draft: NativeRunner, tokens: list[int]) -> None:
+        counted.append(len(tokens))
+        reads_both(self, draft, tokens)
+
+    monkeypatch.setattr(NativeRunner, "extend_both", count)
+    p, q = runners(*models())
+    decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2), reuses=False)
+    prompts = [TEXT[:60], TEXT[60:130], TEXT[130:150]]
+    together = [one.tokens for one in decoder.generate_all(prompts, max_tokens=12, seed=4)]
+    assert sorted(counted) == [59, 69], "the short one is read beside the others"
+    assert together == [decoder.generate(prompt, max_tokens=12, seed=4).tokens for prompt in prompts]
+
+
+def test_what_it_saves_is_part_of_the_costs() -> None:
+    """Catches a rule that takes a prompt to be as dear as if the draft read all of it, and one that forgets what it costs to
+    catch up later."""
+    p, q = runners(*models())
+    assert measuring.measure(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), budget_s=0.0).read_along == 2 / 3
+    costs = Costs(draft_s=0.3, passes={1: 1.0}, read_along=2 / 3)
+    first = CostAware().begin(CostAware().start(), num_tokens=50, is_greedy=False)
+    assert cost_aware._reading_s(costs, first) == pytest.approx(0.1)
+    assert cost_aware._reading_s(costs, replace(first, num_tokens=8)) == pytest.approx(0.3)
