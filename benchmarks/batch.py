@@ -79,6 +79,7 @@ def cells(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def loaded(name: str) -> sd.Pair:
+    """A pair that ships, by its name, or of a folder with target and draft."""
     folder = Path(name)
     return sd.load_pair(folder / "target", draft=folder / "draft") if folder.is_dir() else sd.load_pair(name)
 

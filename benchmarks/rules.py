@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from batch import loaded
 from peers.provenance import provenance
 
 import specdecpp as sd
@@ -266,7 +267,7 @@ def _percent(interval: Any) -> dict[str, float]:
 
 def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A cell for each sampling and set: tokens per second of what runs by default, of fixed lengths and of the target alone."""
-    pair = sd.load_pair(name)
+    pair = loaded(name)
     contestants: dict[str, sd.Decoder] = {
         "target alone": sd.Decoder(pair, policy=Fixed(k=0), reuses=False),
         **{f"fixed K = {k}": sd.Decoder(pair, policy=Fixed(k=k), reuses=False) for k in (1, 2, 3, 4, 6)},
@@ -297,7 +298,7 @@ def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> I
             rates = {rule: float(c[0].sum() / c[1].sum()) for rule, c in columns.items()}
             best = max((rule for rule in rates if rule.startswith("fixed")), key=rates.__getitem__)
             yield {
-                "pair": name,
+                "pair": Path(name).name,
                 "sampling": how,
                 "set": part,
                 "prompts": len(asked),
@@ -344,7 +345,12 @@ def main() -> None:
     parser.add_argument(
         "--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings, 3 to 6 minutes each; repeatable"
     )
-    parser.add_argument("--clock", action="append", default=[], help="a pair that ships, by its name; repeatable")
+    parser.add_argument(
+        "--clock",
+        action="append",
+        default=[],
+        help="a pair that ships, by its name, or a folder with target and draft; repeatable",
+    )
     for name in SETS:
         parser.add_argument(f"--{name}", help=f"prompts of {name} for the clock")
     parser.add_argument("--prompts", type=int, default=16, help="of each set, for the clock")

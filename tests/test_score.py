@@ -48,7 +48,7 @@ def test_a_coin_moves_a_belief_by_one_step_of_newton() -> None:
         covariance = np.array([[belief.var_bias, belief.cov], [belief.cov, belief.var_slope]])
         after = np.linalg.inv(np.linalg.inv(covariance) + p * (1 - p) * np.outer(x, x))
         mean = np.array([belief.score.bias, belief.score.slope]) + after @ x * (is_accepted - p)
-        belief = belief.after(estimate, is_accepted=is_accepted)
+        belief = belief.after((estimate,), int(is_accepted))
         assert (belief.score.bias, belief.score.slope) == pytest.approx(tuple(mean))
         assert (belief.var_bias, belief.cov, belief.var_slope) == pytest.approx((after[0, 0], after[0, 1], after[1, 1]))
 
@@ -60,7 +60,7 @@ def test_a_score_is_found_though_rejections_hide_what_came_after() -> None:
         for _ in range(4000):
             for estimate in generator.uniform(0.3, 0.99, 6).tolist():
                 is_accepted = bool(generator.random() < true(estimate))
-                belief = belief.after(estimate, is_accepted=is_accepted)
+                belief = belief.after((estimate,), int(is_accepted))
                 if not is_accepted:
                     break
     assert (belief.score.bias, belief.score.slope) == pytest.approx((-0.8, 0.6), abs=0.12)
@@ -70,7 +70,7 @@ def test_a_score_is_found_though_rejections_hide_what_came_after() -> None:
 def test_no_estimate_is_sure(estimate: float) -> None:
     """Catches a logarithm of 0, and one candidate that was thought certain and turned everything round."""
     for is_accepted in (True, False):
-        after = Belief().after(estimate, is_accepted=is_accepted)
+        after = Belief().after((estimate,), int(is_accepted))
         assert np.isfinite([after.score.bias, after.score.slope, after.var_bias]).all()
         assert after.score.slope >= 0
     assert 0 < by_q(1.0) < 1
@@ -79,7 +79,7 @@ def test_no_estimate_is_sure(estimate: float) -> None:
 def test_only_what_was_tested_is_learned_from() -> None:
     """Catches an account that learns from candidates behind a rejection, or not from the rejected one."""
     account = Account().with_round(outcome(4, 1, DEAR, judged=(0.9, 0.8, 0.7, 0.6)))
-    assert account.belief == Belief().after(0.9, is_accepted=True).after(0.8, is_accepted=False)
+    assert account.belief == Belief().after((0.9,), 1).after((0.8,), 0)
     assert (account.gains, account.num_unread) == (Gains().after(2, DEAR.round_s(4)), 0)
     account = account.with_round(outcome(0, 0, DEAR))
     assert (account.gains.num, account.num_unread) == (1, 1)

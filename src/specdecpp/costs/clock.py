@@ -1,7 +1,7 @@
 """Costs that follow the clock: what rounds take, told anew only when it has moved."""
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from specdecpp.costs.curve import Costs
 
@@ -39,34 +39,29 @@ class Timed(Protocol):
     def other_s(self) -> float: ...
 
 
-@dataclass
 class Fit:
     """y = a u + b v by least squares over rounds that fade. Before the first, a and b are what was measured, which counts for
     as much as rounds with these sums of u^2 and v^2; they are never less than given."""
 
-    a: float
-    b: float
-    trust_a: float
-    trust_b: float
-    least_a: float = 0.0
-    least_b: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._before = self.a, self.b
+    def __init__(self, a: float, b: float, trust: tuple[float, float], least: tuple[float, float] = (0.0, 0.0)):
+        self.a, self.b = self._before = a, b
+        self._trust, self._least = trust, least
         self._sums = [0.0] * 5
 
-    def add(self, u: float, v: float, y: float) -> None:
-        """One more round."""
-        a, b = self._before
-        self._sums = [(1 - MEMORY) * s + x for s, x in zip(self._sums, (u * u, u * v, v * v, u * y, v * y), strict=True)]
+    def add(self, rounds: Any) -> None:
+        """Of rounds: how many had each (u, v, mean of y)."""
+        fading = (1 - MEMORY) ** sum(num for num, *_ in rounds)
+        of = zip(*((num * u * u, num * u * v, num * v * v, num * u * y, num * v * y) for num, u, v, y in rounds), strict=True)
+        self._sums = [fading * before + sum(new) for before, new in zip(self._sums, of, strict=True)]
+        (trust_a, trust_b), (a, b), (least_a, least_b) = self._trust, self._before, self._least
         uu, uv, vv, uy, vy = self._sums
-        uu, vv, uy, vy = uu + self.trust_a, vv + self.trust_b, uy + self.trust_a * a, vy + self.trust_b * b
+        uu, vv, uy, vy = uu + trust_a, vv + trust_b, uy + trust_a * a, vy + trust_b * b
         by = uu * vv - uv * uv
         self.a, self.b = (vv * uy - uv * vy) / by, (uu * vy - uv * uy) / by
-        if self.a < self.least_a:
-            self.a, self.b = self.least_a, (vy - self.least_a * uv) / vv
-        if self.b < self.least_b:
-            self.a, self.b = max(self.least_a, (uy - self.least_b * uv) / uu), self.least_b
+        if self.a < least_a:
+            self.a, self.b = least_a, (vy - least_a * uv) / vv
+        if self.b < least_b:
+            self.a, self.b = max(least_a, (uy - least_b * uv) / uu), least_b
 
 
 @dataclass
@@ -81,12 +76,13 @@ class CostClock:
     """
 
     now: Costs
-    _measured: Costs = field(init=False, repr=False)
     _alone: float = field(default=1.0, init=False, repr=False)
     """Level of the target alone, as a multiple of what was measured."""
     _others: float = field(default=1.0, init=False, repr=False)
     """What the target alone says of the level of the others."""
-    _num_rounds: int = field(default=0, init=False, repr=False)
+    _seen: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False)
+    """Rounds since the last look, by their candidates: how many, seconds of their passes and of drafting."""
+    _num_seen: int = field(default=0, init=False, repr=False)
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
     _num_unsettled: int = field(default=0, init=False, repr=False)
 
@@ -94,37 +90,49 @@ class CostClock:
         self._measured = costs = self.now
         self._narrow_s = costs.pass_s(2)
         self._candidate_s = costs.draft_s or self._narrow_s
-        rise = (costs.pass_s(12) - self._narrow_s) / self._narrow_s
-        self._passes = Fit(1.0, 0.0, 2.0, 0.05, least_a=LEAST, least_b=(LEAST_RISE - 1) * rise)
-        self._drafting = Fit(costs.start_s / self._candidate_s, costs.draft_s / self._candidate_s, 0.2, 1.0)
+        least = LEAST, (LEAST_RISE - 1) * (costs.pass_s(12) / self._narrow_s - 1)
+        self._passes = Fit(1.0, 0.0, (2.0, 0.05), least)
+        self._drafting = Fit(costs.start_s / self._candidate_s, costs.draft_s / self._candidate_s, (0.2, 1.0))
 
     def update(self, outcome: Timed) -> None:
         """Learn from the times of a round, unless it stands next to a switch (`Costs.switch_s`)."""
-        num = outcome.num_drafted
+        num, now = outcome.num_drafted, self.now
         if self._has_drafted is not (num > 0):
             self._num_unsettled = 0 if self._has_drafted is None else SETTLED
             self._has_drafted = num > 0
         if self._num_unsettled:
             self._num_unsettled -= 1
             return
-        expected_s = self._pass_s(num + 1)
-        share = min((outcome.verify_s + outcome.other_s) / expected_s, PAUSE)
-        step = MEMORY * (share - 1)
-        if num:
-            u, v = self._measured.pass_s(num + 1) / self._narrow_s, (num - 1) / 10
-            self._passes.add(u, v, share * expected_s / (self._others * self._narrow_s))
-            self._alone *= 1 + TOGETHER * step
-            drafting = self._drafting
-            most = PAUSE * max(drafting.a + drafting.b * num, 1.0)
-            drafting.add(1.0, float(num), min((outcome.draft_s + outcome.head_s) / self._candidate_s, most))
-        else:
+        seen = self._seen.get(num)
+        if seen is None:
+            seen = self._seen[num] = [0.0, 0.0, 0.0]
+        seen[0] += 1.0
+        seen[1] += min(outcome.verify_s + outcome.other_s, PAUSE * now.pass_s(num + 1))
+        seen[2] += min(outcome.draft_s + outcome.head_s, PAUSE * max(now.start_s + num * now.draft_s, now.pass_s(1)))
+        self._num_seen += 1
+        if self._num_seen == WAIT:
+            told = self._told()
+            if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(3)):
+                self.now = told
+
+    def _learn(self) -> None:
+        """From the rounds since the last look."""
+        rounds = {num: (count, pass_s / count, draft_s / count) for num, (count, pass_s, draft_s) in self._seen.items()}
+        self._seen, self._num_seen = {}, 0
+        if found := rounds.pop(0, None):
+            step = (1 - (1 - MEMORY) ** found[0]) * (found[1] / self._pass_s(1) - 1)
             self._alone *= 1 + step
             self._others *= 1 + TOGETHER * step
-        self._num_rounds += 1
-        if self._num_rounds % WAIT == 0:
-            told = self._told()
-            if any(abs(told.round_s(k) / self.now.round_s(k) - 1) > STEP for k in range(3)):
-                self.now = told
+        if not rounds:
+            return
+        by, measured_s = self._others * self._narrow_s, self._measured.pass_s
+        count = sum(count for count, *_ in rounds.values())
+        share = sum(count * pass_s / self._pass_s(num + 1) for num, (count, pass_s, _) in rounds.items()) / count
+        self._passes.add(
+            [(count, measured_s(n + 1) / self._narrow_s, (n - 1) / 10, pass_s / by) for n, (count, pass_s, _) in rounds.items()]
+        )
+        self._drafting.add([(count, 1.0, float(n), draft_s / self._candidate_s) for n, (count, _, draft_s) in rounds.items()])
+        self._alone *= 1 + TOGETHER * (1 - (1 - MEMORY) ** count) * (share - 1)
 
     def _pass_s(self, num_rows: int) -> float:
         """Of the target, as it is known by now."""
@@ -136,6 +144,7 @@ class CostClock:
         return self._others * max(seconds, passes.a * (narrow_s + LEAST_RISE * (measured_s - narrow_s)))
 
     def _told(self) -> Costs:
+        self._learn()
         start_s, draft_s = self._drafting.a * self._candidate_s, self._drafting.b * self._candidate_s
         widths = sorted({1, 2, 3, *self._measured.passes})
         return replace(self._measured, draft_s=draft_s, start_s=start_s, passes={n: self._pass_s(n) for n in widths})

@@ -112,16 +112,15 @@ class Account(Ledger):
             num_unread = self.num_unread + outcome.num_tokens
             after.__dict__.update(self.__dict__, **sums, num_unread=num_unread, num_running=0, is_off=True)
             return after
-        belief, num = self.belief, outcome.num_accepted
+        num = outcome.num_accepted
         num_tested = min(num + 1, outcome.num_drafted)
-        for i, estimate in enumerate(outcome.judged[:num_tested]):
-            belief = belief.after(estimate, is_accepted=i < num)
-        return self.with_candidates(outcome, belief, num_tested, num)
+        return self.with_candidates(outcome, self.belief.after(outcome.judged[:num_tested], num), num_tested, num)
 
     def with_candidates(self, outcome: "Outcome", belief: Belief, num_tested: int, num_accepted: int) -> "Account":
         """After a round in which so many candidates were tested and accepted, and taught so much of the score."""
-        return replace(
-            self,
+        after = object.__new__(Account)
+        after.__dict__.update(
+            self.__dict__,
             num_tokens=self.num_tokens + outcome.num_tokens,
             seconds=self.seconds + outcome.expected_s,
             num_tested=self.num_tested + num_tested,
@@ -132,6 +131,7 @@ class Account(Ledger):
             num_running=self.num_running + 1,
             is_off=False,
         )
+        return after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,14 +293,19 @@ def _is_sound(past: Mapping[str, Any]) -> bool:
     return tested >= accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST and min(gains) >= 0
 
 
-@lru_cache(maxsize=256)  # asked every round; while nothing is drafted with the same acceptance
-def _prices(costs: Costs, max_tokens: int, mean: float) -> tuple[float, ...]:
+def _prices(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
     """Seconds for each candidate's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no more."""
     one_more, longer = _plans(costs, max_tokens)
-    prices = list(one_more)
+    if not longer:
+        return one_more
+    prices, tokens, power = list(one_more), [0.0], 1.0
+    for _ in range(HORIZON):
+        tokens.append(tokens[-1] + power)  # chain_tokens(mean, j - 1) of j candidates
+        power *= mean
     for num, j, seconds in longer:
-        prices[num] = min(prices[num], seconds / chain_tokens(mean, j - 1))
-    return tuple(prices)
+        if (price := seconds / tokens[j]) < prices[num]:
+            prices[num] = price
+    return prices
 
 
 @lru_cache(maxsize=64)

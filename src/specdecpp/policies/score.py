@@ -13,6 +13,7 @@ Newton's method (an extended Kalman filter for logistic regression).
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LEAST = 1e-6
@@ -56,15 +57,19 @@ class Belief:
     cov: float = 0.0
     var_slope: float = 0.04
 
-    def after(self, estimate: float, *, is_accepted: bool) -> "Belief":
-        """The same once a candidate was tested."""
-        x = logit(estimate)
-        p = self.score(estimate)
-        along_bias, along_slope = self.var_bias + self.cov * x, self.cov + self.var_slope * x
-        share = p * (1 - p) / (1 + p * (1 - p) * (along_bias + along_slope * x))
-        surprise = is_accepted - p
-        narrow = self.var_bias - share * along_bias**2, self.cov - share * along_bias * along_slope
-        after = narrow[0], narrow[1], self.var_slope - share * along_slope**2
-        bias = self.score.bias + surprise * (after[0] + after[1] * x)
-        slope = self.score.slope + surprise * (after[1] + after[2] * x)
-        return Belief(Score(bias, max(slope, 0.0)), *after)
+    def after(self, estimates: Iterable[float], num_accepted: int) -> "Belief":
+        """The same once candidates were tested, of which the first so many were accepted."""
+        bias, slope = self.score.bias, self.score.slope
+        var_bias, cov, var_slope = self.var_bias, self.cov, self.var_slope
+        for i, estimate in enumerate(estimates):
+            x = logit(estimate)
+            p = 1 / (1 + math.exp(-(bias + slope * x)))
+            along_bias, along_slope = var_bias + cov * x, cov + var_slope * x
+            share = p * (1 - p) / (1 + p * (1 - p) * (along_bias + along_slope * x))
+            var_bias -= share * along_bias * along_bias
+            cov -= share * along_bias * along_slope
+            var_slope -= share * along_slope * along_slope
+            surprise = (i < num_accepted) - p
+            bias += surprise * (var_bias + cov * x)
+            slope = max(0.0, slope + surprise * (cov + var_slope * x))
+        return Belief(Score(bias, slope), var_bias, cov, var_slope)

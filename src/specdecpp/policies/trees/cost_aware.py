@@ -151,10 +151,10 @@ class CostAwareTree(TreePolicy):
         eldest = [t for t in grown.tried if not t.rank]
         for t in grown.tried:
             if not t.rank:
-                belief = belief.after(by_q(t.share), is_accepted=t.is_accepted)
+                belief = belief.after((by_q(t.share),), int(t.is_accepted))
                 continue
             i = min(t.rank, len(beliefs)) - 1
-            beliefs[i] = beliefs[i].after(by_q(t.share), is_accepted=t.is_accepted)
+            beliefs[i] = beliefs[i].after((by_q(t.share),), int(t.is_accepted))
             tested[i] += 1
             accepted[i] += t.is_accepted
         chain = chain.with_candidates(outcome, belief, len(eldest), sum(t.is_accepted for t in eldest))
