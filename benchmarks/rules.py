@@ -56,6 +56,7 @@ from specdecpp.policies.score import REST
 from specdecpp.request import as_prompt
 from specdecpp.sampling import Sampling
 from specdecpp.theory.intervals import ratio_of_ratios
+from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.theory.replay import Player, replay, thrown
 from specdecpp.theory.replayed import Replayed
 from specdecpp.training import prompts as prompt_files
@@ -221,9 +222,14 @@ def replayed(recording: Recording, costs: Costs) -> tuple[dict[str, Replayed], d
     return found, picked
 
 
+LADDER = {"perfect score before sampling": pre_sampling, "perfect probability": perfect_probability, "hindsight": hindsight}
+"""What limits the rules: how far a score of each kind could go (`theory.oracles`)."""
+
+
 def cells(recording: Recording, name: str, costs: Costs) -> Iterator[dict[str, Any]]:
     """A cell for each set: speed-ups over the target alone, and per cent over the best of hindsight."""
     found, picked = replayed(recording, costs)
+    limits = {rung: of(recording.splits["test"], costs, repeats=REPEATS, max_tokens=MOST) for rung, of in LADDER.items()}
     for part in SETS:
         own = {rule: r.only(part) for rule, r in found.items()}
         hindsight = {rival: picked[part][rival] for rival in ("fixed K", "cumulative q")}
@@ -240,6 +246,7 @@ def cells(recording: Recording, name: str, costs: Costs) -> Iterator[dict[str, A
             "prompts": len(own["cost-aware by q"].sources),
             **({"seconds": asdict(costs)} if name == "measured" else {}),
             "speed_up": {rule: round(r.speed_up, 4) for rule, r in own.items()},
+            "limits": {rung: round(r.only(part).speed_up, 4) for rung, r in limits.items()},
             "picked_on_these_prompts": {rival: round(r.speed_up, 4) for rival, r in picked[part].items()},
             "percent_over": over,
             "head_over_free": _percent(own["cost-aware"].gain(over=own["cost-aware by q"])) if "cost-aware" in own else None,

@@ -31,12 +31,17 @@ def test_the_picture_is_of_the_same_results(results: dict[str, Any]) -> None:
 
 def test_a_row_has_the_worst_and_the_mean_of_all_cells() -> None:
     """Catches a cell that is left out, a rule that is compared as it comes, and a loss that is shown as a gain."""
-    cell = {"sampling": "0.7 top_p 0.9", "set": "a", "speed_up": {"cost-aware by q": 1.2, "K 4": 0.9, "K, tuned": 1.5}}
-    other = {"sampling": "1", "set": "b", "speed_up": {"cost-aware by q": 2.0, "K 4": 1.1, "K, tuned": 1.0}}
+    cell = {
+        "pair": "small",
+        "sampling": "0.7 top_p 0.9",
+        "set": "a",
+        "speed_up": {"cost-aware by q": 1.2, "K 4": 0.9, "K, tuned": 1.5},
+    }
+    other = {"pair": "large", "sampling": "1", "set": "b", "speed_up": {"cost-aware by q": 2.0, "K 4": 1.1, "K, tuned": 1.0}}
     found = {row.name: row for row in PAGE["rows"]({"replay": [cell | {"costs": "c = 0.1"}, other | {"costs": "measured"}]})}
     assert list(found) == ["cost-aware by q", "K"]
     assert (found["K"].setting, found["K"].usual, found["K"].tuned) == ("4", (0.9, 1.1), (1.5, 1.0))
     assert found["K"].behind == pytest.approx((-20, 100))
-    assert found["K"].worst_cell == "1, measured, b"
+    assert found["K"].worst_cell == "large, 1, measured, b"
     text = PAGE["table"]({"replay": [cell | {"costs": "c = 0.1"}, other | {"costs": "measured"}]})
-    assert "| K | 1.00 | 1.25 | 1, measured, b | 4 | 0.90 | 1.00 | -20.0 | +40.0 |" in text
+    assert "| K | 1.00 | 1.25 | large, 1, measured, b | 4 | 0.90 | 1.00 | -20.0 | +40.0 |" in text

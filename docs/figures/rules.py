@@ -57,7 +57,7 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
                 usual=of[key],
                 tuned=tuned,
                 behind=tuple(100 * (free / other - 1) for free, other in zip(of[FREE], tuned, strict=True)),
-                worst_cell=f"{worst['sampling'].replace(' top_p 0.9', '')}, {worst['costs']}, {worst['set']}",
+                worst_cell=f"{worst['pair']}, {worst['sampling'].replace(' top_p 0.9', '')}, {worst['costs']}, {worst['set']}",
             )
         )
     return sorted(found, key=lambda row: (-statistics.fmean(row.tuned), row.name))
@@ -67,8 +67,9 @@ def table(results: Mapping[str, Any]) -> str:
     """The table, and what it is of."""
     found = rows(results)
     cells = results["replay"]
+    pairs = " and ".join(dict.fromkeys(cell["pair"] for cell in cells))
     text = (
-        f"Speed-ups over the target alone in {len(cells)} cells (temperature x costs x set, reference pair), by replay of the\n"
+        f"Speed-ups over the target alone in {len(cells)} cells (temperature x costs x set; {pairs}), by replay of the\n"
         "same answers with the same coins. Settings are chosen on development prompts for each sampling and kind of costs.\n"
         "The last two columns: by how many per cent `cost-aware` without a head is ahead of the rule so tuned.\n\n"
         "| rule | tuned: worst | mean | its worst cell | as it comes | worst | mean | ahead, %: worst | mean |\n"
