@@ -47,7 +47,7 @@ from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.lossy import Chow, Fuzzy, Lossy, OptimalDeferral, TokenCascade, TVBudget, Typical
-from specdecpp.rounds.native import Native, filters
+from specdecpp.rounds.native import Native
 from specdecpp.rounds.verification import (
     VERIFICATIONS,
     BlockVerification,
@@ -472,7 +472,7 @@ def test_distributions_are_those_of_the_host(size: int, spread: float) -> None:
     ):
         found, x = torch.empty(size), logits.clone()
         marks = seen if sampling.needs_seen else None
-        library().native_distribution(x.data_ptr(), size, ctypes.byref(filters(sampling, marks)), found.data_ptr())
+        library().native_distribution(x.data_ptr(), size, ctypes.byref(Filters.of(sampling, marks)), found.data_ptr())
         expected = probabilities(logits, sampling, marks)
         differ = (found > 0) != (expected > 0)  # sums of thousands are rounded: a token at the edge of a nucleus, not more
         assert int(differ.sum()) <= size // 5_000

@@ -108,8 +108,8 @@ class Check:
 
     @property
     def limit(self) -> float:
-        """With hindsight: no rule can do better at these costs."""
-        return next(row.speedup for row in self.rows if row.policy == "hindsight")
+        """With hindsight, or without drafting: no rule can do better at these costs."""
+        return max(1.0, next(row.speedup for row in self.rows if row.policy == "hindsight"))
 
     @property
     def is_worth(self) -> bool | None:

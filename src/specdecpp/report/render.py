@@ -211,14 +211,15 @@ def comparison_table(comparison: "Comparison") -> Table:
 
 
 def time_table(first: str, lines: Sequence[tuple[str, float, Mapping[str, float], str]], out: Console) -> Table:
-    """Where the time of a token goes, for lines of name, tokens/s, shares and style: ms, shares, a bar as long as the time."""
+    """Where the time of a token goes, for lines of name, tokens/s, shares and style: ms, shares, and where the screen has
+    room a bar as long as the time."""
     blocks = PLAIN_BLOCKS if out.options.ascii_only else BLOCKS
     table = plain_table(first, "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
     table.add_column("", no_wrap=True)
-    slowest = min(speed for _, speed, *_ in lines)
+    longest = BAR_WIDTH * min(speed for _, speed, *_ in lines) if width_of(out) > 4 * BAR_WIDTH - 10 else 0
     for name, speed, shares, style in lines:
         parts = [f"{100 * shares.get(part, 0.0):.0f}" for part in blocks]
-        table.add_row(name, f"{1000 / speed:.2f}", *parts, bar(shares, blocks, width=BAR_WIDTH * slowest / speed), style=style)
+        table.add_row(name, f"{1000 / speed:.2f}", *parts, bar(shares, blocks, width=longest / speed), style=style)
     return table
 
 
@@ -245,9 +246,10 @@ def comparison_view(comparison: "Comparison", out: Console) -> RenderableType:
 
 
 def plain_table(first: str, *numbers: str, gap: int) -> Table:
-    """A table without lines: a name to the left, numbers to the right under their units."""
+    """A table without lines: a name to the left, on several lines where the screen is narrow, numbers to the right under
+    their units."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
-    table.add_column(first, no_wrap=True)
+    table.add_column(first)
     for header in numbers:
         table.add_column(header, justify="right", no_wrap=True)
     return table

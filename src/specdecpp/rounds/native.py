@@ -31,7 +31,7 @@ from specdecpp.rounds.tree_native import Trees
 from specdecpp.rounds.verification import CompareVerification
 from specdecpp.rounds.verification_codes import COMPARE, coded, is_lossy
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
-from specdecpp.sampling import Sampling, Uniforms, seen_rows
+from specdecpp.sampling import Uniforms, seen_rows
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
@@ -102,7 +102,7 @@ class Native:
         if request not in self._trees:
             told = coded(request.verification, is_greedy=request.sampling.is_greedy)
             assert told is not None, "others are refused"
-            self._trees[request] = Trees(request, filters(request.sampling, request.seen), told.verification)
+            self._trees[request] = Trees(request, Filters.of(request.sampling, request.seen), told.verification)
         return self._trees[request]
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
@@ -197,18 +197,6 @@ class _CompiledHead:
         )
 
 
-def filters(sampling: Sampling, seen: torch.Tensor | None) -> Filters:
-    """How tokens are drawn, for the compiled code; `seen` must live as long as this is used."""
-    return Filters(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        penalty=sampling.repetition_penalty,
-        top_k=sampling.top_k or 0,
-        seen=seen.data_ptr() if seen is not None and sampling.needs_seen else None,
-    )
-
-
 class _Rounds:
     """The rounds of one request: what the two calls are told, and the memory that they write to.
 
@@ -222,7 +210,7 @@ class _Rounds:
         self._uniforms: Any = request.randomness
         self._seen, self._head, ends = request.seen, head, tuple(request.ends)
         self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
-        sampling = filters(request.sampling, request.seen)
+        sampling = Filters.of(request.sampling, request.seen)
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
         told = coded(request.verification, is_greedy=request.sampling.is_greedy)
         assert told is not None, "others are refused"
@@ -353,7 +341,7 @@ class _Copies:
         self.target: Any = request.target
         self._sampling, self._seen = request.sampling, request.seen
         self._uniforms: Any = request.randomness[1]
-        self._verifying = Verifying(sampling=filters(request.sampling, request.seen), verification=COMPARE)
+        self._verifying = Verifying(sampling=Filters.of(request.sampling, request.seen), verification=COMPARE)
         self._most = -1
 
     def drafts(self, plan: Plan) -> None:

@@ -22,6 +22,7 @@ import torch
 from specdecpp import machine
 from specdecpp.errors import RunnerError
 from specdecpp.runners.native import compilation
+from specdecpp.sampling import Sampling
 
 _RUNTIME = re.compile(r"/lib(gomp|iomp5|omp)[-.]")
 SHIPPED = Path(__file__).with_name("shipped")
@@ -49,6 +50,18 @@ class Filters(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_float) for name in ("temperature", "top_p", "min_p", "penalty")]
     _fields_ += [("top_k", ctypes.c_int32), ("seen", ctypes.c_void_p)]
+
+    @classmethod
+    def of(cls, sampling: Sampling, seen: torch.Tensor | None) -> "Filters":
+        """Of these parameters; `seen` must live as long as this is used."""
+        return cls(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            penalty=sampling.repetition_penalty,
+            top_k=sampling.top_k or 0,
+            seen=seen.data_ptr() if seen is not None and sampling.needs_seen else None,
+        )
 
 
 class Drafting(ctypes.Structure):

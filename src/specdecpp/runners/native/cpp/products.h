@@ -10,7 +10,7 @@ struct Size {
   static constexpr int num = N;
 };
 template <int MOST, class Work>
-static inline void in_blocks(int n, Work work) {
+static inline void in_blocks(int n, const Work& work) {
   for (int row = 0, sweeps = (n + MOST - 1) / MOST; sweeps; --sweeps) {
     int block = (n - row + sweeps - 1) / sweeps;
     switch (block) {

@@ -67,7 +67,10 @@ static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int
     Ints a[N], b[N];
     w = scales.read(m, w, g, 1.0f, scale, offset);
 #pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) a[r] = b[r] = Ints{} - zero * x.totals[r * groups + g];
+    for (int r = 0; r < N; ++r) a[r] = b[r] = Ints{};
+    if (zero)
+#pragma GCC unroll 16
+      for (int r = 0; r < N; ++r) a[r] = b[r] = Ints{} - zero * x.totals[r * groups + g];
     for (int i = 0; i < m.group; i += IS_NIBBLES ? 8 : 4, codes += PARTS * 4, w += QUAD) {
       __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + QUAD / 2, 0, 2);
       Words u = words(w), v = words(w + QUAD / 2);

@@ -5,7 +5,7 @@
 
 #include "inputs.h"
 
-constexpr size_t AHEAD = 4096;  // bytes: the processor's own reading ahead ends with every page, and is late with several rows
+constexpr size_t AHEAD = 8192;  // bytes: the processor's own reading ahead ends with every page, and is late with several rows
 
 struct Whole {
   static constexpr size_t STEP = PANEL * 4;
@@ -40,7 +40,7 @@ static void plain_sums(const uint8_t* w, size_t step, size_t apart, const float*
 #pragma GCC unroll 16
     for (int p = 0; p < P; ++p) {
       Vec a, b;
-      for (size_t line = 0; line < Read::STEP; line += 64) __builtin_prefetch(w + p * apart + AHEAD + line, 0, 2);
+      for (size_t line = 0; line < Read::STEP; line += 64) __builtin_prefetch(w + p * apart + AHEAD / P + line, 0, 2);
       Read::read(w + p * apart, a, b);
 #pragma GCC unroll 16
       for (int r = 0; r < N; ++r) {
@@ -93,6 +93,7 @@ struct Scales {
 
   // Of group g, which begins at w; where its codes begin.
   const uint8_t* read(const Matrix& m, const uint8_t* w, int g, float unit, Vec scale[2], Vec offset[2]) {
+    for (size_t line = 0; line < m.before_group(); line += 64) __builtin_prefetch(w + AHEAD + line, 0, 2);
     if (!m.has_levels) {
       scale[0] = halves(w) * unit, scale[1] = halves(w + LANES * 2) * unit, w += PANEL * 2;
       if (m.has_offset) offset[0] = halves(w), offset[1] = halves(w + LANES * 2), w += PANEL * 2;
