@@ -163,6 +163,7 @@ def outcome(
         verify_s=verify_s,
         other_s=other_s,
         expected_s=costs.round_s(num_drafted) if costs else 0.0,
+        costs=costs,
     )
 
 

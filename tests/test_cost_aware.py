@@ -317,5 +317,5 @@ def drive(session) -> None:
 
 def test_an_outcome_may_come_from_anywhere():
     """Catches a ledger that reads more of a round than `policies.Outcome` promises, so that a replay cannot serve it."""
-    outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5, judged=())
+    outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5, costs=Costs.relative(0.2), judged=())
     assert Account().with_round(outcome).num_tested == 3  # pyright: ignore[reportArgumentType]

@@ -127,6 +127,19 @@ def test_what_is_known_moves_towards_what_was_timed():
     assert later.verify_s(1) < 1.05, "the error of a measurement is told from a machine that slows down"
 
 
+def test_wider_passes_than_were_seen_rise_as_was_measured():
+    """Catches a curve that short rounds have flattened and that many requests together then read far out."""
+    costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})
+    clock = CostClock(now=costs)
+    for i in range(600):
+        num = 1 + i % 2
+        clock.update(outcome(num, 1, draft_s=0.5 * num, verify_s=7.5 + 0.1 * (num - 1)))
+    told, level = clock.now, clock._passes.a * clock._others
+    assert told.pass_s(3) < 8.2
+    assert told.pass_s(9) - told.pass_s(5) == pytest.approx(4.0 * level)
+    assert told.shared(4).verify_s(2) - told.shared(4).verify_s(1) > 0.7
+
+
 @pytest.mark.parametrize(("rise_s", "bump_s"), [(0.5, 0.0), (2.0, 0.0), (0.1, 0.0), (1.0, 0.4)])
 def test_how_passes_rise_with_their_rows_is_found_out(rise_s: float, bump_s: float):
     """Catches one level for all widths: with a rise that was measured as too small every round is one candidate too long."""

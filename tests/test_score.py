@@ -16,6 +16,7 @@ from specdecpp.policies.gains import Gains
 from specdecpp.policies.score import Belief, Score, by_q, logit
 from specdecpp.testing import TableModel, tiny_tokenizer
 
+FLAT = Costs.relative(0.2)
 DEAR = Costs.relative(0.6)
 
 
@@ -80,10 +81,10 @@ def test_only_what_was_tested_is_learned_from() -> None:
     """Catches an account that learns from candidates behind a rejection, or not from the rejected one."""
     account = Account().with_round(outcome(4, 1, DEAR, judged=(0.9, 0.8, 0.7, 0.6)))
     assert account.belief == Belief().after((0.9,), 1).after((0.8,), 0)
-    assert (account.gains, account.num_unread) == (Gains().after(2, DEAR.round_s(4)), 0)
+    assert (account.gains, account.num_unread) == ({1: Gains().after(outcome(4, 1, DEAR))}, 0)
     account = account.with_round(outcome(0, 0, DEAR))
-    assert (account.gains.num, account.num_unread) == (1, 1)
-    assert account.with_round(outcome(1, 1, DEAR, judged=(0.9,))).gains.num == 1, "a round that begins with a switch"
+    assert (account.gains[1].num, account.num_unread) == (1, 1)
+    assert account.with_round(outcome(1, 1, DEAR, judged=(0.9,))).gains[1].num == 1, "a round that begins with a switch"
 
 
 # Zero is a length
@@ -187,15 +188,52 @@ def test_greedy_requests_begin_with_a_steeper_score(wrap: Any) -> None:
 
 
 def test_gains_are_moments_of_rounds() -> None:
-    """Catches a slip in the sums, at another price of a pass than that of the rounds."""
-    found = [(1, 2.0), (3, 2.5), (2, 2.25), (5, 4.0)]
+    """Catches a slip in the sums, and rounds in seconds of another price than that of the pass they are compared with."""
+    found = [(1, 2.0, 1.0), (3, 2.5, 1.0), (2, 22.5, 10.0), (5, 0.04, 0.01)]
     gains = Gains()
-    for num, seconds in found:
-        gains = gains.after(num, seconds)
-    of = [num - seconds / 1.6 for num, seconds in found]
-    assert gains.mean(1.6) == pytest.approx(np.mean(of))
-    assert gains.variance(1.6) == pytest.approx(np.var(of))
-    assert (Gains().mean(1.0), Gains().variance(1.0)) == (0.0, 0.0)
+    for num, seconds, target_s in found:
+        costs = Costs(draft_s=0.1, passes={1: target_s})
+        gains = gains.after(replace(outcome(num, num - 1, DEAR), expected_s=seconds, costs=costs))
+    of = [num - seconds / target_s for num, seconds, target_s in found]
+    assert gains.mean == pytest.approx(np.mean(of))
+    assert gains.variance == pytest.approx(np.var(of))
+    assert (Gains().mean, Gains().variance) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("speed", [8.0, 0.1])
+def test_a_machine_of_another_speed_teaches_the_same(speed: float) -> None:
+    """Catches a pair that pays and is not drafted for after a busy hour, when all took longer."""
+    then = replace(FLAT, draft_s=speed * FLAT.draft_s, passes={n: speed * s for n, s in FLAT.passes.items()})
+    memory, policy = CostAware().start(), CostAware()
+    for _ in range(40):
+        memory = policy.learn(memory, outcome(2, 1, then, judged=(0.8, 0.8)))
+    resumed = policy.begin(policy.resume(policy.carry(None, memory)), num_tokens=10, is_greedy=False)
+    assert policy.gain(resumed, FLAT) == pytest.approx(policy.gain(resumed, then))
+    assert policy.rule(resumed, FLAT, 8).least[0] <= 1
+
+
+def test_what_pays_alone_need_not_pay_among_many() -> None:
+    """Catches lessons of one request that count for many at once, and the reverse."""
+    costs, policy = Costs(draft_s=0.1, passes={1: 1.0, 4: 1.1, 8: 2.0, 32: 8.0}), CostAware()
+    alone = many = policy.start()
+    for _ in range(40):
+        alone = policy.learn(alone, outcome(3, 2, costs, judged=(0.8,) * 3))
+        many = policy.learn(many, outcome(3, 0, costs.shared(8), judged=(0.8,) * 3))
+    past = policy.carry(policy.carry(None, alone), many)
+    resumed = policy.begin(policy.resume(past), num_tokens=10, is_greedy=False)
+    assert policy.gain(resumed, costs)[1] > 0 > policy.gain(resumed, costs.shared(7))[1]
+    assert policy.rule(resumed, costs, 8).least[0] <= 1 < policy.rule(resumed, costs.shared(8), 8).least[0]
+
+
+def test_what_has_faded_is_tried_again() -> None:
+    """Catches a pair that did not pay for a while and is never drafted for again, whatever it has become."""
+    memory, policy = CostAware().start(), CostAware()
+    for _ in range(40):
+        memory = policy.learn(memory, outcome(4, 0, FLAT, judged=(0.8,) * 4))
+    past, num_off = policy.carry(None, memory), 0
+    while policy.rule(policy.begin(policy.resume(past), num_tokens=10, is_greedy=False), FLAT, 8).least[0] > 1:
+        past, num_off = policy.carry(past, policy.resume(past)), num_off + 1
+    assert 10 < num_off < 100
 
 
 # What is carried on

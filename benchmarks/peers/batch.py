@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,46 @@ def measured(pair: str, missing: dict[str, str], args: argparse.Namespace) -> li
     prompts: list[list[int]] = json.loads((folder / "pair.json").read_text())["prompts"]
     notes, settings = dict(missing), [(name, {"n_max": None}) for name in ENGINES]
     settings += [("ours native", {"policy": policy}) for policy in OURS]
+    dtypes = {name: DTYPES[pair].get(name, DTYPES[pair][""]) for name in pool}
+    rates = timed(pool, folder, dtypes, settings, notes, prompts, TEMPERATURES, args)
+    return [
+        {
+            "pair": pair,
+            "engine": OURS.get(str(options.get("policy")), name),
+            "weights": DTYPES[pair].get(name, DTYPES[pair][""]),
+            "temperature": temperature,
+            "tokens_per_second": {
+                str(n): round(statistics.median(found), 1) for n in AT_ONCE if (found := rates[i, temperature, n])
+            },
+            "note": notes.get(name),
+            "versions": pool[name].versions,
+        }
+        for i, (name, options) in enumerate(settings)
+        for temperature in TEMPERATURES
+    ]
+
+
+def timed(
+    pool: dict[str, Worker],
+    folder: Path,
+    dtypes: dict[str, str],
+    settings: Sequence[tuple[str, dict[str, Any]]],
+    notes: dict[str, str],
+    prompts: Sequence[list[int]],
+    temperatures: Sequence[float],
+    args: argparse.Namespace,
+) -> dict[tuple[int, float, int], list[float]]:
+    """Tokens a second of each setting, temperature and number at once, a value a cycle. What fails is put among `notes`."""
     rates: dict[tuple[int, float, int], list[float]] = defaultdict(list)
     try:
         for name, worker in pool.items():
             if name not in notes:
-                dtype = DTYPES[pair].get(name, DTYPES[pair][""])
-                _try(notes, name, worker, Load(folder=str(folder), dtype=dtype, threads=args.threads))
+                _try(notes, name, worker, Load(folder=str(folder), dtype=dtypes[name], threads=args.threads))
         for n in AT_ONCE:
             for cycle in range(-1, args.cycles):  # the first is a warm-up
                 for i in in_turn(list(range(len(settings))), max(0, cycle), num_turns=args.cycles):
                     name, options = settings[i]
-                    for temperature in TEMPERATURES if cycle >= 0 else TEMPERATURES[:1]:
+                    for temperature in temperatures if cycle >= 0 else temperatures[:1]:
                         asked = [
                             Request(
                                 prompt=prompts[(j + cycle) % len(prompts)],
@@ -68,21 +98,7 @@ def measured(pair: str, missing: dict[str, str], args: argparse.Namespace) -> li
     finally:
         for worker in pool.values():
             worker.stop()
-    return [
-        {
-            "pair": pair,
-            "engine": OURS.get(str(options.get("policy")), name),
-            "weights": DTYPES[pair].get(name, DTYPES[pair][""]),
-            "temperature": temperature,
-            "tokens_per_second": {
-                str(n): round(statistics.median(found), 1) for n in AT_ONCE if (found := rates[i, temperature, n])
-            },
-            "note": notes.get(name),
-            "versions": pool[name].versions,
-        }
-        for i, (name, options) in enumerate(settings)
-        for temperature in TEMPERATURES
-    ]
+    return rates
 
 
 def _try(notes: dict[str, str], name: str, worker: Worker, load: Load) -> None:

@@ -52,8 +52,8 @@ class Round:
 
     `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
     head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
-    forward passes; 0 where a device runs them on its own. expected_s is what the cost model expects of such a round, 0 where
-    no policy needs one.
+    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a round,
+    0 where no policy needs one.
     """
 
     pieces: tuple[Piece, ...]
@@ -68,10 +68,9 @@ class Round:
     other_s: float
     forward_s: float = 0.0
     expected_s: float = 0.0
-    grown: Grown | None = None
-    """The tree of the round, where it had one."""
-    is_copied: bool = False
-    """Whether its candidates were copied from the text, beside a draft model."""
+    costs: Costs | None = None
+    grown: Grown | None = None  # the tree of the round, where it had one
+    is_copied: bool = False  # whether its candidates were copied from the text, beside a draft model
     tv: float = 0.0  # from the target's law, summed over its tokens
 
     @property
@@ -291,6 +290,7 @@ class Session:
             other_s=other_s,
             forward_s=result.forward_s,
             expected_s=self._expected_s(result),
+            costs=self.costs,
             grown=result.grown,
             is_copied=result.is_copied,
             tv=sum(result.tv[: len(pieces)], 0.0),

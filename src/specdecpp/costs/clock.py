@@ -83,6 +83,8 @@ class CostClock:
     _seen: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False)
     """Rounds since the last look, by their candidates: how many, seconds of their passes and of drafting."""
     _num_seen: int = field(default=0, init=False, repr=False)
+    _widest: int = field(default=2, init=False, repr=False)
+    """Rows of the widest passes of which there were several between two looks: wider ones rise as was measured."""
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
     _num_unsettled: int = field(default=0, init=False, repr=False)
 
@@ -126,6 +128,7 @@ class CostClock:
         if not rounds:
             return
         by, measured_s = self._others * self._narrow_s, self._measured.pass_s
+        self._widest = max([self._widest, *(num + 1 for num, (count, *_) in rounds.items() if count > 1)])
         count = sum(count for count, *_ in rounds.values())
         share = sum(count * pass_s / self._pass_s(num + 1) for num, (count, pass_s, _) in rounds.items()) / count
         self._passes.add(
@@ -140,11 +143,11 @@ class CostClock:
         if num_rows == 1:
             return self._alone * measured_s
         narrow_s, passes = self._narrow_s, self._passes
-        seconds = passes.a * measured_s + passes.b * narrow_s * (num_rows - 2) / 10
+        seconds = passes.a * measured_s + passes.b * narrow_s * (min(num_rows, self._widest) - 2) / 10
         return self._others * max(seconds, passes.a * (narrow_s + LEAST_RISE * (measured_s - narrow_s)))
 
     def _told(self) -> Costs:
         self._learn()
         start_s, draft_s = self._drafting.a * self._candidate_s, self._drafting.b * self._candidate_s
-        widths = sorted({1, 2, 3, *self._measured.passes})
+        widths = sorted({1, 2, 3, self._widest, *self._measured.passes})
         return replace(self._measured, draft_s=draft_s, start_s=start_s, passes={n: self._pass_s(n) for n in widths})

@@ -24,7 +24,8 @@ class Costs:
     candidate, its rule being asked, and `draft_rows` what a pass of the draft over so many rows takes, in passes over one; as
     much as the target's where that is empty. `other_s` is the part of every pass that is no pass: what a request's round takes
     beside it, which no other request shares. `read_along` is the share of the draft's work on a prompt that the target's pass
-    over it does (`runners.ReadsBoth`).
+    over it does (`runners.ReadsBoth`). `num_together` is how many requests take the steps together, of whose seconds this tells
+    one's share (`shared`).
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -44,6 +45,7 @@ class Costs:
     draft_rows: Mapping[int, float] = field(default_factory=dict)
     other_s: float = 0.0
     read_along: float = 0.0
+    num_together: int = 1
 
     def __post_init__(self) -> None:
         widths = sorted(self.passes)
@@ -196,6 +198,7 @@ def _shared(costs: Costs, num: int) -> Costs:
         start_s=costs.start_s / num,
         switch_s=costs.switch_s / num,
         draft_rows={},
+        num_together=num,
     )
 
 

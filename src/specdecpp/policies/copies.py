@@ -89,14 +89,13 @@ class WithCopies(Around):
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))
         worth = tokens - rho * (copied.round_s(len(estimates)) - target_s)
-        return worth > (gains.tokens - gains.num - rho * (gains.seconds - gains.num * target_s)) / (gains.num + WEIGHT)
+        return worth > (gains.tokens - gains.num - rho * target_s * (gains.passes - gains.num)) / (gains.num + WEIGHT)
 
     def learn(self, memory: Both, outcome: "Outcome") -> Both:
         """After a round of the model's."""
-        of, num_tokens, seconds = memory.copies, outcome.num_tokens, outcome.expected_s
-        copies = replace(of, num_tokens=of.num_tokens + num_tokens, seconds=of.seconds + seconds)
-        gains = memory.gains.after(num_tokens, seconds)
-        return Both(copies=copies, memory=self.policy.learn(memory.memory, outcome), gains=gains)
+        of = memory.copies
+        copies = replace(of, num_tokens=of.num_tokens + outcome.num_tokens, seconds=of.seconds + outcome.expected_s)
+        return Both(copies=copies, memory=self.policy.learn(memory.memory, outcome), gains=memory.gains.after(outcome))
 
     def aside(self, memory: Both, outcome: "Outcome") -> Both:
         """After a round of copies."""

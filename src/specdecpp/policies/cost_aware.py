@@ -16,7 +16,7 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
@@ -59,7 +59,7 @@ FADING = 1 / 16
 RESUMED = 0.1, 0.0, 0.02
 """Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
 _CARRIED = "num_tested", "num_accepted"
-_GAINS = tuple(f.name for f in fields(Gains))
+_GAINS = [f.name for f in fields(Gains)]
 _NOISE = 1e-9
 """Two costs a candidate that differ by less are those of an even curve, rounded."""
 
@@ -90,13 +90,13 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class Account(Ledger):
-    """What a request has taught: beside its sums the gains of rounds with candidates (but those of a switch), the score, and
-    how far the draft has fallen behind. What earlier requests taught ends in `_before`, None where there were none.
+    """What a request has taught: beside its sums the gains of rounds with candidates (but those of a switch) at each load, the
+    score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
     """
 
     acceptance_before: float | None = None
-    gains_before: Gains | None = None
-    gains: Gains = Gains()  # noqa: RUF009 (frozen)
+    gains_before: "Mapping[int, Gains]" = field(default_factory=dict)
+    gains: "Mapping[int, Gains]" = field(default_factory=dict)
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
     num_unread: int = 0
     """Tokens since the last round with candidates, or those of the prompt."""
@@ -125,7 +125,7 @@ class Account(Ledger):
             seconds=self.seconds + outcome.expected_s,
             num_tested=self.num_tested + num_tested,
             num_accepted=self.num_accepted + num_accepted,
-            gains=self.gains if self.is_off else self.gains.after(outcome.num_tokens, outcome.expected_s),
+            gains=self.gains if self.is_off else _with_gain(self.gains, outcome),
             belief=belief,
             num_unread=0,
             num_running=self.num_running + 1,
@@ -176,7 +176,7 @@ class CostAware(HeadPolicy):
             return self.start()
         return Account(
             acceptance_before=(past["num_accepted"] + self.prior) / (past["num_tested"] + 1),
-            gains_before=Gains(**{name: past[f"gains_{name}"] for name in _GAINS}),
+            gains_before={int(load): Gains(**sums) for load, sums in past["gains"].items()},
             belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
         )
 
@@ -188,14 +188,19 @@ class CostAware(HeadPolicy):
         """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
         score = memory.belief.score
         now = {name: float(getattr(memory, name)) for name in _CARRIED}
-        now |= {f"gains_{name}": float(getattr(memory.gains, name)) for name in _GAINS}
         now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
+        gains = {str(load): asdict(sums) for load, sums in memory.gains.items()}
         if past is None or not _is_sound(past):
-            return now
+            return now | {"gains": gains}
         old = (1 - FADING) * past["num_requests"]
         sums = {name: value + (1 - FADING) * past[name] for name, value in now.items()}
         means = {name: (now[name] + old * past[name]) / (1 + old) for name in ("bias", "slope")}
-        return sums | means
+        none = dict.fromkeys(_GAINS, 0.0)
+        faded = {
+            load: {name: gains.get(load, none)[name] + (1 - FADING) * past["gains"].get(load, none)[name] for name in _GAINS}
+            for load in gains.keys() | past["gains"].keys()
+        }
+        return sums | means | {"gains": faded}
 
     def learn(self, memory: Account, outcome: "Outcome") -> Account:
         return memory.with_round(outcome)
@@ -257,17 +262,18 @@ class CostAware(HeadPolicy):
     def gain(self, memory: Account, costs: Costs) -> tuple[float, float]:
         """(Mean, upper bound) of what a round with candidates brings over the target alone in its time, in tokens.
 
-        An upper bound, as what was drafted for nothing is seen at once, and what was not drafted never.
+        An upper bound, as what was drafted for nothing is seen at once, and what was not drafted never. Of many requests
+        together each needs to find out its share only.
         """
-        target_s, own, before = costs.verify_s(1), memory.gains, memory.gains_before
-        if before is None:
-            known, mean = self.prior_rounds, _gain(costs, self.prior, self.max_tokens)
-        else:
-            known, mean = max(1.0, min(before.num, KNOWN)), before.mean(target_s)
-        num = own.num + known
-        mean = (own.num * own.mean(target_s) + known * mean) / num
-        variance = (own.num * own.variance(target_s) + self.prior_rounds) / (own.num + self.prior_rounds)
-        return mean, mean + BOUND * math.sqrt(variance / num)
+        load = _load(costs)
+        own, before = memory.gains.get(load, Gains()), memory.gains_before.get(load, Gains())
+        seen = min(before.num, KNOWN)
+        hoped = max(1.0, self.prior_rounds - seen)  # the less is left of what was seen, the more is hoped for again
+        num = own.num + seen + hoped
+        hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
+        mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
+        variance = (own.num * own.variance + self.prior_rounds) / (own.num + self.prior_rounds)
+        return mean, mean + BOUND * math.sqrt(variance / (num * load))
 
     def _before(self, acceptance: float | None) -> float:
         return self.prior if acceptance is None else acceptance
@@ -286,11 +292,31 @@ def _none(limit: int) -> Rule:
 
 def _is_sound(past: Mapping[str, Any]) -> bool:
     """Whether figures can be those of `CostAware.carry`."""
-    names = *_CARRIED, "num_requests", "bias", "slope", *(f"gains_{name}" for name in _GAINS)
-    if not all(isinstance(past.get(name), float) and math.isfinite(past[name]) for name in names):
+    names, gains = (*_CARRIED, "num_requests", "bias", "slope"), past.get("gains")
+    if not (_are_numbers(past, names) and isinstance(gains, Mapping)):
         return False
-    tested, accepted, num, bias, slope, *gains = (past[name] for name in names)
-    return tested >= accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST and min(gains) >= 0
+    tested, accepted, num, bias, slope = (past[name] for name in names)
+    is_sound = tested >= accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST
+    return is_sound and all(
+        str(load).isdecimal() and isinstance(sums, Mapping) and sums.keys() == set(_GAINS) and _are_numbers(sums, _GAINS)
+        for load, sums in gains.items()
+    )
+
+
+def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Finite, and but for the bias of a score of at least 0."""
+    return all(isinstance(x := found.get(name), float) and math.isfinite(x) and (name == "bias" or x >= 0) for name in names)
+
+
+def _load(costs: Costs) -> int:
+    """1, 2, 4, 8, ... requests at once that gains are kept apart for: what a row costs depends on how many there are."""
+    return 1 << (costs.num_together - 1).bit_length()
+
+
+def _with_gain(gains: "Mapping[int, Gains]", outcome: "Outcome") -> "Mapping[int, Gains]":
+    assert outcome.costs is not None, "the session gives costs to a policy that needs them"
+    load = _load(outcome.costs)
+    return {**gains, load: gains.get(load, Gains()).after(outcome)}
 
 
 def _prices(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:

@@ -79,8 +79,8 @@ class Candidates(Protocol):
 class Outcome(Timed, Protocol):
     """What a policy sees of a finished round: `session.Round` while decoding.
 
-    `expected_s` is what the cost model has such a round take, the others are seconds by the clock. A rule that is to give
-    the same stops for the same seed learns from `expected_s` only.
+    `expected_s` is what the cost model, `costs` as they were then, has such a round take, the others are seconds by the clock.
+    A rule that is to give the same stops for the same seed learns from these two only.
     """
 
     @property
@@ -94,6 +94,8 @@ class Outcome(Timed, Protocol):
 
     @property
     def expected_s(self) -> float: ...
+    @property
+    def costs(self) -> "Costs | None": ...
 
 
 class Evidence(Enum):

@@ -233,7 +233,8 @@ class Play:
         expected_s += of.costs.switch_s * is_switch(self._before, count)
         view.num_tokens = count
         judged = view.judged[:count] if of._judges else ()
-        outcome = Round(emitted, count, accepted, expected_s, draft_s, verify_s, num_dropped, judged=judged)
+        took = expected_s, draft_s, verify_s
+        outcome = Round(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs)
         self._memory = of.policy.learn(self._memory, outcome)
         self._before, self._at = count, self._at + emitted
         return outcome

@@ -28,6 +28,7 @@ class Round(NamedTuple):
     other_s: float = 0.0
     judged: Sequence[float] = ()
     grown: Grown | None = None
+    costs: Costs | None = None
 
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:

@@ -103,7 +103,8 @@ class Player:
             emitted = min(len(path) + 1, num - at)
             draft_s = sum(map(self.costs.draft_pass_s, grown.widths))
             verify_s = self.costs.verify_s(grown.num_verified + 1)
-            outcome = Round(emitted, grown.num_verified, len(path), draft_s + verify_s, draft_s, verify_s, grown=grown)
+            took = draft_s + verify_s, draft_s, verify_s
+            outcome = Round(emitted, grown.num_verified, len(path), *took, grown=grown, costs=self.costs)
             yield outcome
             memory = self.policy.learn(memory, outcome)
             at += emitted

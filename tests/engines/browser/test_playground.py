@@ -215,6 +215,38 @@ def test_a_rule_without_a_constant_threshold_shows_that_of_every_step(opened: Ca
     expect(lane(page).locator("figure .floor")).to_have_count(0)
 
 
+def test_the_tree_of_a_round_is_drawn_with_the_branch_that_was_accepted(opened: Callable[..., Page], url: str) -> None:
+    """Catches the tree of another round, children beside another parent, and a branch that is not the accepted one."""
+    page = opened(url)
+    generated(page, policies=("tree:4x2",))
+    (rounds,) = told(url, policy="tree:4x2")["rounds"]
+    number = max(range(len(rounds)), key=lambda i: rounds[i]["num_accepted"])
+    tree = rounds[number]["tree"]
+    lane(page).locator(".strip button").nth(number).hover()
+    figure = lane(page).locator("figure")
+    expect(figure.locator("figcaption")).to_contain_text(f"Round {number + 1}: a tree of {len(tree)} candidates")
+    marks = figure.locator(".mark").all()
+    assert [(mark.get_attribute("class") or "").split()[1] for mark in marks] == [node["outcome"] for node in tree]
+    accepted = [visible(node["text"]) for node in tree if node["outcome"] == "accepted"]
+    assert len(accepted) == rounds[number]["num_accepted"] > 0
+    expect(figure.locator("svg")).to_have_attribute("aria-label", re.compile(re.escape(f"accepted: {', '.join(accepted)}.")))
+    boxes = [mark.bounding_box() for mark in marks]
+    for node, box in zip(tree, boxes, strict=True):
+        before = boxes[node["parent"]] if node["parent"] >= 0 else None
+        assert box is not None
+        assert before is None or box["x"] > before["x"]
+    columns = {round(box["x"] + box["width"] / 2) for box in boxes if box is not None}
+    assert len(columns) == 1 + max(depths(tree))
+    assert figure.locator(".line").count() == len(accepted)
+
+
+def depths(tree: list[dict[str, Any]]) -> list[int]:
+    found: list[int] = []
+    for node in tree:
+        found.append(0 if node["parent"] < 0 else found[node["parent"]] + 1)
+    return found
+
+
 def test_kinds_of_tokens_differ_by_more_than_colour(opened: Callable[..., Page], url: str) -> None:
     """Catches a legend that shows something else than the text, and two kinds with one shape."""
     page = opened(url)

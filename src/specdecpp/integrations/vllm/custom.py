@@ -96,6 +96,7 @@ class Threads:
             num_drafted=draft.num_tokens,
             num_accepted=num_new - 1,
             expected_s=draft.costs.round_s(draft.num_tokens) if draft.costs else 0.0,
+            costs=draft.costs,
             draft_s=draft.forward_s,
             head_s=draft.head_s,
             verify_s=verify_s or 0.0,

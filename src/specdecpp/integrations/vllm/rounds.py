@@ -59,6 +59,7 @@ class Verified:
     num_drafted: int
     num_accepted: int
     expected_s: float
+    costs: Costs | None
     draft_s: float
     head_s: float
     verify_s: float
@@ -151,6 +152,7 @@ class Rounds:
             num_drafted=seen.num_drafted,
             num_accepted=seen.num_sampled - 1,
             expected_s=row.costs.round_s(seen.num_drafted) if row.costs else 0.0,
+            costs=row.costs,
             draft_s=self._draft_s - self._head_s,
             head_s=self._head_s,
             verify_s=verify_s,
