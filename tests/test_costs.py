@@ -127,6 +127,22 @@ def test_what_is_known_moves_towards_what_was_timed():
     assert later.verify_s(1) < 1.05, "the error of a measurement is told from a machine that slows down"
 
 
+def test_requests_together_teach_of_their_own_load():
+    """Catches a clock that many requests at once teach nothing, or that their rounds mislead about one alone."""
+    costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})
+    clock, of_four = CostClock(now=costs), costs.shared(4)
+    for i in range(1500):
+        num = i % 3
+        took_s = of_four.round_s(num) * (1.3 if num else 0.9)
+        clock.update(replace(outcome(num, 1, verify_s=took_s), costs=clock.shared(4)))
+    assert clock.now is costs
+    assert clock.shared(4) is clock.shared(4)
+    for num, level in ((0, 0.9), (1, 1.3), (2, 1.3)):
+        assert clock.shared(4).round_s(num) == pytest.approx(level * of_four.round_s(num), rel=0.06)
+    assert clock.shared(3).round_s(1) == pytest.approx(1.3 * costs.shared(3).round_s(1), rel=0.06), "the same load"
+    assert clock.shared(8) == costs.shared(8)
+
+
 def test_wider_passes_than_were_seen_rise_as_was_measured():
     """Catches a curve that short rounds have flattened and that many requests together then read far out."""
     costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})

@@ -182,7 +182,7 @@ class Session:
         """
         if not isinstance(self._costs, CostClock):
             return self._costs
-        return self._costs.now if self.num_together == 1 else self._costs.now.shared(self.num_together)
+        return self._costs.shared(self.num_together)
 
     @property
     def num_tokens_left(self) -> int:
@@ -298,7 +298,7 @@ class Session:
         self._num_before = 0 if result.is_copied else result.num_drafted
         learn = self.policy.aside if result.is_copied else self.policy.learn
         self._memory = learn(self._memory, outcome)
-        follows = result.grown is None and self.num_together == 1 and not result.is_copied  # rounds of one chain
+        follows = result.grown is None and not result.is_copied  # rounds of one chain
         if isinstance(self._costs, CostClock) and follows:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:

@@ -17,6 +17,9 @@ slows down slows all passes, and how they stand to each other is seen where both
 STEP, WAIT = 0.01, 32
 """Every so many rounds `now` follows, if a round has moved by more than this share: what a rule plans with costs is worked out
 anew for each `now`, and a busy machine moves the means all the time."""
+TRUST, MOVED = 16, 0.03
+"""Rounds that what is told of many requests together counts for before any were seen, and the share by which their levels move
+until they are told anew."""
 LEAST = 0.05
 """Of the measured curve: the level of passes is never below that."""
 LEAST_RISE = 0.5
@@ -37,6 +40,8 @@ class Timed(Protocol):
     def verify_s(self) -> float: ...
     @property
     def other_s(self) -> float: ...
+    @property
+    def costs(self) -> Costs | None: ...
 
 
 class Fit:
@@ -65,6 +70,33 @@ class Fit:
 
 
 @dataclass
+class Levels:
+    """What rounds of requests together take, over what is told of them: those of the target alone, and those with candidates,
+    whose lengths differ, so that some wait for others. `told` follows once they have moved."""
+
+    now: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    told: tuple[float, float] = (1.0, 1.0)
+    num: int = 0
+
+    def add(self, kind: int, ratio: float) -> bool:
+        """A round that took so many times what was told; the other kind moves along by `TOGETHER`. Whether `told` has moved."""
+        self.num += 1
+        step = max(MEMORY, 1 / (self.num + TRUST)) * (min(ratio, PAUSE) / self.now[kind] - 1)
+        self.now[kind] *= 1 + step
+        self.now[1 - kind] *= 1 + TOGETHER * step
+        (alone, others), told = self.now, self.told
+        has_moved = abs(alone / told[0] - 1) > MOVED or abs(others / told[1] - 1) > MOVED
+        if has_moved:
+            self.told = alone, others
+        return has_moved
+
+
+def _levelled(costs: Costs, alone: float, others: float) -> Costs:
+    passes = {n: seconds * (alone if n == 1 else others) for n, seconds in costs.passes.items()}
+    return replace(costs, draft_s=costs.draft_s * others, start_s=costs.start_s * others, passes=passes)
+
+
+@dataclass
 class CostClock:
     """Costs that follow the clock, round by round; shared by the requests of a decoder that nobody wants to repeat.
 
@@ -87,6 +119,10 @@ class CostClock:
     """Rows of the widest passes of which there were several between two looks: wider ones rise as was measured."""
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
     _num_unsettled: int = field(default=0, init=False, repr=False)
+    _levels: dict[int, Levels] = field(default_factory=dict, init=False, repr=False)
+    """By the load."""
+    _shared: dict[int, Costs] = field(default_factory=dict, init=False, repr=False)
+    """What is told of so many requests, until that changes."""
 
     def __post_init__(self) -> None:
         self._measured = costs = self.now
@@ -96,9 +132,27 @@ class CostClock:
         self._passes = Fit(1.0, 0.0, (2.0, 0.05), least)
         self._drafting = Fit(costs.start_s / self._candidate_s, costs.draft_s / self._candidate_s, (0.2, 1.0))
 
+    def shared(self, num: int) -> Costs:
+        """A request's share of what `num` requests take together, as their rounds have shown it."""
+        if num == 1:
+            return self.now
+        found = self._shared.get(num)
+        if found is None:
+            found = self.now.shared(num)
+            if levels := self._levels.get(found.load):
+                found = _levelled(found, *levels.told)
+            self._shared[num] = found
+        return found
+
     def update(self, outcome: Timed) -> None:
         """Learn from the times of a round, unless it stands next to a switch (`Costs.switch_s`)."""
         num, now = outcome.num_drafted, self.now
+        if outcome.costs is not None and outcome.costs.num_together > 1:
+            took_s = outcome.draft_s + outcome.head_s + outcome.verify_s + outcome.other_s
+            levels = self._levels.setdefault(outcome.costs.load, Levels())
+            if levels.add(int(num > 0), took_s / now.shared(outcome.costs.num_together).round_s(num)):
+                self._shared = {}
+            return
         if self._has_drafted is not (num > 0):
             self._num_unsettled = 0 if self._has_drafted is None else SETTLED
             self._has_drafted = num > 0
@@ -115,7 +169,7 @@ class CostClock:
         if self._num_seen == WAIT:
             told = self._told()
             if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(3)):
-                self.now = told
+                self.now, self._shared = told, {}
 
     def _learn(self) -> None:
         """From the rounds since the last look."""

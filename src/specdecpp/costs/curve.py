@@ -111,6 +111,11 @@ class Costs:
         """
         return _shared(self, num)
 
+    @property
+    def load(self) -> int:
+        """1, 2, 4, 8, ...: requests together, up to so many, whose lessons are kept apart. What a row costs depends on it."""
+        return 1 << (self.num_together - 1).bit_length()
+
     def verify_s(self, num_positions: int) -> float:
         """Seconds of one target pass over so many positions, the unread token and the candidates; with candidates, of the
         round's start too."""

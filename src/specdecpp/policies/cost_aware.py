@@ -265,15 +265,14 @@ class CostAware(HeadPolicy):
         An upper bound, as what was drafted for nothing is seen at once, and what was not drafted never. Of many requests
         together each needs to find out its share only.
         """
-        load = _load(costs)
-        own, before = memory.gains.get(load, Gains()), memory.gains_before.get(load, Gains())
+        own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.gains_before))
         seen = min(before.num, KNOWN)
         hoped = max(1.0, self.prior_rounds - seen)  # the less is left of what was seen, the more is hoped for again
         num = own.num + seen + hoped
         hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
         mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
         variance = (own.num * own.variance + self.prior_rounds) / (own.num + self.prior_rounds)
-        return mean, mean + BOUND * math.sqrt(variance / (num * load))
+        return mean, mean + BOUND * math.sqrt(variance / (num * costs.load))
 
     def _before(self, acceptance: float | None) -> float:
         return self.prior if acceptance is None else acceptance
@@ -308,14 +307,9 @@ def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
     return all(isinstance(x := found.get(name), float) and math.isfinite(x) and (name == "bias" or x >= 0) for name in names)
 
 
-def _load(costs: Costs) -> int:
-    """1, 2, 4, 8, ... requests at once that gains are kept apart for: what a row costs depends on how many there are."""
-    return 1 << (costs.num_together - 1).bit_length()
-
-
 def _with_gain(gains: "Mapping[int, Gains]", outcome: "Outcome") -> "Mapping[int, Gains]":
     assert outcome.costs is not None, "the session gives costs to a policy that needs them"
-    load = _load(outcome.costs)
+    load = outcome.costs.load
     return {**gains, load: gains.get(load, Gains()).after(outcome)}
 
 
