@@ -15,6 +15,7 @@ from specdecpp import EagerRunner, LeanRunner, load_pair, machine
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import RunnerError
 from specdecpp.loading import checks, choice
+from specdecpp.loading.choice import Option, _is_crowded
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import native, probe
@@ -199,6 +200,15 @@ def test_short_contexts_are_tried_as_far_as_they_go(positions: int, home: Path, 
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
     assert "ms a round" in load_pair(target, draft=draft, runner=("lean", "eager")).runners
+
+
+def test_threads_that_wait_for_others_are_no_lasting_measurement() -> None:
+    """Catches a pair that runs on one thread ever after, as the machine was at work when it was loaded first."""
+    one, mixed, two = (Option(kinds=("native", "native"), threads=threads) for threads in ((1, 1), (2, 1), (2, 2)))
+    lean = Option(kinds=("lean", "lean"))
+    assert not _is_crowded({lean: 9.0, one: 6.0, mixed: 5.0, two: 4.5})
+    assert not _is_crowded({one: 1.0, two: 1.6}), "a small model may be quicker on one"
+    assert _is_crowded({lean: 9.0, one: 6.7, mixed: 15.9, two: 42.9})
 
 
 def test_figures_of_a_busy_machine_are_believed_for_an_hour(home: Path) -> None:

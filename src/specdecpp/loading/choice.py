@@ -39,6 +39,8 @@ FAR = 4.0
 """How much slower than the fastest an option may be in its first rounds and have more of them: the rest cannot catch up."""
 LONG_S = 1.0
 """A first round that takes longer says enough; a shorter one may have been spent on beginning."""
+CROWDED = 2.0
+"""Times as long with more threads as with fewer that only a machine at other work takes."""
 log = logging.getLogger("specdecpp.loading")
 _THREADED = {"native", "native-int8", "llama.cpp"}  # with threads of their own; the others have torch's
 
@@ -95,7 +97,8 @@ def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collec
         times, failed = _measured(target, draft, options, vocab_size)
         found = {option: _typical(seconds) for option, seconds in times.items()}, failed
         told = {"round_s": {option.name: s for option, s in found[0].items()}, "failed": failed}
-        machine.remember("runners", of, told, is_steady=machine.is_steady(times.values()))
+        is_steady = machine.is_steady(times.values()) and not _is_crowded(found[0])
+        machine.remember("runners", of, told, is_steady=is_steady)
     seconds, failed = found
     for best in sorted(seconds, key=lambda option: seconds[option]):
         try:
@@ -105,6 +108,14 @@ def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collec
         else:
             return Chosen(**runners, reason=_reason(best, seconds, failed, refused))
     raise RunnerError(_listed("no runner works", failed))
+
+
+def _is_crowded(seconds: dict[Option, float]) -> bool:
+    """Whether one and the same kind takes far longer with more threads than with fewer: others are at work on the machine, and
+    threads wait for those that were sent away."""
+    return any(
+        a.kinds == b.kinds and a.threads > b.threads and seconds[a] > CROWDED * seconds[b] for a in seconds for b in seconds
+    )
 
 
 def _reason(best: Option, seconds: dict[Option, float], failed: dict[str, str], refused: list[str]) -> str:
