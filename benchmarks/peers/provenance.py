@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def provenance(*program: str) -> dict[str, Any]:
-    """Of this process: `program` is its command without arguments, `load` that of the machine over the last minute."""
+    """Of this process: `program` is its command without arguments, `load` that of the machine over the last minute. Of files
+    elsewhere on the machine only the names are told."""
     sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
-        "command": shlex.join([*program, *sys.argv[1:]]),
+        "command": shlex.join([*program, *(Path(arg).name if Path(arg).is_absolute() else arg for arg in sys.argv[1:])]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "git": sha.stdout.strip() or None,
         "machine": {"cpu": cpu(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)},

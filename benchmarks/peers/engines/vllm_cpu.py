@@ -76,4 +76,5 @@ class VLLM:
 
 
 if __name__ == "__main__":
-    serve(VLLM(int(next(iter(sys.argv[1:]), 0)), *sys.argv[2:]))
+    most, *rule = sys.argv[1:] or ["0"]
+    serve(VLLM(int(most), *rule))

@@ -31,7 +31,8 @@ MEANINGS = {
     "bonus": "the target's, when nothing was rejected",
 }
 WIDTH = 80
-BAR_WIDTH = 20
+BAR_WIDTH, BARS_FROM = 20, 71
+"""Columns of the longest bar, and of a screen that has room for them."""
 LINE_S, REDRAW_S = 5.0, 0.2
 """How often `stages` tells of a step, as a line and on a terminal."""
 BLOCKS = {"draft": "█", "verify": "▓", "head": "▒", "other": "░"}
@@ -216,7 +217,7 @@ def time_table(first: str, lines: Sequence[tuple[str, float, Mapping[str, float]
     blocks = PLAIN_BLOCKS if out.options.ascii_only else BLOCKS
     table = plain_table(first, "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
     table.add_column("", no_wrap=True)
-    longest = BAR_WIDTH * min(speed for _, speed, *_ in lines) if width_of(out) > 4 * BAR_WIDTH - 10 else 0
+    longest = BAR_WIDTH * min(speed for _, speed, *_ in lines) if width_of(out) >= BARS_FROM else 0
     for name, speed, shares, style in lines:
         parts = [f"{100 * shares.get(part, 0.0):.0f}" for part in blocks]
         table.add_row(name, f"{1000 / speed:.2f}", *parts, bar(shares, blocks, width=longest / speed), style=style)
