@@ -1,6 +1,7 @@
 """A draft that begins with its target's layers: a prompt is read by both in one pass, with the bits that two would give."""
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -75,6 +76,32 @@ def test_a_draft_whose_layers_are_all_the_targets_has_nothing_to_compute() -> No
     alone.extend(TEXT[:40], rows=1)
     assert p.share_of(q) == 1.0
     assert torch.equal(q.extend([3, 4], rows=2)[0], alone.extend([3, 4], rows=2)[0])
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["target first", "draft first"])
+def test_shared_layers_stay_as_long_as_somebody_reads_them(first: int) -> None:
+    """Catches layers that a draft reads in the target's memory and that go with the target, or with a draft that itself gives
+    up what it shares with a target while a draft of its own still reads it. The layers are larger than a block of memory."""
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 64}
+    target = tiny_model("llama", seed=1, layers=3, max_position_embeddings=64, **sizes)
+    draft, drafts_draft = copy.deepcopy(target), copy.deepcopy(target)
+    drafts_draft.model.layers = drafts_draft.model.layers[:1]
+    drafts_draft.config.num_hidden_layers = 1
+    with torch.no_grad():
+        for weight in (*draft.model.layers[2].parameters(), draft.model.norm.weight, drafts_draft.model.norm.weight):
+            weight.mul_(0.9)
+    alone = [NativeRunner(model, num_threads=1, probe=False) for model in (draft, drafts_draft)]
+    p, q, r = (NativeRunner(model, num_threads=1, probe=False) for model in (target, draft, drafts_draft))
+    pairs = [(p, q), (q, r)]
+    assert all(one.share_of(two) for one, two in (pairs if first == 0 else pairs[::-1]))
+    del p, pairs
+    gc.collect()
+    rubbish = torch.full((2**24,), 7.0)  # where freed memory may be given out again
+    for shared, own in zip((q, r), alone, strict=True):
+        assert torch.equal(shared.extend(TEXT[:20], rows=20)[0], own.extend(TEXT[:20], rows=20)[0])
+    del q, rubbish
+    gc.collect()
+    assert torch.isfinite(r.fresh().extend(TEXT[:4], rows=1)[0]).all()
 
 
 def embedding(draft: Any) -> None:

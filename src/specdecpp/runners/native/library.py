@@ -233,6 +233,7 @@ def _bound(lib: Any) -> Any:
         "native_distribution": (None, [pointer, number, pointer, pointer]),
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
         "native_common": (number, [pointer, pointer]),
+        "native_share": (None, [pointer, pointer, number]),
         "native_extend_both": (None, [pointer, number, pointer, pointer, number, pointer, pointer, *[number] * 3]),
         "native_propose": (None, [pointer, number, pointer, pointer, number, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer, number]),

@@ -192,7 +192,12 @@ class NativeRunner:
         """Of a draft's layers, those that are this model's first, so that they need not be computed again where both read."""
         if not isinstance(draft, NativeRunner) or draft._weights is self._weights:
             return 0.0
-        return self._weights.common(draft._weights) / len(draft._weights.family.layers)
+        return self._common(draft) / len(draft._weights.family.layers)
+
+    def _common(self, draft: "NativeRunner") -> int:
+        """How many first layers are a draft's too."""
+        with _LOCK:
+            return self._weights.common(draft._weights)
 
     def extend_both(self, draft: "NativeRunner", tokens: list[int]) -> None:
         """Append tokens to this cache and to a draft's of the same length (`share_of` it above 0), with the bits that `extend`
@@ -203,7 +208,7 @@ class NativeRunner:
         draft.check_ids(tokens)
         for runner in (self, draft):
             runner._parents.clear()
-        common = self._weights.common(draft._weights)
+        common = self._common(draft)
         for i in range(0, len(tokens), _WIDEST):
             num = len(piece := tokens[i : i + _WIDEST])
             start, end = self._length, self._length + num

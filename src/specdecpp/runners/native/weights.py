@@ -93,13 +93,20 @@ class Weights:
         self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._common: weakref.WeakKeyDictionary[Weights, int] = weakref.WeakKeyDictionary()
+        self._lies_with: list[Weights] = []
+        self._lends = False
 
     def common(self, other: "Weights") -> int:
-        """How many first layers are the other's too, to the bit: what they make of a text is computed once for both."""
+        """How many first layers are the other's too, to the bit: what they make of a text is computed once for both, and the
+        other reads them here from then on. Not while a pass is on."""
         if other not in self._common:
             both = zip(self._angles, other._angles, strict=False)
             turn_alike = len(self._angles) == len(other._angles) and all(one.is_like(two) for one, two in both)
-            self._common[other] = self.lib.native_common(self.handle, other.handle) if turn_alike else 0
+            self._common[other] = num = self.lib.native_common(self.handle, other.handle) if turn_alike else 0
+            if num and not other._lends:  # others may read there what it would give up
+                self.lib.native_share(other.handle, self.handle, num)
+                other._lies_with.append(self)
+                self._lends = True
         return self._common[other]
 
     def let_go(self, sequence: int) -> None:

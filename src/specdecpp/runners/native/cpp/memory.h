@@ -30,7 +30,7 @@ static void* room(size_t bytes) {
 class Arena {
  public:
   ~Arena() {
-    for (void* block : blocks_) std::free(block);
+    for (Block& block : blocks_) std::free(block.start);
   }
   // Zeros, or null.
   uint8_t* take(size_t bytes) {
@@ -39,16 +39,28 @@ class Arena {
       size_t size = bytes < BLOCK ? BLOCK : bytes;
       void* block = room(size);
       if (!block) return nullptr;
-      blocks_.push_back(block), next_ = static_cast<uint8_t*>(block), left_ = size;
+      next_ = static_cast<uint8_t*>(block), left_ = size;
+      blocks_.push_back({next_, next_ + size});
     }
     uint8_t* found = next_;
     next_ += bytes, left_ -= bytes;
     return found;
   }
+  // Gives back the blocks in which nothing lies that was taken with `piece` or after it.
+  void drop_before(const uint8_t* piece) {
+    auto left = blocks_.begin();
+    while (left != blocks_.end() && (piece < left->start || piece >= left->end)) ++left;
+    if (left == blocks_.end()) return;  // not a piece of this arena
+    for (auto block = blocks_.begin(); block != left; ++block) std::free(block->start);
+    blocks_.erase(blocks_.begin(), left);
+  }
 
  private:
   static constexpr size_t BLOCK = 1 << 23;
-  std::vector<void*> blocks_;
+  struct Block {
+    uint8_t *start, *end;
+  };
+  std::vector<Block> blocks_;
   uint8_t* next_ = nullptr;
   size_t left_ = 0;
 };

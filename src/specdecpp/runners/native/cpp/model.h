@@ -77,6 +77,13 @@ struct Model {
     while (num < std::min(s.layers - 1, o.s.layers) && layers[num].is_like(o.layers[num], s)) ++num;
     return num;
   }
+  // Its first layers lie where those of a model do that has them in common, and that stays as long: what one has read is in the
+  // processor's caches for the other.
+  void share(const Model& o, int num) {
+    std::copy(o.layers.begin(), o.layers.begin() + num, layers.begin());
+    bool is_whole = num == s.layers;
+    arena.drop_before(is_whole ? reinterpret_cast<const uint8_t*>(ends.norms[FINAL]) : layers[num].matrices[QUERY].panels);
+  }
   const Matrix& embedding() const { return ends.matrices[EMBEDDING].out ? ends.matrices[EMBEDDING] : ends.matrices[OUTPUT]; }
 };
 

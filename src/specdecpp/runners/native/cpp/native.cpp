@@ -114,6 +114,9 @@ void native_pass(Model* m, int threads, Part* parts, int num_parts, const int64_
 // How many first layers two models have in common (but for their angles).
 int32_t native_common(const Model* m, const Model* other) { return m->common(*other); }
 
+// A model whose first layers are another's has them no second time. The other has to stay.
+void native_share(Model* m, const Model* other, int num) { m->share(*other, num); }
+
 // Tokens into the caches of two models with so many first layers in common: these are computed once.
 void native_extend_both(Model* m, int threads, Sequence* seq, Model* other, int other_threads, Sequence* to, const int64_t* tokens, int n, int start,
                         int common) {
