@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAME = re.compile(r"`(\w+\.json)`")
+NAME = re.compile(r"`([\w.]+\.json)`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ def cells(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
                     outputs = decoder.generate_all(some, at_once=n, max_tokens=args.tokens, **sampling)
                     rates[n].append(sum(len(o.tokens) for o in outputs) / (perf_counter() - started))
             turns = [in_turns(decoder, asked[:8], args.tokens, sampling) for _ in range(args.cycles)]
+            alone = [one_by_one(decoder, asked[:8], args.tokens, sampling) for _ in range(args.cycles)]
             cell = {
                 "pair": name,
                 "runners": str(pair.runners).split(":")[0],
@@ -72,6 +73,7 @@ def cells(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
                 },
                 "turns_of_8": round(statistics.median(turns), 1),
                 "at_8_over_turns": round(statistics.median(rates[8]) / statistics.median(turns), 3),
+                "one_over_before": round(statistics.median(rates[1]) / statistics.median(alone), 3),
             }
             print(json.dumps(cell), flush=True)
             found.append(cell)
@@ -94,6 +96,13 @@ def in_turns(decoder: sd.Decoder, asked: Sequence[Any], tokens: int, sampling: d
         for session in running:
             session.step()
     return sum(len(s.tokens) - s.num_prompt_tokens for s in sessions) / (perf_counter() - started)
+
+
+def one_by_one(decoder: sd.Decoder, asked: Sequence[Any], tokens: int, sampling: dict[str, Any]) -> float:
+    """Tokens a second of requests one after another, as before there were batches."""
+    started = perf_counter()
+    outputs = [decoder.generate(prompt, max_tokens=tokens, **sampling) for prompt in asked]
+    return sum(len(o.tokens) for o in outputs) / (perf_counter() - started)
 
 
 @contextmanager
@@ -163,6 +172,7 @@ def summary(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[str
     return {
         "at_8_over_turns": min(cell["at_8_over_turns"] for cell in default),
         "at_8_over_one": min(at_8),
+        "one_over_before": min(cell["one_over_before"] for cell in default),
         "default_over_best_rule_of_each_load": round(min(best), 3),
         "server_over_engine": {str(n): min(row["server_over_engine"][n] for row in rows) for n in CLIENTS},
     }
