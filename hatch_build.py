@@ -7,8 +7,6 @@ an editable installation, nothing is added, and the wheel is for every system: t
 """
 
 import importlib.util
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +15,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE = "specdecpp/runners/native"
-_WANTED = re.compile(r"\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\)")
-MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-"""What manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
-OLDEST_GLIBC = (2, 17)
 
 
 class CompiledCode(BuildHookInterface):
@@ -28,18 +22,18 @@ class CompiledCode(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         compilation = _compilation(Path(self.root))
-        target = None if version == "editable" else _answer(compilation, "-dumpmachine")
+        target = None if version == "editable" else compilation.answer("-dumpmachine")
         if target is None or "linux" not in target:
             return
         machine = target.partition("-")[0]
         self._folder = tempfile.TemporaryDirectory(prefix="specdecpp-")
-        glibc, of = OLDEST_GLIBC, compilation.digest()
+        glibc, of = compilation.OLDEST_GLIBC, compilation.digest()
         for level in (level for level, (kind, _) in compilation.LEVELS.items() if kind == machine):
             path = Path(self._folder.name) / "native.so"
             if reason := compilation.compiled(path, *compilation.flags_of(level), *compilation.PORTABLE):
                 print(f"specdecpp: the wheel goes without code for {level}: {reason}", file=sys.stderr)  # noqa: T201
                 continue
-            glibc = max(glibc, _needs(compilation, path))
+            glibc = max(glibc, compilation.needs(path))
             name = compilation.named(level, of, path.read_bytes())
             path = path.rename(path.with_name(name))
             build_data["force_include"][str(path)] = f"{PACKAGE}/shipped/{name}"
@@ -59,23 +53,3 @@ def _compilation(root: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _answer(compilation: Any, *question: str) -> str | None:
-    """What the compiler says to a question; None without one that answers."""
-    if (compiler := compilation.compiler()) is None:
-        return None
-    try:
-        return subprocess.run([*compiler, *question], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _needs(compilation: Any, path: Path) -> tuple[int, ...]:
-    """The glibc that a library needs. Raises RuntimeError where it needs a newer C++ runtime than `MOST`."""
-    objdump = _answer(compilation, "-print-prog-name=objdump") or "objdump"
-    told = subprocess.run([objdump, "-T", str(path)], capture_output=True, text=True, check=True).stdout
-    wanted = {(name, tuple(map(int, number.split(".")))) for name, number in _WANTED.findall(told)}
-    if newer := [pair for pair in wanted if pair[1] > MOST.get(pair[0], pair[1])]:
-        raise RuntimeError(f"{path} needs {newer}, which systems of manylinux_2_28 do not have.")
-    return max((number[:2] for name, number in wanted if name == "GLIBC"), default=OLDEST_GLIBC)

@@ -301,3 +301,11 @@ def test_without_a_runtime_of_threads_there_is_one(code: Path, compiler: Compile
     library._found.cache_clear()
     alone, _ = NativeRunner(model, num_threads=2).extend(text, rows=5)
     assert torch.equal(whole, alone)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64"), reason="no wheel is for it")
+def test_what_a_wheel_ships_runs_on_the_oldest_systems(tmp_path: Path) -> None:
+    """Catches a container or a function that brings in a newer C++ runtime: the build of the wheel ended there."""
+    level = next(level for level, (kind, _) in compilation.LEVELS.items() if kind == os.uname().machine)
+    assert compilation.compiled(tmp_path / "native.so", *compilation.flags_of(level), *compilation.PORTABLE) is None
+    assert compilation.needs(tmp_path / "native.so") <= (2, 28)

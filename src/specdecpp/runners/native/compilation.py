@@ -7,6 +7,7 @@ Nothing here needs anything installed: the build of the wheel (`hatch_build.py`)
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -29,6 +30,10 @@ LEVELS = {
     "armv8-a": ("aarch64", "asimd"),
 }
 """What a wheel has code for, the best first: what the compiler calls it, the machine, and what Linux says that it has."""
+MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+"""What manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
+OLDEST_GLIBC = (2, 17)
+_WANTED = re.compile(r"\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\)")
 LONGEST_S = 600.0
 """How long a compiler may take; here it takes 5 to 10 s."""
 
@@ -77,6 +82,26 @@ def absence() -> str:
     """Why there is no compiler."""
     given = os.environ.get("CXX")
     return f"CXX={given} is no program here" if given else "there is no C++ compiler (set CXX, or install g++ or clang++)"
+
+
+def answer(*question: str) -> str | None:
+    """What the compiler says to a question; None without one that answers."""
+    if (own := compiler()) is None:
+        return None
+    try:
+        return subprocess.run([*own, *question], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def needs(path: Path) -> tuple[int, ...]:
+    """The glibc that a library needs. Raises RuntimeError where it needs a newer C++ runtime than `MOST`."""
+    objdump = answer("-print-prog-name=objdump") or "objdump"
+    told = subprocess.run([objdump, "-T", str(path)], capture_output=True, text=True, check=True).stdout
+    wanted = {(name, tuple(map(int, number.split(".")))) for name, number in _WANTED.findall(told)}
+    if newer := [pair for pair in wanted if pair[1] > MOST.get(pair[0], pair[1])]:
+        raise RuntimeError(f"{path} needs {newer}, which systems of manylinux_2_28 do not have.")
+    return max((number[:2] for name, number in wanted if name == "GLIBC"), default=OLDEST_GLIBC)
 
 
 def digest(*facts: str) -> str:

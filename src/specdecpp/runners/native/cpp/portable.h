@@ -9,3 +9,11 @@ asm(".symver exp, exp@GLIBC_2.17");
 asm(".symver log, log@GLIBC_2.17");
 asm(".symver pow, pow@GLIBC_2.17");
 #endif
+
+// libstdc++ 12 and later have vectors tell of a size beyond all memory by a function that older ones lack.
+#if defined(__linux__)
+#include <new>
+namespace std {
+[[noreturn]] __attribute__((visibility("hidden"))) void __throw_bad_array_new_length() { throw bad_alloc(); }
+}  // namespace std
+#endif
