@@ -13,13 +13,13 @@ rules = {
     "target alone": sd.Fixed(k=0),
     "fixed K = 4": sd.Fixed(k=4),
     "cumulative 0.2": sd.CumulativeConfidence(threshold=0.2),
-    "the default": None,  # cost-aware, where the pair has a calibrated head
+    "the default": None,  # cost-aware, with the pair's head
 }
 decoders = {name: sd.Decoder(pair, policy=policy, reuses=False) for name, policy in rules.items()}
 totals = dict.fromkeys(rules, sd.Metrics())
 for seed in range(3):  # the first time only warms up
     for prompt in prompts:
-        for name, decoder in decoders.items():  # in turns, so that a slow moment of the machine falls on all
+        for name, decoder in decoders.items():  # in turns, so that a slow moment of the machine affects all
             run = decoder.generate([{"role": "user", "content": prompt}], max_tokens=64, seed=seed).metrics
             totals[name] = totals[name] + run if seed else sd.Metrics()
 

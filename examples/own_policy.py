@@ -1,4 +1,4 @@
-"""A stopping rule of your own: what it does on the reference pair, and the proof that it changes no text.
+"""A stopping rule of your own: that it keeps the target's distribution, and what it does on the reference pair.
 
 Run it with: python examples/own_policy.py
 """
@@ -23,7 +23,7 @@ class EntropyBudget(sd.Policy):
 
 
 def law(policy: sd.Policy) -> dict[tuple, float]:
-    """The law of three tokens under a rule: every outcome of every coin of the real decoder, on models that are tables."""
+    """The law of three tokens under a rule: every outcome of every draw of the real decoder, on models that are tables."""
     p, q = (TableModel.random(vocab_size=3, depth=1, seed=seed) for seed in (1, 2))
 
     def run(every: Enumerator) -> tuple:

@@ -1,4 +1,4 @@
-"""An answer as it comes, a line a round: what the draft proposed, what the target took, and why drafting stopped.
+"""An answer as it comes, a line a round: how much was drafted, what the target accepted, and why drafting stopped.
 
 Run it with: python examples/stream_with_numbers.py "Ann has 3 bags of 12 apples. How many apples does she have?"
 """
