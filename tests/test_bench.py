@@ -27,7 +27,7 @@ from specdecpp.errors import DataError, UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
-from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.report import sentences
 from specdecpp.request import KINDS, parse_policy
 from specdecpp.rounds import verification
@@ -258,13 +258,15 @@ def test_every_rule_takes_part(pair: Pair):
     assert ours.beside == (SpecDecPP(head=pair.head), SpecDecPP.tuned(pair.head))
     assert all(p.calibrated for p in ours.settings if isinstance(p, SpecDecPP))
     assert SpecDecPP.tuned(pair.head) in ours.settings
-    assert not {"specdecpp", "cost_aware"} & {rule.role for rule in default_field()}
+    without = {rule.role: rule.settings for rule in default_field()}
+    assert "specdecpp" not in without
+    assert without["cost_aware"] == (CostAware(),), "a pair without a head is decoded with this"
 
 
 def test_a_head_that_nobody_calibrated_gives_no_rule_without_a_threshold():
-    """Catches costs that are weighed against what is no probability."""
+    """Catches costs that are weighed against what is no probability: there is the rule that goes by q."""
     head = AcceptanceHead(HeadCard(hidden_size=8, num_layers=0))
-    assert "cost_aware" not in {rule.role for rule in default_field([head])}
+    assert [rule.settings for rule in default_field([head]) if rule.role == "cost_aware"] == [(CostAware(),)]
 
 
 def test_named_rules_replace_the_field_but_not_the_best_fixed_k(pair: Pair):

@@ -248,6 +248,7 @@ def made_up(low: float, high: float, **more: Any) -> Check:
         (1.1, 1.3, (1.0, 1.4), "worth it"),
         (0.9, 1.3, (1.0, 1.4), "too close to call"),
         (0.7, 0.9, (1.0, 1.4), "not worth it"),
+        (1.0, 1.001, (0.9, 1.1), "not worth it"),
         (1.1, 1.3, (0.5, 0.8), "too close to call"),
         (1.1, 1.3, None, "worth it"),
     ],

@@ -21,7 +21,7 @@ from specdecpp.demo import Comparison, Entry, Plan
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
-from specdecpp.policies import CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.report import render
 from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair
@@ -69,7 +69,7 @@ def test_json_is_one_line_of_the_promised_shape(spoken: Result):
     """Catches text that gets into the JSON, and a policy or figure that has lost its name."""
     assert spoken.stdout.count("\n") == 1
     policies = json.loads(spoken.stdout)["policies"]
-    assert set(policies) == {"target", "fixed", "cumulative", "specdecpp"}
+    assert set(policies) == {"target", "fixed", "cumulative", "specdecpp", "cost_aware"}
     assert all(set(figures) >= PROMISED for figures in policies.values())
     assert policies["fixed"]["k"] in range(1, 9)
 
@@ -124,10 +124,10 @@ def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: li
     policies = demo.contestants(pair, RIVALS)
     told: list[str] = []
     demo.compare(pair, policies, Plan(num_prompts=3, num_cycles=2, max_tokens=9, seed=7), told.append)
-    assert len(asked) == len(told) == 4 * 3 * 2
-    blocks = [asked[i : i + 4] for i in range(0, len(asked), 4)]
+    assert len(asked) == len(told) == 5 * 3 * 2
+    blocks = [asked[i : i + 5] for i in range(0, len(asked), 5)]
     for block in blocks:
-        assert len({id(policy) for policy, _, _ in block}) == 4
+        assert len({id(policy) for policy, _, _ in block}) == 5
         assert all((prompt, options) == block[0][1:] for _, prompt, options in block)
     assert {block[0][0] for block in blocks} == set(policies.values())
     assert [block[0][1] for block in blocks] == [*demo.PROMPTS[:3]] * 2
@@ -145,16 +145,17 @@ def test_the_rivals_are_tuned_on_prompts_of_their_own(pair: Pair, asked: list[tu
 
 
 def test_the_contestants_are_the_ones_promised(pair: Pair, folder: Path):
-    """Catches a threshold of the head's card that is not used, and a demo that fails without a head."""
+    """Catches a threshold of the head's card that is not used, a demo that fails without a head, or lacks the default rule."""
     policies = demo.contestants(pair, RIVALS)
     assert pair.head is not None
     assert policies == {
         "target": Fixed(k=0),
         **RIVALS,
         "specdecpp": SpecDecPP(head=pair.head, threshold=0.6),
+        "cost_aware": CostAware(),
     }
     headless = load_pair(folder / "target", draft=folder / "draft")
-    assert "specdecpp" not in demo.contestants(headless, RIVALS)
+    assert demo.contestants(headless, RIVALS) == {"target": Fixed(k=0), **RIVALS, "cost_aware": CostAware()}
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,9 @@ def test_the_default_policy_is_the_best_the_head_allows() -> None:
     assert isinstance(policy_of(parse_policy("specdecpp"), head, draft="d"), SpecDecPP)
     with pytest.raises(HeadError, match="there is none at d/specdecpp_head"):
         policy_of(parse_policy("auto-off:specdecpp"), None, draft="d")
+    for name in ("copies:cost-aware", "tree:costs", "tree:2x1"):
+        with pytest.raises(ValueError, match="is for our own decoder"):
+            policy_of(parse_policy(name), None, draft="d")
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------

@@ -63,11 +63,11 @@ class Output:
 class Decoder:
     """Decode with a pair under a stopping policy; the output has exactly the target's distribution.
 
-    Without a policy: `CostAware` if the pair has a calibrated head (see `default_policy`). `verification` is how
-    candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs` says what a step
-    costs; without it a policy that needs to know has it measured at the first request (`costs.measuring.measured`). Raises
-    `UnsoundError` for a policy and a verification that together would change the distribution, and unless `lossless` is False
-    for a verification that does so by itself (`rounds.lossy`).
+    Without a policy: `CostAware`, by the pair's head if it is calibrated and by q if it has none (see `default_policy`).
+    `verification` is how candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs`
+    says what a step costs; without it a policy that needs to know has it measured at the first request
+    (`costs.measuring.measured`). Raises `UnsoundError` for a policy and a verification that together would change the
+    distribution, and unless `lossless` is False for a verification that does so by itself (`rounds.lossy`).
 
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
     same answer again. The others keep the costs up with the clock, and begin with what they have taught each other.

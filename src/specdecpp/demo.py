@@ -201,13 +201,11 @@ def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[st
 
 
 def contestants(pair: Pair, rivals: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Who takes part: the target alone, the rivals (`tuned_rivals`), with a head SpecDec++, and with a calibrated one the
-    rule without a threshold."""
+    """Who takes part: the target alone, the rivals (`tuned_rivals`), with a head SpecDec++, and the default rule."""
     policies: dict[str, Policy] = {"target": Fixed(k=0), **rivals}
     if pair.head is not None:
         policies["specdecpp"] = SpecDecPP.tuned(pair.head)
-        if pair.head.card.is_calibrated:
-            policies["cost_aware"] = CostAware(head=pair.head)
+    policies["cost_aware"] = CostAware(head=pair.head if pair.head is not None and pair.head.card.is_calibrated else None)
     return policies
 
 

@@ -34,6 +34,8 @@ from specdecpp.training.labels import Answer, Labelling, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, traces
 
+LEAST_GAIN = 1.01
+"""Over the target alone: a draft that brings less is not worth its memory."""
 CHEAP = 0.05
 """Seconds of a candidate, over those of a target pass, with a draft that is cheap."""
 GOOD = 0.8
@@ -114,10 +116,11 @@ class Check:
     @property
     def is_worth(self) -> bool | None:
         """Whether the best rule is predicted ahead of the target alone with its whole interval, and not seen behind it with
-        its whole interval when decoded; False: predicted behind. None: too close to call."""
+        its whole interval when decoded; False: predicted behind, or ahead by less than `LEAST_GAIN`, as a rule is that hardly
+        drafts. None: too close to call."""
         low, high = self.best.speedup_interval or (self.best.speedup, self.best.speedup)
         is_seen_behind = self.measured_interval is not None and self.measured_interval[1] < 1
-        return False if high < 1 else True if low > 1 and not is_seen_behind else None
+        return False if high < LEAST_GAIN else True if low > 1 and not is_seen_behind else None
 
 
 def check(

@@ -80,7 +80,8 @@ def field_for(
 
 
 def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Rule, ...]:
-    """Fixed K of 1 to 20, every free rule, two rules made of others, and what each head makes possible (`head_rules`).
+    """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
+    a calibrated head the rule that then is the decoder's default, cost-aware by q.
 
     A quick field scans fixed K coarsely and tries every other threshold.
     """
@@ -90,6 +91,8 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
         settings = tuple(replace(policy, threshold=t) for t in thresholds) or (policy,)
         rules.append(Rule(role="free", settings=settings))
     rules += [Rule(role="other", settings=(policy,)) for policy in MADE_OF_OTHERS]
+    if not any(head.card.is_calibrated for head in heads):
+        rules.append(Rule(role="cost_aware", settings=(CostAware(),)))
     return (*rules, *(rule for head in heads for rule in head_rules(head, quick=quick)))
 
 

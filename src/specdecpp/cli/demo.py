@@ -57,7 +57,7 @@ def demo(
     device: Device = None,
     runner: RunnerOption = None,
 ) -> None:
-    """Watch SpecDec++ decode, then compare policies.
+    """Watch a pair decode, then compare policies.
 
     The comparison is fair: same prompts, seeds and code; policies interleaved; the rivals tuned on other prompts. With
     SmolLM2 (where its file is installed) or the reference pair it takes about a minute.

@@ -36,9 +36,9 @@ EXAMPLES = (
 )
 POLICY_HELP = (
     "When to stop drafting: fixed:K, target, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
-    "draft-verify:T, adaptive-entropy:T, specdecpp:T, cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or "
-    "bandit:POLICY|POLICY; key=value,... also stands after the colon. Without it: cost-aware, or specdecpp with a head that "
-    "nobody has calibrated."
+    "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, online-logistic, specdecpp:T, cost-aware, "
+    "auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the colon. Without "
+    "it: cost-aware, or specdecpp with a head that nobody has calibrated."
 )
 TREE_HELP = "Draft a tree: costs (what pays), or children at each depth as 4x2x1."
 MODELS_OWN = "[default: the model's own, or 1]"

@@ -43,7 +43,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Answer to this name too; repeatable; * for any.  [default: any with a key]"),
     ] = None,
-    max_running: Annotated[int, typer.Option(metavar="N", help="Requests that take turns.")] = 8,
+    max_running: Annotated[int, typer.Option(metavar="N", help="Requests that are answered at once.")] = 8,
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that wait; more get 429.")] = 64,
     max_prompt: Annotated[int | None, typer.Option(metavar="N", help="Longest prompt, tokens.  [default: the context]")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens a request may have in all.")] = 8192,

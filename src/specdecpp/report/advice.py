@@ -34,7 +34,7 @@ def sentences(check: Check) -> list[str]:
     advice = [sentence for _, sentence in sorted(_advice(check), reverse=True)]
     if check.is_worth is not True:
         advice.insert(0, f"First of all, {fault(check)}.")
-        advice.append("Until then use the target alone, or the policy auto-off, which drafts only while that pays.")
+        advice.append("Until then use the target alone, or the default rule, which drafts nothing where that does not pay.")
     return said + advice
 
 

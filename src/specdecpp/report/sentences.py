@@ -27,7 +27,7 @@ def _about(rows: Sequence[Row]) -> Iterator[str]:
         return
     best = max(drafting, key=lambda row: row.speedup)
     speed = f"{times(best.speedup, best.speedup_interval)} the target alone"
-    if best.speedup < 1:
+    if round(best.speedup, 2) <= 1:
         yield f"{where}: no rule is faster than the target alone; {name_of(best)} comes closest with {speed}."
     else:
         yield f"{where}: {name_of(best)} is fastest, {speed}{_gain(best)}."

@@ -31,7 +31,7 @@ class Gauges:
         self._seconds = {stage: seconds.labels(stage) for stage in (*STAGES, "prefill")}
 
     def watch(self, engine: Engine) -> None:
-        running = Gauge("specdecpp_requests_running", "Requests that take turns.", registry=self.registry)
+        running = Gauge("specdecpp_requests_running", "Requests that are being answered.", registry=self.registry)
         waiting = Gauge("specdecpp_requests_waiting", "Requests that wait for their first.", registry=self.registry)
         running.set_function(lambda: engine.num_running)
         waiting.set_function(lambda: engine.num_waiting)

@@ -5,6 +5,7 @@ from specdecpp.errors import HeadError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.vllm.heads import BESIDE
 from specdecpp.policies import Policy, WithCopies
+from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import PolicySpec
 
 
@@ -19,4 +20,6 @@ def policy_of(spec: PolicySpec | None, head: AcceptanceHead | None, *, draft: st
         )
     if isinstance(spec.policy, WithCopies):
         raise ValueError("copies:... is for our own decoder; under vLLM candidates are those of the draft. Name its own rule.")
+    if any(isinstance(policy, TreePolicy) for policy in (spec.policy, *spec.policy.parts)):
+        raise ValueError("tree:... is for our own decoder; under vLLM a draft is a chain. Name another rule.")
     return spec.build(head)
