@@ -352,6 +352,16 @@ def test_an_out_of_the_wrong_kind_is_bad_usage(arguments: list[str]):
     assert "--out" in done.stderr
 
 
+def test_a_file_in_place_of_a_folder_is_bad_usage(tmp_path: Path):
+    """Catches the system's "File exists" alone, which does not say that a folder is needed."""
+    path = tmp_path / "notes.txt"
+    path.write_text("mine", encoding="utf-8")
+    done = call("--out", str(path))
+    assert done.exit_code == 2
+    assert f"--out {path} is a file, and the reference pair needs a folder" in done.stderr
+    assert path.read_text(encoding="utf-8") == "mine"
+
+
 def test_the_types_of_the_verb_are_those_of_the_library():
     """Catches a type that one of the two does not know."""
     from specdecpp.cli.convert import Type
