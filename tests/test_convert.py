@@ -173,7 +173,7 @@ def test_the_whole_tokenizer_is_in_the_file(reference: Written):
         assert again.encode(text).ids == TOKENIZER(text).input_ids
 
 
-def test_words_added_by_hand_are_not_special(tmp_path: Path):
+def test_words_added_by_hand_are_not_special():
     """Catches an added word that llama.cpp would hide from the text."""
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
     tokenizer.add_tokens(["<think>"])

@@ -169,7 +169,7 @@ def test_the_states_and_what_is_said_are_the_targets(folder, whole):
     torch.testing.assert_close(log_p.gather(-1, piece.top), piece.log_p, rtol=0.01, atol=0.05)
 
 
-def test_the_start_in_closed_form_is_nearer_to_the_target(folder):
+def test_the_start_in_closed_form_is_nearer_to_the_target():
     """Catches weights that are fitted to another layer's state, or put the wrong way round."""
     target = tiny_model("llama", seed=5, layers=6, hidden_size=64)
     generator = torch.Generator().manual_seed(0)

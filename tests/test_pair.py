@@ -417,7 +417,7 @@ def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path, saved
     assert len(prints.pop() or "") == 32
 
 
-def test_the_fingerprint_tells_weights_apart(folders: tuple[Path, Path]) -> None:
+def test_the_fingerprint_tells_weights_apart() -> None:
     """Catches a fingerprint of the shapes alone, under which any two models of one architecture agree."""
     prints = {fingerprint(tiny_model("llama", seed=seed)) for seed in range(4)}
     assert len(prints) == 4

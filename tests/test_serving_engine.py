@@ -5,7 +5,6 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,7 +360,7 @@ def test_limits_that_admit_nothing_are_refused() -> None:
     assert Limits(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
 
 
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a bare ImportError of a package nobody asked for."""
     from specdecpp import serving
 

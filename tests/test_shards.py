@@ -171,7 +171,7 @@ def test_a_parquet_that_is_not_ours_is_told(folder: Path) -> None:
         shards.done(folder)
 
 
-def test_states_beyond_float16_are_cut_to_it_and_stay_finite(records: list[Record]) -> None:
+def test_states_beyond_float16_are_cut_to_it_and_stay_finite() -> None:
     """Catches infinities in the features of a model with large states."""
     from specdecpp.training.branches import half
 
