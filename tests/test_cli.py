@@ -233,6 +233,7 @@ def refused(*arguments: str, code: int, stdin: str | None = None) -> str:
         (["--verification", "greedy"], 2, "'greedy' is not one of"),
         (["--dtype", "int3"], 2, "int3"),
         (["--device", "abacus"], 2, "--device abacus cannot be used here"),
+        (["--device", "meta"], 2, "--device meta cannot be used here"),
         (["--chat"], 1, "no chat template"),
     ],
 )
@@ -264,6 +265,13 @@ def test_a_model_that_is_not_there_fails(folder: Path):
     missing = str(folder / "nowhere")
     line = refused("generate", "hello", "--target", missing, "--draft", missing, code=1)
     assert line == f"error: there is no folder {missing}. Give the folder of a saved model, or a hub name like org/name.\n"
+
+
+def test_a_folder_without_a_model_fails(tmp_path: Path):
+    """Catches an error of transformers alone, which does not say what the folder lacks."""
+    name = str(tmp_path)
+    line = refused("generate", "hello", "--target", name, "--draft", name, code=1)
+    assert line.endswith(f" There is no {name}/config.json. Give the folder of a saved model.\n")
 
 
 def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):

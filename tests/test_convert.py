@@ -173,7 +173,7 @@ def test_the_whole_tokenizer_is_in_the_file(reference: Written):
         assert again.encode(text).ids == TOKENIZER(text).input_ids
 
 
-def test_words_added_by_hand_are_not_special(tmp_path: Path):
+def test_words_added_by_hand_are_not_special():
     """Catches an added word that llama.cpp would hide from the text."""
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
     tokenizer.add_tokens(["<think>"])
@@ -350,6 +350,16 @@ def test_an_out_of_the_wrong_kind_is_bad_usage(arguments: list[str]):
     done = call(*arguments)
     assert done.exit_code == 2
     assert "--out" in done.stderr
+
+
+def test_a_file_in_place_of_a_folder_is_bad_usage(tmp_path: Path):
+    """Catches the system's "File exists" alone, which does not say that a folder is needed."""
+    path = tmp_path / "notes.txt"
+    path.write_text("mine", encoding="utf-8")
+    done = call("--out", str(path))
+    assert done.exit_code == 2
+    assert f"--out {path} is a file, and the reference pair needs a folder" in done.stderr
+    assert path.read_text(encoding="utf-8") == "mine"
 
 
 def test_the_types_of_the_verb_are_those_of_the_library():

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import specdecpp as sd
+from specdecpp.cli import app
 from specdecpp.distillation import finishing, measuring, network, run, shapes, start, text
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import DistilPlan
@@ -167,7 +169,7 @@ def test_the_states_and_what_is_said_are_the_targets(folder, whole):
     torch.testing.assert_close(log_p.gather(-1, piece.top), piece.log_p, rtol=0.01, atol=0.05)
 
 
-def test_the_start_in_closed_form_is_nearer_to_the_target(folder):
+def test_the_start_in_closed_form_is_nearer_to_the_target():
     """Catches weights that are fitted to another layer's state, or put the wrong way round."""
     target = tiny_model("llama", seed=5, layers=6, hidden_size=64)
     generator = torch.Generator().manual_seed(0)
@@ -231,9 +233,29 @@ def test_what_cannot_be_distilled_is_said(folder, whole, tmp_path):
     few = (Source(path=str(tmp_path / "few.jsonl"), prompt="text"),)
     with pytest.raises(DataError, match="2 prompts leave room"):
         distil(plan_of(folder, tmp_path / "b", sources=few))
-    for wrong in ({"tokens": None}, {"minutes": 3.0}, {"tokens": 0}, {"max_tokens": 1}):
-        with pytest.raises(ValueError, match=r"budget|max_tokens"):
+    wrongs = {
+        "got neither": {"tokens": None},
+        "got both": {"minutes": 3.0},
+        "must be positive, got 0$": {"tokens": 0},
+        "must be positive, got -0.5": {"tokens": None, "minutes": -0.5},
+        "max_tokens must be at least 2": {"max_tokens": 1},
+    }
+    for words, wrong in wrongs.items():
+        with pytest.raises(ValueError, match=words):
             plan_of(folder, tmp_path, **wrong)
+
+
+def test_a_mistyped_file_or_device_is_told_before_a_model_is_loaded(folder, tmp_path, monkeypatch):
+    """Catches a prompt file that is looked for once the target has been loaded, and a device that ends in a traceback."""
+    monkeypatch.setattr(run, "Target", lambda *_: pytest.fail("loaded"))
+    nowhere = str(tmp_path / "nowhere.jsonl")
+    with pytest.raises(DataError, match="there is no file"):
+        distil(plan_of(folder, tmp_path / "a", sources=(Source(path=nowhere, prompt="text"),)))
+    prompts, out = str(folder / "prompts.jsonl"), str(tmp_path / "b")
+    options = ["--prompts", prompts, "--out", out, "--tokens", "9", "--device", "abacus"]
+    result = CliRunner().invoke(app, ["distil", str(folder / "target"), *options])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --device abacus cannot be used here")
 
 
 def flipped(content: bytes) -> bytes:

@@ -320,17 +320,21 @@ def test_a_branch_ends_after_an_end_and_where_the_context_does() -> None:
     target, draft = runners("gpt2")
     ends = tuple(range(0, 64, 3))
     how = replace(FULL, ends=ends, branch_length=6, max_length=14, sampling=Sampling(temperature=3.0))
+    lengths = set()
     for record in label(target, draft, ANSWERS * 20, how, seeded(2)):
         assert record.branches is not None
         for i, length in enumerate(record.branches.length.tolist()):
             tokens = record.branches.token[i].tolist()
             room = 14 - len(record.prompt) - i
+            lengths.add((length, room))
             assert length <= min(6, room)
             assert not set(tokens[: length - 1]) & set(ends)
             assert length in (0, 6, room) or tokens[length - 1] in ends
             assert not any(tokens[length:])
             for name in ("state", "log_q", "entropy", "gap", "log_ratio", "overlap"):
                 assert not getattr(record.branches, name)[i, length:].any(), name
+    assert any(0 < length < min(6, room) for length, room in lengths), "none ended with the text"
+    assert any(length == room < 6 for length, room in lengths), "none ended with the context"
 
 
 def test_a_draft_that_equals_the_target_has_no_branches() -> None:

@@ -199,7 +199,7 @@ def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no C++ compiler" in (NativeRunner.refusal(built("llama")) or "")
 
 
-def test_logits_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_differ_are_not_used() -> None:
     """Catches a model of the family with a twist that the refusals do not know."""
     model = built("llama")
     twist = model.lm_head.register_forward_hook(lambda module, args, out: out * 1.1)

@@ -160,9 +160,11 @@ def test_a_hub_name_that_cannot_be_reached_is_a_pair_error(
 ) -> None:
     """Catches hub exceptions that escape the tree when the name is wrong or the network is down."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(PairError, match=f"no tokenizer could be loaded from {name} "):
+    with pytest.raises(PairError, match=rf"no tokenizer could be loaded from {name} .*\. There is no folder {name} here\."):
         load_pair(folders[0], draft=name)
-    with pytest.raises(PairError, match=f"no causal language model could be loaded from {name} "):
+    with pytest.raises(
+        PairError, match=rf"no causal language model could be loaded from {name} .*\. There is no folder {name} here\."
+    ):
         load_pair(name, draft=folders[1], tokenizer=tiny_tokenizer())
 
 
@@ -415,7 +417,7 @@ def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path, saved
     assert len(prints.pop() or "") == 32
 
 
-def test_the_fingerprint_tells_weights_apart(folders: tuple[Path, Path]) -> None:
+def test_the_fingerprint_tells_weights_apart() -> None:
     """Catches a fingerprint of the shapes alone, under which any two models of one architecture agree."""
     prints = {fingerprint(tiny_model("llama", seed=seed)) for seed in range(4)}
     assert len(prints) == 4

@@ -95,7 +95,7 @@ def test_what_is_no_data_set_is_told_in_a_line(tmp_path: Path) -> None:
     """Catches a traceback of the hub, for a folder of other things and for a name without a network."""
     pytest.importorskip("datasets")
     for name in (tmp_path, "nobody/nothing"):
-        with pytest.raises(DataError, match=r"the data set .* cannot be read \(.+\)\.$"):
+        with pytest.raises(DataError, match=r"the data set .* cannot be read \(.+\)\. Give a .*$"):
             source(Path(name)).prompts()
 
 

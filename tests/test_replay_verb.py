@@ -251,11 +251,19 @@ def test_costs_come_from_a_file_of_their_own_or_from_results(tmp_path: Path):
         "start_s": 0.0,
         "switch_s": 0.0,
     }
-    for text in ("{", "[]", '{"draft_s": 1}', '{"draft_s": -1, "passes": {"1": 1}}', '{"draft_s": 1, "passes": {"x": 1}}'):
+    for text in (
+        "{",
+        "[]",
+        '"x"',
+        '{"costs": 3}',
+        '{"draft_s": 1}',
+        '{"draft_s": -1, "passes": {"1": 1}}',
+        '{"draft_s": 1, "passes": {"x": 1}}',
+    ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match="does not hold costs"):
             Machine.read(path)
-    with pytest.raises(DataError, match="FileNotFoundError"):
+    with pytest.raises(DataError, match=r"does not hold costs \(No such file"):
         Machine.read(tmp_path / "missing.json")
 
 
@@ -366,7 +374,8 @@ def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
         (["--dev-split", "train"], 1, "have no split train"),
         (["--dev-split", "test"], 2, "Name two splits"),
         (["--costs", "/nowhere.json"], 1, "does not hold costs"),
-        (["--c", "-1"], 2, "draft_s of at least 0"),
+        (["--c", "-1"], 2, "error: c, the time of a draft step"),
+        (["--c", "nan"], 2, "must be finite and at least 0, got nan"),
         (["--target", "x"], 2, "--target and --draft go together"),
         (["--out", "."], 1, "is a folder"),
     ],

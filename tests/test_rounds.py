@@ -666,10 +666,14 @@ def test_block_verification_after_a_wider_round() -> None:
     """Catches work for a new width that is rehearsed with what the round before it had (an IndexError on graphs)."""
     models = Models("device", noise=0.05)
     pair = Pair(target=models.target, draft=models.draft, tokenizer=tiny_tokenizer())
+    widths = set()
     for seed in range(4):
         decoder = Decoder(pair, policy=Heuristic(start_tokens=12), verification=BlockVerification())
         with unchecked():
-            decoder.generate([3, 5, 9], max_tokens=40, seed=seed, ignore_eos=True)
+            answer = decoder.generate([3, 5, 9], max_tokens=40, seed=seed, ignore_eos=True)
+        assert len(answer.tokens) == 40
+        widths |= {r.num_drafted for r in answer.rounds}
+    assert len(widths) > 2
 
 
 def test_one_list_names_the_verifications() -> None:

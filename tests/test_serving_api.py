@@ -127,7 +127,9 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
     scores = [entry for c in parts for entry in c.choices[0].logprobs.content]
     assert [e.token for e in scores] == [e.token for e in whole.choices[0].logprobs.content]
     assert len({c.id for c in chunks}) == 1
-    assert all(c.choices != [] for c in chat(client, seed=1, max_tokens=4, stream=True)), "no usage unless asked for"
+    plain = list(chat(client, seed=1, max_tokens=4, stream=True))
+    assert plain
+    assert all(c.choices != [] for c in plain), "no usage unless asked for"
 
 
 def test_a_completion_streams_too(client: openai.OpenAI) -> None:

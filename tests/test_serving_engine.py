@@ -5,7 +5,6 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -354,13 +353,14 @@ def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
 
 def test_limits_that_admit_nothing_are_refused() -> None:
     """Catches a server that starts and then answers nobody."""
-    for bad in ({"max_running": 0}, {"timeout_s": 0.0}, {"max_waiting": -1}, {"prefill_tokens": 0}, {"grace_s": -1.0}):
+    seconds = ({"timeout_s": 0.0}, {"timeout_s": math.nan}, {"grace_s": -1.0}, {"grace_s": math.nan})
+    for bad in ({"max_running": 0}, {"max_waiting": -1}, {"prefill_tokens": 0}, *seconds):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Limits(**bad)
     assert Limits(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
 
 
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a bare ImportError of a package nobody asked for."""
     from specdecpp import serving
 

@@ -132,6 +132,17 @@ def test_a_damaged_shard_is_named_with_the_way_out(folder: Path, suffix: str, ha
             use(folder)
 
 
+def test_an_error_without_a_message_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an IndexError in place of the refusal, where what reads a file raises an error that has no message."""
+
+    def load(content: bytes) -> dict[str, torch.Tensor]:
+        raise EOFError
+
+    monkeypatch.setattr(shards, "load", load)
+    with pytest.raises(DataError, match="is damaged: EOFError"):
+        list(shards.read(folder))
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "safetensors"])
 def test_a_flipped_bit_is_told_or_harmless(folder: Path, records: list[Record], suffix: str) -> None:
     """Catches a bit that changes what is read, wherever in a file it is; one in parquet's statistics changes nothing."""
@@ -160,7 +171,7 @@ def test_a_parquet_that_is_not_ours_is_told(folder: Path) -> None:
         shards.done(folder)
 
 
-def test_states_beyond_float16_are_cut_to_it_and_stay_finite(records: list[Record]) -> None:
+def test_states_beyond_float16_are_cut_to_it_and_stay_finite() -> None:
     """Catches infinities in the features of a model with large states."""
     from specdecpp.training.branches import half
 

@@ -166,7 +166,7 @@ def test_a_processor_that_does_nothing_would_not_do() -> None:
     assert inert == {"warpers"}, "which greedy decoding ignores"
 
 
-def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate(tmp_path: Path) -> None:
+def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate() -> None:
     """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
     target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")

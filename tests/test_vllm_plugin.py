@@ -270,6 +270,16 @@ def test_a_head_for_another_pair_is_refused() -> None:
         heads.check_head(head, hidden_size=128, **pair)
 
 
+def test_a_head_is_checked_as_it_is_found(tmp_path: Path) -> None:
+    """Catches a head that is found and served unchecked, and a refusal where there is none."""
+    draft, own = copy_of_draft(tmp_path), str(REFERENCE / "head")
+    pair: dict[str, Any] = {"target": str(REFERENCE / "target"), "draft": str(draft), "vocab_size": 4096}
+    assert heads.fitting_head(None, hidden_size=256, **pair) is None
+    assert heads.fitting_head(own, hidden_size=256, **pair) is not None
+    with pytest.raises(HeadError, match="width 256, the draft has width 128"):
+        heads.fitting_head(own, hidden_size=128, **pair)
+
+
 def test_the_default_policy_is_the_best_the_head_allows() -> None:
     """Catches a head that lies beside the draft and is not used, and a policy that goes without the head it needs."""
     head = AcceptanceHead.from_pretrained(REFERENCE / "head")

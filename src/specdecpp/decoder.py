@@ -1,4 +1,4 @@
-"""The friendly shell: a prompt in, text out. One request is a `session.Session`; this sets it up and folds its rounds.
+"""The user interface: a prompt in, text out. One request is a `session.Session`; this sets it up and sums up its rounds.
 
 Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll back -> Round ... folded into Output
 """
@@ -70,7 +70,7 @@ class Decoder:
     distribution, and unless `lossless` is False for a verification that does so by itself (`rounds.lossy`).
 
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
-    same answer again. The others keep the costs up with the clock, and begin with what they have taught each other.
+    same answer again. The others update the costs by the clock, and begin with what earlier ones without a seed have learned.
 
     Of a prompt that begins as an earlier request's text did (the next turn of a conversation, a common system prompt) only the
     rest is read, where the models are compiled; answers are the same. `reuses=False` reads every prompt whole.
@@ -111,7 +111,7 @@ class Decoder:
         return self._costs
 
     def _running_costs(self) -> CostClock | None:
-        """Those that follow the clock."""
+        """The costs as the clock corrects them, for requests without a seed."""
         if self._clock is None and self.costs is not None:
             self._clock = CostClock(now=self.costs)
         return self._clock
@@ -229,7 +229,7 @@ def run(session: Session) -> Iterator[Round]:
             session.prefill()
         while session.finish_reason is None:
             yield session.step()
-    except (GeneratorExit, KeyboardInterrupt):  # an answer that nobody waits for has a text all the same
+    except (GeneratorExit, KeyboardInterrupt):  # stopped early: the caches of the text so far are kept all the same
         session.release()
         raise
 

@@ -60,7 +60,7 @@ RIVALS: dict[str, tuple[Policy, ...]] = {
     "cumulative": tuple(CumulativeConfidence(threshold=t) for t in (0.05, 0.1, 0.2, 0.3, 0.4)),
 }
 FEW = {"fixed": RIVALS["fixed"][:3], "cumulative": RIVALS["cumulative"][1::2]}
-"""Those that are tried with a pair that takes longer."""
+"""The settings of the rivals that are tried with a slow pair."""
 USUAL: dict[str | None, dict[str, Any]] = {
     "smollm2": {"max_tokens": 80, "num_cycles": 1, "temperature": 0.7, "top_p": 0.9, "is_short": True}
 }

@@ -48,3 +48,8 @@ class MissingExtraError(SpecdecError, ImportError):
 
 class PairWarning(UserWarning):
     """Something about a pair is odd, and it can be decoded all the same."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for ours; the name of its class where it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

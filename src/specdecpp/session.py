@@ -276,7 +276,7 @@ class Session:
         return tuple(pieces)
 
     def _learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
-        """The round as it is told; the policy and the clock learn from it."""
+        """Make the `Round` of a result; the policy and the clock learn from it."""
         outcome = Round(
             pieces=pieces,
             num_drafted=result.num_drafted,

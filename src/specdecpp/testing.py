@@ -107,8 +107,8 @@ class TableModel:
 
 
 class Enumerator:
-    """Randomness that follow a script of choices and record the probability of the path; beyond the script they take the first
-    possible outcome and note the others. `enumerate_law` drives it through every path."""
+    """Randomness that follows a script of choices and records the probability of the path; beyond the script it takes the first
+    possible outcome and notes the others. `enumerate_law` drives it through every path."""
 
     def __init__(self, script: Sequence[int]):
         self.script = list(script)

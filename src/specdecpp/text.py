@@ -26,8 +26,8 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._tokens: list[int] = []
         self._start = 0  # tokens before this one no longer influence how the next ones read
-        self._known = ""  # how those from there on read that are already in the text
-        self._end = 0  # the first that is not
+        self._known = ""  # the text of the tokens from `_start` to `_end`, which is already in `_text`
+        self._end = 0  # the first token that is not
         self._text = ""
         self._released = 0
 
@@ -45,7 +45,7 @@ class Detokenizer:
         # What could begin a stop string has been held back, so none begins in what was released.
         hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, self._released)) >= 0]
         if hits:
-            _, start = min(hits)  # the one that is complete first, as if the text came character by character
+            _, start = min(hits)  # the one that is completed first, as if the text came character by character
             return self._release(start), True
         return self._release(len(self._text) - self._undecided()), False
 

@@ -6,11 +6,11 @@
 | questions.py | the prompts: some choose settings, others are measured |
 | run.py | the clock: paired and interleaved, settings first |
 | lossless.py | whether what was timed has the target's law |
-| machines.py | what a step costs: here, in a file, or made up |
+| machines.py | what a step costs: measured here, read from a file, or given as c |
 | replays.py | the same table from recordings, at any costs |
 | check.py | whether a pair is worth it |
 | interleaving.py | decoders in turns |
 | rows.py, results.py | the table, and the file that holds it |
 
-Nothing here prints. What is said and drawn of it is in `report`, which nothing here knows.
+Nothing here prints. Tables and pictures of the results are made in `report`, which nothing here imports.
 """

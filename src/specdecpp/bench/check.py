@@ -37,12 +37,12 @@ from specdecpp.training.traces import Terms, traces
 LEAST_GAIN = 1.01
 """Over the target alone: a draft that brings less is not worth its memory."""
 CHEAP = 0.05
-"""Seconds of a candidate, over those of a target pass, with a draft that is cheap."""
+"""Time of a draft step over that of a target pass, with a cheap draft."""
 GOOD = 0.8
 """The acceptance of a draft that is good."""
 BRANCH, REPEATS = 20, 4
 WIDE = 5
-"""Positions of the pass by which the verification curve is told."""
+"""Positions of the wider target pass that the report compares with a pass of one."""
 STEPS = ("what steps cost", "answers of the target", "labels", "every rule in replay", "the best rule for real")
 Tick = Callable[[str], None]
 
@@ -213,7 +213,7 @@ def record(
 
 @dataclass
 class Counter:
-    """Tells of tokens as they are sampled."""
+    """Reports how many tokens have been sampled so far."""
 
     most: int
     tell: Tick
@@ -237,7 +237,7 @@ def fastest(stage: Stage, machine: Machine) -> tuple[Policy, float]:
 
 
 def others(machine: Machine) -> dict[str, Machine]:
-    """Machines that lack one fault each."""
+    """The machine with one thing improved each: flat verification, a cheap draft, a head that takes no time."""
     costs, single = machine.costs, machine.costs.verify_s(1)
     found = {"verification": replace(machine, costs=replace(costs, passes={1: single}))}
     if costs.draft_s > CHEAP * single:
@@ -257,7 +257,7 @@ def teach(pair: Pair, prompts: Sequence[Sequence[int]], trial: Trial) -> None:
     """Have the default rule answer some prompts without a seed: later requests under the same sampling, in other processes too,
     begin with what it learns of them (`policies.experience`)."""
     if pair.target_fingerprint is None or pair.draft_fingerprint is None:
-        return  # nothing could be remembered of it
+        return  # without fingerprints nothing is kept for later processes
     decoder = Decoder(pair)
     for prompt in prompts:
         decoder.generate(prompt, max_tokens=trial.max_tokens, sampling=trial.sampling)

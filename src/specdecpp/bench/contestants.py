@@ -1,7 +1,7 @@
 """Who takes part: every rule with the settings that a development split chooses among, so that each is seen at its best.
 
-The target alone and the best fixed K are in every field: everything is measured against them. Which free rules there are
-is read off `request.KINDS`, so that a new one takes part without a word here.
+The target alone and the best fixed K are in every field: everything is measured against them. The free rules
+are those of `request.KINDS`, so a new one takes part without a change here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ MADE_OF_OTHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule: development chooses among `settings`; `beside` is shown next to the choice, whatever it is.
+    """One rule: development chooses among `settings`; `beside` is measured and shown in any case.
 
     `scan` are the places of the settings that a short run tries first; the others are tried only beside the best of them.
     """

@@ -1,7 +1,7 @@
 """Whether the answers that were timed have the target's law: every one of them is put to the test, not a sample of others.
 
 Temperature 0: each answer must be the target's own, token by token. Where two logits of the target tie to within rounding,
-a pass over several positions may break the tie otherwise than a pass over one; such a tie is told, and is no failure.
+a pass over several positions may break the tie otherwise than a pass over one; such a tie is reported, and is no failure.
 
 Sampling: a chi-square test of whole answers against the target's exact law. Given what came before, the next token of a
 lossless decoder is drawn from p. So at every position the vocabulary is parted by how much likelier the target thinks a
@@ -25,7 +25,7 @@ from specdecpp.request import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
 
 EDGES = (-math.log(2), 0.0, math.log(2))
-"""Of log p/q: four parts."""
+"""Boundaries of log p/q, which part the vocabulary into four."""
 FALSE_ALARM = 1e-3
 """How often a whole bench of lossless rules fails: shared out among its rows."""
 LEAST = 10

@@ -1,6 +1,7 @@
-"""What a step costs, and where: this machine, a file, or a made-up one in units of a target pass."""
+"""What a step costs: measured on this machine, read from a file, or given as c in units of a target pass."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,17 @@ class Machine:
 
     @classmethod
     def relative(cls, c: float) -> "Machine":
-        """A candidate costs c target passes, and a pass the same at any width: the paper's account (method.md 1).
+        """A candidate costs c target passes, and a pass the same at any width: the paper's cost model (method.md 1).
 
-        Raises ValueError for c below 0.
+        Raises ValueError unless c is a finite number of at least 0.
 
         >>> Machine.relative(0.22).name
         'c = 0.22'
         """
+        if not 0 <= c < math.inf:
+            raise ValueError(
+                f"c, the time of a draft step over that of a target pass, must be finite and at least 0, got {c:g}."
+            )
         return cls(name=f"c = {c:g}", costs=Costs.relative(c))
 
     @classmethod
@@ -36,11 +41,14 @@ class Machine:
         """From a JSON file with draft_s and passes, by itself or as `costs` of a results file. Raises `DataError`."""
         try:
             found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-            found = found.get("costs", found)
+            found = found.get("costs", found) if isinstance(found, dict) else found
+            if not isinstance(found, dict):
+                raise ValueError(f"a {type(found).__name__} where an object was expected")
             costs = Costs.parse(found)
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise DataError(
-                f"{path} does not hold costs ({type(error).__name__}: {error}). It is JSON with the seconds of a candidate and "
+                f"{path} does not hold costs ({reason}). It is JSON with the seconds of a candidate and "
                 'of passes by positions: {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}.'
             ) from error
         return cls(name=str(found.get("name", Path(path).stem)), costs=costs)
@@ -52,7 +60,7 @@ class Machine:
 
     @property
     def head_s(self) -> float:
-        """What a head adds to every candidate, which the paper's account leaves out."""
+        """What a head adds to every candidate, which the paper's cost model leaves out."""
         return self.costs.head_s
 
     def costs_of(self, policy: Policy) -> Costs:

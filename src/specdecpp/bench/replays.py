@@ -2,8 +2,8 @@
 
     labels with branches -> traces of a development and a test split -> settings chosen on the first, replayed on the second
 
-A replay is exact in law under token verification (`theory.replay`), counts forward passes only, and shares its luck among all
-rules. The oracles say what could be had: with hindsight, with a perfect score of drawn tokens, and before sampling.
+A replay is exact in law under token verification (`theory.replay`), counts forward passes only, and gives all rules the same
+coins. The oracles say what could be had: with hindsight, with a perfect score of drawn tokens, and before sampling.
 """
 
 from collections.abc import Mapping, Sequence

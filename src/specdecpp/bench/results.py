@@ -113,7 +113,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path | str) -> "Results":
-        """Read a file of `write`. Raises `DataError` for one that is missing, is no JSON, or holds something else."""
+        """Read a file made by `write`. Raises `DataError` for one that is missing, is not JSON, or holds something else."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -136,7 +136,7 @@ def write_all(found: Sequence[Results], path: Path | str) -> list[Path]:
 
 
 def writable(path: Path | str) -> Path:
-    """The path, with its folder made: asked before a long run, so that its end is not lost. Raises `DataError` if hopeless."""
+    """The path, with its folder made: asked before a long run, so that its end is not lost. Raises `DataError` if it cannot."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def _check_costs(costs: Any) -> None:
 
 
 def _row(content: dict[str, Any]) -> dict[str, Any]:
-    """Intervals as pairs again. Raises ValueError for a role that there is not."""
+    """Intervals as pairs again. Raises ValueError for an unknown role."""
     if content["role"] not in get_args(Role):
         raise ValueError(f"there is no role {content['role']!r}, only {', '.join(get_args(Role))}")
     names = ("speedup_interval", "gain_interval", "rate_interval")

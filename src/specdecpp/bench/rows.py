@@ -1,6 +1,6 @@
 """From sums over prompts to the rows of a table: speed-ups, gains over the best fixed K, shares of the headroom.
 
-A measurement and a replay meet here: both give each setting's tokens and seconds per prompt, the prompts being the same for
+Used for measurements and for replays: both give each setting's tokens and seconds per prompt, the prompts being the same for
 all, so that every ratio is one of sums and its interval a paired bootstrap over prompts.
 """
 
@@ -14,6 +14,7 @@ from specdecpp.bench.results import Interval, Role, Row
 from specdecpp.metrics import Metrics
 from specdecpp.rounds.lossy import LOSSY
 from specdecpp.theory.intervals import ratio, ratio_of_ratios
+from specdecpp.theory.oracles import share_of_headroom
 
 MIN_PROMPTS = 4  # fewer say nothing about their own spread
 
@@ -95,7 +96,7 @@ class _Yardstick:
         if self.fixed is None or oracle not in self.oracles:
             return None
         floor, top = self.fixed.tokens_per_second, self.oracles[oracle].tokens_per_second
-        return (own.tokens_per_second - floor) / (top - floor) if top > floor else None
+        return share_of_headroom(own.tokens_per_second, best_fixed=floor, oracle=top) if top > floor else None
 
 
 def _row(entry: Entry, against: _Yardstick, *, seed: int) -> Row:

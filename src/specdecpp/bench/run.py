@@ -30,7 +30,7 @@ Tick = Callable[[str], None]
 
 
 def _silent(label: str) -> None:
-    """Nobody watches."""
+    """Progress that is not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,7 @@ def _race(
     as_json: bool,
     is_whole: bool,
 ) -> bool:
-    """Run it and tell what came out; whether it is fine to go on from."""
+    """Run the bench and report it; whether the law of the target was kept, where that is tested."""
     from specdecpp.bench import lossless
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.run import Bench, results_of

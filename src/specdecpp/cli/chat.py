@@ -67,7 +67,7 @@ def chat(
 
 
 def talk(decoder: "Decoder", system: str | None, options: "Options") -> None:
-    """Read a line, answer it, until the input ends. An answer that was stopped stays in the conversation as far as it came."""
+    """Read a line, answer it, until the input ends. An interrupted answer stays in the conversation as it is."""
     from specdecpp.errors import PromptError
 
     start: Messages = [] if system is None else [{"role": "system", "content": system}]
@@ -99,7 +99,7 @@ def talk(decoder: "Decoder", system: str | None, options: "Options") -> None:
 
 
 def recalled(decoder: "Decoder", messages: Messages, num_first: int, max_tokens: int) -> Messages:
-    """What of a conversation the target can read with room for an answer: the oldest turns go, the first messages never."""
+    """The messages that fit in the target's context with room for an answer: the oldest turns go, the first messages never."""
     from specdecpp.decoder import encode
 
     most = decoder.pair.target.max_length
@@ -112,7 +112,7 @@ def recalled(decoder: "Decoder", messages: Messages, num_first: int, max_tokens:
 
 
 def answered(decoder: "Decoder", messages: Messages, options: "Options") -> str:
-    """The model's answer, written as it is decided, as far as it came."""
+    """The model's answer, printed as it is decided; what there is of it where it was interrupted."""
     from specdecpp.decoder import metrics_of
 
     session = decoder.start(messages, **options)

@@ -70,7 +70,7 @@ def collected(
 
     folders.writable(recipe.labels)
     if threads := shards.about(recipe.labels).get("threads"):
-        torch.set_num_threads(threads)  # the last digits depend on it
+        torch.set_num_threads(threads)  # the number of threads changes the last digits
     plan = recipe.pair
     pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, runner=BATCHED)
     with _progress(quiet=quiet) as tell:

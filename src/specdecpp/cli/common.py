@@ -1,4 +1,4 @@
-"""What the verbs share: options, errors told in a line, the pair with a spinner, results on stdout."""
+"""What the verbs share: options, errors as one line, loading the pair with a spinner, results on stdout."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from specdecpp.errors import PairWarning, SpecdecError, UnsoundError
+from specdecpp.errors import PairWarning, SpecdecError, UnsoundError, first_line
 
 if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
@@ -136,16 +136,11 @@ def load(
     runner: str | tuple[str, ...] | None = None,
     quiet: bool = False,
 ) -> "Pair":
-    """The pair, with transformers silenced, and where somebody looks a spinner that says what takes its time."""
-    import torch
-
+    """The pair, with the messages of transformers off, and on a terminal a spinner that says what is being done."""
     from specdecpp.loading.pair import load_pair
     from specdecpp.report import render
 
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+    check_device(device)
     silence(target, draft)
     with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PairWarning)
@@ -158,8 +153,18 @@ def load(
     return pair
 
 
+def check_device(device: str | None) -> None:
+    """Refuse, before models are loaded, a device that torch does not know or cannot use here."""
+    import torch
+
+    try:
+        torch.empty(0, device=device).cpu()  # of "meta" too, which holds no numbers
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used here: {first_line(error)}") from error
+
+
 def silence(*names: str | None) -> None:
-    """transformers says errors only; its bars stay for models that must be fetched."""
+    """Only errors of transformers are shown; its progress bars stay for models that must be downloaded."""
     from transformers.utils import logging as of_transformers
 
     of_transformers.set_verbosity_error()
@@ -169,7 +174,7 @@ def silence(*names: str | None) -> None:
 
 @contextmanager
 def _heard(tell: Callable[[str], None]) -> Iterator[None]:
-    """What `load_pair` logs goes to this function."""
+    """Pass what `load_pair` logs to this function."""
     log, handler = logging.getLogger("specdecpp.loading"), _Told(tell)
     level = log.level
     log.addHandler(handler)
@@ -209,7 +214,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Expected errors become one line on stderr and an exit code; a reader that has gone away is no error."""
+    """Expected errors become one line on stderr and an exit code; a closed pipe is no error."""
     try:
         yield
     except BrokenPipeError:
@@ -225,7 +230,7 @@ def told() -> Iterator[None]:
             file=sys.stderr,
         )
         raise typer.Exit(1) from None
-    except OSError as error:  # of a disk or a folder that nobody thought of
+    except OSError as error:  # of a disk or a folder, where no code above has a message of its own
         where = f" ({error.filename})" if error.filename else ""
         print(f"error: {error.strerror or error}{where}. Nothing that was finished is lost.", file=sys.stderr)
         raise typer.Exit(1) from None

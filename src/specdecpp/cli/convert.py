@@ -46,6 +46,8 @@ def convert(
         if (model is None) == (out.suffix == ".gguf"):
             wanted = "a folder" if model is None else "a file that ends in .gguf"
             raise ValueError(f"--out {out} does not fit: {'the reference pair' if model is None else model} needs {wanted}.")
+        if model is None and out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is a file, and the reference pair needs a folder. Name another.")
         written = [_converted(name, path, kind) for name, path in _jobs(model, out)]
         if as_json:
             print_json({"files": [asdict(w) | {"path": str(w.path)} for w in written]})
@@ -70,7 +72,7 @@ def _converted(name: str, path: Path, kind: Type) -> "Written":
 
     logging.set_verbosity_error()
     if Path(name).exists():
-        logging.disable_progress_bar()  # it stays for what must be fetched
+        logging.disable_progress_bar()  # only downloads show one
     with render.waiting(f"writing {path}"):
         return gguf_writing.convert(name, path, precision=gguf_writing.Precision(kind))
 

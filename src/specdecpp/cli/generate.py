@@ -157,7 +157,7 @@ def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: 
 
 
 def _print_stats(output: "Output", *, policy: str, seed: int, wanted: bool | None) -> None:
-    """A few lines on stderr; unasked, only where somebody looks."""
+    """A few lines on stderr; without --stats only where that is a terminal."""
     from specdecpp.report import render
 
     err = render.console(stderr=True)

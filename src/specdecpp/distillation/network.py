@@ -95,7 +95,7 @@ def shape_of(draft: Any, target: Any) -> Shape | None:
 
 
 def _are_same(layer: nn.Module, other: nn.Module) -> bool:
-    """Up to bfloat16, which a draft's checkpoint is in."""
+    """Whether two tensors are equal in bfloat16, the type of a draft's checkpoint."""
     of = dict(other.named_parameters())
     return all(
         name in of and p.shape == of[name].shape and torch.equal(p.bfloat16(), of[name].bfloat16())
@@ -153,7 +153,7 @@ def batched(texts: Sequence[Sequence[int]], *, device: torch.device) -> tuple[In
 
 @contextmanager
 def caught(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """What a layer is given while this lasts: its states, a tensor for each pass."""
+    """The inputs of a layer during this block: a tensor for each pass."""
     found: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -39,9 +39,10 @@ class DistilPlan:
 
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.tokens is None):
-            raise ValueError("give a budget, either minutes or tokens that the target writes")
+            given = "both" if self.tokens is not None else "neither"
+            raise ValueError(f"the budget is either minutes or tokens that the target writes, got {given}. Give one of them.")
         if (self.minutes is not None and not self.minutes > 0) or (self.tokens is not None and self.tokens < 1):
-            raise ValueError(f"the budget must be positive, got {self.minutes or self.tokens}")
+            raise ValueError(f"the budget must be positive, got {self.tokens if self.minutes is None else self.minutes:g}")
         if self.max_tokens < 2 or self.seed < 0:
             raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
 

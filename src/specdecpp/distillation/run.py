@@ -36,7 +36,7 @@ from specdecpp.loading.tokenizers import check_same_tokenizer
 from specdecpp.request import as_prompt
 from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
-from specdecpp.training.prompts import gather
+from specdecpp.training.prompts import Prompt, gather
 from specdecpp.training.workers import spread
 
 PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
@@ -85,10 +85,11 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None 
 
 
 def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
+    texts = gather(plan.sources, seed=plan.seed)  # before a model is loaded: a file that is not there is told at once
     target = Target(plan.target, plan.device)
     network.check(target.model, plan.shape)
     begun = None if plan.start is None else _begun(plan.start, target, plan.shape)
-    prompts = _encoded(plan, target)
+    prompts = _encoded(texts, plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
     settled = _settled(plan, target, begun, prompts, tell)
     _write(plan, target, settled, prompts, tell, ray)
@@ -154,10 +155,10 @@ def _begun(name: str, target: Target, asked: Shape | None) -> _Begun:
     return _Begun(small, replace(shape, kept=asked.kept, own=asked.own))
 
 
-def _encoded(plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
+def _encoded(texts: Sequence[Prompt], plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
     """(source, ids) of every prompt that leaves room for an answer, in an order of the seed's."""
     pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
-    found = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in gather(plan.sources, seed=plan.seed)]
+    found = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts]
     room = min(n for n in (target.context, 2**31) if n is not None) - plan.max_tokens
     kept = [(source, ids) for source, ids in found if 0 < len(ids) <= room]
     if len(kept) < 2 * HELD:
@@ -219,7 +220,7 @@ def _marks(*models: Target | None) -> list[str | None]:
 
 
 def _raised(plan: DistilPlan, settled: Settled) -> Settled:
-    """With more text where more tokens are asked for than when it began; what was trained is then a new training's start."""
+    """With more text where more tokens are asked for than at first; the layers trained so far then start a new training."""
     num_shards = round((plan.tokens or 0) / settled.shard_tokens)
     if num_shards <= settled.num_shards:
         return settled

@@ -23,6 +23,8 @@ from specdecpp.runners import families
 
 RIDGE = 1e-5
 """Of the mean square of a feature, added to the diagonal."""
+BATCH = 8
+"""Texts of one pass."""
 
 
 def can_fit(target: Any) -> bool:
@@ -31,7 +33,7 @@ def can_fit(target: Any) -> bool:
 
 
 @torch.inference_mode()
-def fit(draft: Any, target: Any, texts: Sequence[Sequence[int]], shape: Shape, *, batch: int = 8) -> None:
+def fit(draft: Any, target: Any, texts: Sequence[Sequence[int]], shape: Shape) -> None:
     """Set the draft's first own layer from the target's passes over some texts (ids)."""
     own = tail(draft, shape.kept)
     layer, num = own.model.layers[0], len(target.model.layers)
@@ -39,8 +41,8 @@ def fit(draft: Any, target: Any, texts: Sequence[Sequence[int]], shape: Shape, *
     below, product, after = target.model.layers[shape.kept], layer.mlp.down_proj, [*own.model.layers[1:], own.model.norm][0]
     product.weight.zero_()
     gram = cross = torch.zeros((), device=target.device)
-    for start in range(0, len(texts), batch):
-        ids, mask = batched(texts[start : start + batch], device=target.device)
+    for start in range(0, len(texts), BATCH):
+        ids, mask = batched(texts[start : start + BATCH], device=target.device)
         with caught(below) as x, caught(above) as y:
             target.model(input_ids=ids, attention_mask=mask, use_cache=False)
         with caught(product) as features, caught(after) as out:

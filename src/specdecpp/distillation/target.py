@@ -1,5 +1,5 @@
 """The target of a distillation: its weights for what torch does, and a runner that writes text. A small model to start from is
-another such."""
+loaded in the same way."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

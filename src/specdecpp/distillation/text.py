@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdecpp import machine
 from specdecpp.distillation.network import batched, caught
-from specdecpp.errors import DataError
+from specdecpp.errors import DataError, first_line
 
 TOP = 64
 _CRC = "crc32"
@@ -102,7 +102,7 @@ def pieces(path: Path) -> Iterator[Piece]:
                 raise ValueError("its values are not those that were written")
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(
-            f"{path} is damaged ({str(error).splitlines()[0]}). Delete it and run the same command again: it makes this shard "
+            f"{path} is damaged ({first_line(error)}). Delete it and run the same command again: it makes this shard "
             "anew and keeps the others."
         ) from error
     start = first = 0

@@ -24,16 +24,16 @@ from specdecpp.distillation import text
 from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.rounding import layers
 from specdecpp.distillation.text import Piece
-from specdecpp.errors import DataError
+from specdecpp.errors import DataError, first_line
 from specdecpp.loading.gguf_writing import Precision
 from specdecpp.training.checkpoints import rate, saved
 
 Loss = Literal["kl", "tv"]
 Length = tuple[int, int]
-"""Of a piece: its prompt, and prompt and answer."""
+"""Lengths of a piece in tokens: its prompt, and prompt and answer."""
 STATE = "training.pt"
 SAVED_S = 60.0
-"""How often the state is written."""
+"""Seconds between two writes of the state."""
 _LEAST = 1e-9
 
 
@@ -194,7 +194,7 @@ class Student:
             raise
         except Exception as error:  # zip, pickle and torch each have errors of their own
             raise DataError(
-                f"{path} is damaged ({str(error).splitlines()[0]}), so this training cannot go on from it. Delete that file "
+                f"{path} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that file "
                 "and run the same command again: the draft is trained from its beginning, on the same text."
             ) from error
 

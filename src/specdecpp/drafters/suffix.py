@@ -92,7 +92,7 @@ class SuffixDrafter:
         return type(self)(self.vocab_size, device=self.device)
 
     def copied(self, limit: int) -> Match:
-        """Up to `limit` tokens that followed the longest match; a copy that reaches the end of the text goes on in a circle."""
+        """Up to `limit` tokens that followed the longest match; past the end of the text the copy repeats itself."""
         text = self._tokens
         for n in range(min(ORDERS, len(text)), 0, -1):
             if (found := self._places.get(tuple(text[-n:]))) is not None:

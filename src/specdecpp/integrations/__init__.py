@@ -1,1 +1,1 @@
-"""Doors into the engines that people already run. Each needs that engine, and none is imported unless it is asked for."""
+"""Integrations with other inference engines. Each needs that engine installed, and is imported only when it is used."""

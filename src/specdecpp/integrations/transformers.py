@@ -1,4 +1,4 @@
-"""Speculative decoding from within transformers' own `generate`, through its public door for a loop of one's own.
+"""Speculative decoding from within transformers' own `generate`, through its public `custom_generate` argument.
 
     model.generate(**inputs, custom_generate=custom_generate(draft, head=...), max_new_tokens=64, do_sample=True)
 
@@ -270,7 +270,7 @@ def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """What a runner rests on: it is of no use any more where this has changed."""
+    """What a runner depends on: it is made anew where this has changed."""
     output = model.get_output_embeddings()
     return model, output, output.weight.device, output.weight.dtype
 

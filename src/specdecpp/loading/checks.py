@@ -1,6 +1,6 @@
 """The runners of a model, each made once, and put to the test once on a machine.
 
-What was found right is remembered for the model, the code that runs it and the machine; what was not is told again each time.
+A passed test is remembered for the model, the code that runs it and the machine; a failed one is run and reported again.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class Runners:
     def get(self, kind: type, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Runner:
         """An empty runner of this class over `of.model`, or `more`. `num_threads` is for native. Raises `RunnerError`.
 
-        One that nobody put to the test, to be timed and let go, where it need not be `is_checked`.
+        With `is_checked` false one that was not tested, to be timed only.
         """
         key = kind, vocab_size, more.get("activations", "")
         made: Any = self._made.get(key)

@@ -74,7 +74,7 @@ class Chosen:
 def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collection[str] | None = None) -> Chosen:
     """The fastest of the options, `kinds` being those to choose from (None: all that can run them).
 
-    A single kind is an order; several are a wish, of which those that cannot are left out. Raises
+    A single kind must be possible; of several those that cannot run the models are left out. Raises
     `RunnerError` where none can, ValueError for a kind that does not exist.
     """
     options, refused = _options(target, draft, kinds)
@@ -174,7 +174,7 @@ def _kind(model: Model, kind: str, *, is_order: bool, is_draft: bool) -> str:
     if is_gguf(model.name) and not is_order and model.refusals[kind]:
         return "llama.cpp"
     if kind == "native-int8" and is_draft and model.refusals[kind]:
-        return "native"  # a draft may be as exact as it likes
+        return "native"  # a draft without quantised weights is run with its exact ones
     return "eager" if kind == "lean" and not is_order and model.refusals["lean"] else kind
 
 
@@ -236,7 +236,7 @@ def _measured(
                 continue
             trials[option] = trial = _Trial(**_runners(target, draft, option, vocab_size))
             least = min(least, seen) if len(trials) > 1 else trial.turn(2)[0]
-        except RunnerError as error:  # a promise that was put to the test and not kept; the others may do
+        except RunnerError as error:  # it failed its check; another option may pass
             failed[option.name] = str(error)
     if not trials:
         raise RunnerError(_listed("no runner works", failed))
@@ -258,7 +258,7 @@ def _measured(
 
 
 def _glanced(target: Model, draft: Model | None, option: Option, vocab_size: int, enough_s: float) -> float:
-    """Seconds of a round of runners that were not checked; 0 where they fail, of which the check tells more."""
+    """Seconds of a round of runners that were not checked; 0 where they fail: the check that follows says why."""
     try:
         return _Trial(**_runners(target, draft, option, vocab_size, is_checked=False)).turn(2, enough_s)[0]
     except RunnerError:

@@ -36,7 +36,7 @@ class Header:
         self.path = Path(path)
         self._at = 0
         if not self.path.is_file():
-            raise RunnerError(f"there is no file {self.path}.")
+            raise RunnerError(f"there is no file {self.path}. Give the path of a GGUF file.")
         self._file, self._seen = File(self.path), b""
         stat = self._file.stat
         self._size = stat.st_size

@@ -21,7 +21,7 @@ from specdecpp.errors import PairError, RunnerError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.tokenizers import check_path, first_line, load_tokenizer
+from specdecpp.loading.tokenizers import check_path, hint, load_tokenizer, reason_of
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
@@ -30,7 +30,7 @@ from specdecpp.sampling import Sampling
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BY_NAME = ("native-int8",)
-"""Kinds that nobody gets unasked: they change the model that is decoded (`NativeRunner`, activations)."""
+"""Kinds that are never chosen automatically: they change the model that is decoded (`NativeRunner`, activations)."""
 log = logging.getLogger("specdecpp.loading")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -188,7 +188,7 @@ def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) ->
         )
         model, found = loaded
     except Exception as error:  # transformers lets through whatever a damaged file or an unknown dtype raises
-        raise PairError(f"no causal language model could be loaded from {name} ({first_line(error)}).") from error
+        raise PairError(f"no causal language model could be loaded from {name} ({reason_of(error)}).{hint(name)}") from error
     if missing := sorted(found["missing_keys"]):
         raise PairError(
             f"the weights in {name} are incomplete: {len(missing)} are missing, first {', '.join(missing[:3])}. They "

@@ -48,7 +48,7 @@ class Pair:
     runners: str = "as they were given"
     """How forward passes are run, and why so."""
     identities: tuple[dict[str, Any], ...] = ()
-    """What tells the two apart for whoever measures them: a quantised file may have the fingerprint of its checkpoint."""
+    """What identifies the two models for measurements: a quantised file may have the fingerprint of its checkpoint."""
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
     """The caches of its last requests, for those that begin alike."""
 

@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from specdecpp.errors import PairError
+from specdecpp.errors import PairError, first_line
 from specdecpp.loading.fingerprints import folder_of
 
 _ADVICE = "Choose a draft that was trained with the target's tokenizer (usually a smaller model of the same family)."
@@ -41,7 +41,7 @@ def load_tokenizer(name: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(name))
     except Exception as error:  # transformers lets through whatever a damaged file raises
-        raise PairError(f"no tokenizer could be loaded from {name} ({first_line(error)}).") from error
+        raise PairError(f"no tokenizer could be loaded from {name} ({reason_of(error)}).{hint(name)}") from error
 
 
 def have_same_files(a: str | Path, b: str | Path) -> bool:
@@ -56,7 +56,7 @@ def have_same_files(a: str | Path, b: str | Path) -> bool:
 
 
 def _model_type(folder: Path | None) -> Any:
-    """What transformers chooses a tokenizer's class by, where its own files do not say. Raises nothing: None is no type."""
+    """What transformers chooses a tokenizer's class by, where its own files do not say. None where that is not known."""
     try:
         return folder and json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
@@ -158,7 +158,15 @@ def check_path(name: str | Path) -> None:
         raise PairError(f"there is no folder {name}. Give the folder of a saved model, or a hub name like org/name.")
 
 
-def first_line(error: Exception) -> str:
-    """What an error of another library says, and its kind where the words alone say little."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return line if line and isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {line}".removesuffix(": ")
+def hint(name: str | Path) -> str:
+    """What to add to an error about a model by this name where no saved model lies there: it may be a mistyped path."""
+    path = Path(name)
+    if not path.exists():
+        return f" There is no folder {name} here. Give that of a saved model, or a hub name."
+    return "" if (path / "config.json").exists() else f" There is no {name}/config.json. Give the folder of a saved model."
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of another library's error, with its class in front where the words alone say little."""
+    line, kind = first_line(error), type(error).__name__
+    return line if line == kind or isinstance(error, OSError | ValueError) else f"{kind}: {line}"

@@ -22,7 +22,7 @@
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 
 `protocol.py` says what a rule is and what it sees, `score.py` what outcomes say of its estimates, `experience.py` what requests
-teach those to come; what a step costs is in the room `costs`.
+teach those to come; what a step costs is in the package `costs`.
 
 Every rule here decides *after* a sampled token and keeps that token, which is lossless with token and block verification
 (see `protocol.Policy`).

@@ -1,4 +1,4 @@
-"""A rule around another: what it passes on as it stands. Its memory holds that of the other one as `memory`."""
+"""Base of a rule that wraps another and passes most questions on. Its memory holds that of the other as `memory`."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What the requests that nobody wants to repeat have taught a rule, for the ones to come.
+"""What a rule has learned from requests without a seed, for later ones.
 
 A request with a seed begins with what is fixed and learns within itself only, so the seed gives the same answer again. The
 others begin with what all of them have taught so far, for each way of sampling by itself (`decoder.Decoder`).

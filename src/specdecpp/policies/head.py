@@ -1,5 +1,5 @@
-"""Rules that ask a trained acceptance head; SpecDec++ stops when it thinks that something has probably been rejected
-(method.md 5)."""
+"""Rules that ask a trained acceptance head; SpecDec++ stops when the estimated probability of a rejection exceeds a
+threshold (method.md 5)."""
 
 import warnings
 from dataclasses import dataclass, field, fields

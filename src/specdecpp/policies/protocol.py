@@ -156,7 +156,7 @@ LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end 
 class Rule:
     """When to stop in one round, in numbers that are known when it begins, so that every engine can follow it.
 
-    After k candidates drafting goes on while the evidence is at least `least[k]`; what is missing at the end is never undercut.
+    After k candidates drafting goes on while the evidence is at least `least[k]`; past its end there is no threshold.
     `words` say why where the evidence does not. `score` turns estimates into probabilities; None takes them as they are.
     """
 
@@ -253,7 +253,7 @@ class Policy:
         return self.start()
 
     def begin(self, memory: Any, *, num_tokens: int, is_greedy: bool) -> Any:
-        """What `start` or `resume` gave, for a request with so many tokens that the draft would have to read first.
+        """The memory that `start` or `resume` gave, for a request with `num_tokens` that the draft would have to read first.
 
         `is_greedy`: its candidates are the likeliest tokens.
         """

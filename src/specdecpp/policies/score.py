@@ -3,12 +3,13 @@
     logit P(accepted) = bias + slope * logit(estimate)
 
 The estimate is a head's, or where there is none 1/(2 - q): its odds are 1/(1 - q). Along the answers of a target log(1 - q)
-tells more than log q, the entropy of q or its gap (docs/stopping.md): what is accepted is what the draft leaves little room
-beside. A head's estimates are corrected in the same way, where sampling or prompts are not those it was calibrated on.
+tells more than log q, the entropy of q or its gap (docs/stopping.md): acceptance is likely where the draft leaves little
+probability to other tokens. A head's estimates are corrected in the same way, where sampling or prompts are not those it was
+calibrated on.
 
 The two numbers are learned from what became of candidates that were tested. Those behind a rejection are not among them:
-given that a candidate is tested, whether it is accepted is a coin with that very probability, so nothing else is to be known
-about what a rejection has hidden. The posterior is kept as a normal distribution, and each coin moves it by one step of
+given that a candidate is tested, whether it is accepted is a coin with that very probability, so leaving out the untested
+ones introduces no bias. The posterior is kept as a normal distribution, and each coin moves it by one step of
 Newton's method (an extended Kalman filter for logistic regression).
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LEAST = 1e-6
-"""No estimate is taken to be surer, either way."""
+"""Estimates are clipped to this distance from 0 and 1."""
 REST = 1e-2
 """The least that is taken to lie beside q: q is often 1 where a nucleus holds one token, and the target may still disagree."""
 _LIMIT = math.log((1 - LEAST) / LEAST)

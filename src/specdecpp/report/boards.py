@@ -16,7 +16,7 @@ LADDER: tuple[Role, ...] = ("fixed", "free", "specdecpp", "cost_aware", "oracle"
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The rows of one data set at one temperature in one results file, in the order in which they are told."""
+    """The rows of one data set at one temperature in one results file, in the order in which they are shown."""
 
     results: Results
     dataset: str
@@ -36,7 +36,7 @@ class Board:
 
     @property
     def costs(self) -> str:
-        """How time was had: by the clock, or by replay, and at which costs."""
+        """Where the times come from: the clock, or a replay and its costs."""
         c = f"c = {self.results.costs['c']:.2f}"
         name = str(self.results.costs["name"])
         how = "decoded on the clock" if self.results.kind == "bench" else "replayed"

@@ -28,7 +28,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 Units = int | float
 """A length or a place on a sheet."""
 RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, and is the widest of `FONT`: what keeps clear here does everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib, and is the widest of `FONT`: labels that fit in it fit in the others
     "font.size": SIZE,
     "text.color": LIGHT["ink"],
     "text.parse_math": False,  # a name may have a dollar

@@ -41,7 +41,7 @@ _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that adds nothing of its own: no highlighting of numbers, no markup in model text."""
+    """A console without highlighting of numbers and without markup in model text."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
@@ -145,20 +145,20 @@ def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable
 
 
 @contextmanager
-def stages(text: str, total: int, *, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+def stages(text: str, total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
     """`progress` for work of a few long steps: (told of a step that is done, told of what is being done meanwhile).
 
     Without a terminal what is being done is a line on stderr, at most one every `LINE_S`, so that nobody believes it hangs.
     """
     err, at, step = console(stderr=True), 0.0, ""
     every_s = REDRAW_S if err.is_terminal else LINE_S
-    with progress(text, total, quiet=quiet) as tick:
+    with progress(text, total) as tick:
 
         def tell(doing: str) -> None:
             nonlocal at, step
             now, before = perf_counter(), step
             step = doing.partition(":")[0]
-            if quiet or (step == before and now - at < every_s):
+            if step == before and now - at < every_s:
                 return
             at = now
             if err.is_terminal:

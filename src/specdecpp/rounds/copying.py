@@ -83,7 +83,7 @@ class Copied:
 
 
 def as_compared(verification: Verification) -> Verification:
-    """What has the law of a verification where q is one-hot, and needs no q; one of somebody's own stays itself."""
+    """A verification without q that has the same law where q is one-hot: comparison. A user's own is returned as it is."""
     return CompareVerification() if type(verification) in (TokenVerification, BlockVerification) else verification
 
 

@@ -5,7 +5,7 @@
 
 The host reads the flag of step k once step k + 1 is queued, so the device never waits for it: when drafting stops after k
 candidates, one more is being drawn. It is discarded, unseen. That keeps the target's distribution: that drafting ends at k was
-decided by Y_1..Y_k alone, and nobody has looked at Y_{k+1}, so its uniform is as good as new. The candidates are those of the
+decided by Y_1..Y_k alone, and Y_{k+1} was never looked at, so its uniform may be used again. The candidates are those of the
 host, an adapted stopping of the draft's own process (`policies.protocol`). Nothing but the draft's cache remembers that step:
 it has read Y_k, which is rolled back like any other token.
 """

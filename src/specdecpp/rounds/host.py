@@ -42,7 +42,7 @@ class Host:
 
 
 def _is_tree(plan: Plan) -> bool:
-    """Whether it may have one: a tree rule that says a rule for chains wants a chain."""
+    """Whether the round drafts a tree: a tree policy whose decision has a chain's rule drafts a chain."""
     return isinstance(plan.request.policy, TreePolicy) and plan.decision.rule is None
 
 

@@ -44,7 +44,7 @@ _LONG = 32
 class Native:
     """Takes requests whose target is a `NativeRunner`, and the draft another or a `SuffixDrafter`. Trees are grown by
     their rule in Python around compiled code (`tree_native`); a policy that has to be asked candidate by candidate, and a
-    verification or a way to judge of somebody's own, are the host's."""
+    verification or a way to judge of the user's own, are run by the host."""
 
     has_batches = True
 
@@ -148,7 +148,7 @@ def _shared(seconds: float, rows: dict[Any, int]) -> dict[Any, float]:
 
 
 class _Prompt:
-    """A piece of a prompt, as the two calls are told of it."""
+    """A piece of a prompt, as arguments of the two calls."""
 
     def __init__(self, reading: Reading):
         self.target: Any = reading.request.target
@@ -163,7 +163,7 @@ class _Prompt:
         return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(reading.draft)) if reading.draft else None
 
     def drafted(self, num: int) -> None:
-        """Nothing is drawn."""
+        """A prompt draws no candidates."""
 
     def verifies(self, reading: Reading) -> Verifying | None:
         self.target.check_ids(reading.target)
@@ -198,7 +198,7 @@ class _CompiledHead:
 
 
 class _Rounds:
-    """The rounds of one request: what the two calls are told, and the memory that they write to.
+    """The rounds of one request: the arguments of the two calls, and the memory that they write to.
 
     It holds what it needs of the request and not the request itself, whose end frees it.
     """
@@ -224,7 +224,7 @@ class _Rounds:
             self._drafting.judges_by_q = self._judges
 
     def drafts(self, plan: Plan) -> Drafting | None:
-        """What the draft is told; None where there is to be no candidate."""
+        """Arguments of the draft's call; None where no candidate is to be drafted."""
         self._num, self._stop, self._decision = 0, None, plan.decision
         decision, limit = plan.decision, plan.decision.limit
         rule: Any = decision.rule
@@ -256,7 +256,7 @@ class _Rounds:
         return told
 
     def drafted(self, num: int) -> None:
-        """So many candidates have been drawn."""
+        """Note that `num` candidates have been drawn."""
         self._num, self._stop = num, self._why(self._decision, num)
         if not self._sampling.is_greedy:
             self._uniforms[0].take(num)
@@ -286,7 +286,7 @@ class _Rounds:
             self._verifying.tv = ctypes.addressof(self._tv)
 
     def verifies(self, plan: Plan) -> Verifying:
-        """What the target is told."""
+        """Arguments of the target's call."""
         self._kept = tokens = self._tokens[: self._num - (self._drops and self._num > 0 and self._drafting.why == _STOPPED)]
         unread, num = plan.tokens[self.target.length :], len(tokens)
         if len(unread) > 1:
@@ -327,7 +327,7 @@ class _Rounds:
         )
 
     def _said(self, logits: torch.Tensor, tokens: list[int]) -> Rows:
-        """What was decided on."""
+        """The rows that the round was decided on."""
         drawn = self._rows[: len(tokens)]
         seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
         q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
@@ -345,13 +345,13 @@ class _Copies:
         self._most = -1
 
     def drafts(self, plan: Plan) -> None:
-        """Nothing is told to a draft."""
+        """There is no draft model to call."""
         started = _now()
         self._draft, self._stop = plan.found or propose(plan)
         self._draft_s = _now() - started
 
     def verifies(self, plan: Plan) -> Verifying:
-        """What the target is told."""
+        """Arguments of the target's call."""
         draft: Copied = self._draft
         num, unread, told, uniforms = draft.num_tokens, plan.tokens[self.target.length :], self._verifying, self._uniforms
         if num > self._most:

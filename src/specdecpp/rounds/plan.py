@@ -164,6 +164,6 @@ class Engine(Protocol):
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         """A result for each plan, in order; `readings` only where `has_batches`. Requests must differ.
 
-        What it raises is of all of them: `Session.rewind` makes each as it was, to be run again.
+        An exception concerns all of them: `Session.rewind` restores each, to be run again.
         """
         ...

@@ -160,7 +160,7 @@ class Tree:
                 self.removed.add(node)
 
     def grown(self, path: Sequence[int], tried: Sequence[int]) -> Grown:
-        """As it is told, once it was verified."""
+        """The record of the tree once it was verified."""
         accepted = set(path)
         return Grown(
             tokens=tuple(self.tokens),

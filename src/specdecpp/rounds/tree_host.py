@@ -54,7 +54,7 @@ def run(plan: Plan) -> Result:
 
 
 def run_by(plan: Plan, grower: Drafter, verify: Callable[[Plan, Tree], Verified]) -> Result:
-    """The same by somebody's own means of reading, drawing and verifying (`tree_native`)."""
+    """The same with the given means of reading, drawing and verifying (`tree_native` has its own)."""
     request, started = plan.request, perf_counter()
     policy: Any = request.policy
     grow(

@@ -25,7 +25,7 @@ from specdecpp.runners.native import Filters, Opening, Testing
 
 
 class Trees:
-    """The rounds of one request: what the calls are told, and the memory that they write to. R rows of open nodes.
+    """The rounds of one request: the arguments of the calls, and the memory that they write to. R rows of open nodes.
 
     It holds what it needs of the request and not the request itself, whose end frees it.
     """
@@ -99,7 +99,7 @@ class Trees:
 
 @dataclass(eq=False)
 class _Open(Branching):
-    """`left` is not kept up; `share` is what of q the children so far leave."""
+    """`left` is not updated here; `share` is the mass of q that the children so far leave."""
 
     address: int = 0
     share: float = 1.0

@@ -1,4 +1,4 @@
-"""How a model's forward pass is run. One protocol, so that the round does not care.
+"""How a model's forward pass is run: one protocol for all rounds.
 
 eager   any causal LM, by transformers                       native  known families on a CPU, by code compiled for it
 lean    known families with fewer operations of torch        graphs  known families on a GPU, in CUDA graphs

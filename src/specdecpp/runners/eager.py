@@ -25,6 +25,7 @@ from transformers import DynamicCache
 from specdecpp.errors import RunnerError
 from specdecpp.runners import trimmed
 from specdecpp.runners.branches import OpenRows
+from specdecpp.runners.protocol import check_rollback
 
 _POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 
@@ -202,8 +203,7 @@ class EagerRunner:
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        check_rollback(length, self._length)
         self._forget_rows()
         if length == 0:
             self._reset()

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from specdecpp.errors import MissingExtraError, RunnerError
 from specdecpp.runners import trimmed
+from specdecpp.runners.protocol import check_rollback
 
 _ROOM = 1024  # positions a context starts with; it grows by doubling
 _WIDEST = 512  # tokens of one pass
@@ -110,8 +111,7 @@ class GGUFRunner:
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        check_rollback(length, self._length)
         if length < self._length:
             assert self._context is not None, "tokens lie in a context"
             self._context.cut(length)
@@ -140,7 +140,7 @@ class GGUFFile:
     def __init__(self, path: str | Path):
         self.path, self._lib = Path(path), _library()
         if not self.path.is_file():
-            raise RunnerError(f"there is no file {path}.")
+            raise RunnerError(f"there is no file {path}. Give the path of a GGUF file.")
         _errors.clear()
         self._model = self._lib.llama_model_load_from_file(os.fsencode(path), self._lib.llama_model_default_params())
         if not self._model:

@@ -25,6 +25,7 @@ from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
 from specdecpp.runners.branches import OpenRows
 from specdecpp.runners.eager import EagerRunner
+from specdecpp.runners.protocol import check_rollback
 
 _ROOM = 256  # positions a cache grows by
 _WIDEST = 512  # rows of one pass: scores of longer prompts would not fit a CPU's cache
@@ -145,8 +146,7 @@ class LeanRunner(EagerRunner):
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        check_rollback(length, self._length)
         self._length, self._open = length, OpenRows()
 
     @torch.inference_mode()

@@ -44,7 +44,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Draws(Protocol):
-    """What a runner may have beside the rest: a faster way than `sampling.inverted` to draw a token from a law on a CPU."""
+    """Optional part of a runner: a faster way than `sampling.inverted` to draw a token from a law on a CPU."""
 
     def draw(self, p: Float[Tensor, " V"], u: float) -> int:
         """The index in whose share of p the point u in [0, 1) lies."""
@@ -53,7 +53,7 @@ class Draws(Protocol):
 
 @runtime_checkable
 class ReadsBoth(Protocol):
-    """What the runner of a target may have beside the rest: a text is read by it and by a draft in less than two passes."""
+    """Optional part of a target's runner: a text is read by it and by a draft in less than two passes."""
 
     def share_of(self, draft: Any) -> float:
         """The share of the draft's work that is saved so; 0 where nothing is."""
@@ -120,6 +120,12 @@ def depths_of(parents: Sequence[int], known: Sequence[int] = ()) -> list[int]:
             )
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return depths[len(known) :]
+
+
+def check_rollback(length: int, held: int) -> None:
+    """Raise ValueError unless a cache that holds so many tokens can be cut to `length`."""
+    if not 0 <= length <= held:
+        raise ValueError(f"cannot roll back to {length} tokens: the cache holds {held}")
 
 
 def check_path(path: Sequence[int], parents: Sequence[int]) -> None:

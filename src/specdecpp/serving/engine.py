@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Nothing more will come: all is done, or here is why not."""
+    """The last event of a request: it is finished, or `refusal` says why not."""
 
     refusal: Refusal | None = None
 
@@ -66,14 +66,14 @@ class Pace:
         self._row_s: float | None = None
 
     def rows(self, *, is_alone: bool) -> int:
-        """Up to `most`, and as many where nobody waits meanwhile. Few at first, and never fewer: a pass over them takes hardly
-        more than over one."""
+        """`most` where no other request waits, else what the time allows. At least `FEW`, also before anything was timed: a
+        pass over them takes hardly more than over one."""
         if is_alone:
             return self._most
         return min(self._most, FEW if self._row_s is None else max(FEW, int(self._limit_s / self._row_s)))
 
     def learn(self, num: int, seconds: float) -> None:
-        """So many have taken so long."""
+        """Update the mean: `num` rows took so many seconds."""
         if num > 0:
             row_s = seconds / num
             self._row_s = row_s if self._row_s is None else self._row_s + PACING * (row_s - self._row_s)
@@ -276,7 +276,7 @@ class Engine:
                 self._turn(running)
                 if monotonic() - self._tidied > TIDY_S:
                     self._tidy()
-        except BaseException:  # of ours: what the models raise ends one request. Nobody is to wait for a thread that is no more
+        except BaseException:  # of the engine itself (those of models end one request): nobody may wait for a dead thread
             log.exception("the engine has failed")
             with self._changed:
                 self._is_open, self._has_failed = False, True

@@ -186,9 +186,9 @@ class Witness:
 
 
 def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
-    """For every survival the least with which drafting goes on. A lagged head's come one candidate later, hence from the end.
+    """The threshold for each survival. Those of a lagged head come one candidate later, hence they are aligned at the end.
 
-    One above 1, which nothing reaches, is 1: JSON knows no infinity.
+    A threshold above 1, which no survival reaches, becomes 1: JSON has no infinity.
     """
     return [min(max(floor, 0.0), 1.0) for floor in least[len(least) - len(survival) :]]
 

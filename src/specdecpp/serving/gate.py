@@ -1,5 +1,5 @@
-"""The door that every HTTP request comes through: its name, the host it asks for, its key, the length of its body, and its line
-in the log."""
+"""What is checked of every HTTP request: its name, the host it asks for, its key, the length of its body; and its line in the
+log."""
 
 import hmac
 import ipaddress

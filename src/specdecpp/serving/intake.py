@@ -15,7 +15,7 @@ from typing import Any
 
 from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, default_policy, encode
-from specdecpp.errors import PromptError, UnsoundError
+from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.trees import TreePolicy
@@ -141,8 +141,7 @@ class Intake:
         except PromptError as error:
             raise Refusal(str(error), param=_where(prompt)) from error
         except Exception as error:  # the template's own, or the tokenizer's
-            message = str(error).strip().splitlines() or [type(error).__name__]
-            raise Refusal(f"the prompt cannot be read: {message[0]}", param=_where(prompt)) from error
+            raise Refusal(f"the prompt cannot be read: {first_line(error)}", param=_where(prompt)) from error
         if not ids:
             raise Refusal("the prompt has no tokens, and the tokenizer has no start token to begin with.", param=_where(prompt))
         most = self.limits.max_prompt_tokens

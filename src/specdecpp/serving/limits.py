@@ -1,4 +1,4 @@
-"""What a server puts up with: how much may be asked at once, how long it may take, how many may ask."""
+"""The limits of a server: how many requests, how large they may be, how long they may take."""
 
 from dataclasses import dataclass, fields
 
@@ -38,7 +38,10 @@ class Limits:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):
             value, least = getattr(self, name), 0 if name in ("max_waiting", "grace_s", "max_drafted") else 1
-            if value is not None and value < least and not (name in ("timeout_s", "prefill_s") and value > 0):
+            if name in ("timeout_s", "prefill_s"):
+                if not value > 0:
+                    raise ValueError(f"{name} must be above 0, got {value}")
+            elif value is not None and not value >= least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
 
     @property

@@ -20,7 +20,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
-def config(level: str = "INFO") -> dict[str, Any]:
+def config() -> dict[str, Any]:
     """A configuration for `logging.config.dictConfig`: everything through one handler, in this form."""
     quiet = {"handlers": ["stderr"], "level": "WARNING", "propagate": False}
     return {
@@ -28,7 +28,7 @@ def config(level: str = "INFO") -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": "specdecpp.serving.logs.JsonLines"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
-        "loggers": {LOGGER: {**quiet, "level": level}, "uvicorn": quiet, "asyncio": quiet},
+        "loggers": {LOGGER: {**quiet, "level": "INFO"}, "uvicorn": quiet, "asyncio": quiet},
     }
 
 

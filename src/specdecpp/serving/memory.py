@@ -18,6 +18,6 @@ def give_back() -> None:
 
 @cache
 def _trim() -> Callable[[int], int]:
-    with suppress(OSError, TypeError, AttributeError):  # another C library, or none by this door
+    with suppress(OSError, TypeError, AttributeError):  # another C library, or one that ctypes does not find
         return ctypes.CDLL(None).malloc_trim
     return lambda pad: 0

@@ -47,7 +47,8 @@ class House:
 
 class Post:
     """From the engine's thread to the event loop. Rounds of all requests are delivered together, every `PAUSE_S` at most, and
-    the first and the end of a request at once: whoever is woken and writes to a socket takes a core from the passes."""
+    the first and the end of a request at once: each delivery wakes tasks that write to
+    sockets, which takes a core from the models."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -56,12 +57,12 @@ class Post:
         self._delivered = -math.inf
 
     def put(self, channel: "Channel", what: Step | End, *, is_urgent: bool) -> None:
-        """From any thread. What is put while a delivery is due is found by it: that looks after it has said that it is not."""
+        """From any thread. What is put while a delivery is due goes with it: `_deliver` resets `_is_due` before it reads."""
         self._letters.append((channel, what))
         if (loop := self._loop()) is None or not (is_urgent or not self._is_due):
             return
         self._is_due = True
-        with suppress(RuntimeError):  # the loop has gone, and with it everybody who would listen
+        with suppress(RuntimeError):  # the event loop has been closed, and its listeners with it
             loop.call_soon_threadsafe(self._deliver if is_urgent else self._plan)
 
     def _plan(self) -> None:

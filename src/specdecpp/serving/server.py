@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logs.told("stopping", running=self._engine.num_running, waiting=self._engine.num_waiting, grace_s=self._grace_s)
-        dropped = await self._drain()  # the door stays open meanwhile: /health says 503
+        dropped = await self._drain()  # the socket stays open meanwhile, so that /health answers 503
         await super().shutdown(sockets)
         logs.told("stopped", dropped=dropped)
 

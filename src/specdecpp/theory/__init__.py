@@ -1,4 +1,4 @@
-"""Stopping rules on paper: what a round costs, which rule is best, and how far from it the others are.
+"""Stopping rules without a model: what a round costs, which rule is best, and how far from it the others are.
 
 | file | what is in it |
 |---|---|

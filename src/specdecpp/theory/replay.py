@@ -8,7 +8,7 @@ a draw from norm((q - p)+), which is rejected, and the correction is X_i. A bonu
 and a rejected candidate and its correction are independent, the answer is X whatever the rule does, and only the bookkeeping
 is random: one coin a position, and after a rejected candidate the draft's own continuation, which is recorded as a branch.
 No position is met twice, so one coin and one branch for each make a replayed answer exact in law, and two rules that are
-given the same coins are compared on the same luck. tests/test_replay.py enumerates the joint law of text and rounds.
+given the same coins differ by what they decide only. tests/test_replay.py enumerates the joint law of text and rounds.
 
 The very policy objects of the decoder run here, under the decision that every engine follows (`policies.protocol.decide`):
 

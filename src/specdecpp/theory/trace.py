@@ -94,7 +94,7 @@ class Trace:
         return (self.branch_length == 0) & (self.odds >= 1 - ROUNDING)
 
     def runs(self, coins: Float[np.ndarray, "R N"]) -> Int[np.ndarray, "R N"]:
-        """For every start of a round the position of its first rejection, N where there is none. Randomness lie in [0, 1)."""
+        """For every start of a round the position of its first rejection, N where there is none. Coins lie in [0, 1)."""
         is_accepted = (coins < self.odds) | self.is_sure
         rejections = np.where(is_accepted, len(self), np.arange(len(self)))
         return np.minimum.accumulate(rejections[:, ::-1], axis=1)[:, ::-1]

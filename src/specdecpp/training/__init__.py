@@ -1,4 +1,4 @@
-"""The offline way through the house: from prompts to a calibrated head. Nothing that decodes imports it.
+"""Offline work: from prompts to a calibrated head. Nothing that decodes imports it.
 
 prompts -> collect (responses, labels) -> train (head) -> calibrate -> evaluate
 """

@@ -80,10 +80,10 @@ class Rows:
             columns = {"batch": self.batch[chosen], "index": self.index[chosen] - start, "prefix": self.prefix[chosen]}
             yield chosen, Rows(num_rows=self.num_rows, **columns)
 
-    def scattered(self, values: Int[Tensor, " M"], fill: int = 0) -> Int[Tensor, "B L"]:
-        """One row for each answer, padded to the longest."""
+    def scattered(self, values: Int[Tensor, " M"]) -> Int[Tensor, "B L"]:
+        """One row for each answer, padded with 0 to the longest."""
         shape = (self.num_rows, int(self.index.max()) + 1)
-        return values.new_full(shape, fill).index_put((self.batch, self.index), values)
+        return values.new_zeros(shape).index_put((self.batch, self.index), values)
 
     def gathered(self, values: Float[Tensor, "B L X"]) -> Float[Tensor, "M X"]:
         return values[self.batch, self.index]

@@ -1,4 +1,4 @@
-"""From a trained head to probabilities: held-out labels undo what the loss, and the training, have bent.
+"""From a trained head to probabilities: held-out labels undo the bias of the weighted loss and of training.
 
 The closed form undoes the weight of rejections (method.md 4); what is left, a temperature and a bias of the logit, is fitted
 on labels that the head was not trained on, in the evidence that it meets in use: `calibrate_head` has collected ones,

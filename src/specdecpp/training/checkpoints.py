@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specdecpp import machine
-from specdecpp.errors import DataError
+from specdecpp.errors import DataError, first_line
 from specdecpp.head import AcceptanceHead
 from specdecpp.training.plan import HeadPlan
 
@@ -56,7 +56,7 @@ class Training:
                 raise
             except Exception as error:  # zip, pickle and torch each have errors of their own
                 raise DataError(
-                    f"{folder / STATE} is damaged ({_first_line(error)}), so this training cannot go on from it. Delete that "
+                    f"{folder / STATE} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that "
                     "file and run the same command again: the head is trained from its beginning."
                 ) from error
         head.train()
@@ -97,7 +97,7 @@ class Training:
                 torch.save(state, part)
             self.write_lines()
         except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
-            reason = error.strerror if isinstance(error, OSError) else _first_line(error)
+            reason = error.strerror if isinstance(error, OSError) else first_line(error)
             raise DataError(
                 f"{self.folder} cannot be written into ({reason}). The epochs before this one are safe: mend that and run the "
                 "same command again."
@@ -119,10 +119,6 @@ def saved(path: Path) -> Any:
         if (bad := archive.testzip()) is not None:
             raise ValueError(f"{bad} is not what was written")
     return torch.load(path, weights_only=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def rate(at: int, *, steps: int, warmup: float, least: float = 0.0) -> float:

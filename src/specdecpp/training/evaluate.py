@@ -28,7 +28,7 @@ from specdecpp.training import shards
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl, log_loss, reliability
 from specdecpp.training.rounds import Fold, Rounds, rounds
-from specdecpp.training.scores import Judged, Source, head_logits, log_q, minus_entropy
+from specdecpp.training.scores import Judged, head_logits, log_q, minus_entropy
 
 RIVAL = "cumulative_q"
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
@@ -51,9 +51,9 @@ FREE = {
 }
 
 
-def head_score(head: AcceptanceHead, *, sources: Sequence[Source] = ("leaf", "mixed", "rounds")) -> Score:
+def head_score(head: AcceptanceHead) -> Score:
     """The score of a head under the calibration of its card."""
-    return Score(judge=lambda record: log_probabilities(head_logits(head, record, sources=sources), head.card.calibration))
+    return Score(judge=lambda record: log_probabilities(head_logits(head, record), head.card.calibration))
 
 
 def log_probabilities(judged: Judged, calibration: Calibration) -> Judged:

@@ -241,10 +241,10 @@ def _columns(distributions: Distributions, x: Int[Tensor, " M"], draws: int, gen
 
 
 def mixed_text(
-    answer: Int[Tensor, " M"], candidate: Int[Tensor, " M"], generator: torch.Generator, *, keep: float = KEEP
+    answer: Int[Tensor, " M"], candidate: Int[Tensor, " M"], generator: torch.Generator
 ) -> tuple[Int[Tensor, " M"], Bool[Tensor, " M"]]:
-    """(Z, whether Z_i is the candidate): X_i with probability `keep`, else Y_i (method.md 4)."""
-    is_mixed = torch.rand(len(answer), generator=generator, device=answer.device) >= keep
+    """(Z, whether Z_i is the candidate): X_i with probability `KEEP`, else Y_i (method.md 4)."""
+    is_mixed = torch.rand(len(answer), generator=generator, device=answer.device) >= KEEP
     return torch.where(is_mixed, candidate, answer), is_mixed
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specdecpp.errors import DataError, MissingExtraError
+from specdecpp.errors import DataError, MissingExtraError, first_line
 from specdecpp.text import half_character
 
 Row = dict[str, Any]
@@ -147,7 +147,7 @@ def gather(sources: Sequence[Source], *, seed: int, splits: Collection[Split] = 
     kept = [prompt for prompt in found.values() if prompt.split in splits]
     if not kept:
         named = ", ".join(s.path for s in sources) or "none is named"
-        raise DataError(f"the sources hold no prompts for {', '.join(splits)}: {named}.")
+        raise DataError(f"the sources hold no prompts for {', '.join(splits)}: {named}. Name files with rows, or other splits.")
     return sorted(kept, key=lambda p: hashlib.sha256(f"{seed}:{p.text}".encode()).digest())
 
 
@@ -171,7 +171,9 @@ def _data_set(path: str, *, part: str) -> Any:
     try:
         data: Any = datasets.load_from_disk(path) if Path(path).is_dir() else datasets.load_dataset(path, split=part)
     except Exception as error:  # whatever the hub or a damaged folder raises
-        raise DataError(f"the data set {path} cannot be read ({_first_line(error)}).") from error
+        raise DataError(
+            f"the data set {path} cannot be read ({first_line(error)}). Give a {', '.join(KINDS)} file, or another data set."
+        ) from error
     if isinstance(data, datasets.DatasetDict):
         if part not in data:
             raise DataError(f"the data set {path} has no part {part!r}; it has {', '.join(map(str, data))}. Set part to one.")
@@ -196,7 +198,7 @@ def _file_rows(file: Path) -> Iterator[Row]:
     except (OSError, EOFError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{file} is not readable as {kind} ({_first_line(error)}).") from error
+        raise DataError(f"{file} is not readable as {kind} ({first_line(error)}).") from error
 
 
 def _json_rows(file: Path) -> list[Row]:
@@ -213,7 +215,3 @@ def _lines(file: Path, lines: Any) -> Iterator[Row]:
                 yield json.loads(line)
             except json.JSONDecodeError as error:
                 raise DataError(f"line {number} of {file} is not JSON ({error}). Each line is one object.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

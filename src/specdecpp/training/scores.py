@@ -70,9 +70,7 @@ class Judged:
         return replace(self, answer=None, branch=None)
 
 
-def head_logits(
-    head: AcceptanceHead, record: Record, *, sources: Sequence[Source] = ("leaf", "mixed", "rounds"), length: int = LENGTH
-) -> Judged:
+def head_logits(head: AcceptanceHead, record: Record, *, sources: Sequence[Source] = ("leaf", "mixed", "rounds")) -> Judged:
     """Raw logits of a head. A lagged one takes the first of `sources` that the record has.
 
     Raises `DataError` when it has none of them.
@@ -80,20 +78,20 @@ def head_logits(
     source = _source(head, record, sources)
     answer, branch = None, None
     if record.branches is not None:
-        answer, branch = _round_logits(head, record, min(length, record.branches.token.shape[1]))
+        answer, branch = _round_logits(head, record, min(LENGTH, record.branches.token.shape[1]))
     return Judged(**_token_logits(head, record, source), source=source, answer=answer, branch=branch)
 
 
-def log_q(record: Record, *, length: int = LENGTH) -> Judged:
+def log_q(record: Record) -> Judged:
     """log q of every token: the score of max q and of cumulative q."""
-    return _free(record, record.log_q, record.answer_log_q, record.branches and record.branches.log_q, length)
+    return _free(record, record.log_q, record.answer_log_q, record.branches and record.branches.log_q)
 
 
-def minus_entropy(record: Record, *, length: int = LENGTH) -> Judged:
+def minus_entropy(record: Record) -> Judged:
     """-H(q), which does not look at the token: a rank, no probability."""
     entropy = -record.entropy
     of_branch = None if record.branches is None else -record.branches.entropy
-    return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch, length)
+    return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch)
 
 
 def raw(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
@@ -206,13 +204,13 @@ def _round_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np
     return of_answer, of_branch
 
 
-def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None, length: int) -> Judged:
+def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None) -> Judged:
     """A score that is read off the record: all drawn candidates, the same at every depth."""
     score = _flat(drawn)
     depth = record.depth[:, None].expand_as(drawn).reshape(-1).numpy()
     wide = None, None
     if branch is not None:
-        length = min(length, branch.shape[1])
+        length = min(LENGTH, branch.shape[1])
         shape = (len(answer), length)
         of_branch = branch[:, :length].double().numpy()
         wide = np.broadcast_to(_flat(answer)[:, None], shape), np.broadcast_to(of_branch[..., None], (*shape, length))

@@ -1,4 +1,4 @@
-"""A collection on disk: one pair of files for each shard, written so that a run killed at any moment leaves no doubt.
+"""A collection on disk: one pair of files for each shard, written so that after a kill it is clear which shards are complete.
 
     collection.json               what it is of: provenance, written first
     shard-00000.safetensors       the draft's states, float16
@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from specdecpp import machine
-from specdecpp.errors import DataError
+from specdecpp.errors import DataError, first_line
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
 
@@ -193,7 +193,7 @@ def _note(path: Path) -> dict[str, Any]:
     try:
         return json.loads((pq.read_schema(path).metadata or {})[_KEY])
     except Exception as error:  # pyarrow has many errors of its own
-        raise damaged(path, f"its parquet is unreadable ({str(error).splitlines()[0]})") from error
+        raise damaged(path, f"its parquet is unreadable ({first_line(error)})") from error
 
 
 def _shard(path: Path, *, split: str | None, sources: Collection[str] | None) -> Iterator[Record]:
@@ -207,7 +207,7 @@ def _shard(path: Path, *, split: str | None, sources: Collection[str] | None) ->
         if _checksum(columns) != note["table_crc32"]:
             raise ValueError("what it holds is not what was written")
     except Exception as error:  # pyarrow and safetensors each have errors of their own
-        raise damaged(path, str(error).splitlines()[0]) from error
+        raise damaged(path, first_line(error)) from error
     cursors = {name: 0 for name in states}
 
     def take(name: str, num: int) -> Tensor | None:

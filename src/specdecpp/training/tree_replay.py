@@ -70,7 +70,7 @@ class Laws(Protocol):
 
 
 class Player:
-    """A rule that is ready to be replayed on one answer. `is_drawn` is False under comparison: children are not tested by q."""
+    """A rule that is ready to be replayed on one answer. `compares`: verified by comparison, not by q."""
 
     def __init__(self, laws: Laws, policy: TreePolicy, costs: Costs, *, compares: bool = False):
         self.laws, self.policy, self.costs = laws, policy, costs
@@ -268,7 +268,7 @@ def replay_trees(
     answers: Sequence[Laws], policy: TreePolicy, costs: Costs, *, seed: int = 0, repeats: int = 1, compares: bool = False
 ) -> TreesReplayed:
     """Decode every answer `repeats` times with a tree rule, exactly in law: under token verification, or with `compares` under
-    comparison. A seed gives the same luck again, for each answer by its place in the list.
+    comparison. A seed gives the same coins again, for each answer by its place in the list.
 
     Raises ValueError without answers or repeats, and for a rule that removes drawn children under token verification.
 

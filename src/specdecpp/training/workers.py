@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from specdecpp.errors import DataError, MissingExtraError, PairError
+from specdecpp.errors import DataError, MissingExtraError, PairError, first_line
 from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs
 from specdecpp.training.jobs import Question, Work
@@ -107,7 +107,7 @@ def _connect(ray: Any, address: str) -> None:
 
 def _sentence(error: Exception) -> str:
     """The first one of a message of Ray's, which are long."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
+    return first_line(error).partition(". ")[0].rstrip(".")
 
 
 def _fetched(ray: Any, reference: Any) -> tuple[int, Any, int]:

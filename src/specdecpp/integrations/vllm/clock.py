@@ -1,4 +1,4 @@
-"""What the steps of a batch take, as running means by batch size: the cost model of a server that never stands still.
+"""What the steps of a batch take, as running means by batch size: the cost model of a busy server.
 
 A draft step and a target pass serve all requests of a batch at once, so a request is told the seconds of the whole batch's
 step. Were they shared out evenly, every cost and every rate would be divided by the same number, and no rule would decide

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from specdecpp.integrations.vllm.clock import StepClock
-from specdecpp.integrations.vllm.heads import check_head, find_head
+from specdecpp.integrations.vllm.heads import fitting_head
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Verified, parameter_ratio
@@ -149,10 +149,8 @@ class Proposer:
         model = load_model(name, dtype=target.dtype, device=next(target_model.parameters()).device, device_map=None)
         kind = LeanRunner if LeanRunner.refusal(model) is None else EagerRunner
         runner = kind(model, vocab_size=target.get_vocab_size())
-        head = find_head(self._settings.head, name)
-        if head is not None:
-            sizes = {"hidden_size": runner.hidden_size, "vocab_size": runner.vocab_size}
-            check_head(head, target=target.model, draft=name, **sizes)
+        sizes = {"hidden_size": runner.hidden_size, "vocab_size": runner.vocab_size}
+        head = fitting_head(self._settings.head, target=target.model, draft=name, **sizes)
         policy = policy_of(self._settings.policy, head, draft=name)
         num_tokens = self._config.speculative_config.num_speculative_tokens
         ratio = parameter_ratio(*(sum(p.numel() for p in m.parameters()) for m in (model, target_model)))

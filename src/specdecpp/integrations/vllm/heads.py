@@ -53,6 +53,14 @@ def check_head(head: AcceptanceHead, *, target: str, draft: str, hidden_size: in
     )
 
 
+def fitting_head(named: str | None, *, target: str, draft: str, hidden_size: int, vocab_size: int) -> AcceptanceHead | None:
+    """The head that `find_head` gives, checked as by `check_head`; None where there is none. Raises `HeadError`."""
+    head = find_head(named, draft)
+    if head is not None:
+        check_head(head, target=target, draft=draft, hidden_size=hidden_size, vocab_size=vocab_size)
+    return head
+
+
 def folder_fingerprint(name: str | Path) -> str | None:
     """`fingerprints.fingerprint` of a saved checkpoint, without loading it: an engine's own weights are fused and sharded.
 

@@ -17,7 +17,7 @@ from vllm.distributed.parallel_state import get_tp_group  # pyright: ignore[repo
 from vllm.v1.spec_decode.draft_model import DraftModelProposer  # pyright: ignore[reportMissingImports]
 
 from specdecpp.integrations.vllm.clock import StepClock
-from specdecpp.integrations.vllm.heads import check_head, find_head
+from specdecpp.integrations.vllm.heads import fitting_head
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.meters import meters
 from specdecpp.integrations.vllm.policy import policy_of
@@ -57,10 +57,8 @@ class AdaptiveProposer(DraftModelProposer):
             return
         spec = self.speculative_config
         draft, target = spec.draft_model_config, spec.target_model_config
-        head = find_head(self._settings.head, draft.model)
-        if head is not None:
-            sizes = {"hidden_size": draft.get_hidden_size(), "vocab_size": target.get_vocab_size()}
-            check_head(head, target=target.model, draft=draft.model, **sizes)
+        sizes = {"hidden_size": draft.get_hidden_size(), "vocab_size": target.get_vocab_size()}
+        head = fitting_head(self._settings.head, target=target.model, draft=draft.model, **sizes)
         policy = policy_of(self._settings.policy, head, draft=draft.model)
         ratio = parameter_ratio(*(sum(p.numel() for p in m.parameters()) for m in (self.model, target_model)))
         self._rounds = Rounds.of(

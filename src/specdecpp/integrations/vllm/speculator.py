@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import (  # pyright
 )
 
 from specdecpp.errors import HeadError
-from specdecpp.integrations.vllm.heads import BESIDE, check_head, find_head
+from specdecpp.integrations.vllm.heads import BESIDE, fitting_head
 from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.settings import Settings
@@ -49,14 +49,13 @@ class JudgedSpeculator(StandaloneARSpeculator):
         settings = Settings.of(self.vllm_config)
         spec = self.speculative_config
         draft, target = spec.draft_model_config, spec.target_model_config
-        head = find_head(settings.head if settings else None, draft.model)
+        sizes = {"hidden_size": draft.get_hidden_size(), "vocab_size": target.get_vocab_size()}
+        head = fitting_head(settings.head if settings else None, target=target.model, draft=draft.model, **sizes)
         if head is None:
             raise HeadError(
                 f"adaptive verification by a head needs one, and there is none at {draft.model}/{BESIDE}. Export one there, or "
                 'name one under "head".'
             )
-        sizes = {"hidden_size": draft.get_hidden_size(), "vocab_size": target.get_vocab_size()}
-        check_head(head, target=target.model, draft=draft.model, **sizes)
         self._judging = Judging(head, device=self.device)
         logger.info("adaptive verification follows a %s head", head.card.form)
 

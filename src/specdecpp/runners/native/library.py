@@ -65,7 +65,7 @@ class Filters(ctypes.Structure):
 
 
 class Drafting(ctypes.Structure):
-    """What `native_propose` is told and says: see there."""
+    """Arguments and results of `native_propose`: see there."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("unread", "ends", "uniforms", "least", "head")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("tokens", "rows", "confidence", "accept")]
@@ -76,7 +76,7 @@ class Drafting(ctypes.Structure):
 
 
 class Verifying(ctypes.Structure):
-    """What `native_verify` is told and says: see there."""
+    """Arguments and results of `native_verify`: see there."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw", "tv")]
     _fields_ += [(name, ctypes.c_double) for name in ("first", "second")]
@@ -86,7 +86,7 @@ class Verifying(ctypes.Structure):
 
 
 class Opening(ctypes.Structure):
-    """What `native_tree_open` is told and says: see `tree.h`."""
+    """Arguments and results of `native_tree_open`: see `tree.h`."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "rows", "likeliest", "chances")]
     _fields_ += [("forward_s", ctypes.c_double)]
@@ -95,7 +95,7 @@ class Opening(ctypes.Structure):
 
 
 class Testing(ctypes.Structure):
-    """What `native_tree_test` is told and says: see there."""
+    """Arguments and results of `native_tree_test`: see there."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "open", "uniforms", "q", "logits", "states", "raw")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("path", "tried")]

@@ -29,7 +29,7 @@ from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
 from specdecpp.runners.native.library import Drafting, Part, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
-from specdecpp.runners.protocol import check_path, depths_of
+from specdecpp.runners.protocol import check_path, check_rollback, depths_of
 from specdecpp.sampling import inverted
 
 _LOCK = threading.Lock()
@@ -339,8 +339,7 @@ class NativeRunner:
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot roll back to {length} tokens: the cache holds {self._length}")
+        check_rollback(length, self._length)
         self._length = length
         self._parents.clear()
 
