@@ -57,6 +57,20 @@ def test_a_copy_of_a_cache_has_its_bits_and_a_life_of_its_own(pair: Pair) -> Non
     assert copy.num_bytes == copy._capacity * 8 * sum(1 for _ in copy._weights.family.layers) * 2 * 16
 
 
+def test_caches_that_nobody_uses_are_taken_again_and_others_texts_in_them_forgotten(pair: Pair) -> None:
+    """Catches memory that is new for each of many requests, a cache that keeps another text, and one whose size is mistaken."""
+    many = [runner_of(pair, [3 + i, *SYSTEM * 9]) for i in range(12)]
+    sequences = {runner._sequence for runner in many}
+    assert many[0]._capacity > 256, "more than a cache has at first"
+    del many
+    first = runner_of(pair, SYSTEM)
+    copies = [first.fork(LEAST + num) for num in range(4)]
+    assert sum(runner._sequence in sequences and runner._capacity > 256 for runner in copies) == 4
+    for num, copy in enumerate(copies):
+        alone = runner_of(pair, SYSTEM[: LEAST + num])
+        assert torch.equal(copy.extend([9, 9, 9], rows=3)[0], alone.extend([9, 9, 9], rows=3)[0])
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_conversation_is_answered_as_if_each_turn_were_read_whole(pair: Pair, policy: str, sampling: str) -> None:

@@ -28,8 +28,8 @@ TABLES = 4
 _ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "gate": 4, "up": 5, "down": 6, "embedding": 7, "output": 8}
 _NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "down_norm": 5, "last": 6}
 _ENDS = -1
-IDLE, IDLE_BYTES = 4, 32 * 2**20
-"""So many caches that nobody uses are kept, each of so many bytes at most."""
+IDLE_BYTES, LARGE_BYTES = 256 * 2**20, 32 * 2**20
+"""What caches that nobody uses may hold together, and a single one of them: the rest is given back."""
 
 
 class _Shape(ctypes.Structure):
@@ -110,9 +110,9 @@ class Weights:
         return self._common[other]
 
     def let_go(self, sequence: int) -> None:
-        """A cache that its runner does not need any more: kept for the next one, unless there are many or it is large."""
-        size = self.bytes_per_position * self.lib.native_capacity(sequence)
-        if len(self.idle) < IDLE and size <= IDLE_BYTES:
+        """A cache that its runner does not need any more: kept for the next one, unless it is large or others hold much."""
+        size, *others = (self.bytes_per_position * self.lib.native_capacity(one) for one in (sequence, *self.idle))
+        if size <= LARGE_BYTES and size + sum(others) <= IDLE_BYTES:
             self.idle.append(sequence)
         else:
             self.lib.native_sequence_free(sequence)

@@ -58,19 +58,21 @@ void native_sequence_free(Sequence* seq) {
 
 int native_capacity(const Sequence* seq) { return seq->capacity; }
 
-// Room for `capacity` positions in `to`, the first `length` of them those of `from`. False where there is no memory; nothing is lost then.
+// Room for `capacity` positions or more in `to`, the first `length` of them those of `from`. False where there is no memory; nothing
+// is lost then. What has room already keeps its memory: new pages take longer than the copy.
 bool native_copy(const Model* m, const Sequence* from, Sequence* to, int capacity, int length) {
   const Shape& s = m->s;
-  capacity = int(up(capacity, PANEL));
+  bool has_room = to != from && to->capacity >= capacity;
+  capacity = has_room ? to->capacity : int(up(capacity, PANEL));
   size_t planes = size_t(s.layers) * s.kv_heads, size = planes * s.size * capacity + PANEL;  // a panel may reach past the last value
-  auto keys = static_cast<float*>(room(size * 4)), values = static_cast<float*>(room(size * 4));
+  auto keys = has_room ? to->keys : static_cast<float*>(room(size * 4)), values = has_room ? to->values : static_cast<float*>(room(size * 4));
   if (!keys || !values) return std::free(keys), std::free(values), false;
   for (size_t plane = 0; plane < planes && from->keys; ++plane) {
     size_t at = plane * s.size * capacity, of = plane * s.size * from->capacity;
     std::memcpy(keys + at, from->keys + of, up(length, PANEL) * s.size * 4);
     std::memcpy(values + at, from->values + of, size_t(length) * s.size * 4);
   }
-  std::free(to->keys), std::free(to->values);
+  if (!has_room) std::free(to->keys), std::free(to->values);
   *to = {capacity, keys, values};
   return true;
 }
