@@ -1,17 +1,21 @@
 """Many requests in the passes of a server: prompts beside rounds, and what fails, which fails alone."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from batched import PROMPTS, compiled_pair, session
 
-from specdecpp import Decoder, NativeRunner, Pair
+from specdecpp import Decoder, EagerRunner, NativeRunner, Pair
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
 from specdecpp.serving.engine import FEW, End, Engine, Pace, Part, Step, Work
+from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
+from specdecpp.serving.requests import CompletionRequest
 from specdecpp.session import Session, advance, attempt
+from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 
@@ -47,6 +51,19 @@ def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None,
         assert listener.is_over.wait(60)
     engine.stop()
     return listeners
+
+
+@pytest.mark.parametrize(("runner", "seeds"), [("native", [None, None]), ("eager", [0, 1])])
+def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, runner: str, seeds: list[int | None]) -> None:
+    """Catches greedy requests of a server that draft as if each were alone, and answers rounded as the clock has it."""
+    if runner == "eager":
+        model, draft = (tiny_model("llama", seed=seed, vocab_size=pair.target.vocab_size) for seed in (1, 2))
+        pair = replace(pair, target=EagerRunner(model), draft=EagerRunner(draft))
+    intake = Intake(pair, Limits(), policy=Fixed(k=2))
+    body = {"prompt": ["abc", "de"], "max_tokens": 4}
+    assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=0)).parts] == seeds
+    assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=1)).parts] == [None, None]
+    assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=0, seed=7)).parts] == [7, 8]
 
 
 def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
+from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.engine import End, Part, Step, Work
 from specdecpp.serving.evidence import Witness
@@ -110,8 +111,10 @@ class Intake:
         max_tokens = self._room(body, longest=max(map(len, prompts)))
         options = self._options(body, max_tokens, sampling)
         every = [prompt for prompt in prompts for _ in range(body.n)]
-        # A greedy answer needs no coins, but with a seed its stops do not follow the clock, and it is rounded alike every time.
-        seed = 0 if body.seed is None and sampling.is_greedy else body.seed
+        # A greedy answer needs no coins, but where rows are rounded as their passes are, it is the same every time only if its
+        # stops do not follow the clock, and so it has a seed.
+        is_rounded = sampling.is_greedy and not isinstance(self.pair.target, Forks)
+        seed = 0 if body.seed is None and is_rounded else body.seed
         seeds = [None if seed is None else seed + i for i in range(len(every))]
         return Plan(
             decoder=decoder,
