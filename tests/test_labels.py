@@ -184,7 +184,7 @@ def tail(tokens: torch.Tensor, law: torch.Tensor) -> float:
 
 
 def test_answer_odds_and_the_residual_couple_to_q_exactly() -> None:
-    """The identity that replay rests on (policies.md 9): X ~ p, then X with b(X), else the residual, is a draw from q.
+    """The identity that replay rests on: X ~ p, then X with b(X), else the residual, is a draw from q.
 
     Catches odds upside down and a residual that is not normalised, by enumeration over tables with zeros.
     """

@@ -19,7 +19,7 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-# design.md, import rule: everything else is online. Testing is neither: it serves both and the tests.
+# Everything else is online. Testing is neither: it serves both and the tests.
 FLOORS = (("theory",), ("training",), ("bench", "demo"), ("report",), ("distillation", "serving", "integrations"), ("cli",))
 """Of what is offline: a door leads down, or to the same room."""
 OFFLINE = tuple(room for floor in FLOORS for room in floor)

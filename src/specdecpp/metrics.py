@@ -1,7 +1,7 @@
 """What a run cost, as sums over rounds and the rates that follow from them.
 
-Names are those of vLLM's per-request block where it has one; discard and verification rate are the paper's R_d and R_v
-(method.md 1). A candidate counts as accepted when it ends in the output.
+Names are those of vLLM's per-request block where it has one; discard and verification rate are the paper's R_d and R_v.
+A candidate counts as accepted when it ends in the output.
 """
 
 from collections import Counter

@@ -23,7 +23,7 @@ class Machine:
 
     @classmethod
     def relative(cls, c: float) -> "Machine":
-        """A candidate costs c target passes, and a pass the same at any width: the paper's cost model (method.md 1).
+        """A candidate costs c target passes, and a pass the same at any width: the paper's cost model.
 
         Raises ValueError unless c is a finite number of at least 0.
 

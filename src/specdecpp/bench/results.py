@@ -1,7 +1,7 @@
 """The results file: one JSON object with a row for every setting that was measured or replayed, and where it came from.
 
 `run` and `replays` make it, reports are made of it. Rates are ratios of sums over prompts; intervals are 95 %, by a paired
-bootstrap over prompts. R_d and R_v are the paper's (method.md 1).
+bootstrap over prompts. R_d and R_v are the paper's.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     field -> settings tried on development prompts -> the best of each rule on test prompts -> rows
 
-Fair means (policies.md 8): the same code for all, the target alone included; settings chosen on other prompts than those
+Fair means: the same code for all, the target alone included; settings chosen on other prompts than those
 that are measured, once for all data sets, apart by verification and temperature; everything of one temperature interleaved
 prompt by prompt in an order that rotates, after an untimed round, so that a slow moment of the machine falls on all; rates
 are ratios of sums, and intervals resample prompts.

@@ -71,7 +71,7 @@ class Costs:
 
     @classmethod
     def relative(cls, c: float) -> "Costs":
-        """The paper's machine in units of a target pass: a candidate costs c, a pass 1, however wide (method.md 1)."""
+        """The paper's machine in units of a target pass: a candidate costs c, a pass 1, however wide."""
         return cls(draft_s=c, passes={1: 1.0})
 
     @classmethod

@@ -3,9 +3,9 @@
 There are two forms. They differ in when a draft token Y_t can be judged:
 
 lagged       from e_t, the draft's state *at* Y_t: D_h residual blocks x + SiLU(W x + b), then a linear output, the logit of
-             acceptance (method.md 3; Huang et al. 2025, section 3.2). The forward pass on Y_t has then been paid for.
+             acceptance (Huang et al. 2025, section 3.2). The forward pass on Y_t has then been paid for.
 look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small table, and from scalars such as log q(Y_t):
-             as soon as Y_t is drawn (policies.md 4). The table is the head's own, so every runner can feed it.
+             as soon as Y_t is drawn. The table is the head's own, so every runner can feed it.
 
 | file | holds |
 |---|---|

@@ -1,4 +1,4 @@
-"""Stop when further candidates no longer pay: no threshold, only costs (policies.md 3).
+"""Stop when further candidates no longer pay: no threshold, only costs.
 
 Rounds renew, so tokens per second are E[tokens]/E[seconds] of a round, and by Dinkelbach's argument another candidate pays
 if the chance that it ends in the output is worth the time it adds, at the rate rho that is being achieved:

@@ -1,5 +1,5 @@
 """Rules that ask a trained acceptance head; SpecDec++ stops when the estimated probability of a rejection exceeds a
-threshold (method.md 5)."""
+threshold."""
 
 import warnings
 from dataclasses import dataclass, field, fields

@@ -6,7 +6,7 @@ head's estimates. It never sees the target's probabilities.
 
 Why that is lossless: whether to go on is a function of the candidates already drawn, and the last of them stays. The
 candidates are then an *adapted* stopping of the draft's own process, for which token and block verification keep the
-target's law (policies.md 1; enumerated in tests/test_law.py). Dropping the last candidate after looking at it is not
+target's law (enumerated in tests/test_law.py). Dropping the last candidate after looking at it is not
 adapted: the Decoder refuses that unless the verification can bear it.
 """
 

@@ -1,6 +1,6 @@
 """The Pareto picture: target passes per token against discarded candidates per token, and the speed-up both lead to.
 
-Time per token is t_draft (1 + R_d - R_v) for candidates and one pass for every R_v (method.md 1; paper, section 3), so
+Time per token is t_draft (1 + R_d - R_v) for candidates and one pass for every R_v (paper, section 3), so
 settings of equal speed lie on a straight line, and a rule is better where it lies nearer to the lower left.
 """
 

@@ -1,6 +1,6 @@
 """What results look like: six pictures, each a pure function of a board, drawn by matplotlib.
 
-    pareto        target passes against discards, with lines of equal speed-up (method.md 1)
+    pareto        target passes against discards, with lines of equal speed-up
     bars          the speed-up of every rule, with its interval
     ladder        how far each kind of rule gets on the way from the best fixed K to hindsight
     lengths       how many candidates a round drafts

@@ -3,8 +3,8 @@
     pending -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ... -> verify
 
 A rule judges at one of the two places. A lagged head judges Y_k by the forward pass that reads it, which also gives
-q_{k+1}; so when it stops after k judgements there are k + 1 candidates, the last one free, and all of them are verified
-(method.md 5). A look-ahead head judges Y_k as soon as it is drawn, and stops before that pass is paid for.
+q_{k+1}; so when it stops after k judgements there are k + 1 candidates, the last one free, and all of them are verified.
+A look-ahead head judges Y_k as soon as it is drawn, and stops before that pass is paid for.
 """
 
 from collections.abc import Collection, Sequence

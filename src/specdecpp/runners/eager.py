@@ -5,7 +5,7 @@ Two choices make it exact for every architecture:
 * the cache keeps *all* positions, also of layers with a sliding window (the window is then a matter of the model's own
   mask), so that cutting the last n positions is an exact rollback;
 * the hidden state is whatever the output layer reads, caught by a hook in front of it: the last hidden state after the
-  final norm (method.md 3), also where a model projects or scales in between.
+  final norm, also where a model projects or scales in between.
 
 A model whose cache cannot be cut (recurrent state, encoder-decoder) is refused with the reason, and the promise is put to
 the test once when the model is loaded.

@@ -130,7 +130,7 @@ class Process:
         return self.transition @ (self.acceptance * self.unjudged)
 
     def lagged(self) -> "Process":
-        """The same text seen one token later: a candidate is judged by the step that draws its successor (method.md 5).
+        """The same text seen one token later: a candidate is judged by the step that draws its successor.
 
         With k candidates s_{k-1} is known, so E[S_k] = S_{k-1} m(s_{k-1}). Three copies of the states: nothing drafted, one
         candidate and nothing judged, and from then on.

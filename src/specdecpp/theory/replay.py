@@ -2,7 +2,7 @@
 
     Trace (a recorded answer) + coins + policy -> Rounds -> Replayed (sums for each answer, rates)
 
-The coupling (policies.md 9). Take an answer X ~ p with p and q at each position. Under token verification a round that
+The coupling. Take an answer X ~ p with p and q at each position. Under token verification a round that
 reaches position i meets there, in law, X_i itself with probability b_i = min(1, q(X_i)/p(X_i)), and it is accepted; otherwise
 a draw from norm((q - p)+), which is rejected, and the correction is X_i. A bonus is X_i too. Since min(p, q) + (p - q)+ = p,
 and a rejected candidate and its correction are independent, the answer is X whatever the rule does, and only the bookkeeping

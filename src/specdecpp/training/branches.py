@@ -2,8 +2,8 @@
 
 After one pass over a batch of clean texts its cache holds every prefix x, X_<i at once. A branch grows from each: its
 tokens stand at the positions after the prefix and attend to the prefix, to the branch and to nothing else. One token deep it
-is a *leaf*, the state at a candidate on the clean prefix, exactly (method.md 7). Deeper it is the *discarded branch* of
-policies.md 9: a rejected candidate and what the draft goes on with. One level of many branches is one forward pass, and a
+is a *leaf*, the state at a candidate on the clean prefix, exactly. Deeper it is a *discarded
+branch*: a rejected candidate and what the draft goes on with. One level of many branches is one forward pass, and a
 tree of the target that grows with the same tokens says what it would have made of them.
 
 A model takes part if it obeys a mask [B, 1, queries, keys] and the positions it is given; that is put to the test.
@@ -32,7 +32,7 @@ PASS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Branches:
-    """One discarded branch at every position of an answer of N tokens, up to K tokens long (policies.md 9).
+    """One discarded branch at every position of an answer of N tokens, up to K tokens long.
 
     token[i, 0] ~ norm((q_i - p_i)+) is the rejected candidate, the others are drawn from q after it. `length` counts the
     real ones: a branch ends after an end-of-text token and where the context ends; it is 0 where q_i <= p_i everywhere, so

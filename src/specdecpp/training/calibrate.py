@@ -1,6 +1,6 @@
 """From a trained head to probabilities: held-out labels undo the bias of the weighted loss and of training.
 
-The closed form undoes the weight of rejections (method.md 4); what is left, a temperature and a bias of the logit, is fitted
+The closed form undoes the weight of rejections; what is left, a temperature and a bias of the logit, is fitted
 on labels that the head was not trained on, in the evidence that it meets in use: `calibrate_head` has collected ones,
 `calibrate_live` those of real rounds on the runner that serves. All of it goes into the head's card, with the figures before
 and after, per token and for the product over a round, which is what decides.

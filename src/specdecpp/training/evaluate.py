@@ -2,7 +2,7 @@
 
 Per token, a score should tell candidates that will be accepted from those that will not. What decides when to stop is the
 round as a whole, so the figures that count are those of the round: the score of all its candidates against whether all of
-them are accepted, over the exact rounds of `rounds`. The free rival is cumulative q (policies.md 5).
+them are accepted, over the exact rounds of `rounds`. The free rival is cumulative q.
 
 | score | per token | of a round |
 |---|---|---|

@@ -1,8 +1,7 @@
 """Labels by teacher forcing: what would have happened to a draft token at every position of an answer X ~ p.
 
 p and q at position i are the *warped* distributions after the clean prefix x, X_<i, under the sampling parameters that will
-be served. Candidates Y ~ q are drawn and scored against p; the draft's states that a head may read go with them (method.md 4
-and 7, policies.md 9):
+be served. Candidates Y ~ q are drawn and scored against p; the draft's states that a head may read go with them:
 
     states[i]      the state that gave q_i: what a look-ahead score reads; states[i + 1] is the state at X_i
     mixed[i]       the state at Z_i of the paper's mixed text: what the paper's head is trained on
@@ -26,7 +25,7 @@ from specdecpp.training.responses import draw, roomy_cache, seen_by
 
 TOP_K = 8
 KEEP = 0.15
-"""How often the mixed text keeps the answer's token (method.md 4, r)."""
+"""How often the mixed text keeps the answer's token: r of the paper."""
 LONGEST_ROUND = 10
 BUDGET, NARROWEST = 2**25, 2**11
 """Logits of one label batch, B T V: about a gigabyte with all that is made of them. A smaller V counts as 2,048."""
@@ -73,7 +72,7 @@ class Record:
     answer_log_ratio: Float[Tensor, " N"] | None = None
     """log p(X_i) - log q(X_i), unclipped; inf where the draft could not have proposed it. None in older collections."""
     answer_odds: Float[Tensor, " N"]
-    """b_i = min(1, q(X_i)/p(X_i)): the chance that the candidate was the answer's own token (policies.md 9)."""
+    """b_i = min(1, q(X_i)/p(X_i)): the chance that the candidate was the answer's own token."""
     depth: Int[Tensor, " N"]
     """From 1: the depth of the position in a simulated round, which ends where a coin of b_i fails, or at a length uniform
     in 1..10."""
@@ -243,7 +242,7 @@ def _columns(distributions: Distributions, x: Int[Tensor, " M"], draws: int, gen
 def mixed_text(
     answer: Int[Tensor, " M"], candidate: Int[Tensor, " M"], generator: torch.Generator
 ) -> tuple[Int[Tensor, " M"], Bool[Tensor, " M"]]:
-    """(Z, whether Z_i is the candidate): X_i with probability `KEEP`, else Y_i (method.md 4)."""
+    """(Z, whether Z_i is the candidate): X_i with probability `KEEP`, else Y_i."""
     is_mixed = torch.rand(len(answer), generator=generator, device=answer.device) >= KEEP
     return torch.where(is_mixed, candidate, answer), is_mixed
 

@@ -5,7 +5,7 @@
 A head is trained on states from transformers, and serves with those of whatever runs the draft: llama.cpp, int8 weights,
 another temperature. Here the runner that serves makes the states. The label is not a coin but its odds, min(1, p/q), which
 verification knows. A candidate counts as much as it is likely that all before it are accepted, as only then its own
-acceptance decides anything; so weighted, the prefix of a candidate is in law a text of the target's (policies.md 9), like
+acceptance decides anything; so weighted, the prefix of a candidate is in law a text of the target's, like
 the clean prefix of collected labels. Used by `calibrate.calibrate_live`.
 
 Shapes: T judged candidates of an answer, K of a round.

@@ -83,7 +83,7 @@ def log_loss(probability: Points, label: Points, weight: Points | None = None) -
 def kl(probability: Points, label: Points, weight: Points | None = None) -> float:
     """Mean KL(P || probability) in nats, cross-entropy *minus* the entropy of the labels: 0 for a perfect predictor.
 
-    The reference code adds the entropy (method.md 4).
+    The reference code adds the entropy.
     """
     p = np.clip(label, EPSILON, 1 - EPSILON)
     entropy = _mean(-label * np.log(p) - (1 - label) * np.log1p(-p), weight)

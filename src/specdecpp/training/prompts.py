@@ -1,6 +1,6 @@
 """Prompts for collection: rows of a file or a data set, a builder that makes each row a user message, and a split.
 
-The builders are the paper's (method.md 6; Huang et al. 2025, appendix): only prompts are used, never a data set's answers.
+The builders are the paper's (Huang et al. 2025, appendix): only prompts are used, never a data set's answers.
 The side of a prompt is decided by its hash, so that it depends neither on the order of the rows nor on how many there are.
 """
 

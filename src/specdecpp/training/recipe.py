@@ -51,7 +51,7 @@ class PairPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BranchPlan:
-    """Which answers get discarded branches (policies.md 9), how many tokens a branch may have, and whether the target judges
+    """Which answers get discarded branches, how many tokens a branch may have, and whether the target judges
     them too: then an oracle that knows every chance of acceptance can be replayed."""
 
     splits: tuple[Split, ...] = ("dev", "test")

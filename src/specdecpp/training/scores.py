@@ -5,9 +5,9 @@ tokens of the discarded branches (for the rounds of `rounds`). A look-ahead head
 exact. A lagged head reads the state *at* the token, and for the drawn candidates there are three sources:
 
     leaf      the candidate as a leaf on the clean prefix: what the head meets in use, exactly
-    mixed     the candidate in the paper's mixed text, where its prefix is mostly drawn tokens too (method.md 4)
+    mixed     the candidate in the paper's mixed text, where its prefix is mostly drawn tokens too
     rounds    no drawn candidates: the answer's token with weight b_i and label 1, the rejected one with the rest and label 0,
-              which is how a candidate on the clean prefix falls out (policies.md 9); exact, with hard labels
+              which is how a candidate on the clean prefix falls out; exact, with hard labels
 
 Shapes: N tokens of the answer, C candidates a position, K drafted, D hidden, T points.
 """

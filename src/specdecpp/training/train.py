@@ -2,7 +2,7 @@
 
     records -> batches of answers -> evidence and soft labels -> head -> weighted cross-entropy -> AdamW, cosine -> head, card
 
-The paper's head (method.md 4; Huang et al. 2025, section 3.2) is `HeadPlan.paper()`: it reads the state at the candidate on
+The paper's head (Huang et al. 2025, section 3.2) is `HeadPlan.paper()`: it reads the state at the candidate on
 the mixed text, -w_acc P log s - w_rej (1 - P) log(1 - s), normalised by the sum of the weights. The draft is frozen, so all
 of its states are read from the labels: no epoch and no head of a grid runs a model again.
 """
@@ -98,7 +98,7 @@ def step(run: Training, records: Sequence[Record], plan: HeadPlan) -> tuple[floa
 def acceptance_loss(
     logit: Float[Tensor, " M"], label: Float[Tensor, " M"], *, rejection_weight: float = 1.0
 ) -> Float[Tensor, ""]:
-    """sum(-P log s - w (1 - P) log(1 - s)) / sum(P + w (1 - P)): its minimiser is s = P/(P + w (1 - P)) (method.md 4)."""
+    """sum(-P log s - w (1 - P) log(1 - s)) / sum(P + w (1 - P)): its minimiser is s = P/(P + w (1 - P))."""
     rejected = rejection_weight * (1 - label)
     return -(label * F.logsigmoid(logit) + rejected * F.logsigmoid(-logit)).sum() / (label + rejected).sum()
 
