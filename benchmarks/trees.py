@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from batch import loaded
 from peers.provenance import provenance
 
 import specdecpp as sd
@@ -170,7 +171,7 @@ def timed(decoder: sd.Decoder, prompt: Any, **options: Any) -> tuple[int, float,
 
 def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A cell for each set and temperature."""
-    pair = sd.load_pair(name)
+    pair = loaded(name)
     costs = sd.Decoder(pair, policy=CostAwareTree()).costs
     decoders = {rule: sd.Decoder(pair, policy=policy, costs=costs, reuses=False) for rule, policy in BY_CLOCK.items()}
     texts = questions.read(args.data, args.prompt)
@@ -191,7 +192,7 @@ def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for rule in BY_CLOCK:
                     differ[rule] += temperature == 0 and answers[rule] != answers[ALONE]
             yield {
-                "pair": name,
+                "pair": Path(name).name,
                 "sampling": f"{temperature:g}",
                 "set": part.dataset,
                 "prompts": len(part.test),
@@ -255,7 +256,7 @@ def main() -> None:
     parser.add_argument("--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings; repeatable")
     parser.add_argument("--limit", type=int, help="answers of each source, for a quick look")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--clock", metavar="PAIR", help="by the clock on this pair")
+    parser.add_argument("--clock", metavar="PAIR", help="by the clock on a pair that ships, or a folder with target and draft")
     parser.add_argument("--data", action="append", default=[], metavar="FILE", help="prompts for the clock; repeatable")
     parser.add_argument("--prompt", action="append", default=[], metavar="KIND", help="what its rows are, for each file")
     parser.add_argument("--prompts", type=int, default=24, help="of each file")
