@@ -6,7 +6,8 @@
 `--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`training.tree_replay`), under
 token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals
 have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
-hindsight on the very set. Passes are flat to 32 rows, grow evenly, or take steps. `summary` is in per cent, at c = 0.22, flat
+hindsight on the very set. Chains and trees are at most 14 deep. Passes are flat to
+32 rows, grow evenly, or take steps. `summary` is in per cent, at c = 0.22, flat
 and temperature 1 where it names no worst cell.
 
 `--clock PAIR` decodes the prompts of files with trees, the cost-aware chain and the target alone, in turns in one process,
@@ -121,7 +122,7 @@ def cells(name: str, folder: Path, limit: int | None) -> Iterator[dict[str, Any]
     for kind, costs in COSTS.items():
         repeats = 1 if "flat" in kind else most  # else trees are small, and so are differences
         found: dict[str, Any] = {
-            "cost-aware tree": replay_trees(test, CostAwareTree(), costs, repeats=repeats),
+            "cost-aware tree": replay_trees(test, CostAwareTree(max_tokens=MOST), costs, repeats=repeats),
             "cost-aware chain": replay(chains, CostAware(), costs, repeats=most, max_tokens=MOST),
         }
         picked = {}
