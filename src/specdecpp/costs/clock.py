@@ -115,6 +115,8 @@ class CostClock:
     _seen: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False)
     """Rounds since the last look, by their candidates: how many, seconds of their passes and of drafting."""
     _num_seen: int = field(default=0, init=False, repr=False)
+    _num_known: int = field(default=0, init=False, repr=False)
+    """Rounds with candidates that have been learned from."""
     _widest: int = field(default=2, init=False, repr=False)
     """Rows of the widest passes of which there were several between two looks: wider ones rise as was measured."""
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
@@ -178,18 +180,21 @@ class CostClock:
         if found := rounds.pop(0, None):
             step = (1 - (1 - MEMORY) ** found[0]) * (found[1] / self._pass_s(1) - 1)
             self._alone *= 1 + step
-            self._others *= 1 + TOGETHER * step
+            self._others *= (1 + step) ** TOGETHER
         if not rounds:
             return
         by, measured_s = self._others * self._narrow_s, self._measured.pass_s
         self._widest = max([self._widest, *(num + 1 for num, (count, *_) in rounds.items() if count > 1)])
-        count = sum(count for count, *_ in rounds.values())
-        share = sum(count * pass_s / self._pass_s(num + 1) for num, (count, pass_s, _) in rounds.items()) / count
+        level = self._passes.a
         self._passes.add(
             [(count, measured_s(n + 1) / self._narrow_s, (n - 1) / 10, pass_s / by) for n, (count, pass_s, _) in rounds.items()]
         )
         self._drafting.add([(count, 1.0, float(n), draft_s / self._candidate_s) for n, (count, _, draft_s) in rounds.items()])
-        self._alone *= 1 + TOGETHER * (1 - (1 - MEMORY) ** count) * (share - 1)
+        # By how the level has moved and not by what was seen: where no curve fits the rounds, they differ from it for ever. A move
+        # and its way back cancel out. The first rounds correct what was measured, and say little of a machine that slows down.
+        self._num_known += sum(count for count, *_ in rounds.values())
+        settled = self._num_known / (self._num_known + 1 / MEMORY)
+        self._alone *= (self._passes.a / level) ** (TOGETHER * settled)
 
     def _pass_s(self, num_rows: int) -> float:
         """Of the target, as it is known by now."""
