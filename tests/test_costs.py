@@ -187,8 +187,8 @@ def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
 
 
 def test_rounds_that_no_curve_fits_do_not_move_the_target_alone_for_ever():
-    """Catches a level that a lasting difference between curve and rounds moves at every look: here passes are flat, and are never
-    taken to rise by less than half of what was measured. The first plain rounds then threw all passes off."""
+    """Catches a level that a lasting difference between curve and rounds moves at every look: here passes are flat, and are
+    never taken to rise by less than half of what was measured. The first plain rounds then threw all passes off."""
     costs = Costs(draft_s=0.1, passes={1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6, 13: 3.4})
     clock, dice = CostClock(now=costs), random.Random(4)
     for _ in range(200 * WAIT):

@@ -190,8 +190,8 @@ class CostClock:
             [(count, measured_s(n + 1) / self._narrow_s, (n - 1) / 10, pass_s / by) for n, (count, pass_s, _) in rounds.items()]
         )
         self._drafting.add([(count, 1.0, float(n), draft_s / self._candidate_s) for n, (count, _, draft_s) in rounds.items()])
-        # By how the level has moved and not by what was seen: where no curve fits the rounds, they differ from it for ever. A move
-        # and its way back cancel out. The first rounds correct what was measured, and say little of a machine that slows down.
+        # By how the level has moved and not by what was seen: where no curve fits the rounds, they differ from it for ever. A
+        # move and its way back cancel out. The first rounds correct what was measured, and say little of a slower machine.
         self._num_known += sum(count for count, *_ in rounds.values())
         settled = self._num_known / (self._num_known + 1 / MEMORY)
         self._alone *= (self._passes.a / level) ** (TOGETHER * settled)
