@@ -115,7 +115,7 @@ class CostClock:
     _seen: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False)
     """Rounds since the last look, by their candidates: how many, seconds of their passes and of drafting."""
     _num_seen: int = field(default=0, init=False, repr=False)
-    _num_known: int = field(default=0, init=False, repr=False)
+    _num_known: float = field(default=0.0, init=False, repr=False)
     """Rounds with candidates that have been learned from."""
     _widest: int = field(default=2, init=False, repr=False)
     """Rows of the widest passes of which there were several between two looks: wider ones rise as was measured."""
