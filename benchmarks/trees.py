@@ -6,8 +6,8 @@
 `--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`training.tree_replay`), under
 token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals
 have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
-hindsight on the very set. Chains and cost-aware trees are at most 14 deep. Passes are flat to 32 rows, grow evenly, or take steps.
-`summary` is in per cent, at c = 0.22, flat and temperature 1 where it names no worst cell.
+hindsight on the very set. Chains and cost-aware trees are at most 14 deep. Passes are flat to 32 rows, grow evenly, or take
+steps. `summary` is in per cent, at c = 0.22, flat and temperature 1 where it names no worst cell.
 
 `--clock PAIR` decodes the prompts of files with trees, the cost-aware chain and the target alone, in turns in one process,
 greedily and at temperature 1; reading the prompt is left aside. Intervals are over prompts. Greedy answers are compared with
