@@ -17,7 +17,7 @@ from laws import outcome
 
 from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, STEP, TOGETHER, WAIT
+from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED_ALONE, STEP, TOGETHER, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import ArgmaxLength, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
@@ -179,7 +179,7 @@ def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
     flat = moved(Costs.relative(0.5), *[outcome(2, 1, draft_s=1.0, verify_s=2.0)] * 400)
     assert flat.verify_s(3) == pytest.approx(2.0, rel=3 * STEP)
     for _ in range(40):
-        for _ in range(12):
+        for _ in range(SETTLED_ALONE + 12):
             clock.update(outcome(0, 0, verify_s=alone_s))
         for _ in range(12):
             clock.update(outcome(2, 1, draft_s=1.0, verify_s=2.0))
@@ -235,8 +235,8 @@ def test_rounds_next_to_a_switch_are_no_measurement():
     """Catches plain passes, slow because a draft has just run, that make the target alone look slower than it is."""
     plain, slow = outcome(0, 0, verify_s=1.0), outcome(0, 0, verify_s=2.0)
     drafted = outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3))
-    assert moved(CURVE, plain, drafted, *[slow] * SETTLED) == moved(CURVE, plain)
-    assert moved(CURVE, plain, drafted, *[slow] * (SETTLED + 1)).verify_s(1) > 1.01
+    assert moved(CURVE, plain, drafted, *[slow] * SETTLED_ALONE) == moved(CURVE, plain)
+    assert moved(CURVE, plain, drafted, *[slow] * (SETTLED_ALONE + 1)).verify_s(1) > 1.01
 
 
 def test_a_switch_is_part_of_a_round():

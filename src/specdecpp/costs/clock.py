@@ -9,8 +9,9 @@ MEMORY = 0.02
 """The weight of one round in what is known, once there were many."""
 PAUSE = 4.0
 """How many times what is expected a round may take and still be a measurement; beyond that the machine was elsewhere."""
-SETTLED = 4
-"""Rounds after a switch between those with candidates and those without, until the processor's caches hold what they need."""
+SETTLED, SETTLED_ALONE = 4, 12
+"""Rounds after a switch to those with candidates, and to those without, until the processor's caches hold what they need: what
+the target reads comes back in ten passes, of which the first takes up to twice as long as the last."""
 TOGETHER = 0.5
 """Of a step that the passes of the target alone move by, the others move by this share, and the other way round: a machine that
 slows down slows all passes, and how they stand to each other is seen where both occur."""
@@ -156,7 +157,7 @@ class CostClock:
                 self._shared = {}
             return
         if self._has_drafted is not (num > 0):
-            self._num_unsettled = 0 if self._has_drafted is None else SETTLED
+            self._num_unsettled = 0 if self._has_drafted is None else SETTLED if num else SETTLED_ALONE
             self._has_drafted = num > 0
         if self._num_unsettled:
             self._num_unsettled -= 1

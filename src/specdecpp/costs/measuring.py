@@ -35,16 +35,18 @@ from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round, Session
 
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
+ALONE = 4
+"""Times as many rounds of the target alone: what it reads comes back to the processor's caches in ten passes."""
 LONG, EVERY = 6, 3
 """Rounds with so many candidates are in every third cycle."""
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where three cycles without the longest rounds would not be over in time."""
-VISIT, VISITS = 8, 3
+VISIT, VISITS = 16, 2
 """Rounds from one candidate to the next, and how many of these in a cycle, to see what a switch takes."""
 ROWS = (1, 2, 4, 8)
 """Of the passes of a draft that are timed for trees."""
 CONTEXT, CYCLES, BUDGET_S = 96, 9, 2.5
-METHOD = 15
+METHOD = 16
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -122,7 +124,7 @@ def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cycle:
-    """What was timed within a moment: settled rounds by their number of candidates, and rounds of which every eighth has one,
+    """What was timed within a moment: settled rounds by their number of candidates, and rounds of which one in `VISIT` has one,
     none where models are slow."""
 
     turns: dict[int, list[Round]]
@@ -139,7 +141,7 @@ def _cycles(pair: Pair, budget_s: float) -> list[Cycle]:
     started, shortest_s = perf_counter(), math.inf
     copies = isinstance(pair.draft, SuffixDrafter)
     runners = pair.target.fresh(), _Copies(pair.draft.vocab_size) if copies else pair.draft.fresh()
-    sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k))) is not None}
+    sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k), ALONE * TURN))}
     num, first = TURN, _turn(sessions[0], 2)
     least_s = min(r.verify_s for r in first)
     if 3 * TURN * LONG * least_s > budget_s:
@@ -150,7 +152,7 @@ def _cycles(pair: Pair, budget_s: float) -> list[Cycle]:
         began, cycle, size = perf_counter(), Cycle({}, []), SHORT_TURN if count == 1 else num
         for k, session in sessions.items():
             if k < LONG or num == SHORT_TURN or count % EVERY == 0:
-                turn = _turn(session, 2 * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
+                turn = _turn(session, ALONE * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
                 cycle.turns[k] = turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
         if visiting is not None and count > 1:
             cycle.visits.extend(_turn(visiting, VISITS * VISIT))
@@ -196,7 +198,7 @@ def _read_along(pair: Pair, costs: Costs) -> Costs:
 
 
 def _excess_s(cycle: Cycle) -> float:
-    """Seconds that eight rounds, of which one has a candidate, take beyond as many that follow others of their length."""
+    """Seconds that `VISIT` rounds, of which one has a candidate, take beyond as many that follow others of their length."""
     alone_s, one_s = (_typical(map(_seconds, cycle.turns[k])) for k in (0, 1))
     visits = [cycle.visits[i : i + VISIT] for i in range(0, len(cycle.visits), VISIT)]
     return _typical(sum(map(_seconds, visit)) for visit in visits) - one_s - (VISIT - 1) * alone_s
@@ -250,7 +252,7 @@ class _Copies(SuffixDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class _Visits(Fixed):
-    """The last of every eight rounds has a candidate."""
+    """The last of every `VISIT` rounds has a candidate."""
 
     k: int = 1
 
