@@ -17,7 +17,7 @@ from laws import outcome
 
 from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED_ALONE, STEP, TOGETHER, WAIT
+from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, SETTLED_ALONE, STEP, TOGETHER, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import ArgmaxLength, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
@@ -237,6 +237,9 @@ def test_rounds_next_to_a_switch_are_no_measurement():
     drafted = outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3))
     assert moved(CURVE, plain, drafted, *[slow] * SETTLED_ALONE) == moved(CURVE, plain)
     assert moved(CURVE, plain, drafted, *[slow] * (SETTLED_ALONE + 1)).verify_s(1) > 1.01
+    slow = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3))
+    assert moved(CURVE, plain, *[slow] * SETTLED) == moved(CURVE, plain)
+    assert moved(CURVE, plain, *[slow] * (SETTLED + 1)).round_s(2) > CURVE.round_s(2)
 
 
 def test_a_switch_is_part_of_a_round():

@@ -36,7 +36,8 @@ from specdecpp.session import Round, Session
 
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
 ALONE = 4
-"""Times as many rounds of the target alone: what it reads comes back to the processor's caches in ten passes."""
+"""Times as many rounds of the target alone: what it reads comes back to the processor's caches in ten passes. Twice as many
+where models are slow, which no cache holds."""
 LONG, EVERY = 6, 3
 """Rounds with so many candidates are in every third cycle."""
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
@@ -152,7 +153,8 @@ def _cycles(pair: Pair, budget_s: float) -> list[Cycle]:
         began, cycle, size = perf_counter(), Cycle({}, []), SHORT_TURN if count == 1 else num
         for k, session in sessions.items():
             if k < LONG or num == SHORT_TURN or count % EVERY == 0:
-                turn = _turn(session, ALONE * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
+                alone = ALONE * size if num == TURN else 2 * size
+                turn = _turn(session, alone if k == 0 else max(size // 2, 2) if k >= LONG else size)
                 cycle.turns[k] = turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
         if visiting is not None and count > 1:
             cycle.visits.extend(_turn(visiting, VISITS * VISIT))
