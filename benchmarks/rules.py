@@ -273,7 +273,11 @@ def _percent(interval: Any) -> dict[str, float]:
 
 
 def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A cell for each sampling and set: tokens per second of what runs by default, of fixed lengths and of the target alone."""
+    """A cell for each sampling and set: tokens per second of what runs by default, of fixed lengths and of the target alone.
+
+    Answers that are drawn differ in length, and reading the prompt weighs more in a short one. So each contestant's are taken
+    to be as long as all of them to that prompt are on average.
+    """
     pair = loaded(name)
     contestants: dict[str, sd.Decoder] = {
         "target alone": sd.Decoder(pair, policy=Fixed(k=0), reuses=False),
@@ -291,17 +295,17 @@ def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> I
             for decoder in contestants.values():  # caches, compiled code, costs, what the first requests teach
                 for prompt in asked[: args.warm_up]:
                     decoder.generate(prompt, max_tokens=args.tokens, sampling=sampling)
-            sums: dict[str, list[tuple[int, float]]] = defaultdict(list)
+            answers: dict[str, list[Any]] = defaultdict(list)
             rounds: dict[int, list[float]] = defaultdict(list)
             for turn, prompt in enumerate(asked):
                 for rule in in_turn(list(contestants), turn, num_turns=len(asked)):
                     answer = contestants[rule].generate(prompt, max_tokens=args.tokens, sampling=sampling)
-                    metrics = answer.metrics
-                    sums[rule].append((metrics.num_tokens, metrics.num_tokens / metrics.tokens_per_second))
+                    answers[rule].append(answer.metrics)
                     if rule.startswith("cost-aware"):
                         for r in answer.rounds:
                             rounds[r.num_drafted].append((r.draft_s + r.head_s + r.verify_s + r.other_s) / r.expected_s)
-            columns = {rule: np.array(values, float).T for rule, values in sums.items()}
+            length = np.mean([[m.num_tokens for m in metrics] for metrics in answers.values()], axis=0)
+            columns = {rule: (length, _seconds(metrics, length)) for rule, metrics in answers.items()}
             rates = {rule: float(c[0].sum() / c[1].sum()) for rule, c in columns.items()}
             best = max((rule for rule in rates if rule.startswith("fixed")), key=rates.__getitem__)
             yield {
@@ -321,6 +325,12 @@ def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> I
                 },
                 "clock_over_model": {k: round(statistics.median(v), 3) for k, v in sorted(rounds.items()) if len(v) >= 5},
             }
+
+
+def _seconds(metrics: Sequence[Any], length: Any) -> Any:
+    """What answers of these lengths would have taken: reading the prompt, and a token as long as in the one there was."""
+    each = zip(metrics, length, strict=True)
+    return np.array([m.prefill_s + (m.elapsed_s - m.prefill_s) * num / m.num_tokens for m, num in each])
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -53,7 +53,7 @@ def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: i
 
 def known(num_tokens: int, seconds: float, num_tested: int, num_accepted: int) -> Account:
     """A request that has taught so much."""
-    return Account(num_tokens=num_tokens, seconds=seconds, num_tested=num_tested, num_accepted=num_accepted)
+    return Account(num_tokens=num_tokens, seconds=seconds, num_tested=num_tested, num_accepted=float(num_accepted))
 
 
 def rule(form: str = "look_ahead", **options) -> CostAware:
@@ -202,7 +202,7 @@ def test_the_prior_gives_way_to_what_is_seen():
     assert rule(prior=0.8, max_tokens=1).rate(Account(), FLAT) == pytest.approx((1 + 0.8) / (1 + C)), "its best is one"
     memory = policy.learn(policy.learn(Account(), outcome(4, 1, FLAT)), outcome(2, 2, FLAT))
     assert Ledger(**{f.name: getattr(memory, f.name) for f in fields(Ledger)}) == Ledger(
-        num_tokens=5, seconds=(1 + 4 * C) + (1 + 2 * C), num_tested=4, num_accepted=3
+        num_tokens=5, seconds=(1 + 4 * C) + (1 + 2 * C), num_tested=4, num_accepted=3.0
     )
     assert policy.rate(memory, FLAT) == pytest.approx((4 * tokens + 5) / (4 * seconds + 2 + 6 * C))
     assert policy.mean_acceptance(memory) == pytest.approx((8 * 0.8 + 3) / 12)
@@ -317,5 +317,17 @@ def drive(session) -> None:
 
 def test_an_outcome_may_come_from_anywhere():
     """Catches a ledger that reads more of a round than `policies.Outcome` promises, so that a replay cannot serve it."""
-    outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5, costs=Costs.relative(0.2), judged=())
+    outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5, costs=Costs.relative(0.2))
+    outcome.judged = outcome.overlaps = ()
     assert Account().with_round(outcome).num_tested == 3  # pyright: ignore[reportArgumentType]
+
+
+def test_chances_count_where_they_are_known():
+    """Catches a rule that goes by the coins where it knows what their odds were: it takes several times as many rounds."""
+    known = outcome(2, 2, FLAT, overlaps=(0.5, 0.25))
+    memory = rule().learn(Account(), known)
+    assert memory.num_accepted == 0.75
+    assert memory.gains[1].tokens == 1.75
+    assert rule().learn(Account(), outcome(2, 2, FLAT)).gains[1].tokens == 3
+    certain = rule().learn(Account(), outcome(1, 1, FLAT, overlaps=(1 + 1e-6,)))
+    assert certain.num_accepted == 1, "rounding"

@@ -105,9 +105,9 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "disco": lambda _: Disco(threshold=0.6, bias=0.2, by_entropy=-0.5, by_gap=0.3, by_depth=-0.4),
     "draft-verify": lambda _: DraftVerify(threshold=0.4, step=3.0),
     "adaptive-entropy": lambda _: AdaptiveEntropy(threshold=0.57, step=2.0),
-    "cost-aware-by-q": lambda vocab_size: CostAware(prior_rounds=1),
+    "cost-aware-by-q": lambda vocab_size: CostAware(prior=0.4, prior_rounds=1),
     "cost-aware-from-none": lambda vocab_size: CostAware(prior=0.3, prior_rounds=1, regret=0.5),
-    "cost-aware": lambda vocab_size: CostAware(head=probable_head(vocab_size, "look_ahead"), prior_rounds=1),
+    "cost-aware": lambda vocab_size: CostAware(head=probable_head(vocab_size, "look_ahead"), prior=0.4, prior_rounds=1),
     "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_rounds=1),
     "bandit": lambda _: Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4), Heuristic(start_tokens=1))),
     "auto-off": lambda _: AutoOff(policy=CumulativeConfidence(threshold=0.2), patience=1, probe_every=2),
@@ -320,6 +320,21 @@ def test_memory_changes_later_rounds(policy):
         return request.law(policy, TokenVerification(), lambda _, rounds: tuple(r.num_drafted for r in rounds))
 
     assert total_variation(lengths(rule), lengths(forgetful)) > 0.01
+
+
+@pytest.mark.parametrize("policy", ["cost-aware", "cost-aware-lagged", "cumulative-confidence"])
+def test_overlaps_have_the_mean_of_what_is_accepted(policy):
+    """Catches chances of candidates that were not tested, or of other rows: a rule would take drafting for better."""
+    request = SITUATIONS["five-tokens"]
+
+    def difference(_: Any, rounds: Any) -> tuple[float, bool]:
+        told = [min(r.num_accepted + 1, r.num_drafted) == len(r.overlaps) for r in rounds]
+        return sum(sum(r.overlaps) - r.num_accepted for r in rounds), all(told)
+
+    law: Any = request.law(POLICIES[policy](3), TokenVerification(), difference)
+    assert all(are_those_tested for _, are_those_tested in law)
+    assert len(law) > 2, "in single rounds they differ"
+    assert sum(chance * value for (value, _), chance in law.items()) == pytest.approx(0.0, abs=1e-6)  # rows of float32
 
 
 def test_heuristic_moves_both_ways():

@@ -184,6 +184,7 @@ def same(own: Session, hosts: Session) -> list[Round]:
         assert a.stop.value == pytest.approx(b.stop.value, abs=1e-5)
         assert a.judged == pytest.approx(b.judged, abs=1e-5)
         assert a.tv == pytest.approx(b.tv, abs=1e-4)
+        assert a.overlaps == pytest.approx(b.overlaps, abs=1e-5)
         assert a.draft_s >= 0
         assert a.verify_s > 0
         assert own.target.length == hosts.target.length

@@ -194,3 +194,23 @@ def test_no_candidates_means_one_draw_from_the_target(verification):
     p = tensor([[0.25, 0.0, 0.75]])
     law = block_law(p, p[:0], VERIFICATIONS[verification])
     assert law == pytest.approx({((0,), 0): 0.25, ((2,), 0): 0.75})
+
+
+@given(blocks())
+@example(DISJOINT)
+@example(EQUAL)
+def test_overlaps_of_the_tested_have_the_mean_of_what_is_accepted(block):
+    """Catches the overlap of another row, and of a candidate that was not reached."""
+    p, q = block
+
+    def run(coins):
+        tokens = [coins.categorical(row) for row in q]
+        verdict = TokenVerification()(p, q, torch.tensor(tokens, dtype=torch.long), coins)
+        assert verdict.overlaps == pytest.approx(
+            [1 - float((p[i] - q[i]).abs().sum()) / 2 for i in range(len(verdict.overlaps))]
+        )
+        return verdict.num_accepted, verdict.overlaps
+
+    law = law_of(run)
+    assert all(len(overlaps) == min(num + 1, len(q)) for num, overlaps in law)
+    assert sum(chance * (sum(overlaps) - num) for (num, overlaps), chance in law.items()) == pytest.approx(0.0, abs=1e-12)

@@ -72,6 +72,7 @@ class Round:
     grown: Grown | None = None  # the tree of the round, where it had one
     is_copied: bool = False  # whether its candidates were copied from the text, beside a draft model
     tv: float = 0.0  # from the target's law, summed over its tokens
+    overlaps: tuple[float, ...] = ()  # of each candidate that was tested: how likely a draw in its place passes
 
     @property
     def stop_reason(self) -> str:
@@ -277,10 +278,11 @@ class Session:
 
     def _learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
         """Make the `Round` of a result; the policy and the clock learn from it."""
+        num_accepted = sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
         outcome = Round(
             pieces=pieces,
             num_drafted=result.num_drafted,
-            num_accepted=sum(p.origin == "accepted" for p in pieces),  # those that ended in the answer
+            num_accepted=num_accepted,
             stop=result.stop,
             judged=tuple(result.judged),
             finish_reason=self.finish_reason,
@@ -294,6 +296,7 @@ class Session:
             grown=result.grown,
             is_copied=result.is_copied,
             tv=sum(result.tv[: len(pieces)], 0.0),
+            overlaps=tuple(result.overlaps[: num_accepted + 1]),
         )
         self._num_before = 0 if result.is_copied else result.num_drafted
         learn = self.policy.aside if result.is_copied else self.policy.learn

@@ -16,14 +16,14 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
-from specdecpp.policies.gains import Gains
+from specdecpp.policies.gains import Gains, num_expected
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
 from specdecpp.policies.score import Belief, Score
@@ -44,6 +44,8 @@ BY_Q_GREEDY = Belief(Score(bias=-0.2, slope=1.3))
 """The same where candidates are the likeliest tokens, and accepted if they are the target's: q says more there."""
 BOUND = 1.0
 """Standard errors by which the gain of drafting is taken to lie above its mean."""
+VARIANCE = 0.5
+"""Of the gain of a round, tokens squared, before there is anything to go by."""
 KNOWN = 12
 """What earlier requests teach of it counts for so many rounds of a request's own, where they had as many."""
 TRIAL = 4
@@ -59,7 +61,7 @@ FADING = 1 / 16
 RESUMED = 0.1, 0.0, 0.02
 """Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
 _CARRIED = "num_tested", "num_accepted"
-_GAINS = [f.name for f in fields(Gains)]
+_GAINS = Gains._fields
 _NOISE = 1e-9
 """Two costs a candidate that differ by less are those of an even curve, rounded."""
 
@@ -71,7 +73,7 @@ class Ledger:
     num_tokens: int = 0
     seconds: float = 0.0
     num_tested: int = 0
-    num_accepted: int = 0
+    num_accepted: float = 0.0
 
     def with_round(self, outcome: "Outcome") -> "Ledger":
         """Seconds are those of the cost model, so that a seed gives the same stops again."""
@@ -80,7 +82,7 @@ class Ledger:
             num_tokens=self.num_tokens + outcome.num_tokens,
             seconds=self.seconds + outcome.expected_s,
             num_tested=self.num_tested + min(outcome.num_accepted + 1, outcome.num_drafted),
-            num_accepted=self.num_accepted + outcome.num_accepted,
+            num_accepted=self.num_accepted + num_expected(outcome),
         )
 
     def acceptance(self, prior: float, weight: int) -> float:
@@ -114,9 +116,10 @@ class Account(Ledger):
             return after
         num = outcome.num_accepted
         num_tested = min(num + 1, outcome.num_drafted)
-        return self.with_candidates(outcome, self.belief.after(outcome.judged[:num_tested], num), num_tested, num)
+        belief = self.belief.after(outcome.judged[:num_tested], num)
+        return self.with_candidates(outcome, belief, num_tested, num_expected(outcome))
 
-    def with_candidates(self, outcome: "Outcome", belief: Belief, num_tested: int, num_accepted: int) -> "Account":
+    def with_candidates(self, outcome: "Outcome", belief: Belief, num_tested: int, num_accepted: float) -> "Account":
         """After a round in which so many candidates were tested and accepted, and taught so much of the score."""
         after = object.__new__(Account)
         after.__dict__.update(
@@ -189,7 +192,7 @@ class CostAware(HeadPolicy):
         score = memory.belief.score
         now = {name: float(getattr(memory, name)) for name in _CARRIED}
         now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
-        gains = {str(load): asdict(sums) for load, sums in memory.gains.items()}
+        gains = {str(load): sums._asdict() for load, sums in memory.gains.items()}
         if past is None or not _is_sound(past):
             return now | {"gains": gains}
         old = (1 - FADING) * past["num_requests"]
@@ -238,15 +241,11 @@ class CostAware(HeadPolicy):
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
         """Whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
-        reading = _reading_s(costs, memory) / costs.verify_s(1)
-        pays = self.gain(memory, costs)[1] >= reading / STAY
-        return pays or 0 < memory.num_running < TRIAL or self._may_try(memory, costs)
-
-    def _may_try(self, memory: Account, costs: Costs) -> bool:
-        """Whether candidates that are not expected to pay may be tried for `TRIAL` rounds, to see whether that has changed."""
-        target_s = costs.verify_s(1)
-        trial_s = TRIAL * max(0.0, -self.gain(memory, costs)[0]) * target_s
-        loss_s = costs.switch_s + _reading_s(costs, memory) + trial_s
+        (mean, most), target_s, reading_s = self.gain(memory, costs), costs.verify_s(1), _reading_s(costs, memory)
+        if most * target_s >= reading_s / STAY or 0 < memory.num_running < TRIAL:
+            return True
+        # Candidates that are not expected to pay may be tried for some rounds, to see whether that has changed.
+        loss_s = costs.switch_s + reading_s + TRIAL * max(0.0, -mean) * target_s
         lost_s = memory.seconds - memory.num_tokens * target_s
         return lost_s + loss_s < self.regret * memory.num_tokens * target_s
 
@@ -271,7 +270,7 @@ class CostAware(HeadPolicy):
         num = own.num + seen + hoped
         hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
         mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
-        variance = (own.num * own.variance + self.prior_rounds) / (own.num + self.prior_rounds)
+        variance = (own.num * own.variance + self.prior_rounds * VARIANCE) / (own.num + self.prior_rounds)
         return mean, mean + BOUND * math.sqrt(variance / (num * costs.load))
 
     def _before(self, acceptance: float | None) -> float:

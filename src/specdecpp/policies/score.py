@@ -15,7 +15,7 @@ Newton's method (an extended Kalman filter for logistic regression).
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LEAST = 1e-6
 """Estimates are clipped to this distance from 0 and 1."""
@@ -38,8 +38,7 @@ def logit(estimate: float) -> float:
     return math.log(estimate / (1 - estimate)) if LEAST < estimate < 1 - LEAST else math.copysign(_LIMIT, estimate - 0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """P(accepted) of an estimate."""
 
     bias: float = 0.0
@@ -49,8 +48,7 @@ class Score:
         return 1 / (1 + math.exp(-(self.bias + self.slope * logit(estimate))))
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
+class Belief(NamedTuple):
     """What is believed of a score: means and covariance of bias and slope."""
 
     score: Score = Score()

@@ -77,6 +77,7 @@ class _Rounds:
         self._drops = request.policy.drops_last
         self._uniforms: Any = request.randomness
         self._seen, self._compares = request.seen, isinstance(request.verification, CompareVerification)
+        self._has_overlaps = isinstance(request.verification, TokenVerification) and not request.sampling.is_greedy
         self._ends = tuple(sorted(request.ends))
         self._ends_there = torch.tensor(self._ends, dtype=torch.long, device=self._draft.device)
         judge: Any = judge_of(request.policy)
@@ -123,6 +124,7 @@ class _Rounds:
             draft_s=drafted - started,
             verify_s=perf_counter() - drafted,
             rows=self._rows(num) if plan.wants_rows else None,
+            overlaps=self.record.mirrors["overlaps"][: min(num_accepted + 1, num)].tolist() if self._has_overlaps else (),
         )
 
     def _propose(self, tokens: list[int], decision: Decision) -> int:
@@ -178,7 +180,8 @@ class _Rounds:
             uniforms = self._uniforms[1].peek(num + 1)
             self._send("verify_uniforms", uniforms if self._compares else [uniforms[-1], *uniforms[:-1]])
         program()
-        record.mirrors["verdict"].copy_(record.verdict, non_blocking=True)
+        for name in ("verdict", "overlaps") if self._has_overlaps else ("verdict",):
+            record.mirrors[name].copy_(getattr(record, name), non_blocking=True)
         if self._done is not None:
             self._mark_by(self._done)
             self._done.synchronize()

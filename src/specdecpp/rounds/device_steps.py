@@ -15,11 +15,12 @@ from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
+from specdecpp.rounds.ratio import overlap
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
 from specdecpp.runners.static_cache import WIDTHS, StaticCache
 from specdecpp.sampling import Sampling, at_least_float32, penalised, probabilities
 
-_SENT = ("records", "task", "verdict", "weights", "uniforms", "verify_uniforms")
+_SENT = ("records", "task", "verdict", "overlaps", "weights", "uniforms", "verify_uniforms")
 MOST = WIDTHS[-1] - 1
 """The most candidates of a round on a device: the widest recorded pass reads them and the token before them."""
 STOP, END = 1, 2
@@ -48,6 +49,7 @@ class Record:
         self.logits = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # the target's
         self.task = torch.zeros(2, **whole)  # where the target stands, number of candidates
         self.verdict = torch.zeros(2, **whole)
+        self.overlaps = torch.zeros(MOST, **wide)  # of the ratio test, behind the candidates of no meaning
         # The host writes to a mirror only after the round that read it is over.
         self.mirrors = {name: _mirror(getattr(self, name)) for name in _SENT}
         self.mirrors["order"] = _mirror(self.order[:4])
@@ -179,8 +181,12 @@ class VerifyPass:
         if isinstance(self.verification, CompareVerification):
             record.verdict.copy_(compare_verdict(p, tokens, num, uniforms))
             return
-        judge = block_verdict if isinstance(self.verification, BlockVerification) else token_verdict
-        record.verdict.copy_(judge(p, record.rows[: self.width], tokens, num, uniforms))
+        q = record.rows[: self.width]
+        if isinstance(self.verification, BlockVerification):
+            record.verdict.copy_(block_verdict(p, q, tokens, num, uniforms))
+            return
+        record.verdict.copy_(token_verdict(p, q, tokens, num, uniforms))
+        record.overlaps[: self.width - 1].copy_(overlap(p[:-1], q[:-1]))
 
     def _seen(self, tokens: Int[Tensor, " K"]) -> Bool[Tensor, "W V"]:
         """The contexts of all places, see `sampling.seen_rows`."""

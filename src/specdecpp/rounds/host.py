@@ -73,6 +73,7 @@ def _one(plan: Plan) -> Result:
         forward_s=draft.forward_s + pass_s,
         rows=rows,
         tv=verdict.tv,
+        overlaps=verdict.overlaps,
     )
 
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.rounds.ratio import Verdict, residual, token_acceptance
+from specdecpp.rounds.ratio import Verdict, overlap, residual, token_acceptance
 from specdecpp.sampling import Randomness
 
 Divergence = Literal["kl", "js", "tv"]
@@ -68,7 +68,10 @@ class Lossy:
         count = accepted.index(False) if False in accepted else num
         law = p[num] if count == num else residual(m[count], q[count])
         spent = [*variation(m, p[:num]).tolist(), 0.0]
-        return Verdict(num_accepted=count, next_token=randomness.categorical(law), tv=tuple(spent[: count + 1]))
+        overlaps = tuple(overlap(m, q).tolist()[: count + 1])
+        return Verdict(
+            num_accepted=count, next_token=randomness.categorical(law), tv=tuple(spent[: count + 1]), overlaps=overlaps
+        )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from specdecpp.rounds.copying import Copied, Copying, propose
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.tree_native import Trees
-from specdecpp.rounds.verification import CompareVerification
+from specdecpp.rounds.verification import CompareVerification, TokenVerification
 from specdecpp.rounds.verification_codes import COMPARE, coded, is_lossy
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
 from specdecpp.sampling import Uniforms, seen_rows
@@ -217,6 +217,8 @@ class _Rounds:
         self._is_lossy = is_lossy(told)
         self._verifying = Verifying(sampling=sampling, **told._asdict())
         self._compares = type(request.verification) is CompareVerification
+        is_ratio_test = self._is_lossy or type(request.verification) is TokenVerification
+        self._has_overlaps = is_ratio_test and not request.sampling.is_greedy
         self._judges = head is not None or judges_by_q(judge_of(request.policy))
         if head is not None:
             self._drafting.head = ctypes.addressof(head.told)
@@ -281,6 +283,8 @@ class _Rounds:
         told.tokens, told.confidence, told.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
         told.rows = self._verifying.q = self._rows.data_ptr()
         self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
+        self._overlaps = (ctypes.c_double * limit)()
+        self._verifying.overlaps = ctypes.addressof(self._overlaps)
         if self._is_lossy:
             self._tv = (ctypes.c_double * (limit + 1))()
             self._verifying.tv = ctypes.addressof(self._tv)
@@ -324,6 +328,7 @@ class _Rounds:
             forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
             rows=None if self._raw is None else self._said(self._raw, tokens),
             tv=self._tv[: said.num_accepted + 1] if self._is_lossy else (),
+            overlaps=self._overlaps[: min(said.num_accepted + 1, len(tokens))] if self._has_overlaps else (),
         )
 
     def _said(self, logits: torch.Tensor, tokens: list[int]) -> Rows:

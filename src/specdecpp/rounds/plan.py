@@ -107,7 +107,8 @@ class Result:
     is_copied: bool = False
     """Whether the candidates were copied from the text, beside a draft model."""
     tv: Sequence[float] = ()
-    """Of each token that came out, as in `ratio.Verdict`."""
+    """Of each token that came out, as in `ratio.Verdict`; `overlaps` of each candidate that was tested likewise."""
+    overlaps: Sequence[float] = ()
 
     @property
     def accepted(self) -> list[int]:

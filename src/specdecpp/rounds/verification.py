@@ -28,7 +28,7 @@ from torch import Tensor
 
 from specdecpp.errors import UnsoundError
 from specdecpp.rounds.lossy import LOSSY, AtZero, Lossy
-from specdecpp.rounds.ratio import Verdict, residual, token_acceptance
+from specdecpp.rounds.ratio import Verdict, overlap, residual, token_acceptance
 from specdecpp.sampling import Randomness, Sampling
 
 
@@ -82,7 +82,9 @@ class TokenVerification:
         accepted = randomness.bernoulli(token_acceptance(p[:num], q, tokens)).tolist() if num else []
         count = accepted.index(False) if False in accepted else num
         law = p[num] if count == num else residual(p[count], q[count])
-        return Verdict(num_accepted=count, next_token=randomness.categorical(law))
+        tested = slice(min(count + 1, num))
+        overlaps = tuple(overlap(p[tested], q[tested]).tolist())
+        return Verdict(num_accepted=count, next_token=randomness.categorical(law), overlaps=overlaps)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class Player:
         opinion = _opinion(trace, policy)
         self._view = View(trace, opinion, costs, looks_ahead=policy.looks_ahead)
         self._judges = judge_of(policy) is not None
-        self._ends = trace.ends()
+        self._ends, self._overlaps = trace.ends(), trace.overlap.tolist()
         self._prices = prices(costs, trace.branch_size)
 
     def rounds(self, runs: Sequence[int]) -> Iterator[Round]:
@@ -234,7 +234,8 @@ class Play:
         view.num_tokens = count
         judged = view.judged[:count] if of._judges else ()
         took = expected_s, draft_s, verify_s
-        outcome = Round(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs)
+        overlaps = () if of.trace.is_greedy else of._overlaps[self._at : self._at + min(accepted + 1, count)]
+        outcome = Round(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs, overlaps=overlaps)
         self._memory = of.policy.learn(self._memory, outcome)
         self._before, self._at = count, self._at + emitted
         return outcome

@@ -29,6 +29,7 @@ class Round(NamedTuple):
     judged: Sequence[float] = ()
     grown: Grown | None = None
     costs: Costs | None = None
+    overlaps: Sequence[float] = ()
 
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:

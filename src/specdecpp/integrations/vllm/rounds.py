@@ -65,6 +65,7 @@ class Verified:
     verify_s: float
     other_s: float = 0.0
     judged: Sequence[float] = ()
+    overlaps: Sequence[float] = ()
 
 
 @dataclass

@@ -157,7 +157,7 @@ class CostAwareTree(TreePolicy):
             beliefs[i] = beliefs[i].after((by_q(t.share),), int(t.is_accepted))
             tested[i] += 1
             accepted[i] += t.is_accepted
-        chain = chain.with_candidates(outcome, belief, len(eldest), sum(t.is_accepted for t in eldest))
+        chain = chain.with_candidates(outcome, belief, len(eldest), float(sum(t.is_accepted for t in eldest)))
         return TreeAccount(chain=chain, beliefs=tuple(beliefs), tested=tuple(tested), accepted=tuple(accepted), price=price)
 
     def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":

@@ -78,7 +78,7 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """Arguments and results of `native_verify`: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw", "tv")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw", "tv", "overlaps")]
     _fields_ += [(name, ctypes.c_double) for name in ("first", "second")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "verification")]

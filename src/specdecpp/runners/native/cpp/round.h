@@ -46,6 +46,7 @@ struct Verifying {
   float *logits, *states;  // [num + 1, v], [num + 1, w]
   float* raw;              // the logits again, as they were before sampling; null where nobody asks
   double* tv;              // [num + 1] said by a law that is not p: how far each token's was from p
+  double* overlaps;        // [num] said by the ratio test of each candidate tested, null where nobody asks: how likely one drawn from q passes
   double first, second;    // that law's numbers
   int64_t next;            // said
   double forward_s;
@@ -196,6 +197,19 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
   for (int i = 0; i < count; ++i) nums[i] = all[i].num;
 }
 
+// sum min(p, q).
+static double overlap(const float* p, const float* q, int n) {
+  Vec sum{};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    Vec a = at(p + i), b = at(q + i);
+    sum += a < b ? a : b;
+  }
+  double mass = total(sum);
+  for (; i < n; ++i) mass += std::min(p[i], q[i]);
+  return mass;
+}
+
 // (w p - q)+ into `rest`; its mass.
 static double residual(const float* p, const float* q, float w, int n, float* rest) {
   Vec sum{};
@@ -230,7 +244,9 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, in
     if (v.verification == COMPARE && (*next = draw(p, vocab, v.uniforms[i])) != candidates[i]) return count;
     if (mixes) v.tv[i] = mixed(v.verification, p, q, vocab, v.first, v.second, mixture.data()), p = mixture.data();
     float ratio = v.verification == COMPARE ? 1.0f : p[candidates[i]] / q[candidates[i]];
-    if ((v.verification == TOKEN || mixes) && !(v.uniforms[i] < ratio)) break;
+    bool is_token = v.verification == TOKEN || mixes;
+    if (is_token && v.overlaps) v.overlaps[i] = overlap(p, q, vocab);
+    if (is_token && !(v.uniforms[i] < ratio)) break;
     seen.add(candidates[i]);
     p = row(i + 1);
     if (v.verification != BLOCK) {
