@@ -296,7 +296,7 @@ class Session:
             grown=result.grown,
             is_copied=result.is_copied,
             tv=sum(result.tv[: len(pieces)], 0.0),
-            overlaps=tuple(result.overlaps[: num_accepted + 1]),
+            overlaps=tuple(result.overlaps[: num_accepted + 1] if result.grown is None else result.overlaps),
         )
         self._num_before = 0 if result.is_copied else result.num_drafted
         learn = self.policy.aside if result.is_copied else self.policy.learn

@@ -27,6 +27,10 @@ LEAST_RISE = 0.5
 """Of the measured curve's: passes are never taken to rise less with their rows than by this share of it."""
 
 
+KNOWN = 16
+"""Rounds of a length of which so many are halfway to being believed against the curve."""
+
+
 @runtime_checkable
 class Timed(Protocol):
     """What the clock reads of a round: `policies.Outcome` has it."""
@@ -104,8 +108,10 @@ class CostClock:
     A measurement is over in two seconds, and a machine that others use too is quick in one and slow in the next. So what the
     rounds of requests take wins over it: the passes over candidates have a level of their own and a rise with their rows
     beyond the measured one, drafting a start and a slope, and the target alone a level. Whether drafting pays hangs on the
-    first and the last, how far on the second. `now` stays the same object for `WAIT` rounds and more, until a round has moved
-    by more than `STEP`: a request looks at it every round, and finds its plans kept.
+    first and the last, how far on the second. Where passes of some width lie off that curve (which of them are quicker than
+    their neighbours changes from process to process, with the places of the weights in memory) they are known by themselves.
+    `now` stays the same object for `WAIT` rounds and more, until a round has moved by more than `STEP`: a request looks at it
+    every round, and finds its plans kept.
     """
 
     now: Costs
@@ -120,6 +126,8 @@ class CostClock:
     """Rounds with candidates that have been learned from."""
     _widest: int = field(default=2, init=False, repr=False)
     """Rows of the widest passes of which there were several between two looks: wider ones rise as was measured."""
+    _off: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+    """By rows: rounds that fade, and the sum of seconds by which their passes lay off the curve."""
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
     _num_unsettled: int = field(default=0, init=False, repr=False)
     _levels: dict[int, Levels] = field(default_factory=dict, init=False, repr=False)
@@ -171,7 +179,7 @@ class CostClock:
         self._num_seen += 1
         if self._num_seen == WAIT:
             told = self._told()
-            if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(3)):
+            if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(max(3, self._widest))):
                 self.now, self._shared = told, {}
 
     def _learn(self) -> None:
@@ -196,18 +204,37 @@ class CostClock:
         self._num_known += sum(count for count, *_ in rounds.values())
         settled = self._num_known / (self._num_known + 1 / MEMORY)
         self._alone *= (self._passes.a / level) ** (TOGETHER * settled)
+        fading = (1 - MEMORY) ** sum(count for count, *_ in rounds.values())
+        self._off = {rows: (fading * num, fading * seconds) for rows, (num, seconds) in self._off.items()}
+        for n, (count, pass_s, _) in rounds.items():
+            num, seconds = self._off.get(n + 1, (0.0, 0.0))
+            self._off[n + 1] = num + count, seconds + count * (pass_s / self._others - self._curve_s(n + 1))
 
     def _pass_s(self, num_rows: int) -> float:
         """Of the target, as it is known by now."""
-        measured_s = self._measured.pass_s(num_rows)
         if num_rows == 1:
-            return self._alone * measured_s
-        narrow_s, passes = self._narrow_s, self._passes
+            return self._alone * self._measured.pass_s(1)
+        return self._others * (self._curve_s(num_rows) + self._off_s(num_rows))
+
+    def _curve_s(self, num_rows: int) -> float:
+        """Of a pass over candidates, but for what the target alone says of the level."""
+        measured_s, narrow_s, passes = self._measured.pass_s(num_rows), self._narrow_s, self._passes
         seconds = passes.a * measured_s + passes.b * narrow_s * (min(num_rows, self._widest) - 2) / 10
-        return self._others * max(seconds, passes.a * (narrow_s + LEAST_RISE * (measured_s - narrow_s)))
+        return max(seconds, passes.a * (narrow_s + LEAST_RISE * (measured_s - narrow_s)))
+
+    def _off_s(self, num_rows: int) -> float:
+        """How far such passes lie off the curve; those that were not seen as far as the nearest narrower ones that were."""
+        seen = max((rows for rows in self._off if rows <= num_rows), default=None)
+        if seen is None:
+            return 0.0
+        num, seconds = self._off[seen]
+        return seconds / (num + KNOWN)
 
     def _told(self) -> Costs:
         self._learn()
         start_s, draft_s = self._drafting.a * self._candidate_s, self._drafting.b * self._candidate_s
-        widths = sorted({1, 2, 3, self._widest, *self._measured.passes})
-        return replace(self._measured, draft_s=draft_s, start_s=start_s, passes={n: self._pass_s(n) for n in widths})
+        widths = sorted({1, 2, 3, self._widest, *self._measured.passes, *self._off})
+        least, passes = 0.0, {}
+        for n in widths:
+            passes[n] = least = max(self._pass_s(n), least if n > 2 else 0.0)
+        return replace(self._measured, draft_s=draft_s, start_s=start_s, passes=passes)

@@ -26,7 +26,7 @@ from specdecpp.costs import Costs, chain_tokens
 from specdecpp.policies.gains import Gains, num_expected
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
-from specdecpp.policies.score import Belief, Score
+from specdecpp.policies.score import Belief, Score, by_q
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -54,6 +54,9 @@ LOOK = 8
 """Tokens after which it is asked again whether to draft; a round of the target alone may take less than the asking."""
 STAY = 64
 """Rounds with candidates over which what the draft has to read first should pay."""
+STEADY, EVERY = 8, 4
+"""After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes of
+a small pair Python finds the caches empty, and takes three times as long as by itself."""
 UP = 1 + 2**-50
 """More than the threshold is asked for, not as much."""
 FADING = 1 / 16
@@ -107,25 +110,51 @@ class Account(Ledger):
     is_off: bool = False
     """Whether the last round had none."""
 
-    def with_round(self, outcome: "Outcome") -> "Account":
-        if not outcome.num_drafted:
-            after = object.__new__(Account)  # in a third of the time of `replace`
-            sums = {"num_tokens": self.num_tokens + outcome.num_tokens, "seconds": self.seconds + outcome.expected_s}
-            num_unread = self.num_unread + outcome.num_tokens
-            after.__dict__.update(self.__dict__, **sums, num_unread=num_unread, num_running=0, is_off=True)
-            return after
-        num = outcome.num_accepted
-        num_tested = min(num + 1, outcome.num_drafted)
-        belief = self.belief.after(outcome.judged[:num_tested], num)
-        return self.with_candidates(outcome, belief, num_tested, num_expected(outcome))
+    pending: "tuple[Outcome, ...]" = ()
+    """Rounds that have not been worked out."""
+    planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What followed for the coming round: [policy, costs, limit, rule]. It stays for as long as nothing is worked out."""
 
-    def with_candidates(self, outcome: "Outcome", belief: Belief, num_tested: int, num_accepted: float) -> "Account":
-        """After a round in which so many candidates were tested and accepted, and taught so much of the score."""
-        after = object.__new__(Account)
-        after.__dict__.update(
-            self.__dict__,
-            num_tokens=self.num_tokens + outcome.num_tokens,
-            seconds=self.seconds + outcome.expected_s,
+    def with_round(self, outcome: "Outcome") -> "Account":
+        """After a round. What it teaches is put off where many like it have gone before (`STEADY`)."""
+        if outcome.num_drafted and self.num_running >= STEADY and len(self.pending) < EVERY - 1:
+            return self._like(pending=(*self.pending, outcome))
+        return self.settled()._after(outcome)
+
+    def settled(self) -> "Account":
+        """The same with nothing pending."""
+        account = self
+        for outcome in self.pending:
+            account = account._after(outcome)
+        return account
+
+    def _like(self, **changes: Any) -> "Account":
+        after = object.__new__(Account)  # in a third of the time of `replace`
+        after.__dict__.update(self.__dict__, **changes)
+        return after
+
+    def _after(self, outcome: "Outcome") -> "Account":
+        changes: dict[str, Any] = {
+            "num_tokens": self.num_tokens + outcome.num_tokens,
+            "seconds": self.seconds + outcome.expected_s,
+            "pending": (),
+            "planned": [],
+        }
+        if not outcome.num_drafted:
+            return self._like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True)
+        grown = getattr(outcome, "grown", None)
+        if grown is None:
+            num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
+            belief = self.belief.after(outcome.judged[:num_tested], outcome.num_accepted)
+            num_accepted = num_expected(outcome)
+        else:
+            belief, num_tested, num_accepted = self.belief, 0, 0.0
+            for tried, chance in zip(grown.tried, outcome.overlaps or [float(t.is_accepted) for t in grown.tried], strict=True):
+                if not tried.rank:
+                    belief = belief.after((by_q(tried.share),), int(tried.is_accepted))
+                    num_tested, num_accepted = num_tested + 1, num_accepted + min(1.0, chance)
+        return self._like(
+            **changes,
             num_tested=self.num_tested + num_tested,
             num_accepted=self.num_accepted + num_accepted,
             gains=self.gains if self.is_off else _with_gain(self.gains, outcome),
@@ -134,7 +163,6 @@ class Account(Ledger):
             num_running=self.num_running + 1,
             is_off=False,
         )
-        return after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +217,7 @@ class CostAware(HeadPolicy):
 
     def carry(self, past: Mapping[str, Any] | None, memory: Account) -> Mapping[str, Any]:
         """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
+        memory = memory.settled()
         score = memory.belief.score
         now = {name: float(getattr(memory, name)) for name in _CARRIED}
         now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
@@ -210,6 +239,7 @@ class CostAware(HeadPolicy):
 
     def aside(self, memory: Account, outcome: "Outcome") -> Account:
         """The draft has not read what came out. What others gain is neither to be lost by trials nor this rule's rate."""
+        memory = memory.settled()
         return replace(memory, num_unread=memory.num_unread + outcome.num_tokens)
 
     def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
@@ -217,6 +247,12 @@ class CostAware(HeadPolicy):
         assert costs is not None, "the session gives costs to a policy that needs them"
         if memory.is_off and memory.num_tokens % LOOK:
             return _none(limit)
+        planned = memory.planned
+        if not (planned and planned[0] is self and planned[1] is costs and planned[2] == limit):
+            planned[:] = self, costs, limit, self._rule(memory, costs, limit)
+        return planned[3]
+
+    def _rule(self, memory: Account, costs: Costs, limit: int) -> Rule:
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
         if not mean > 0 or not self._drafts(memory, costs):
             return _none(limit)

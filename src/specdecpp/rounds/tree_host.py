@@ -85,6 +85,7 @@ def run_by(plan: Plan, grower: Drafter, verify: Callable[[Plan, Tree], Verified]
         forward_s=grower.forward_s + pass_s,
         rows=rows,
         grown=tree.grown(verdict.path, verdict.tried),
+        overlaps=verdict.overlaps,
     )
 
 

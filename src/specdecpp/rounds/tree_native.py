@@ -64,14 +64,14 @@ class Trees:
         at = {node: row for row, node in enumerate((ROOT, *kept))}
         order = {node: i for i, node in enumerate(tree.open)}
         raw = torch.empty(num + 1, target.vocab_size) if plan.wants_rows else None
-        path, tried = (ctypes.c_int32 * num)(), (ctypes.c_int32 * num)()
+        path, tried, overlaps = (ctypes.c_int32 * num)(), (ctypes.c_int32 * num)(), (ctypes.c_double * num)()
         given = (
             (ctypes.c_int64 * (num + 1))(unread[-1], *(tree.tokens[node] for node in kept)),
             (ctypes.c_int32 * (num + 1))(*(order.get(node, -1) for node in at)),
             (ctypes.c_double * (num + 1))(*self._uniforms(tree, kept)),
-            *(path, tried),
+            *(path, tried, overlaps),
         )
-        told.tokens, told.open, told.uniforms, told.path, told.tried = map(ctypes.addressof, given)
+        told.tokens, told.open, told.uniforms, told.path, told.tried, told.overlaps = map(ctypes.addressof, given)
         told.q, told.logits, told.states = self.rows.data_ptr(), self._logits.data_ptr(), self._states.data_ptr()
         told.raw, told.num = None if raw is None else raw.data_ptr(), num
         target.tree("native_tree_test", told, num + 1, [-1, *(at[tree.parents[node]] for node in kept)])
@@ -83,6 +83,7 @@ class Trees:
             path=tuple(kept[row - 1] for row in rows),
             next_token=told.next,
             tried=tuple(kept[row - 1] for row in tried[: told.num_tried]),
+            overlaps=tuple(overlaps[: told.num_tried]) if self.is_drawn and not self._compares else (),
         )
         seen = None if raw is None else tree_host.rows_of(tree, verdict.path, raw[[0, *rows]], self.sampling, self.seen)
         return verdict, told.forward_s, seen

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from specdecpp.errors import RunnerError, UnsoundError
 from specdecpp.policies.trees import TreePolicy
+from specdecpp.rounds.ratio import overlap, residual
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.verification import (
     BlockVerification,
@@ -48,7 +49,6 @@ from specdecpp.rounds.verification import (
     GreedyVerification,
     TokenVerification,
     Verification,
-    residual,
 )
 from specdecpp.runners import Runner, refusal_of_trees
 from specdecpp.sampling import Randomness, Uniforms
@@ -64,6 +64,8 @@ class TreeVerdict:
     path: tuple[int, ...]
     next_token: int
     tried: tuple[int, ...]
+    overlaps: tuple[float, ...] = ()
+    """Of drawn nodes that were tried by recursive rejection: sum min(p_j, q_j), how likely a draw in their place passes."""
 
 
 def refusal(verification: Verification, *, removes_drawn: bool = False) -> str | None:
@@ -129,18 +131,22 @@ def verified(verification: Verification, tree: Tree, law: Law, randomness: Rando
 
 def _rejecting(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
     coin = _coins(randomness, tree.num_nodes)
-    node, path, tried = ROOT, [], []
+    node, path, tried, overlaps = ROOT, [], [], []
     while True:
         p, accepted = law(node), None
         for child in tree.children(node):
-            chance, rest = acceptance(p, tree.q[child], tree.tokens[child])
+            q = tree.q[child]
+            chance, rest = acceptance(p, q, tree.tokens[child])
             tried.append(child)
+            if q is not None:
+                overlaps.append(float(overlap(p, q)))
             if coin(child, chance):
                 accepted = child
                 break
             p = rest()
         if accepted is None:
-            return TreeVerdict(path=tuple(path), next_token=randomness.categorical(p), tried=tuple(tried))
+            token = randomness.categorical(p)
+            return TreeVerdict(path=tuple(path), next_token=token, tried=tuple(tried), overlaps=tuple(overlaps))
         path.append(accepted)
         node = accepted
 

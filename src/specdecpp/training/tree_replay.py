@@ -35,9 +35,9 @@ from specdecpp.policies.protocol import Rule, decide
 from specdecpp.policies.score import by_q
 from specdecpp.policies.trees import Growing, TreePolicy
 from specdecpp.rounds.draft import Draft
+from specdecpp.rounds.ratio import overlap, residual
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.tree_host import grow
-from specdecpp.rounds.verification import residual
 from specdecpp.sampling import Randomness, streams
 from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
 from specdecpp.theory.replayed import Round
@@ -99,12 +99,14 @@ class Player:
             if self.policy.removes and (removed := self.policy.removed(tree, memory)):
                 tree.remove(removed)
             path = game.path()
-            grown = tree.grown(path, game.tried(path))
+            tried = game.tried(path)
+            grown = tree.grown(path, tried)
             emitted = min(len(path) + 1, num - at)
             draft_s = sum(map(self.costs.draft_pass_s, grown.widths))
             verify_s = self.costs.verify_s(grown.num_verified + 1)
             took = draft_s + verify_s, draft_s, verify_s
-            outcome = Round(emitted, grown.num_verified, len(path), *took, grown=grown, costs=self.costs)
+            overlaps = game.overlaps(tried) if self._is_coupled else ()
+            outcome = Round(emitted, grown.num_verified, len(path), *took, grown=grown, costs=self.costs, overlaps=overlaps)
             yield outcome
             memory = self.policy.learn(memory, outcome)
             at += emitted
@@ -130,6 +132,7 @@ class _Game:
         self._is_drawn, self._is_coupled = is_drawn, is_coupled
         self._place = {ROOT: at}  # of nodes that are the answer's: the position after them
         self._left: dict[int, Tensor] = {}  # p_j at those of them whose child that is X has not been drawn
+        self._overlaps: dict[int, float] = {}  # of their children
         self._branch: dict[int, tuple[int, tuple[int, ...]]] = {ROOT: (at, ())}
 
     def read(self, nodes: Sequence[int]) -> list[Tensor]:
@@ -166,6 +169,7 @@ class _Game:
         p = self._left.get(node)
         if p is None:
             p = self._laws.p(place)
+        self._overlaps[self.tree.num_nodes] = float(overlap(p, law))
         chance = min(1.0, float(law[own] / p[own]))
         if bool(self._randomness.bernoulli(torch.tensor([chance], dtype=torch.float64))[0]):
             return own
@@ -178,6 +182,10 @@ class _Game:
         """The branch that is the answer's, as far as it is verified."""
         tree = self.tree
         return [node for node in sorted(self._place) if node != ROOT and node not in tree.removed]
+
+    def overlaps(self, tried: Sequence[int]) -> list[float]:
+        """Of each of these nodes how likely a draw in its place is accepted."""
+        return [self._overlaps[node] for node in tried]
 
     def tried(self, path: Sequence[int]) -> list[int]:
         """The children that are tested along it."""

@@ -51,7 +51,7 @@ class TreeAccount:
     chain: Account
     beliefs: tuple[Belief, ...] = BY_SHARE
     tested: tuple[int, ...] = (0, 0, 0)
-    accepted: tuple[int, ...] = (0, 0, 0)
+    accepted: tuple[float, ...] = (0.0, 0.0, 0.0)
     price: float = 0.005
 
     def mean(self, rank: int) -> float:
@@ -144,20 +144,18 @@ class CostAwareTree(TreePolicy):
             return memory.after_chain(chain.with_round(outcome), memory.price)
         is_full = num >= self.max_nodes if grown is None else len(grown.tokens) >= self.max_nodes
         price = min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS)
+        chain = chain.with_round(outcome)
         if grown is None:
-            return memory.after_chain(chain.with_round(outcome), price)
-        belief, beliefs = chain.belief, list(memory.beliefs)
+            return memory.after_chain(chain, price)
+        beliefs = list(memory.beliefs)
         tested, accepted = list(memory.tested), list(memory.accepted)
-        eldest = [t for t in grown.tried if not t.rank]
-        for t in grown.tried:
+        for t, chance in zip(grown.tried, outcome.overlaps or [float(t.is_accepted) for t in grown.tried], strict=True):
             if not t.rank:
-                belief = belief.after((by_q(t.share),), int(t.is_accepted))
                 continue
             i = min(t.rank, len(beliefs)) - 1
             beliefs[i] = beliefs[i].after((by_q(t.share),), int(t.is_accepted))
             tested[i] += 1
-            accepted[i] += t.is_accepted
-        chain = chain.with_candidates(outcome, belief, len(eldest), float(sum(t.is_accepted for t in eldest)))
+            accepted[i] += min(1.0, chance)
         return TreeAccount(chain=chain, beliefs=tuple(beliefs), tested=tuple(tested), accepted=tuple(accepted), price=price)
 
     def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":

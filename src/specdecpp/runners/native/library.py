@@ -98,7 +98,7 @@ class Testing(ctypes.Structure):
     """Arguments and results of `native_tree_test`: see there."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "open", "uniforms", "q", "logits", "states", "raw")]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("path", "tried")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("path", "tried", "overlaps")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_path", "num_tried", "num", "start", "text")]
     _fields_ += [(name, ctypes.c_int32) for name in ("verification", "is_drawn")]

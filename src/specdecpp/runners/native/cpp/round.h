@@ -197,16 +197,16 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
   for (int i = 0; i < count; ++i) nums[i] = all[i].num;
 }
 
-// sum min(p, q).
-static double overlap(const float* p, const float* q, int n) {
+// sum min(p, scale q).
+static double overlap(const float* p, const float* q, int n, float scale = 1.0f) {
   Vec sum{};
   int i = 0;
   for (; i + LANES <= n; i += LANES) {
-    Vec a = at(p + i), b = at(q + i);
+    Vec a = at(p + i), b = at(q + i) * scale;
     sum += a < b ? a : b;
   }
   double mass = total(sum);
-  for (; i < n; ++i) mass += std::min(p[i], q[i]);
+  for (; i < n; ++i) mass += std::min(p[i], q[i] * scale);
   return mass;
 }
 

@@ -108,6 +108,7 @@ struct Testing {
   float *q, *logits, *states;  // [.., v], [num + 1, v], [num + 1, w]
   float* raw;              // the logits again, as they were before sampling; null where nobody asks
   int32_t *path, *tried;   // said: the rows that are accepted, and those that were tested
+  double* overlaps;        // said of drawn ones that were tested by recursive rejection: how likely a draw in their place passes
   int64_t next;
   double forward_s;
   int32_t num_path, num_tried, num, start, text, verification, is_drawn;
@@ -133,6 +134,7 @@ static int surviving(const Testing& t, int row, float* p, int vocab, int32_t* tr
   for (int child = row + 1; child <= t.num; ++child) {
     if (t.parents[child] != row) continue;
     int64_t token = t.tokens[child];
+    if (t.is_drawn) t.overlaps[*num_tried] = overlap(p, q, vocab, scale);
     tried[(*num_tried)++] = child;
     float ratio = t.is_drawn ? p[token] / (q[token] * scale) : p[token];
     if (t.uniforms[child - 1] < ratio) return child;
