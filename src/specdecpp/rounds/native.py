@@ -209,6 +209,7 @@ class _Rounds:
         self._sampling, self._drops = request.sampling, request.policy.drops_last
         self._uniforms: Any = request.randomness
         self._seen, self._head, ends = request.seen, head, tuple(request.ends)
+        self._followed: Any = None
         self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
         sampling = Filters.of(request.sampling, request.seen)
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
@@ -242,20 +243,24 @@ class _Rounds:
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
-        least = (*least[:limit], *(-math.inf,) * (limit - len(least)))
-        uniforms = () if self._sampling.is_greedy else self._uniforms[0].peek(limit)
-        self._given = given = (
-            (ctypes.c_int64 * len(unread))(*unread),
-            (ctypes.c_double * limit)(*least),
-            (ctypes.c_double * limit)(*uniforms),
-        )
         told = self._drafting
-        told.unread, told.least, told.uniforms = map(ctypes.addressof, given)
-        told.num_unread, told.limit, told.evidence = len(unread), limit, _EVIDENCE[rule.evidence]
+        if self._followed is not rule or told.limit != limit:
+            self._follow(rule, limit)
+        uniforms = () if self._sampling.is_greedy else self._uniforms[0].peek(len(self._least))
+        self._given = given = (ctypes.c_int64 * len(unread))(*unread), (ctypes.c_double * len(uniforms))(*uniforms)
+        told.unread, told.uniforms = map(ctypes.addressof, given)
+        told.num_unread = len(unread)
+        return told
+
+    def _follow(self, rule: Any, limit: int) -> None:
+        """Tell the draft's call of a rule; it may be that of many rounds."""
+        told, least = self._drafting, (*rule.least[:limit], *(-math.inf,) * (limit - len(rule.least)))
+        reachable = next((i for i, value in enumerate(least, 1) if value > 1.0), limit)  # no evidence is above 1
+        self._followed, self._least = rule, (ctypes.c_double * reachable)(*least[:reachable])
+        told.least, told.limit, told.evidence = ctypes.addressof(self._least), limit, _EVIDENCE[rule.evidence]
         told.scores = rule.score is not None
         if rule.score is not None:
             told.bias, told.slope = rule.score.bias, rule.score.slope
-        return told
 
     def drafted(self, num: int) -> None:
         """Note that `num` candidates have been drawn."""
