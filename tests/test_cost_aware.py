@@ -13,10 +13,11 @@ from specdecpp import Costs, Decoder, Pair
 from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.cost_aware import HORIZON, Account, Ledger
+from specdecpp.policies.cost_aware import EVERY, HORIZON, STEADY, Account, Ledger
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
+from specdecpp.session import Round
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 C, LOW, HIGH = 0.22, 0.5, 0.95
@@ -331,3 +332,46 @@ def test_chances_count_where_they_are_known():
     assert rule().learn(Account(), outcome(2, 2, FLAT)).gains[1].tokens == 3
     certain = rule().learn(Account(), outcome(1, 1, FLAT, overlaps=(1 + 1e-6,)))
     assert certain.num_accepted == 1, "rounding"
+
+
+def rounds_of(seed: int, num: int) -> list[Round]:
+    """Rounds with one to three candidates, as the sampled ones of a request are."""
+    dice = np.random.default_rng(seed)
+    found = []
+    for _ in range(num):
+        k = int(dice.integers(1, 4))
+        accepted = int(dice.integers(0, k + 1))
+        overlaps = tuple(dice.random(min(accepted + 1, k)).tolist())
+        found.append(outcome(k, accepted, FLAT, judged=tuple(dice.uniform(0.3, 0.9, k).tolist()), overlaps=overlaps))
+    return found
+
+
+@pytest.mark.parametrize("num", [STEADY - 1, STEADY + 2, STEADY + EVERY, STEADY + 3 * EVERY + 1])
+def test_what_is_put_off_is_learned_all_the_same(num: int):
+    """Catches rounds that are lost or counted twice where learning waits, and rounds that wait from the beginning on."""
+    policy, late = CostAware(), CostAware().start()
+    at_once = late
+    for i, one in enumerate(rounds_of(3, num)):
+        late, at_once = policy.learn(late, one), at_once._after(one)
+        assert len(late.pending) < EVERY
+        assert i >= STEADY or not late.pending
+    assert late.settled() == at_once
+    assert policy.carry(None, late) == policy.carry(None, at_once)
+    assert policy.aside(late, outcome(1, 1, FLAT)) == policy.aside(at_once, outcome(1, 1, FLAT))
+    quiet = outcome(0, 0, FLAT)
+    assert policy.learn(late, quiet) == at_once._after(quiet), "a round without candidates may change everything"
+
+
+def test_a_rule_is_kept_until_something_is_learned():
+    """Catches the rule of another policy, of other costs or of another room, and one that outlives what it was made of."""
+    policy, memory = CostAware(), CostAware().start()
+    for one in rounds_of(4, STEADY + 3 * EVERY):
+        memory = policy.learn(memory, one)
+        assert policy.rule(memory, FLAT, 6) == policy.rule(replace(memory), FLAT, 6), "by itself it would be the same"
+    first = policy.rule(memory, FLAT, 6)
+    assert policy.rule(memory, FLAT, 6) is first
+    assert policy.rule(policy.learn(memory, rounds_of(5, 1)[0]), FLAT, 6) is first
+    assert policy.rule(memory, Costs.relative(0.5), 6) != first
+    assert len(policy.rule(memory, FLAT, 3).least) == 4
+    assert replace(policy, prior=0.1).rule(memory, FLAT, 6) != first
+    assert policy.rule(policy.begin(memory, num_tokens=9, is_greedy=True), FLAT, 6) is not first

@@ -171,6 +171,20 @@ def test_how_passes_rise_with_their_rows_is_found_out(rise_s: float, bump_s: flo
     assert told.pass_s(9) - told.pass_s(2) >= 3.4, "rows that nobody has tried are not free"
 
 
+def test_widths_that_lie_off_the_curve_are_known_by_themselves():
+    """Catches a line through steps: three rows in the time of two, and then a leap, were taken for an even rise. What was not
+    tried rises from there as was measured, and no wider pass is ever quicker."""
+    costs, dice = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0}), random.Random(1)
+    clock, steps = CostClock(now=costs), {1: 7.5, 2: 7.4, 3: 9.5}
+    for _ in range(600):
+        num, near = dice.choice((1, 2, 3)), dice.gauss(1, 0.05)
+        clock.update(outcome(num, 1, draft_s=0.5 * num, verify_s=near * steps[num]))
+    told = clock.now
+    assert [told.pass_s(n) for n in (2, 3, 4)] == pytest.approx([7.5, 7.5, 9.5], rel=0.04)
+    assert told.pass_s(5) > told.pass_s(4)
+    assert told.pass_s(9) > told.pass_s(5) + 2.0
+
+
 @pytest.mark.parametrize("alone_s", [0.8, 1.3])
 def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
     """Catches one level for the whole curve, on which drafting that did not pay went on: what a plain pass takes beside the

@@ -27,7 +27,7 @@ LEAST_RISE = 0.5
 """Of the measured curve's: passes are never taken to rise less with their rows than by this share of it."""
 
 
-KNOWN = 16
+KNOWN = 4
 """Rounds of a length of which so many are halfway to being believed against the curve."""
 
 
@@ -214,7 +214,8 @@ class CostClock:
         """Of the target, as it is known by now."""
         if num_rows == 1:
             return self._alone * self._measured.pass_s(1)
-        return self._others * (self._curve_s(num_rows) + self._off_s(num_rows))
+        curve_s = self._curve_s(num_rows)
+        return self._others * max(curve_s + self._off_s(num_rows), LEAST * curve_s)
 
     def _curve_s(self, num_rows: int) -> float:
         """Of a pass over candidates, but for what the target alone says of the level."""
