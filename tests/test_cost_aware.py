@@ -13,7 +13,7 @@ from specdecpp import Costs, Decoder, Pair
 from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.cost_aware import EVERY, HORIZON, STEADY, Account, Ledger
+from specdecpp.policies.cost_aware import EVERY, HORIZON, STEADY, Account, Ledger, expected_gain
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
@@ -375,3 +375,22 @@ def test_a_rule_is_kept_until_something_is_learned():
     assert len(policy.rule(memory, FLAT, 3).least) == 4
     assert replace(policy, prior=0.1).rule(memory, FLAT, 6) != first
     assert policy.rule(policy.begin(memory, num_tokens=9, is_greedy=True), FLAT, 6) is not first
+
+
+def test_a_beginning_must_be_worth_what_has_to_be_read():
+    """Catches a rule that has the draft read a long prompt, and switches, in each request of a kind that gains little."""
+    costs = Costs(draft_s=C, passes={1: 1.0, 9: 1.0, 209: 21.0}, switch_s=0.5)
+    poor, good = ({"1": {"num": 50.0, "tokens": 50.0 + gained, "passes": 50.0, "squares": 10.0}} for gained in (-6.0, 12.0))
+    past = {"num_tested": 60.0, "num_accepted": 30.0, "num_requests": 9.0, "bias": 0.0, "slope": 1.0}
+    policy = CostAware()
+
+    def begins(gains: dict[str, dict[str, float]], num_unread: int) -> bool:
+        memory = policy.begin(policy.resume(past | {"gains": gains}), num_tokens=num_unread, is_greedy=False)
+        return policy.rule(memory, costs, 4).least[0] <= 1
+
+    assert [begins(good, num) for num in (1, 200, 2000)] == [True, True, False]
+    assert [begins(poor, num) for num in (1, 200, 2000)] == [True, False, False]
+    assert expected_gain(0.3, 0.0) == 0.3
+    assert expected_gain(-0.1, 0.2) == pytest.approx(0.0396, abs=1e-3)
+    running = replace(policy.begin(policy.resume(past | {"gains": good}), num_tokens=200, is_greedy=False), num_running=9)
+    assert policy.rule(running, costs, 4).least[0] <= 1, "what was read is paid for"

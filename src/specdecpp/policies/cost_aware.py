@@ -53,7 +53,7 @@ TRIAL = 4
 LOOK = 8
 """Tokens after which it is asked again whether to draft; a round of the target alone may take less than the asking."""
 STAY = 64
-"""Rounds with candidates over which what the draft has to read first should pay."""
+"""Rounds with candidates over which a beginning should pay: what the draft has to read first, and the switch."""
 STEADY, EVERY = 8, 4
 """After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes of
 a small pair Python finds the caches empty, and takes three times as long as by itself."""
@@ -277,11 +277,14 @@ class CostAware(HeadPolicy):
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
         """Whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
-        (mean, most), target_s, reading_s = self.gain(memory, costs), costs.verify_s(1), _reading_s(costs, memory)
-        if most * target_s >= reading_s / STAY or 0 < memory.num_running < TRIAL:
+        mean, most = self.gain(memory, costs)
+        if memory.num_running:
+            return most >= 0 or memory.num_running < TRIAL
+        target_s, begin_s = costs.verify_s(1), costs.switch_s + _reading_s(costs, memory)
+        if most >= 0 and STAY * expected_gain(mean, (most - mean) / BOUND) * target_s >= begin_s:
             return True
         # Candidates that are not expected to pay may be tried for some rounds, to see whether that has changed.
-        loss_s = costs.switch_s + reading_s + TRIAL * max(0.0, -mean) * target_s
+        loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
         lost_s = memory.seconds - memory.num_tokens * target_s
         return lost_s + loss_s < self.regret * memory.num_tokens * target_s
 
@@ -311,6 +314,18 @@ class CostAware(HeadPolicy):
 
     def _before(self, acceptance: float | None) -> float:
         return self.prior if acceptance is None else acceptance
+
+
+def expected_gain(mean: float, deviation: float) -> float:
+    """What it is worth to know a gain, of normal law, before one chooses to have it or not: E max(0, gain).
+
+    >>> expected_gain(0.0, 1.0), expected_gain(-1.0, 0.0)
+    (0.3989422804014327, 0.0)
+    """
+    if not deviation > 0:
+        return max(0.0, mean)
+    z = mean / deviation
+    return mean * (1 + math.erf(z / math.sqrt(2))) / 2 + deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
 def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
