@@ -42,12 +42,14 @@ LONG, EVERY = 6, 3
 """Rounds with so many candidates are in every third cycle."""
 FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
 """Where three cycles without the longest rounds would not be over in time."""
-VISIT, VISITS = 16, 2
-"""Rounds from one candidate to the next, and how many of these in a cycle, to see what a switch takes."""
+ALONE_BETWEEN, STINT, VISITS = 16, 8, 2
+"""Rounds without candidates, those with one that follow, and how many of these in a cycle, to see what a switch and the way
+back take: after a single round with a candidate the target still finds most of what it reads in the caches."""
+VISIT = ALONE_BETWEEN + STINT
 ROWS = (1, 2, 4, 8)
 """Of the passes of a draft that are timed for trees."""
 CONTEXT, CYCLES, BUDGET_S = 96, 9, 2.5
-METHOD = 16
+METHOD = 17
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -200,10 +202,10 @@ def _read_along(pair: Pair, costs: Costs) -> Costs:
 
 
 def _excess_s(cycle: Cycle) -> float:
-    """Seconds that `VISIT` rounds, of which one has a candidate, take beyond as many that follow others of their length."""
+    """Seconds that `VISIT` rounds, of which `STINT` have a candidate, take beyond as many that follow others of their kind."""
     alone_s, one_s = (_typical(map(_seconds, cycle.turns[k])) for k in (0, 1))
     visits = [cycle.visits[i : i + VISIT] for i in range(0, len(cycle.visits), VISIT)]
-    return _typical(sum(map(_seconds, visit)) for visit in visits) - one_s - (VISIT - 1) * alone_s
+    return _typical(sum(map(_seconds, visit)) for visit in visits) - STINT * one_s - ALONE_BETWEEN * alone_s
 
 
 def _seconds(r: Round) -> float:
@@ -254,7 +256,7 @@ class _Copies(SuffixDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class _Visits(Fixed):
-    """The last of every `VISIT` rounds has a candidate."""
+    """The last `STINT` of every `VISIT` rounds have a candidate."""
 
     k: int = 1
 
@@ -265,7 +267,7 @@ class _Visits(Fixed):
         return memory + 1
 
     def limit(self, memory: int) -> int:
-        return self.k if (memory + 1) % VISIT == 0 else 0
+        return self.k if memory % VISIT >= ALONE_BETWEEN else 0
 
 
 def _session(pair: Pair, runners: tuple[Runner, Runner], policy: Policy, num_rounds: int = TURN) -> Session | None:
