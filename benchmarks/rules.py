@@ -378,6 +378,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     found |= provenance("python", "benchmarks/rules.py")
+    found["commands"] = sorted({*found.get("commands", ()), found["command"]})  # all that the file is made of
 
     def add(section: str, cell: dict[str, Any]) -> None:
         keys = [key for key in ("pair", "sampling", "costs", "set") if key in cell]

@@ -25,10 +25,8 @@ LEAST = 0.05
 """Of the measured curve: the level of passes is never below that."""
 LEAST_RISE = 0.5
 """Of the measured curve's: passes are never taken to rise less with their rows than by this share of it."""
-
-
 KNOWN = 4
-"""Rounds of a length of which so many are halfway to being believed against the curve."""
+"""Passes of some width that lie off the curve are halfway believed after so many of them."""
 
 
 @runtime_checkable

@@ -109,7 +109,6 @@ class Account(Ledger):
     """Rounds with candidates since the last without."""
     is_off: bool = False
     """Whether the last round had none."""
-
     pending: "tuple[Outcome, ...]" = ()
     """Rounds that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
