@@ -487,3 +487,15 @@ def test_a_noisy_pass_makes_no_step():
     falling = measuring._smooth({1: 1.0, 2: 3.0, 3: 2.0, 4: 1.0})
     assert falling == pytest.approx({1: 1.0, 2: 2.0, 3: 2.0, 4: 2.0})
     assert measuring._smooth({1: 1.0, 2: 5.0}) == {1: 1.0, 2: 5.0}
+
+
+@pytest.mark.parametrize(("late_s", "switch_s"), [(0.05, 1.0), (5.0, 4.0)])
+def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: float):
+    """Catches a stay of one round, after which the target finds its caches full, a switch that is counted by rounds, and a
+    figure of a busy machine that would keep a rule from ever beginning."""
+    alone, one = outcome(0, 0, verify_s=1.0), outcome(1, 0, draft_s=0.5, verify_s=1.5)
+    late = [replace(alone, verify_s=1.0 + late_s)] * 10 + [alone] * (measuring.ALONE_BETWEEN - 10)
+    stay = [replace(one, verify_s=2.0)] + [one] * (measuring.STINT - 1)
+    turns = {k: [outcome(k, 0, draft_s=0.5 * k, verify_s=1.5 if k else 1.0)] * 6 for k in (0, 1, 2, 3, 4)}
+    cycle = measuring.Cycle(turns, [*late, *stay] * measuring.VISITS)
+    assert measuring._costs([cycle] * 3).switch_s == pytest.approx(switch_s)

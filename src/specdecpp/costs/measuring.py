@@ -46,6 +46,9 @@ ALONE_BETWEEN, STINT, VISITS = 16, 8, 2
 """Rounds without candidates, those with one that follow, and how many of these in a cycle, to see what a switch and the way
 back take: after a single round with a candidate the target still finds most of what it reads in the caches."""
 VISIT = ALONE_BETWEEN + STINT
+MOST_SWITCH = 4
+"""Passes of the target alone that a switch takes at most. It takes one to three; on a machine that was busy meanwhile it came
+out as six, and requests without a seed then never began to draft."""
 ROWS = (1, 2, 4, 8)
 """Of the passes of a draft that are timed for trees."""
 CONTEXT, CYCLES, BUDGET_S = 96, 9, 2.5
@@ -127,8 +130,8 @@ def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cycle:
-    """What was timed within a moment: settled rounds by their number of candidates, and rounds of which one in `VISIT` has one,
-    none where models are slow."""
+    """What was timed within a moment: settled rounds by their number of candidates, and rounds of which `STINT` in `VISIT` have
+    one, none where models are slow."""
 
     turns: dict[int, list[Round]]
     visits: list[Round]
@@ -194,7 +197,9 @@ def _costs(cycles: list[Cycle]) -> Costs:
     passes = _smooth({k + 1: typical(lambda r: r.verify_s + r.other_s, k) for k in lengths})
     costs = Costs(draft_s=draft_s, passes=passes, head_s=head_s, start_s=start_s, other_s=_typical(r.other_s for r in rounds))
     excess = [_excess_s(cycle) * level / cycle.plain_s for cycle in cycles if cycle.visits and 1 in cycle.turns]
-    return replace(costs, switch_s=max(0.0, _typical(excess))) if excess else costs
+    if not excess:
+        return costs
+    return replace(costs, switch_s=min(max(0.0, _typical(excess)), MOST_SWITCH * costs.verify_s(1)))
 
 
 def _read_along(pair: Pair, costs: Costs) -> Costs:
