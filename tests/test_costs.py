@@ -489,7 +489,7 @@ def test_a_noisy_pass_makes_no_step():
     assert measuring._smooth({1: 1.0, 2: 5.0}) == {1: 1.0, 2: 5.0}
 
 
-@pytest.mark.parametrize(("late_s", "switch_s"), [(0.05, 1.0), (5.0, 4.0)])
+@pytest.mark.parametrize(("late_s", "switch_s"), [(0.05, 1.0), (5.0, 3.0)])
 def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: float):
     """Catches a stay of one round, after which the target finds its caches full, a switch that is counted by rounds, and a
     figure of a busy machine that would keep a rule from ever beginning."""

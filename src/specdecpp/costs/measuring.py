@@ -46,7 +46,7 @@ ALONE_BETWEEN, STINT, VISITS = 16, 8, 2
 """Rounds without candidates, those with one that follow, and how many of these in a cycle, to see what a switch and the way
 back take: after a single round with a candidate the target still finds most of what it reads in the caches."""
 VISIT = ALONE_BETWEEN + STINT
-MOST_SWITCH = 4
+MOST_SWITCH = 3
 """Passes of the target alone that a switch takes at most. It takes one to three; on a machine that was busy meanwhile it came
 out as six, and requests without a seed then never began to draft."""
 ROWS = (1, 2, 4, 8)
