@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cli, request
+from specdecpp import cli, machine, request
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.report import render
@@ -145,9 +145,18 @@ def test_statistics_go_to_stderr_when_asked_for(pair: list[str]):
     assert max(map(len, result.stderr.splitlines())) <= 80
 
 
+def test_answers_without_a_seed_teach_those_to_come(names: list[str]):
+    """Catches a seed that nobody asked for: with one, each process of the command line would begin as if it were the first."""
+    options = ["hello", *names, "--policy", "cost-aware", "--max-tokens", "8"]
+    assert answer(*options, "--seed", "7")["seed"] == 7
+    taught = set(machine.folder().glob("experience-*"))
+    assert answer(*options)["seed"] is None
+    assert len(set(machine.folder().glob("experience-*")) - taught) == 1
+
+
 def test_json_holds_what_is_needed_to_get_the_answer_again(pair: list[str]):
-    """Catches a seed that is drawn but not told, and rounds that disagree with the sums."""
-    said = answer("hello", *pair, "--max-tokens", "24")
+    """Catches a seed or a rule that is not told, and rounds that disagree with the sums."""
+    said = answer("hello", *pair, "--max-tokens", "24", "--seed", "7")
     again = answer("hello", *pair, "--max-tokens", "24", "--seed", str(said["seed"]), "--policy", said["policy"])
     assert {k: again[k] for k in ("text", "tokens", "rounds", "finish_reason")} == {
         k: said[k] for k in ("text", "tokens", "rounds", "finish_reason")

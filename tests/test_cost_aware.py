@@ -13,7 +13,8 @@ from specdecpp import Costs, Decoder, Pair
 from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.cost_aware import EVERY, HORIZON, STEADY, Account, Ledger, expected_gain
+from specdecpp.policies.account import EVERY, STEADY, Account, Ledger
+from specdecpp.policies.cost_aware import HORIZON, expected_gain
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams

@@ -1,5 +1,6 @@
 """What people type becomes the policy they mean, or is refused."""
 
+import re
 from dataclasses import fields
 
 import pytest
@@ -22,7 +23,7 @@ from specdecpp.policies import (
     Policy,
     SpecDecPP,
 )
-from specdecpp.policies.trees import CostAwareTree, Widths
+from specdecpp.policies.trees import CostAwareTree, Widths, parse_tree
 
 
 @pytest.mark.parametrize(
@@ -147,3 +148,10 @@ def test_a_spec_that_says_nothing_is_refused(spec: str):
     """Catches a typo that silently becomes a default."""
     with pytest.raises(ValueError, match=r"policy|Heuristic"):
         request.parse_policy(spec)
+
+
+@pytest.mark.parametrize("spec", ["", "axb", "4xx", "4x0", "-4", "costs:", "costs:0", "costs:x", "cost"])
+def test_a_tree_that_says_nothing_is_refused(spec: str):
+    """Catches int()'s own words, and widths of nothing."""
+    with pytest.raises(ValueError, match=re.escape(f"there is no tree {spec!r}. Give costs, costs:CHILDREN")):
+        parse_tree(spec)

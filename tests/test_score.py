@@ -10,7 +10,8 @@ from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, machine
 from specdecpp.policies import AutoOff, Bandit, CostAware, Fixed
-from specdecpp.policies.cost_aware import TRIAL, Account
+from specdecpp.policies.account import Account
+from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.score import Belief, Score, by_q, logit

@@ -305,7 +305,7 @@ def test_the_verb_finishes_what_it_has_begun_and_ends_well(folder: Path) -> None
     ("arguments", "message"),
     [
         (["--policy", "warp"], "there is no policy"),
-        (["--max-running", "0"], "max_running must be at least 1"),
+        (["--max-running", "0"], "--max-running"),
         (["--timeout", "nan"], "timeout_s must be above 0"),
         (["--host", "256.0.0.1"], "cannot listen on 256.0.0.1"),
     ],

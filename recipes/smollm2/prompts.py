@@ -218,6 +218,7 @@ def main() -> None:
     }
     rows = [(name, text) for name, texts in sources.items() for text in shuffled(texts)[: round(shares[name] * args.num)]]
     rows.sort(key=lambda row: hashlib.sha256(("order" + row[1]).encode()).digest())
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("".join(json.dumps({"source": name, "text": text}) + "\n" for name, text in rows), encoding="utf-8")
     counts = ", ".join(f"{sum(row[0] == name for row in rows):,} {name}" for name in sources)
     print(f"{args.out}: {len(rows):,} prompts ({counts})")

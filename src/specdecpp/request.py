@@ -185,8 +185,8 @@ def watched(
     return finished(session, rounds)
 
 
-def to_dict(output: "Output", *, policy: str, seed: int) -> dict[str, Any]:
-    """An answer as JSON, with what is needed to get it again."""
+def to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
+    """An answer as JSON; with a seed, it holds what is needed to get it again."""
     keys = ("num_drafted", "num_accepted", "stop_reason")
     return {
         "text": output.text,

@@ -1,6 +1,5 @@
 """`specdecpp generate`: one answer from any pair, printed as it is decided."""
 
-import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +59,7 @@ def generate(
     min_p: Annotated[float | None, typer.Option(metavar="X", help="Drop those below X times the best.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1: fewer repeats.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.  [default: random]")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.")] = None,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="A user message, or plain text.  [default: by template]"),
@@ -88,7 +87,6 @@ def generate(
         spec = None if policy is None else parse_policy(policy)
         text = _prompt_text(prompt)
         check_names(target, draft, head, spec, copies=True)
-        seed = secrets.randbelow(2**31) if seed is None else seed
         options: Options = {
             "max_tokens": max_tokens,
             "temperature": temperature,
@@ -156,7 +154,7 @@ def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: 
     return output
 
 
-def _print_stats(output: "Output", *, policy: str, seed: int, wanted: bool | None) -> None:
+def _print_stats(output: "Output", *, policy: str, seed: int | None, wanted: bool | None) -> None:
     """A few lines on stderr; without --stats only where that is a terminal."""
     from specdecpp.report import render
 

@@ -43,11 +43,13 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Answer to this name too; repeatable; * for any.  [default: any with a key]"),
     ] = None,
-    max_running: Annotated[int, typer.Option(metavar="N", help="Requests that are answered at once.")] = 8,
-    max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that wait; more get 429.")] = 64,
-    max_prompt: Annotated[int | None, typer.Option(metavar="N", help="Longest prompt, tokens.  [default: the context]")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens a request may have in all.")] = 8192,
-    max_body: Annotated[int, typer.Option(metavar="N", help="Longest body of a request, bytes.")] = 2**20,
+    max_running: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that are answered at once.")] = 8,
+    max_waiting: Annotated[int, typer.Option(metavar="N", min=0, help="Requests that wait; more get 429.")] = 64,
+    max_prompt: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Longest prompt, tokens.  [default: the context]")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens a request may have in all.")] = 8192,
+    max_body: Annotated[int, typer.Option(metavar="N", min=1, help="Longest body of a request, bytes.")] = 2**20,
     timeout: Annotated[float, typer.Option(metavar="S", help="A request may take so many seconds.")] = 300.0,
     grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
     dtype: DTypeOption = DType.auto,

@@ -21,8 +21,9 @@
 | `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 
-`protocol.py` says what a rule is and what it sees, `score.py` what outcomes say of its estimates, `experience.py` what requests
-teach those to come; what a step costs is in the package `costs`.
+`protocol.py` says what a rule is and what it sees, `account.py` what the rounds of a request teach the default, `score.py` what
+they say of its estimates, `gains.py` whether drafting pays, `experience.py` what requests teach those to come; what a step
+costs is in the package `costs`.
 
 Every rule here decides *after* a sampled token and keeps that token, which is lossless with token and block verification
 (see `protocol.Policy`).

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specdecpp.policies.account import Account
 from specdecpp.policies.around import Around
-from specdecpp.policies.cost_aware import Account, CostAware, survivals
+from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.protocol import Rule, rule_of
 

@@ -23,10 +23,11 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
-from specdecpp.policies.gains import Gains, num_expected
+from specdecpp.policies.account import Account
+from specdecpp.policies.gains import Gains
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
-from specdecpp.policies.score import Belief, Score, by_q
+from specdecpp.policies.score import Belief, Score
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -54,9 +55,6 @@ LOOK = 8
 """Tokens after which it is asked again whether to draft; a round of the target alone may take less than the asking."""
 STAY = 64
 """Rounds with candidates over which a beginning should pay: what the draft has to read first, and the switch."""
-STEADY, EVERY = 8, 4
-"""After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes of
-a small pair Python finds the caches empty, and takes three times as long as by itself."""
 UP = 1 + 2**-50
 """More than the threshold is asked for, not as much."""
 FADING = 1 / 16
@@ -67,101 +65,6 @@ _CARRIED = "num_tested", "num_accepted"
 _GAINS = Gains._fields
 _NOISE = 1e-9
 """Two costs a candidate that differ by less are those of an even curve, rounded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """Sums over the rounds of a request: what came out, what it should have taken, candidates tested and accepted."""
-
-    num_tokens: int = 0
-    seconds: float = 0.0
-    num_tested: int = 0
-    num_accepted: float = 0.0
-
-    def with_round(self, outcome: "Outcome") -> "Ledger":
-        """Seconds are those of the cost model, so that a seed gives the same stops again."""
-        return replace(
-            self,
-            num_tokens=self.num_tokens + outcome.num_tokens,
-            seconds=self.seconds + outcome.expected_s,
-            num_tested=self.num_tested + min(outcome.num_accepted + 1, outcome.num_drafted),
-            num_accepted=self.num_accepted + num_expected(outcome),
-        )
-
-    def acceptance(self, prior: float, weight: int) -> float:
-        """Of the candidates tested so far; the prior counts for `weight` of them."""
-        return (self.num_accepted + weight * prior) / (self.num_tested + weight)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account(Ledger):
-    """What a request has taught: beside its sums the gains of rounds with candidates (but those of a switch) at each load, the
-    score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
-    """
-
-    acceptance_before: float | None = None
-    gains_before: "Mapping[int, Gains]" = field(default_factory=dict)
-    gains: "Mapping[int, Gains]" = field(default_factory=dict)
-    belief: Belief = Belief()  # noqa: RUF009 (frozen)
-    num_unread: int = 0
-    """Tokens since the last round with candidates, or those of the prompt."""
-    num_running: int = 0
-    """Rounds with candidates since the last without."""
-    is_off: bool = False
-    """Whether the last round had none."""
-    pending: "tuple[Outcome, ...]" = ()
-    """Rounds that have not been worked out."""
-    planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming round: [policy, costs, limit, rule]. It stays for as long as nothing is worked out."""
-
-    def with_round(self, outcome: "Outcome") -> "Account":
-        """After a round. What it teaches is put off where many like it have gone before (`STEADY`)."""
-        if outcome.num_drafted and self.num_running >= STEADY and len(self.pending) < EVERY - 1:
-            return self._like(pending=(*self.pending, outcome))
-        return self.settled()._after(outcome)
-
-    def settled(self) -> "Account":
-        """The same with nothing pending."""
-        account = self
-        for outcome in self.pending:
-            account = account._after(outcome)
-        return account
-
-    def _like(self, **changes: Any) -> "Account":
-        after = object.__new__(Account)  # in a third of the time of `replace`
-        after.__dict__.update(self.__dict__, **changes)
-        return after
-
-    def _after(self, outcome: "Outcome") -> "Account":
-        changes: dict[str, Any] = {
-            "num_tokens": self.num_tokens + outcome.num_tokens,
-            "seconds": self.seconds + outcome.expected_s,
-            "pending": (),
-            "planned": [],
-        }
-        if not outcome.num_drafted:
-            return self._like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True)
-        grown = getattr(outcome, "grown", None)
-        if grown is None:
-            num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
-            belief = self.belief.after(outcome.judged[:num_tested], outcome.num_accepted)
-            num_accepted = num_expected(outcome)
-        else:
-            belief, num_tested, num_accepted = self.belief, 0, 0.0
-            for tried, chance in zip(grown.tried, outcome.overlaps or [float(t.is_accepted) for t in grown.tried], strict=True):
-                if not tried.rank:
-                    belief = belief.after((by_q(tried.share),), int(tried.is_accepted))
-                    num_tested, num_accepted = num_tested + 1, num_accepted + min(1.0, chance)
-        return self._like(
-            **changes,
-            num_tested=self.num_tested + num_tested,
-            num_accepted=self.num_accepted + num_accepted,
-            gains=self.gains if self.is_off else _with_gain(self.gains, outcome),
-            belief=belief,
-            num_unread=0,
-            num_running=self.num_running + 1,
-            is_off=False,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,12 +257,6 @@ def _is_sound(past: Mapping[str, Any]) -> bool:
 def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Finite, and but for the bias of a score of at least 0."""
     return all(isinstance(x := found.get(name), float) and math.isfinite(x) and (name == "bias" or x >= 0) for name in names)
-
-
-def _with_gain(gains: "Mapping[int, Gains]", outcome: "Outcome") -> "Mapping[int, Gains]":
-    assert outcome.costs is not None, "the session gives costs to a policy that needs them"
-    load = outcome.costs.load
-    return {**gains, load: gains.get(load, Gains()).after(outcome)}
 
 
 def _prices(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:

@@ -178,7 +178,7 @@ def quoted(prompt: str) -> RenderableType:
     return Padding(Text(prompt, "dim"), (1, 2))
 
 
-def stats(metrics: "Metrics", *, policy: str, seed: int, finish_reason: str) -> RenderableType:
+def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: str) -> RenderableType:
     """Four short lines about one answer."""
     reason = {"eos": "end of text", "stop": "stop string", "length": "length reached"}[finish_reason]
     shares = "  ".join(f"{name} {100 * share:.0f} %" for name, share in metrics.time_shares.items())
@@ -187,7 +187,7 @@ def stats(metrics: "Metrics", *, policy: str, seed: int, finish_reason: str) -> 
         f"{metrics.num_tokens} tokens in {speed} ({reason})",
         f"{metrics.mean_acceptance_length:.2f} tokens per target pass, {metrics.discard_rate:.2f} discarded per token",
         f"time: {shares}",
-        f"{policy}, seed {seed}",
+        policy if seed is None else f"{policy}, seed {seed}",
     )
     return Text("\n".join(lines), "dim")
 

@@ -12,9 +12,9 @@ class Limits:
     """
 
     max_running: int = 8
-    """Requests that are decoded in turns; each holds one pair of caches."""
+    """Requests that are decoded at once; each holds one pair of caches."""
     max_waiting: int = 64
-    """Requests that wait for their first turn; one more is sent away with 429."""
+    """Requests that wait for one of these to end; one more is sent away with 429."""
     max_body_bytes: int = 2**20
     max_prompt_tokens: int | None = None
     """None: what the target's context holds."""

@@ -38,15 +38,17 @@ def parse_tree(spec: str) -> TreePolicy:
     (4, 2)
     """
     name, _, rest = spec.partition(":")
-    try:
-        if name == "costs":
-            return CostAwareTree(max_children=int(rest)) if rest else CostAwareTree()
-        return Widths(widths=tuple(map(int, spec.split("x"))))
-    except ValueError as error:
+    if spec == "costs":
+        return CostAwareTree()
+    if name == "costs" and rest.isdecimal() and int(rest):
+        return CostAwareTree(max_children=int(rest))
+    widths = spec.split("x")
+    if not all(width.isdecimal() and int(width) for width in widths):
         raise ValueError(
-            f"there is no tree {spec!r} ({error}). Give costs, costs:CHILDREN for at most so many children a node, or widths "
-            "as 4x2x1."
-        ) from None
+            f"there is no tree {spec!r}. Give costs, costs:CHILDREN for at most so many children a node, or widths from 1 as "
+            "in 4x2x1."
+        )
+    return Widths(widths=tuple(map(int, widths)))
 
 
 def tree_spec(policy: TreePolicy) -> str | None:

@@ -8,17 +8,22 @@ given that its elder siblings were not. By the same argument as for chains, at t
     child  j of an open node if     S_v prod (1 - m_i) m_j  >  rho * (one more row), and the price of a place
 
 m_j is expected before the draw, from what is left of q. A row costs what it adds along the convex curve below that of the
-passes: where those take steps, a row on a flat piece brings the next step nearer. Where rows cost nothing only the number of
-places is limited, and what one is worth is learned: it rises after rounds that have used all.
+passes. Where those take steps, a row that adds less than that brings the next step nearer, which not every round reaches: it
+costs `REACHED` of the difference. Behind the rows that were counted with when a depth was opened, a step is paid in full. Where
+rows cost nothing only the number of places is limited, and what one is worth is learned: it rises after rounds that have used
+all.
 With one child a node both are the chain's rule, and decide the same. Where further children are far from paying, the round is a
 chain by its thresholds (`rule`), which engines run without asking.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.cost_aware import Account, CostAware
+from specdecpp.policies.account import Account
+from specdecpp.policies.cost_aware import CostAware
+from specdecpp.policies.gains import chances
 from specdecpp.policies.protocol import check_probability
 from specdecpp.policies.score import Belief, Score, by_q
 from specdecpp.policies.trees.protocol import Growing, TreePolicy
@@ -36,9 +41,11 @@ BY_SHARE = (Belief(Score(-1.2, 1.3)), Belief(Score(-1.9, 2.0)), Belief(Score(-2.
 PRIORS = (0.3, 0.2, 0.15)
 """Acceptance of such children before there is anything to go by, and the weight of that in tested children below."""
 WEIGHT = 16
-RISES, FALLS = 1.1, 0.98
+RISES, FALLS = 1.2, 0.99
 """What the price of a place is multiplied by after a round that has used all of them, and after one that has not."""
 LEAST_PRICE = 1e-3
+REACHED = 0.4
+"""Of the rounds, those that get to the next step of the passes: between .3 and .6 no better one was found."""
 HOPE = 1.5
 """By how many times a second child may be worth more, where q is broad, than one is in the mean."""
 
@@ -134,7 +141,7 @@ class CostAwareTree(TreePolicy):
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
         """Whether a second child of the text can be worth its row: about the best place for one."""
         worth = (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
-        least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes)
+        least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
         return self.max_children > 1 and HOPE * worth > max(memory.price, least)
 
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
@@ -149,13 +156,13 @@ class CostAwareTree(TreePolicy):
             return memory.after_chain(chain, price)
         beliefs = list(memory.beliefs)
         tested, accepted = list(memory.tested), list(memory.accepted)
-        for t, chance in zip(grown.tried, outcome.overlaps or [float(t.is_accepted) for t in grown.tried], strict=True):
+        for t, chance in zip(grown.tried, chances(outcome, grown), strict=True):
             if not t.rank:
                 continue
             i = min(t.rank, len(beliefs)) - 1
             beliefs[i] = beliefs[i].after((by_q(t.share),), int(t.is_accepted))
             tested[i] += 1
-            accepted[i] += min(1.0, chance)
+            accepted[i] += chance
         return TreeAccount(chain=chain, beliefs=tuple(beliefs), tested=tuple(tested), accepted=tuple(accepted), price=price)
 
     def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":
@@ -168,8 +175,9 @@ class CostAwareTree(TreePolicy):
         nodes = sorted(tree.frontier, key=lambda node: -self._survival(tree, node, memory))
         first = self._chain.mean_acceptance(memory.chain)
         rho = self._chain.rate(memory.chain, costs)
-        least_worth = max(memory.price, rho * _row_s(costs, num, self.max_nodes))
-        best, worth, value, rows = 0, 0.0, 0.0, -1  # the first child of the first node is in the threshold
+        _, even_s = _rows(costs, self.max_nodes)[num]
+        least_worth = max(memory.price, rho * (even_s + costs.node_s))
+        best, worth, value, rows, counted = 0, 0.0, 0.0, -1, num  # the first child of the first node is in the threshold
         for count, node in enumerate(nodes, 1):
             gain, children = self._expected(self._survival(tree, node, memory), first, least_worth, memory)
             if not children and count > 1:
@@ -179,7 +187,8 @@ class CostAwareTree(TreePolicy):
             more = costs.draft_pass_s(count) - costs.draft_pass_s(1) + costs.verify_s(num + 2 + rows) - costs.verify_s(num + 2)
             more += costs.node_s * rows
             if count == 1 or value - rho * more > worth:
-                best, worth = count, value - rho * more
+                best, worth, counted = count, value - rho * more, num + 1 + rows
+        tree.notes["counted"] = counted
         return nodes[:best] if worth >= least[num] * first else ()
 
     def wants_child(self, tree: Growing, node: int, memory: TreeAccount) -> bool:
@@ -196,7 +205,8 @@ class CostAwareTree(TreePolicy):
         expected = sum(share * score(by_q(share)) for share in tree.ahead(node))
         worth = survival * expected
         rho = self._chain.rate(memory.chain, costs)
-        return worth > max(memory.price, rho * _row_s(costs, tree.num_nodes, self.max_nodes))
+        row_s = _row_s(costs, tree.num_nodes, self.max_nodes, counted=tree.notes["counted"])
+        return worth > max(memory.price, rho * row_s)
 
     def _thresholds(self, tree: Growing, memory: TreeAccount) -> tuple[float, ...]:
         """The chain's, by the number of nodes so far: the least survival that is worth another pass and row."""
@@ -234,17 +244,21 @@ class CostAwareTree(TreePolicy):
         return known[node]
 
 
-def _row_s(costs: "Costs", num_nodes: int, max_nodes: int) -> float:
-    """Seconds that one more node adds: to the target's pass, along the convex curve below it, and to what is asked."""
-    return _slopes(costs, max_nodes)[num_nodes] + costs.node_s
+def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> float:
+    """Seconds that one more node adds: to the target's pass, of which `counted` nodes are expected, and to what is asked."""
+    own, even = _rows(costs, max_nodes)[num_nodes]
+    if own < even:
+        return own + REACHED * (even - own) + costs.node_s
+    return (even if num_nodes < counted else own) + costs.node_s
 
 
 @lru_cache(maxsize=64)
-def _slopes(costs: "Costs", max_nodes: int) -> tuple[float, ...]:
-    """Slopes of the greatest convex curve below `verify_s`, after 0, 1, ... candidates."""
+def _rows(costs: "Costs", max_nodes: int) -> tuple[tuple[float, float], ...]:
+    """After 0, 1, ... candidates: seconds that one more adds to the pass, and to the greatest convex curve below `verify_s`."""
     seconds = [costs.verify_s(num + 1) for num in range(max_nodes + 2)]
-    slopes: list[float] = []
-    while (at := len(slopes)) < len(seconds) - 1:
+    even: list[float] = []
+    while (at := len(even)) < len(seconds) - 1:
         end = min(range(at + 1, len(seconds)), key=lambda to: ((seconds[to] - seconds[at]) / (to - at), -to))
-        slopes += [(seconds[end] - seconds[at]) / (end - at)] * (end - at)
-    return tuple(slopes)
+        even += [(seconds[end] - seconds[at]) / (end - at)] * (end - at)
+    own = [after - before for before, after in pairwise(seconds)]
+    return tuple(zip(own, even, strict=True))
