@@ -35,9 +35,16 @@ def test_a_row_has_the_worst_and_the_mean_of_all_cells() -> None:
         "pair": "small",
         "sampling": "0.7 top_p 0.9",
         "set": "a",
+        "prompts": 5,
         "speed_up": {"cost-aware by q": 1.2, "K 4": 0.9, "K, tuned": 1.5},
     }
-    other = {"pair": "large", "sampling": "1", "set": "b", "speed_up": {"cost-aware by q": 2.0, "K 4": 1.1, "K, tuned": 1.0}}
+    other = cell | {
+        "pair": "large",
+        "sampling": "1",
+        "set": "b",
+        "prompts": 7,
+        "speed_up": {"cost-aware by q": 2.0, "K 4": 1.1, "K, tuned": 1.0},
+    }
     found = {row.name: row for row in PAGE["rows"]({"replay": [cell | {"costs": "c = 0.1"}, other | {"costs": "measured"}]})}
     assert list(found) == ["cost-aware by q", "K"]
     assert (found["K"].setting, found["K"].usual, found["K"].tuned) == ("4", (0.9, 1.1), (1.5, 1.0))
@@ -45,3 +52,4 @@ def test_a_row_has_the_worst_and_the_mean_of_all_cells() -> None:
     assert found["K"].worst_cell == "large, 1, measured, b"
     text = PAGE["table"]({"replay": [cell | {"costs": "c = 0.1"}, other | {"costs": "measured"}]})
     assert "| K | 1.00 | 1.25 | large, 1, measured, b | 4 | 0.90 | 1.00 | -20.0 | +40.0 |" in text
+    assert "with the same coins: small at 0.7, 5 prompts a set; large at 1, 7 prompts a set." in text

@@ -63,14 +63,22 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
     return sorted(found, key=lambda row: (-statistics.fmean(row.tuned), row.name))
 
 
+def _recorded(cells: Sequence[Mapping[str, Any]], pair: str) -> str:
+    """What of a pair was recorded."""
+    own = [cell for cell in cells if cell["pair"] == pair]
+    temperatures = ", ".join(dict.fromkeys(cell["sampling"].split()[0].rstrip(",") for cell in own))
+    return f"{pair} at {temperatures}, {own[0]['prompts']} prompts a set"
+
+
 def table(results: Mapping[str, Any]) -> str:
     """The table, and what it is of."""
     found = rows(results)
     cells = results["replay"]
-    pairs = " and ".join(dict.fromkeys(cell["pair"] for cell in cells))
+    pairs = "; ".join(_recorded(cells, pair) for pair in dict.fromkeys(cell["pair"] for cell in cells))
     text = (
-        f"Speed-ups over the target alone in {len(cells)} cells (temperature x costs x set; {pairs}), by replay of the\n"
-        "same answers with the same coins. Settings are chosen on development prompts for each sampling and kind of costs.\n"
+        f"Speed-ups over the target alone in {len(cells)} cells (temperature x costs x set), by replay of the same answers\n"
+        f"with the same coins: {pairs}.\n"
+        "Settings are chosen on development prompts for each sampling and kind of costs.\n"
         "The last two columns: by how many per cent `cost-aware` without a head is ahead of the rule so tuned.\n\n"
         "| rule | tuned: worst | mean | its worst cell | as it comes | worst | mean | ahead, %: worst | mean |\n"
         "|---|---:|---:|---|---:|---:|---:|---:|---:|\n"
