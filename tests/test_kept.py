@@ -156,6 +156,15 @@ def test_what_is_kept_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert shelf.begin([*SYSTEM, 3], pair.target)[0].length == 0
 
 
+def test_a_request_that_is_refused_takes_nothing_away(pair: Pair) -> None:
+    """Catches a text that is gone with a request that never began."""
+    decoder = Decoder(replace(pair), policy=Fixed(k=2))
+    decoder.generate(SYSTEM, max_tokens=3, ignore_eos=True)
+    with pytest.raises(ValueError, match="max_tokens"):
+        decoder.generate([*SYSTEM, 3], max_tokens=-1)
+    assert decoder.generate([*SYSTEM, 3], max_tokens=3).metrics.num_cached_tokens == len(SYSTEM)
+
+
 def test_other_weights_have_a_shelf_of_their_own(pair: Pair) -> None:
     """Catches a cache of one model that is read on by another."""
     Decoder(pair, policy=Fixed(k=2)).generate(SYSTEM, max_tokens=3)

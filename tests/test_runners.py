@@ -1,6 +1,7 @@
 """EagerRunner against a fresh forward pass of the same model without a cache, and the models it must refuse."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import KINDS, model_of
 from transformers import AutoModel, DynamicCache, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers.cache_utils import DynamicLayer
 
 from specdecpp import RunnerError
 from specdecpp.runners import EagerRunner
@@ -150,6 +152,40 @@ def test_somebody_elses_pass_is_not_kept() -> None:
     runner = EagerRunner(model)
     model(input_ids=torch.tensor([[3, 4]]))
     assert runner._tap.hidden is None
+
+
+def test_threads_may_share_a_model() -> None:
+    """Catches a pass that takes the hidden states of another thread's."""
+    model = tiny_model("llama").double()
+    first = EagerRunner(model)
+    texts = [[i, i + 1, i + 2] for i in range(3, 60)]
+
+    def read(tokens: list[int]) -> torch.Tensor:
+        return first.fresh().extend(tokens, rows=1)[1]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(read, texts))
+    for tokens, hidden in zip(texts, found, strict=True):
+        torch.testing.assert_close(hidden, full_pass(model, tokens)[1][-1:], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
+    """Catches a rollback by what should have been read, where the cache of some layers has less."""
+    model = tiny_model("llama").double()
+    runner = EagerRunner(model)
+    runner.extend([3, 4, 5, 6], rows=1)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    hook = model.model.layers[layer].register_forward_pre_hook(fails)
+    with pytest.raises(MemoryError):
+        runner.extend([7, 8], rows=1)
+    hook.remove()
+    runner.rollback(3)
+    logits, _ = runner.extend([9], rows=1)
+    torch.testing.assert_close(logits, full_pass(model, [3, 4, 5, 9])[0][-1:], atol=1e-9, rtol=0)
 
 
 def test_rollback_to_the_present_and_to_nothing() -> None:
@@ -339,20 +375,11 @@ def test_the_probe_refuses_a_model_whose_cache_cannot_be_trusted(kind: type[Llam
         EagerRunner(subclassed(kind))
 
 
-def test_the_probe_sees_a_state_that_only_a_rollback_shows() -> None:
+def test_the_probe_sees_a_state_that_only_a_rollback_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a probe that compares nothing across the rollback: here crop itself does not cut."""
-
-    class Uncut(DynamicCache):
-        def crop(self, tokens_to_remove: int) -> None:
-            pass
-
-    class Runner(EagerRunner):
-        def _reset(self) -> None:
-            super()._reset()
-            self._cache = Uncut()
-
+    monkeypatch.setattr(DynamicLayer, "crop", lambda layer, tokens_to_remove: None)
     with pytest.raises(RunnerError, match="other logits"):
-        Runner(model_of("llama"))
+        EagerRunner(model_of("llama"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

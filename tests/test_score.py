@@ -1,5 +1,6 @@
 """What outcomes teach a rule without a threshold: the score of its estimates, when not to draft, and what is carried on."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 from laws import outcome, unchecked
 
-from specdecpp import Costs, Decoder, Pair, machine
+from specdecpp import Costs, Decoder, Pair, decoder, machine
 from specdecpp.policies import AutoOff, Bandit, CostAware, Fixed
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.score import Belief, Score, by_q, logit
+from specdecpp.policies.trees import CostAwareTree
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 FLAT = Costs.relative(0.2)
@@ -278,6 +280,29 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
         assert session._memory.acceptance_before is None
         while session.finish_reason is None:
             session.step()
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a server whose clients each name a temperature of their own: one more lesson and file for every request."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "MOST_OF_A_KIND", 4)
+    monkeypatch.setattr(decoder, "SAMPLINGS", 3)
+    taught = Decoder(replace(pair(), target_fingerprint="a", draft_fingerprint="b"), costs=Costs.relative(0.1))
+    for i in range(6):
+        taught.generate([1, 2], max_tokens=8, ignore_eos=True, temperature=1 + i / 10)
+        assert len(taught._experiences) == min(i + 1, 3)
+    kept = [json.loads(file.read_text())["of"]["sampling"]["temperature"] for file in machine.folder().glob("experience-*")]
+    assert sorted(kept) == [1.2, 1.3, 1.4, 1.5]
+
+
+def test_rules_of_one_class_have_lessons_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a key that is the name of a class."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = replace(pair(), target_fingerprint="a", draft_fingerprint="b")
+    for prior in (0.2, 0.6):
+        policy = CostAwareTree(prior=prior, max_nodes=6)
+        Decoder(known, policy=policy, costs=Costs.relative(0.1)).generate([1, 2], max_tokens=20, ignore_eos=True)
+    assert len(list(machine.folder().glob("experience-*"))) == 2
 
 
 def test_lessons_fade() -> None:

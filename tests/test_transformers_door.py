@@ -1,5 +1,6 @@
 """The loop for transformers' `generate`: the tokens of `generate` without a draft, its law, its streams and its refusals."""
 
+import copy
 import re
 from dataclasses import replace
 from functools import cache
@@ -522,6 +523,17 @@ def test_the_target_may_be_its_own_draft() -> None:
         return_dict_in_generate=True,
     )  # fmt: skip
     assert output.metrics.draft_acceptance_rate == 1.0
+
+
+def test_a_model_that_was_used_can_be_copied_and_saved(tmp_path: Path) -> None:
+    """Catches runners and hooks that go with a copy of the model and listen at the original's output layer."""
+    used = tiny_model("llama")
+    told = generate(used, custom_generate=custom_generate(used, policy=Fixed(k=2)))
+    torch.save(used, tmp_path / "model.pt")
+    for other in (copy.deepcopy(used), torch.load(tmp_path / "model.pt", weights_only=False), tiny_draft(used)):
+        plain = generate(other)
+        assert generate(other, custom_generate=custom_generate(other, policy=Fixed(k=2))) == plain
+    assert generate(used) == told
 
 
 def test_the_draft_sees_the_processors_and_the_ends_too() -> None:

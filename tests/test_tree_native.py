@@ -11,7 +11,7 @@ from test_tree_law import ByChance, ByTokens
 
 from specdecpp import NativeRunner
 from specdecpp.policies import Costs, Fixed
-from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, TreePolicy, Widths
+from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, TreePolicy, Widths, cost_aware
 from specdecpp.rounds import Native
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.verification import GreedyVerification
@@ -110,3 +110,30 @@ def test_rounds_take_turns_between_trees_and_chains() -> None:
             hosts.engine = Host()
             forms |= {r.grown is None for r in same(own, hosts) if r.num_drafted}
     assert forms == {True, False}
+
+
+@pytest.mark.parametrize("max_children", [1, 8])
+@pytest.mark.parametrize("max_nodes", [0, 1, 4])
+def test_no_round_has_more_nodes_than_the_rule_allows(max_nodes: int, max_children: int) -> None:
+    """Catches a round that becomes a chain, and is bounded by its depth only."""
+    rule = CostAwareTree(max_nodes=max_nodes, max_children=max_children)
+    made = models_of("native").session(rule, Sampling(), seed=0, costs=Costs(draft_s=0.01, passes={1: 1.0, 32: 1.01}))
+    made.prefill()
+    drafted = []
+    while made.finish_reason is None:
+        drafted.append(made.step().num_drafted)
+    assert max(drafted) == max_nodes
+
+
+def test_a_row_costs_what_the_curve_of_passes_says() -> None:
+    """Catches free rows that are charged, or given away where the round goes on, and a step that nobody pays."""
+    passes = {1: 1.0, 2: 1.3, 8: 1.3, 9: 1.7, 16: 1.7, 17: 3.0}
+    costs = Costs(draft_s=0.15, passes=passes, start_s=0.5, node_s=0.01)
+
+    def row_s(num: int, counted: int) -> float:
+        return cost_aware._row_s(costs, num, 15, counted=counted) - costs.node_s
+
+    assert row_s(0, 15) == pytest.approx(0.3 / 7), "a step is spread over the rows up to the next"
+    assert row_s(0, 0) == pytest.approx(0.3), "and paid in full where nobody has counted with it"
+    assert row_s(3, 15) == row_s(3, 0) == pytest.approx(cost_aware.REACHED * 0.3 / 7), "free for now"
+    assert (row_s(7, 15), row_s(7, 7)) == (pytest.approx(0.4 / 8), pytest.approx(0.4))

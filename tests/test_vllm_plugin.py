@@ -387,7 +387,7 @@ def test_every_row_drafts_as_it_would_alone(name: str, pair: Pair) -> None:
             pair.draft.fresh(),
             context,
             policy=policy,
-            memory=policy.start(),
+            memory=policy.begin(policy.start(), num_tokens=0, is_greedy=True),
             sampling=Sampling(temperature=0.0),
             randomness=streams(0)[0],
             room=12,

@@ -3,6 +3,7 @@
 Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll back -> Round ... folded into Output
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
-from specdecpp.policies.experience import Experience
+from specdecpp.policies.experience import Experience, settings
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.request import spec_of
@@ -28,6 +29,8 @@ from specdecpp.session import FinishReason, Round, Session, advance
 from specdecpp.text import Detokenizer, half_character
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
+SAMPLINGS = 64
+"""Ways of sampling of which a decoder remembers what requests have taught, those used last."""
 
 
 class Options(TypedDict, total=False):
@@ -98,7 +101,7 @@ class Decoder:
         self.reuses = reuses
         self._costs = costs and costs_for(policy, costs)
         self._clock: CostClock | None = None
-        self._experiences: dict[Sampling, Experience] = {}
+        self._experiences: OrderedDict[Sampling, Experience] = OrderedDict()
 
     @property
     def costs(self) -> Costs | None:
@@ -122,12 +125,15 @@ class Decoder:
             pair, keep, past = self.pair, None, None
             if pair.target_fingerprint is not None and pair.draft_fingerprint is not None:
                 judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-                of = {"rule": spec_of(self.policy), "heads": judges, "sampling": asdict(sampling)}
+                of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
                 of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
                 of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
                 past = machine.recall("experience", of)
                 keep = partial(machine.remember, "experience", of)
             self._experiences[sampling] = Experience(self.policy, past, keep=keep)
+        self._experiences.move_to_end(sampling)
+        while len(self._experiences) > SAMPLINGS:
+            self._experiences.popitem(last=False)
         return self._experiences[sampling]
 
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
@@ -146,9 +152,16 @@ class Decoder:
                 f"GreedyVerification keeps the target's distribution at temperature 0 only, got temperature "
                 f"{sampling.temperature}. Use TokenVerification() or BlockVerification()."
             )
-        stop, seed = options.get("stop", ()), options.get("seed")
         ids, kept = encode(self.pair, prompt), self.pair.kept if self.reuses else Kept()
         target, draft = kept.begin(ids, self.pair.target, self.pair.draft)
+        try:
+            return self._session(ids, target, draft, sampling, options)
+        except Exception:
+            kept.put(ids, target, draft)  # what they have read stays of use
+            raise
+
+    def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
+        stop, seed = options.get("stop", ()), options.get("seed")
         return Session(
             target=target,
             draft=draft,
@@ -163,7 +176,7 @@ class Decoder:
             detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
             costs=self.costs if seed is not None else self._running_costs(),
             experience=None if seed is not None else self._experience(sampling),
-            kept=kept if self.reuses else None,
+            kept=self.pair.kept if self.reuses else None,
         )
 
     def sampling_of(self, **options: Unpack[Options]) -> Sampling:

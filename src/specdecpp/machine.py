@@ -27,6 +27,8 @@ STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
 BELIEVED_S = 3600.0
 """How long the figures of a busy machine are believed."""
+MOST_OF_A_KIND = 256
+"""Files of one kind that stay: clients of a server may name any number of sampling parameters."""
 PART = ".part"
 """How the name of a half-written file ends."""
 LEFT_S = 24 * 3600.0
@@ -165,10 +167,16 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
     """Keep figures, whole or not at all; those of a busy machine for an hour, so that a seed gives the same answer meanwhile.
 
-    A folder that cannot be written is no error, the next process measures again.
+    Of one kind the `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error, the next process
+    measures again.
     """
+    path = _path(kind, of)
     with suppress(OSError):
-        write(_path(kind, of), json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")
+        is_new = not path.exists()
+        write(path, json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")
+        if is_new:
+            for old in sorted(path.parent.glob(f"{kind}-*.json"), key=lambda p: -p.stat().st_mtime)[MOST_OF_A_KIND:]:
+                old.unlink()
 
 
 @contextmanager

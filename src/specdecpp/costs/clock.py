@@ -82,7 +82,8 @@ class Levels:
     num: int = 0
 
     def add(self, kind: int, ratio: float) -> bool:
-        """A round that took so many times what was told; the other kind moves along by `TOGETHER`. Whether `told` has moved."""
+        """A round that took so many times what the costs of one request alone say of so many; the other kind moves along by
+        `TOGETHER`. Whether `told` has moved."""
         self.num += 1
         step = max(MEMORY, 1 / (self.num + TRUST)) * (min(ratio, PAUSE) / self.now[kind] - 1)
         self.now[kind] *= 1 + step

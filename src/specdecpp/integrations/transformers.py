@@ -275,9 +275,19 @@ def _state(model: Any) -> tuple[Any, ...]:
     return model, output, output.weight.device, output.weight.dtype
 
 
+class _Runners(dict[Any, EagerRunner]):
+    """Runners of a model, kept with it. A copy of the model, or one that was saved, begins without any."""
+
+    def __deepcopy__(self, memo: Any) -> "_Runners":
+        return _Runners()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Runners, ()
+
+
 def _runner(model: Any, make: MakeRunner, vocab_size: int) -> EagerRunner:
     """A runner for the model, kept with it: each one listens at its output layer, and puts the cache to the test."""
-    kept = vars(model).setdefault(_KEPT_IN, {})
+    kept = vars(model).setdefault(_KEPT_IN, _Runners())
     key = make, vocab_size, *_state(model)[1:]
     if key not in kept:
         kept[key] = make(model, vocab_size=vocab_size)

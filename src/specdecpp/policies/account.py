@@ -1,7 +1,7 @@
 """What the rounds of a request have taught the rule of `cost_aware`: its memory, and nothing that decides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.policies.gains import Gains, chances, num_expected
@@ -16,35 +16,16 @@ a small pair Python finds the caches empty, and takes three times as long as by 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """Sums over the rounds of a request: what came out, what it should have taken, candidates tested and accepted."""
+class Account:
+    """What a request has taught: sums over its rounds, the gains of rounds with candidates (but those of a switch) at each
+    load, the score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
+    """
 
     num_tokens: int = 0
     seconds: float = 0.0
+    """Those of the cost model, so that a seed gives the same stops again."""
     num_tested: int = 0
     num_accepted: float = 0.0
-
-    def with_round(self, outcome: "Outcome") -> "Ledger":
-        """Seconds are those of the cost model, so that a seed gives the same stops again."""
-        return replace(
-            self,
-            num_tokens=self.num_tokens + outcome.num_tokens,
-            seconds=self.seconds + outcome.expected_s,
-            num_tested=self.num_tested + min(outcome.num_accepted + 1, outcome.num_drafted),
-            num_accepted=self.num_accepted + num_expected(outcome),
-        )
-
-    def acceptance(self, prior: float, weight: int) -> float:
-        """Of the candidates tested so far; the prior counts for `weight` of them."""
-        return (self.num_accepted + weight * prior) / (self.num_tested + weight)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account(Ledger):
-    """What a request has taught: beside its sums the gains of rounds with candidates (but those of a switch) at each load, the
-    score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
-    """
-
     acceptance_before: float | None = None
     gains_before: "Mapping[int, Gains]" = field(default_factory=dict)
     gains: "Mapping[int, Gains]" = field(default_factory=dict)
@@ -72,6 +53,10 @@ class Account(Ledger):
         for outcome in self.pending:
             account = account._after(outcome)
         return account
+
+    def acceptance(self, prior: float, weight: int) -> float:
+        """Of the candidates tested so far; the prior counts for `weight` of them."""
+        return (self.num_accepted + weight * prior) / (self.num_tested + weight)
 
     def _like(self, **changes: Any) -> "Account":
         after = object.__new__(Account)  # in a third of the time of `replace`

@@ -158,10 +158,10 @@ class CostAware(HeadPolicy):
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
         if not mean > 0 or not self._drafts(memory, costs):
             return _none(limit)
-        prices = _prices(costs, self.max_tokens, mean)
+        each = prices_of_more(costs, self.max_tokens, mean)
         # A head that lags has not judged the last candidate.
         scale = UP * rho / (mean if self.looks_ahead else mean**2)
-        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in prices[1 : limit + 1])), score=memory.belief.score)
+        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1 : limit + 1])), score=memory.belief.score)
 
     def cut(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int | None:
         """The prefix that brings the most tokens beyond those that its time would bring at the rate achieved.
@@ -259,19 +259,19 @@ def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
     return all(isinstance(x := found.get(name), float) and math.isfinite(x) and (name == "bias" or x >= 0) for name in names)
 
 
-def _prices(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
+def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
     """Seconds for each candidate's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no more."""
     one_more, longer = _plans(costs, max_tokens)
     if not longer:
         return one_more
-    prices, tokens, power = list(one_more), [0.0], 1.0
+    least, tokens, power = list(one_more), [0.0], 1.0
     for _ in range(HORIZON):
         tokens.append(tokens[-1] + power)  # chain_tokens(mean, j - 1) of j candidates
         power *= mean
     for num, j, seconds in longer:
-        if (price := seconds / tokens[j]) < prices[num]:
-            prices[num] = price
-    return prices
+        if (price := seconds / tokens[j]) < least[num]:
+            least[num] = price
+    return least
 
 
 @lru_cache(maxsize=64)

@@ -5,9 +5,16 @@ others begin with what all of them have taught so far, for each way of sampling 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from specdecpp.policies.protocol import Policy
+
+
+def settings(policy: Policy) -> dict[str, Any]:
+    """The numbers and words that tell a rule from others of its class."""
+    named = {f.name: getattr(policy, f.name) for f in fields(policy) if f.init}
+    return {name: value for name, value in named.items() if isinstance(value, int | float | str)}
 
 
 class Experience:

@@ -12,6 +12,7 @@ the test once when the model is loaded.
 """
 
 import inspect
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -30,18 +31,21 @@ from specdecpp.runners.protocol import check_rollback
 _POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 
 
-class _Tap:
-    """Keeps the last input of the output layer."""
+class _Tap(threading.local):
+    """The last input of the output layer, for each thread its own."""
 
-    def __init__(self) -> None:
-        self.hidden: Tensor | None = None
-
-    def __call__(self, module: object, args: tuple, kwargs: dict) -> None:
-        if torch.is_inference_mode_enabled():  # else it is somebody else's pass, whose graph would be kept alive
-            self.hidden = args[0] if args else next(iter(kwargs.values()))
+    hidden: Tensor | None = None
 
 
 _TAPS: WeakKeyDictionary[torch.nn.Module, weakref.ref[_Tap]] = WeakKeyDictionary()
+
+
+def _caught(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    """The hook of an output layer. A copy of the layer has the hook too, and no tap."""
+    ref = _TAPS.get(module)
+    tap = ref and ref()
+    if tap is not None and torch.is_inference_mode_enabled():  # else a pass of somebody else's, whose graph would be kept alive
+        tap.hidden = args[0] if args else next(iter(kwargs.values()))
 
 
 def _tap_of(output: torch.nn.Module) -> _Tap:
@@ -50,14 +54,8 @@ def _tap_of(output: torch.nn.Module) -> _Tap:
     tap = known and known()
     if tap is None:
         tap = _Tap()
-        ref = weakref.ref(tap)
-
-        def caught(module: object, args: tuple, kwargs: dict) -> None:
-            if (found := ref()) is not None:
-                found(module, args, kwargs)
-
-        weakref.finalize(tap, output.register_forward_pre_hook(caught, with_kwargs=True).remove)
-        _TAPS[output] = ref
+        weakref.finalize(tap, output.register_forward_pre_hook(_caught, with_kwargs=True).remove)
+        _TAPS[output] = weakref.ref(tap)
     return tap
 
 
@@ -208,7 +206,10 @@ class EagerRunner:
         if length == 0:
             self._reset()
         elif length < self._length:
-            self._cache.crop(length - self._length)  # negative: how many to remove, in every transformers 5
+            layers: list[Any] = self._cache.layers
+            for layer in layers:  # one by one: a pass that failed may have reached some of them only
+                if (more := layer.get_seq_length() - length) > 0:
+                    layer.crop(-more)  # negative: how many to remove, in every transformers 5
             self._length = length
 
     def _probe(self) -> None:

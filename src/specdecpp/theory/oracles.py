@@ -20,12 +20,12 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.policies import Candidates, Costs, Policy
+from specdecpp.policies.cost_aware import prices_of_more
 from specdecpp.theory.replay import replay, thrown
 from specdecpp.theory.replayed import Replayed, Round, prices
 from specdecpp.theory.trace import Opinion, Trace
 
 ROUNDS_OF_SEARCH, CLOSE = 12, 1e-5
-HORIZON = 8
 _TRUTH: Hashable = "truth"
 
 
@@ -125,13 +125,8 @@ class _CostRule(Policy):
         costs, num = draft.costs, draft.num_tokens
         assert costs is not None, "replay gives costs"
         assert draft.next_acceptance is not None, "an oracle knows it"
-        chance = total = draft.survival * draft.next_acceptance
-        spent = costs.verify_s(num + 1)
-        for j in range(1, min(HORIZON, self.max_tokens - num) + 1):
-            if total > self.rate * (j * costs.draft_s + costs.verify_s(num + 1 + j) - spent):
-                return None
-            total += chance * self.mean**j
-        return "does not pay"
+        least = self.rate * prices_of_more(costs, self.max_tokens, self.mean)[num]
+        return None if draft.survival * draft.next_acceptance > least else "does not pay"
 
 
 def _settled(traces: Sequence[Trace], costs: Costs, *, max_tokens: int | None = None, **options: Any) -> Replayed:

@@ -79,7 +79,8 @@ class Threads:
             if best is not None and best.shared(row) >= best.num_context:
                 free = [t for t in free if t is not best]
             else:
-                best = Thread(runner=self._runner.fresh(), memory=self._policy.start(), tokens=[])
+                memory = self._policy.begin(self._policy.start(), num_tokens=0, is_greedy=True)  # its candidates are argmaxes
+                best = Thread(runner=self._runner.fresh(), memory=memory, tokens=[])
             taken.append(best)
         return taken
 

@@ -189,7 +189,7 @@ class Rounds:
         return self._going_on()
 
     def _row(self, seen: Seen, most: int, costs: Costs, is_timed: bool) -> Row:
-        request = self._request(seen.state)
+        request = self._request(seen.state, is_greedy=seen.is_greedy)
         row = request.row = Row(
             costs=costs if self.policy.needs_costs else None,
             decision=decide(self.policy if is_timed else self._untimed, request.memory, costs, most),
@@ -199,10 +199,11 @@ class Rounds:
         request.num_context = seen.num_context + seen.num_sampled
         return row
 
-    def _request(self, state: Any) -> Request:
+    def _request(self, state: Any, *, is_greedy: bool = False) -> Request:
         """Forgotten, and its figures reported, as soon as the engine drops the state."""
         if id(state) not in self._requests:
-            self._requests[id(state)] = Request(memory=self.policy.start())
+            memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=is_greedy)
+            self._requests[id(state)] = Request(memory=memory)
             weakref.finalize(state, self._finish, id(state)).atexit = False
         return self._requests[id(state)]
 

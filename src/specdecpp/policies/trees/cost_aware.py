@@ -140,9 +140,11 @@ class CostAwareTree(TreePolicy):
 
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
         """Whether a second child of the text can be worth its row: about the best place for one."""
+        if min(self.max_children, self.max_nodes) < 2:
+            return False
         worth = (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
         least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
-        return self.max_children > 1 and HOPE * worth > max(memory.price, least)
+        return HOPE * worth > max(memory.price, least)
 
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
         chain, grown = memory.chain, getattr(outcome, "grown", None)
@@ -254,8 +256,8 @@ def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> f
 
 @lru_cache(maxsize=64)
 def _rows(costs: "Costs", max_nodes: int) -> tuple[tuple[float, float], ...]:
-    """After 0, 1, ... candidates: seconds that one more adds to the pass, and to the greatest convex curve below `verify_s`."""
-    seconds = [costs.verify_s(num + 1) for num in range(max_nodes + 2)]
+    """After 0, 1, ... candidates: seconds that one more adds to the pass, and to the greatest convex curve below the passes."""
+    seconds = [costs.pass_s(num + 1) for num in range(max_nodes + 2)]
     even: list[float] = []
     while (at := len(even)) < len(seconds) - 1:
         end = min(range(at + 1, len(seconds)), key=lambda to: ((seconds[to] - seconds[at]) / (to - at), -to))

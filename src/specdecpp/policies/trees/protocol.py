@@ -97,6 +97,10 @@ class TreePolicy(Policy):
                 f"max_nodes={self.max_nodes} and children={self.children!r}"
             )
 
+    def limit(self, memory: Any) -> int:
+        """The most candidates of a round that is a chain, and the depth of any other."""
+        return min(self.max_tokens, self.max_nodes)
+
     @property
     def removes(self) -> bool:
         """Whether `removed` may name nodes."""
