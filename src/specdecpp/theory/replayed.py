@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -37,24 +37,84 @@ def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
     return [(costs.round_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
 
 
+R = TypeVar("R", bound="Rates")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Replayed:
-    """What a policy did on each of A answers, summed over `repeats` runs, and the rates that follow.
+class Rates:
+    """What a rule did on each of A answers, summed over repeats, and the rates that follow."""
+
+    sources: tuple[str, ...]
+    costs: Costs
+    tokens: Int[np.ndarray, " A"]
+    is_priced: bool = False
+    """Whether the rule looked at the costs, so that others would have made it act differently."""
+
+    @property
+    def seconds(self) -> Float[np.ndarray, " A"]:
+        """Of all rounds, by the costs."""
+        raise NotImplementedError
+
+    @property
+    def passes(self) -> Int[np.ndarray, " A"]:
+        """Of the target."""
+        raise NotImplementedError
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(self.tokens.sum() / self.seconds.sum())
+
+    @property
+    def speed_up(self) -> float:
+        """Over the target alone."""
+        return self.tokens_per_second * self.costs.verify_s(1)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens of a target pass."""
+        return float(self.tokens.sum() / self.passes.sum())
+
+    def interval(self) -> Interval:
+        """Tokens per second, with 95 % over prompts."""
+        return ratio(self.tokens, self.seconds)
+
+    def gain(self, over: "Rates") -> Interval:
+        """Tokens per second over those of another rule on the same answers, with 95 % over prompts: 1 is no gain."""
+        return ratio_of_ratios(self.tokens, self.seconds, over.tokens, over.seconds)
+
+    def only(self: R, *sources: str) -> R:
+        """The answers of some sources. Raises ValueError for a source without any."""
+        if missing := set(sources) - set(self.sources):
+            raise ValueError(
+                f"there are no answers of {', '.join(sorted(missing))}, only of {', '.join(sorted(set(self.sources)))}"
+            )
+        chosen = [i for i, source in enumerate(self.sources) if source in sources]
+        return replace(self, sources=tuple(self.sources[i] for i in chosen), tokens=self.tokens[chosen], **self._rows(chosen))
+
+    def _rows(self, chosen: Sequence[int]) -> dict[str, Any]:
+        """The other columns of some answers."""
+        raise NotImplementedError
+
+    def at(self: R, costs: Costs) -> R:
+        """The same rounds at other costs. Raises ValueError for a rule that would have acted differently there."""
+        if self.is_priced:
+            raise ValueError("this rule looks at the costs: replay it again at the others")
+        return replace(self, costs=costs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replayed(Rates):
+    """Of chains, summed over `repeats` runs.
 
     `histogram[a, k]` counts the rounds of answer a with k candidates, of which most else is made; `switches` the rounds
     with candidates that came after one without.
     """
 
-    sources: tuple[str, ...]
-    costs: Costs
     repeats: int
-    tokens: Int[np.ndarray, " A"]
     accepted: Int[np.ndarray, " A"]
     dropped: Int[np.ndarray, " A"]
     switches: Int[np.ndarray, " A"]
     histogram: Int[np.ndarray, "A K1"]
-    is_priced: bool = False
-    """Whether the policy looked at the costs, so that others would have made it act differently."""
 
     @classmethod
     def of(
@@ -110,15 +170,6 @@ class Replayed:
         return int(self.passes.sum())
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / float(self.seconds.sum())
-
-    @property
-    def speed_up(self) -> float:
-        """Over the target alone."""
-        return self.tokens_per_second * self.costs.verify_s(1)
-
-    @property
     def discard_rate(self) -> float:
         """R_d: candidates that do not end in the output, per token."""
         return (self.num_drafted - self.num_accepted) / self.num_tokens
@@ -128,31 +179,5 @@ class Replayed:
         """R_v: target passes per token."""
         return self.num_passes / self.num_tokens
 
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens of a target pass."""
-        return self.num_tokens / self.num_passes
-
-    def interval(self) -> Interval:
-        """Tokens per second, with 95 % over prompts."""
-        return ratio(self.tokens, self.seconds)
-
-    def gain(self, over: "Replayed") -> Interval:
-        """Tokens per second over those of another policy on the same answers, with 95 % over prompts: 1 is no gain."""
-        return ratio_of_ratios(self.tokens, self.seconds, over.tokens, over.seconds)
-
-    def only(self, *sources: str) -> "Replayed":
-        """The answers of some sources. Raises ValueError for a source without any."""
-        if missing := set(sources) - set(self.sources):
-            raise ValueError(
-                f"there are no answers of {', '.join(sorted(missing))}, only of {', '.join(sorted(set(self.sources)))}"
-            )
-        chosen = np.flatnonzero(np.isin(self.sources, sources))
-        columns = {name: getattr(self, name)[chosen] for name in ("tokens", "accepted", "dropped", "switches", "histogram")}
-        return replace(self, sources=tuple(self.sources[i] for i in chosen), **columns)
-
-    def at(self, costs: Costs) -> "Replayed":
-        """The same rounds at other costs. Raises ValueError for a policy that would have acted differently there."""
-        if self.is_priced:
-            raise ValueError("this policy looks at the costs: replay it again at the others")
-        return replace(self, costs=costs)
+    def _rows(self, chosen: Sequence[int]) -> dict[str, Any]:
+        return {name: getattr(self, name)[chosen] for name in ("accepted", "dropped", "switches", "histogram")}

@@ -22,7 +22,7 @@ Shapes: V vocabulary; A answers.
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -39,8 +39,7 @@ from specdecpp.rounds.ratio import overlap, residual
 from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.tree_host import grow
 from specdecpp.sampling import Randomness, streams
-from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
-from specdecpp.theory.replayed import Round
+from specdecpp.theory.replayed import Rates, Round
 
 
 @runtime_checkable
@@ -203,15 +202,10 @@ Shape = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TreesReplayed:
-    """What a rule did on each of A answers, summed over repeats: its rounds by shape, of which seconds are made."""
+class TreesReplayed(Rates):
+    """Of trees: rounds by shape, of which seconds are made."""
 
-    sources: tuple[str, ...]
-    costs: Costs
-    tokens: Int[np.ndarray, " A"]
     shapes: tuple[Mapping[Shape, int], ...]
-    is_priced: bool = False
-    """Whether the rule looked at the costs, so that others would have made it act differently."""
 
     @property
     def seconds(self) -> Float[np.ndarray, " A"]:
@@ -234,42 +228,8 @@ class TreesReplayed:
     def num_draft_passes(self) -> int:
         return sum(len(widths) * count for shapes in self.shapes for (widths, _), count in shapes.items())
 
-    @property
-    def tokens_per_second(self) -> float:
-        return float(self.tokens.sum() / self.seconds.sum())
-
-    @property
-    def speed_up(self) -> float:
-        """Over the target alone."""
-        return self.tokens_per_second * self.costs.verify_s(1)
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens of a target pass."""
-        return float(self.tokens.sum() / self.passes.sum())
-
-    def interval(self) -> Interval:
-        """Tokens per second, with 95 % over prompts."""
-        return ratio(self.tokens, self.seconds)
-
-    def gain(self, over: Any) -> Interval:
-        """Tokens per second over those of another rule on the same answers (`Replayed` too), with 95 % over prompts."""
-        return ratio_of_ratios(self.tokens, self.seconds, over.tokens, over.seconds)
-
-    def only(self, *sources: str) -> "TreesReplayed":
-        """The answers of some sources. Raises ValueError for a source without any."""
-        if missing := set(sources) - set(self.sources):
-            raise ValueError(f"there are no answers of {', '.join(sorted(missing))}, only of {sorted(set(self.sources))}")
-        chosen = [i for i, source in enumerate(self.sources) if source in sources]
-        found = (tuple(column[i] for i in chosen) for column in (self.sources, self.shapes))
-        names, shapes = found
-        return replace(self, sources=names, tokens=self.tokens[chosen], shapes=shapes)
-
-    def at(self, costs: Costs) -> "TreesReplayed":
-        """The same rounds at other costs. Raises ValueError for a rule that would have acted differently there."""
-        if self.is_priced:
-            raise ValueError("this rule looks at the costs: replay it again at the others")
-        return replace(self, costs=costs)
+    def _rows(self, chosen: Sequence[int]) -> dict[str, Any]:
+        return {"shapes": tuple(self.shapes[i] for i in chosen)}
 
 
 def replay_trees(
