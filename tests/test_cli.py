@@ -233,7 +233,7 @@ def refused(*arguments: str, code: int, stdin: str | None = None) -> str:
         (["--temperature", "-1"], 2, "temperature must be a finite number of at least 0, got -1.0"),
         (["--temperature", "warm"], 2, "should be a valid number"),
         (["--top-p", "0"], 2, "top_p must lie in (0, 1]"),
-        (["--max-tokens", "-1"], 2, "max_tokens must be at least 0"),
+        (["--max-tokens", "-1"], 2, "max_tokens must be a whole number, at least 0"),
         (["--stop", ""], 2, "a stop string is empty"),
         (["--policy", "clever"], 2, "Policies: target, adaptive-entropy:threshold"),
         (["--policy", "cumulative:k=3"], 2, "cumulative takes threshold, min_tokens, max_tokens"),
@@ -294,8 +294,22 @@ def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
 
 def test_half_a_pair_is_bad_usage(names: list[str], folder: Path):
     """Catches half a pair that is completed by the reference pair, or loaded before it is refused."""
-    for half in (names[2:], [*names[:2], "--head", str(folder / "head")]):
-        assert "--target and --draft go together" in refused("generate", "hello", *half, code=2)
+    assert "--target and --draft go together" in refused("generate", "hello", *names[2:], code=2)
+    assert "--head needs --draft" in refused("generate", "hello", *names[:2], "--head", str(folder / "head"), code=2)
+
+
+@pytest.mark.parametrize("pair", ["smollm2", "reference"])
+def test_the_name_of_a_pair_is_no_model(pair: str, names: list[str]):
+    """Catches a pair's name that is looked for on a hub, for half a minute."""
+    for options in (["--target", pair, *names[2:]], [*names[:2], "--draft", pair]):
+        assert f"{pair} is the name of a whole pair" in refused("generate", "hello", *options, code=1)
+
+
+def test_a_folder_that_keeps_nothing_is_told(names: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Catches starts that are slow each time, and nobody knows why."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    said = call("generate", "hello", *names, "--policy", "target", "--max-tokens", "3").stderr
+    assert "nothing can be kept: /proc/none" in said
 
 
 def test_a_target_without_a_draft_copies_from_the_text(names: list[str]):

@@ -301,9 +301,9 @@ def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytes
     for runner in pair:
         own = runner.forward
 
-        def spy(own: Any = own, **inputs: Any) -> Any:
+        def spy(cache: Any = None, own: Any = own, **inputs: Any) -> Any:
             shapes.append((inputs["input_ids"].shape, inputs["attention_mask"].shape[-1]))
-            return own(**inputs)
+            return own(cache, **inputs)
 
         monkeypatch.setattr(runner, "forward", spy)
     answers = [Answer(prompt=[5, 6], answer=[7, 9] * 12), Answer(prompt=[5], answer=[8, 9] * 12)]
@@ -352,7 +352,7 @@ def test_clearing_a_tree_leaves_no_trace() -> None:
     grown = []
     for clears in (False, True):
         cache, rows = roomy_cache(), Rows.of([2], [4], draft.device)
-        draft.forward(input_ids=torch.tensor([[1, 5, 2, 7, 3, 4]]), past_key_values=cache)
+        draft.forward(input_ids=torch.tensor([[1, 5, 2, 7, 3, 4]]), cache=cache)
         tree = Tree(draft, cache, rows)
         if clears:
             tree.grow(torch.tensor([8, 8, 8, 8]))

@@ -61,18 +61,22 @@ def quick() -> Iterator[None]:
 # Hindsight
 
 
-def all_plans(trace: Trace, run: Sequence[int], costs: Costs, at: int = 0) -> Iterator[float]:
-    """The seconds of every way to decode an answer without a candidate in vain."""
+def all_plans(trace: Trace, run: Sequence[int], costs: Costs, at: int = 0, before: int = 1) -> Iterator[float]:
+    """The seconds of every way to decode an answer with at most one candidate in vain a round."""
     if at >= len(trace):
         yield 0.0
         return
-    for k in range(min(run[at], trace.num_places) - at + 1 if at <= trace.num_places else 1):
-        yield from (costs.round_s(k) + rest for rest in all_plans(trace, run, costs, at + k + 1))
+    room = trace.num_places - at
+    for k in range(min(run[at] - at + 1, room) + 1 if room >= 0 else 1):
+        accepted, took = min(k, run[at] - at), costs.round_s(k) + costs.switch_s * (k > 0 and not before)
+        yield from (took + rest for rest in all_plans(trace, run, costs, at + accepted + 1, min(k, 1)))
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    "costs", [FLAT, CURVE, Costs.relative(1.5), Costs.relative(0.0)], ids=["flat", "curve", "dear", "free"]
+    "costs",
+    [FLAT, CURVE, Costs.relative(1.5), Costs.relative(0.0), replace(FLAT, switch_s=0.1), replace(FLAT, switch_s=2.0)],
+    ids=["flat", "curve", "dear", "free", "a switch", "a dear switch"],
 )
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_hindsight_takes_the_least_time_there_is(costs: Costs, is_ended: bool) -> None:
@@ -83,12 +87,12 @@ def test_hindsight_takes_the_least_time_there_is(costs: Costs, is_ended: bool) -
         found = hindsight([trace], costs, seed=seed)
         [run] = trace.runs(np.random.default_rng([seed, 0]).random((1, 9))).tolist()
         assert found.seconds[0] == pytest.approx(min(all_plans(trace, run, costs)))
-        assert found.num_accepted == found.num_drafted
+        assert found.num_accepted == found.num_drafted or costs.switch_s > 0
         assert found.num_tokens == 9
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("costs", [FLAT, CURVE], ids=["flat", "curve"])
+@pytest.mark.parametrize("costs", [FLAT, CURVE, replace(FLAT, switch_s=1.0)], ids=["flat", "curve", "a switch"])
 def test_no_policy_is_faster_than_hindsight_on_any_answer(costs: Costs) -> None:
     """Catches coins that differ between oracle and policy. Guaranteed for every answer, so there are no false alarms."""
     best = hindsight(recorded(), costs, repeats=3, max_tokens=10)

@@ -708,7 +708,7 @@ def test_max_tokens_is_exact(decoder: Decoder, max_tokens: int) -> None:
 
 def test_a_negative_max_tokens_is_an_error(decoder: Decoder) -> None:
     """Catches a loop that never ends or an empty answer without a reason."""
-    with pytest.raises(ValueError, match="max_tokens must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="max_tokens must be a whole number, at least 0, got -1"):
         decoder.generate("hello", max_tokens=-1)
 
 

@@ -1,6 +1,7 @@
 """EagerRunner against a fresh forward pass of the same model without a cache, and the models it must refuse."""
 
 import gc
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -373,6 +374,24 @@ def test_the_probe_refuses_a_model_whose_cache_cannot_be_trusted(kind: type[Llam
     """Catches a model that loads, runs, and is silently wrong after the first rejected candidate."""
     with pytest.raises(RunnerError, match=reason):
         EagerRunner(subclassed(kind))
+
+
+class Renamed(LlamaForCausalLM):
+    """Calls its cache as transformers does from 5.24 on."""
+
+    def forward(self, input_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
+        own = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+        return super().forward(input_ids=input_ids, **{own: cache}, **kwargs)
+
+
+def test_a_cache_may_have_another_name() -> None:
+    """Catches a release of transformers in which no model is said to have a cache."""
+    model = subclassed(Renamed).double()
+    runner = EagerRunner(model)
+    runner.extend([3, 4, 5], rows=1)
+    runner.rollback(2)
+    logits, _ = runner.extend([9], rows=1)
+    torch.testing.assert_close(logits, full_pass(tiny_model("llama").double(), [3, 4, 9])[0][-1:], atol=1e-9, rtol=0)
 
 
 def test_the_probe_sees_a_state_that_only_a_rollback_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_top_k_above_the_vocabulary_keeps_everything():
         ("temperature", -0.5, "use 0 for greedy"),
         ("temperature", float("inf"), "use 0 for greedy"),
         ("temperature", float("nan"), "use 0 for greedy"),
-        ("top_k", 0, "use None to keep every token"),
+        ("top_k", 0, r"use None \(0 in a request\) to keep every token"),
         ("top_p", 0.0, r"use 1\.0 to keep every token"),
         ("top_p", 1.5, r"use 1\.0 to keep every token"),
         ("top_p", float("nan"), r"use 1\.0 to keep every token"),

@@ -174,7 +174,7 @@ def test_bad_requests_are_refused():
         count(prompt=())
     with pytest.raises(PromptError, match=r"4 tokens.*holds 3.*Shorten"):
         count(prompt=(0, 1, 2, 3), target_length=3)
-    with pytest.raises(ValueError, match=r"max_tokens must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"max_tokens must be a whole number, at least 0, got -1"):
         count(max_tokens=-1)
 
 

@@ -40,7 +40,7 @@ class Sampling:
                 f"temperature must be a finite number of at least 0, got {self.temperature}; use 0 for greedy decoding"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}; use None to keep every token (0 in a request)")
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}; use None (0 in a request) to keep every token")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}; use 1.0 to keep every token")
         if not 0 <= self.min_p <= 1:

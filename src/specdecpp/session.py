@@ -7,6 +7,7 @@ A session owns its two caches; several of them can share one pair, step by step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from time import perf_counter
 from typing import Any, Literal
 
@@ -393,8 +394,8 @@ def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:
-    if max_tokens < 0:
-        raise ValueError(f"max_tokens must be at least 0, got {max_tokens}")
+    if not (isinstance(max_tokens, Integral) and max_tokens >= 0):
+        raise ValueError(f"max_tokens must be a whole number, at least 0, got {max_tokens}")
     if not prompt:
         raise PromptError(
             "the prompt has no tokens, and the tokenizer has no start token to begin with. Give at least one token."

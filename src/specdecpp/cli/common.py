@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from specdecpp import machine
 from specdecpp.errors import PairWarning, SpecdecError, UnsoundError, first_line
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def check_names(
 
     `copies`: a target may stand alone, candidates are then copied from the text.
     """
+    if target is not None and target not in PAIRS and draft is None and head is not None:
+        raise ValueError("--head needs --draft: a head judges what a draft model proposes. Name the one it was trained for.")
     is_alone = draft is None and head is None and copies
     if (target is None) != (draft is None) and target not in PAIRS and not is_alone:
         raise ValueError(
@@ -150,6 +153,8 @@ def load(
             print(f"warning: {warning.message}", file=sys.stderr)
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if (trouble := machine.trouble()) and not quiet:
+        print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
     return pair
 
 

@@ -28,7 +28,7 @@ from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import Outcome
-from specdecpp.policies.trees import Widths
+from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.runners import Draws, ReadsBoth, Runner, refusal_of_trees
 from specdecpp.sampling import Sampling, streams
@@ -91,20 +91,33 @@ def with_trees(pair: Pair, costs: Costs) -> Costs:
     if any(refusal_of_trees(runner) for runner in (pair.target, pair.draft)):
         return costs
     can_tell = pair.target_fingerprint is not None and pair.draft_fingerprint is not None
-    found = machine.recall("tree-costs", _about(pair)) if can_tell else None
+    of = _about(pair) | {"asked": "CostAwareTree"}
+    found = machine.recall("tree-costs", of) if can_tell else None
     if found is None:
         found = _of_trees(pair, costs)
         if can_tell:
-            machine.remember("tree-costs", _about(pair), found)
+            machine.remember("tree-costs", of, found)
     rows = {int(n): float(times) for n, times in found["draft_rows"].items()}
     return replace(costs, node_s=float(found["node_s"]), draft_rows=rows)
+
+
+class _Asked(CostAwareTree):
+    """Chains, for which the rule is asked all that it is asked of a tree."""
+
+    def open(self, tree: Any, memory: Any) -> Any:
+        super().open(tree, memory)
+        return tree.frontier
+
+    def wants_child(self, tree: Any, node: int, memory: Any) -> bool:
+        super().wants_child(tree, node, memory)
+        return not tree.children(node)
 
 
 def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
     """A chain of three that is asked node by node, in turns with one that is not, and passes of the draft by their rows."""
     started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else SHORT_TURN
     runners = pair.target.fresh(), pair.draft.fresh()
-    found = [_session(pair, runners, policy, num) for policy in (Fixed(k=3), Widths(widths=(1, 1, 1)))]
+    found = [_session(pair, runners, policy, num, costs) for policy in (Fixed(k=3), _Asked(max_tokens=3))]
     sessions = [session for session in found if session is not None]
     if len(sessions) < len(found):
         return {"node_s": 0.0, "draft_rows": {}}
@@ -275,7 +288,9 @@ class _Visits(Fixed):
         return self.k if memory % VISIT >= ALONE_BETWEEN else 0
 
 
-def _session(pair: Pair, runners: tuple[Runner, Runner], policy: Policy, num_rounds: int = TURN) -> Session | None:
+def _session(
+    pair: Pair, runners: tuple[Runner, Runner], policy: Policy, num_rounds: int = TURN, costs: Costs | None = None
+) -> Session | None:
     """A request for so many rounds under a policy; None where the contexts of the models are too short.
 
     The sessions share their `runners`, as they take turns.
@@ -295,6 +310,7 @@ def _session(pair: Pair, runners: tuple[Runner, Runner], policy: Policy, num_rou
         prompt=[i % target.vocab_size for i in range(context)],
         max_tokens=num_rounds * (k + 2),
         randomness=streams(k, draw=draft.draw if isinstance(draft, Draws) else None),
+        costs=costs,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 
-_PREPARED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+_PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep", "cache_position")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def _check_options(config: Any, more: dict[str, Any]) -> None:
             f"cache_implementation={config.cache_implementation!r} is not supported: candidates that are rejected are cut "
             "from the cache. Leave it out."
         )
-    cache = more.get("past_key_values")
+    cache = more.get("cache", more.get("past_key_values"))  # renamed in transformers 5.24
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
         raise ValueError(
             "past_key_values is not supported: the draft has not read what is in it, and it would not be filled. Leave it "

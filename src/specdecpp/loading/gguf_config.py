@@ -62,8 +62,9 @@ def configured(header: Header) -> Any:
     architecture = header.text("general.architecture")
     arguments = _arguments(header, architecture)
     _check_widths(header, arguments)
+    family = getattr(transformers, FAMILIES[architecture])
     try:
-        return getattr(transformers, FAMILIES[architecture]).config_class(**arguments)
+        return family.config_class(**arguments)
     except Exception as error:  # its checks raise whatever they like
         told = " ".join(str(error).split())
         header.fail(f"describes a model that transformers refuses ({told})")

@@ -115,6 +115,12 @@ def load_pair(
     if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
+    for name in (target, draft):
+        if draft is not None and str(name) in shipped.PAIRS and not Path(str(name)).exists():
+            raise PairError(
+                f"{name} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
+                "file or hub name of each model."
+            )
     if target is None:
         raise PairError("only the draft was named. Name the target too, or neither for the reference pair.")
     if draft is None and head is not None:

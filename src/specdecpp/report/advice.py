@@ -29,7 +29,7 @@ def sentences(check: Check) -> list[str]:
         f"A candidate takes {check.c:.2f} of a target pass (c), one over {WIDE} positions {check.width:.2f} times as long as "
         f"one over a single one, and the target accepts {100 * check.acceptance:.0f} % of what is drafted (1 - TV).",
         _measured(check),
-        *([f"Passes are run by {check.runners}."] if check.runners else []),
+        *([f"Passes are run by {check.runners.rstrip('.')}."] if check.runners else []),
     ]
     advice = [sentence for _, sentence in sorted(_advice(check), reverse=True)]
     if check.is_worth is not True:

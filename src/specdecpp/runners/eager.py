@@ -90,6 +90,7 @@ class EagerRunner:
         self.hidden_size = int(output.weight.shape[1])
         self.max_length = max_length(config)
         self.device = model.get_input_embeddings().weight.device
+        self._cache_name = _cache_name(model) or ""
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._takes_trees: list[bool] = []  # found out once for all runners over these weights
         self._reset()
@@ -126,7 +127,7 @@ class EagerRunner:
             self._length += len(tokens)
         else:
             keep |= self._of_tree(parents)
-        logits = self.model(input_ids=inputs, past_key_values=self._cache, use_cache=True, **keep).logits
+        logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: self._cache}, **keep).logits
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
         return self._cut(logits[0, -rows:]), hidden[0, -rows:]
@@ -184,12 +185,13 @@ class EagerRunner:
         self._length, self._open = length + len(path), OpenRows()
 
     @torch.inference_mode()
-    def forward(self, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
+    def forward(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
         """One plain pass over a batch, for offline work: logits and hidden states of the rows that the output layer read.
 
         The inputs go to the model as they are; the runner's own sequence is neither read nor changed.
         """
-        logits = self.model(**({"use_cache": "past_key_values" in inputs} | inputs)).logits
+        given = {} if cache is None else {self._cache_name: cache}
+        logits = self.model(**({"use_cache": cache is not None} | given | inputs)).logits
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
         return self._cut(logits), hidden
@@ -299,5 +301,11 @@ def _refuse_unless_rollable(model: Any) -> None:
             f"{name} keeps a recurrent state{kinds}, which cannot be rolled back after a rejected candidate. "
             "Use a model whose layers are all attention."
         )
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if _cache_name(model) is None:
         raise RunnerError(f"{name} takes no past_key_values, so it has no cache that can be extended or rolled back.")
+
+
+def _cache_name(model: Any) -> str | None:
+    """What a model calls its cache: transformers has renamed it in 5.24. None where it takes none."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache") if name in taken), None)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Candidates, Costs, Policy
 from specdecpp.policies.cost_aware import prices_of_more
 from specdecpp.theory.replay import replay, thrown
@@ -85,16 +86,27 @@ def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int |
     num = len(trace)
     most = num if max_tokens is None else min(max_tokens, num)
     seconds = prices(costs, most)
-    left, chosen = [0.0] * (num + 1), [0] * num
+    left = np.zeros((num + 1, 2))  # by whether the round before had candidates: if not, the first of them takes a switch
+    chosen = np.zeros((num, 2, 2), dtype=int)
     for at in range(num - 1, -1, -1):
-        longest = max(0, min(runs[at] - at, trace.num_places - at, most))
-        left[at], fewest = min((seconds[k][0] + left[min(at + k + 1, num)], -k) for k in range(longest + 1))
-        chosen[at] = -fewest
-    rounds, at = [], 0
+        room = min(trace.num_places - at, most)
+        longest = max(0, min(runs[at] - at, room))
+        ways = [(k, k) for k in range(longest + 1)]
+        if longest == 0 and room > 0:
+            ways.append((1, 0))  # in vain, where that is less than a switch
+        for before in (0, 1):
+            took = [
+                seconds[k][0] + costs.switch_s * is_switch(before, k) + left[min(at + accepted + 1, num), min(k, 1)]
+                for k, accepted in ways
+            ]
+            left[at, before] = least = min(took)
+            best = [way for way, each in zip(ways, took, strict=True) if each == least]
+            chosen[at, before] = max(best, key=lambda way: (way[1], -way[0]))
+    rounds, at, before = [], 0, 1
     while at < num:
-        k = chosen[at]
-        rounds.append(Round(min(k + 1, num - at), k, k, *seconds[k]))
-        at += k + 1
+        k, accepted = chosen[at, before].tolist()
+        rounds.append(Round(min(accepted + 1, num - at), k, accepted, *seconds[k]))
+        at, before = at + accepted + 1, min(k, 1)
     return rounds
 
 

@@ -123,7 +123,7 @@ class Tree:
             input_ids=self.rows.scattered(tokens.to(self.runner.device)),
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self.cache,
+            cache=self.cache,
         )
         return self.rows.gathered(logits), self.rows.gathered(hidden)
 
@@ -298,7 +298,7 @@ def _probe(runner: EagerRunner) -> float:
     """The largest relative difference between branches of two tokens and the same tokens read in a row."""
     text = [t % runner.vocab_size for t in (1, 5, 2, 7, 3, 4)]
     cache, rows = roomy_cache(), Rows.of([2], [4], runner.device)
-    runner.forward(input_ids=torch.tensor([text], device=runner.device), past_key_values=cache)
+    runner.forward(input_ids=torch.tensor([text], device=runner.device), cache=cache)
     tree, tokens = Tree(runner, cache, rows), (rows.prefix * 3 + 1) % runner.vocab_size
     grown = torch.stack([tree.grow(tokens)[1], tree.grow(tokens.flip(0))[1]], 1).float()
     gaps = []

@@ -178,9 +178,9 @@ def _clean(
     runner: EagerRunner, texts: Sequence[Sequence[int]], rows: Rows, *, has_tree: bool
 ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], Tree | None]:
     """(logits, states, a tree that grows from the positions) of the answers as they are."""
-    cache = {"past_key_values": roomy_cache()} if has_tree else {}
-    logits, hidden = runner.forward(**padded(texts, runner.device), **cache)
-    return logits, hidden, Tree(runner, cache["past_key_values"], rows) if has_tree else None
+    cache = roomy_cache() if has_tree else None
+    logits, hidden = runner.forward(cache, **padded(texts, runner.device))
+    return logits, hidden, None if cache is None else Tree(runner, cache, rows)
 
 
 def _records(

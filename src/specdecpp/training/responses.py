@@ -107,7 +107,7 @@ def sample_responses(
         more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         if "position_ids" in takes:
             more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        logits, _ = runner.forward(input_ids=ids, attention_mask=mask, past_key_values=cache, **more)
+        logits, _ = runner.forward(input_ids=ids, attention_mask=mask, cache=cache, **more)
         p = probabilities(logits[:, -1], sampling, seen)
         ids = p.argmax(-1, keepdim=True) if sampling.is_greedy else draw(p, 1, generator)
         is_open, before = [], sum(map(len, answers))

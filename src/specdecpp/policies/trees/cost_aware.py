@@ -135,16 +135,26 @@ class CostAwareTree(TreePolicy):
         assert costs is not None, "the session gives costs to a policy that needs them"
         if type(self) is not CostAwareTree:
             return None  # a subclass has its own say in `open` and `wants_child`
-        rule = self._chain.rule(memory.chain, costs, limit)
-        return None if rule.least[0] <= 1.0 and self._may_branch(memory, costs) else rule
+        rule, planned = self._chain.rule(memory.chain, costs, limit), memory.chain.planned
+        if rule.least[0] > 1.0:
+            return rule
+        if len(planned) == 4:  # what follows for as long as the chain's rule stands
+            planned.append(self._may_branch(memory, costs))
+        return None if planned[4] else rule
 
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
-        """Whether a second child of the text can be worth its row: about the best place for one."""
+        """Whether a tree can be worth its rows, and that each of its nodes is asked about: by the second children that a chain
+        may have, about the best of them."""
         if min(self.max_children, self.max_nodes) < 2:
             return False
-        worth = (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
-        least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
-        return HOPE * worth > max(memory.price, least)
+        first, rho = self._chain.mean_acceptance(memory.chain), self._chain.rate(memory.chain, costs)
+        least = rho * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
+        worth = HOPE * (1 - first) * memory.mean(1)
+        if not worth > max(memory.price, least):
+            return False
+        num = costs.best_length(first, range(1, self.max_tokens + 1)) if costs.node_s else 1
+        gain = sum(max(0.0, worth * first**depth - least) for depth in range(num))
+        return gain > rho * costs.node_s * num
 
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
         chain, grown = memory.chain, getattr(outcome, "grown", None)
