@@ -295,7 +295,7 @@ def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
 def test_half_a_pair_is_bad_usage(names: list[str], folder: Path):
     """Catches half a pair that is completed by the reference pair, or loaded before it is refused."""
     assert "--target and --draft go together" in refused("generate", "hello", *names[2:], code=2)
-    assert "--head needs --draft" in refused("generate", "hello", *names[:2], "--head", str(folder / "head"), code=2)
+    assert "a head needs --draft" in refused("generate", "hello", *names[:2], "--head", str(folder / "head"), code=2)
 
 
 @pytest.mark.parametrize("pair", ["smollm2", "reference"])

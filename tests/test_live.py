@@ -325,7 +325,7 @@ def test_the_verb_decodes_the_prompts_of_labels(folder: Path, head: Path, tmp_pa
         (("--labels", "x", "--prompts", "y"), 2, "Name one of them"),
         (("--prompts", "none.jsonl"), 1, "there is no file none.jsonl"),
         (("--prompts", "none.jsonl", "--prompt", "poem"), 2, "there is no prompt builder 'poem'"),
-        (("--prompts", "none.jsonl", "--target", "x"), 2, "--target and --draft go together"),
+        (("--prompts", "none.jsonl", "--target", "x"), 2, "a head needs --draft"),
     ],
 )
 def test_the_verb_says_what_is_missing(arguments: tuple[str, ...], code: int, words: str, head: Path) -> None:

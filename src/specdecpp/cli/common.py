@@ -107,7 +107,7 @@ def check_names(
     `copies`: a target may stand alone, candidates are then copied from the text.
     """
     if target is not None and target not in PAIRS and draft is None and head is not None:
-        raise ValueError("--head needs --draft: a head judges what a draft model proposes. Name the one it was trained for.")
+        raise ValueError("a head needs --draft: it judges what a draft model proposes. Name the one it was trained for.")
     is_alone = draft is None and head is None and copies
     if (target is None) != (draft is None) and target not in PAIRS and not is_alone:
         raise ValueError(
