@@ -152,7 +152,7 @@ class CostAwareTree(TreePolicy):
         worth = HOPE * (1 - first) * memory.mean(1)
         if not worth > max(memory.price, least):
             return False
-        num = costs.best_length(first, range(1, self.max_tokens + 1)) if costs.node_s else 1
+        num = _length(costs, round(first, 2), self.max_tokens) if costs.node_s else 1
         gain = sum(max(0.0, worth * first**depth - least) for depth in range(num))
         return gain > rho * costs.node_s * num
 
@@ -262,6 +262,12 @@ def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> f
     if own < even:
         return own + REACHED * (even - own) + costs.node_s
     return (even if num_nodes < counted else own) + costs.node_s
+
+
+@lru_cache(maxsize=256)
+def _length(costs: "Costs", acceptance: float, max_tokens: int) -> int:
+    """Of the chain that is best at an acceptance."""
+    return costs.best_length(acceptance, range(1, max_tokens + 1))
 
 
 @lru_cache(maxsize=64)
