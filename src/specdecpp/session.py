@@ -299,7 +299,8 @@ class Session:
             tv=sum(result.tv[: len(pieces)], 0.0),
             overlaps=tuple(result.overlaps[: num_accepted + 1] if result.grown is None else result.overlaps),
         )
-        self._num_before = 0 if result.is_copied else result.num_drafted
+        if not result.is_copied:  # a round of copies between two of the model's makes no switch: those are measured over a stay
+            self._num_before = result.num_drafted
         learn = self.policy.aside if result.is_copied else self.policy.learn
         self._memory = learn(self._memory, outcome)
         follows = result.grown is None and not result.is_copied  # rounds of one chain

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.account import Account
 from specdecpp.policies.around import Around
-from specdecpp.policies.cost_aware import KNOWN, CostAware, survivals
+from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.protocol import Rule, rule_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
 
 WEIGHT = 2
-"""Rounds of the model's that are taken to have been before there were any: as its rule hopes, or such as bring nothing."""
+"""Rounds of the model's that are taken to have brought what the target alone brings, before there were any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,35 +85,12 @@ class WithCopies(Around):
         return rule_of(self.policy, memory.memory, costs, limit)
 
     def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
-        """Whether copies with these estimates promise more than a round of the model's, which has to read them afterwards.
-
-        A model that is not drafting yet, or not any more, is taken to bring nothing: it would first have to read.
-        """
-        copied, target_s = costs.copied(), costs.verify_s(1)
+        """Whether copies with these estimates promise more than a round of the model's."""
+        copied, gains, target_s = costs.copied(), memory.gains, costs.verify_s(1)
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))
         worth = tokens - rho * (copied.round_s(len(estimates)) - target_s)
-        account = memory.memory
-        if isinstance(account, Account) and not account.num_running:
-            return worth > 0
-        sums = self._of_model(memory, costs)
-        read_s = costs.draft_pass_s(2 + round(tokens)) - costs.draft_pass_s(1)
-        return worth - rho * read_s > (sums.tokens - sums.num - rho * target_s * (sums.passes - sums.num)) / sums.num
-
-    def _of_model(self, memory: Both, costs: "Costs") -> Gains:
-        """Sums over the model's rounds: those of this request, what earlier ones have taught its rule, and a few that are taken
-        to have been before there were any."""
-        own, account, rule = memory.gains, memory.memory, self.policy
-        if not (isinstance(rule, CostAware) and isinstance(account, Account)):
-            return Gains(own.num + WEIGHT, own.tokens + WEIGHT, own.passes + WEIGHT)  # as the target alone
-        tokens, passes = rule.hoped(account, costs, WEIGHT)
-        before = account.gains_before.get(costs.load, Gains())
-        share = min(before.num, KNOWN) / before.num if before.num else 0.0
-        return Gains(
-            own.num + WEIGHT + share * before.num,
-            own.tokens + tokens + share * before.tokens,
-            own.passes + passes + share * before.passes,
-        )
+        return worth > (gains.tokens - gains.num - rho * target_s * (gains.passes - gains.num)) / (gains.num + WEIGHT)
 
     def learn(self, memory: Both, outcome: "Outcome") -> Both:
         """After a round of the model's."""

@@ -195,11 +195,6 @@ class CostAware(HeadPolicy):
         tokens, seconds = _prior(costs, self._before(memory.acceptance_before), self.prior_rounds, self.max_tokens)
         return max((memory.num_tokens + tokens) / (memory.seconds + seconds), 1 / costs.verify_s(1))
 
-    def hoped(self, memory: Account, costs: Costs, num_rounds: int) -> tuple[float, float]:
-        """(Tokens, passes of the target alone) of so many rounds before there is anything to go by."""
-        tokens, seconds = _prior(costs, self._before(memory.acceptance_before), num_rounds, self.max_tokens)
-        return tokens, seconds / costs.verify_s(1)
-
     def mean_acceptance(self, memory: Account) -> float:
         """a: of the candidates tested so far, the prior's rounds included."""
         return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_rounds)
