@@ -1,12 +1,17 @@
 """The kinds of transformers models the real-model tests run on, as `testing.tiny_model` takes them; what runners must keep."""
 
+import inspect
 from functools import cache
 from typing import Any
 
 import torch
+from transformers import LlamaForCausalLM
 
 from specdecpp import NativeRunner
 from specdecpp.testing import tiny_model
+
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+"""What a model of the installed transformers calls its cache: renamed in 5.24."""
 
 # Windows of 6: shorter than nearly every sequence in the tests.
 KINDS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kinds import KINDS, model_of
+from kinds import CACHE, KINDS, model_of
 from laws import chi_square_tail
 from transformers import Cache, DynamicCache
 
@@ -153,7 +153,7 @@ def test_the_roomy_cache_holds_what_a_plain_one_holds(monkeypatch: pytest.Monkey
     ids = torch.randint(50, (3, 14), generator=seeded(1))
     at = 0
     for step, length in enumerate((4, 1, 1, 3, 1, 2)):
-        a, b = (model(input_ids=ids[:, at : at + length], past_key_values=cache).logits for cache in (roomy, plain))
+        a, b = (model(input_ids=ids[:, at : at + length], **{CACHE: cache}).logits for cache in (roomy, plain))
         torch.testing.assert_close(a, b)
         at += length
         if step == 2:

@@ -1,7 +1,6 @@
 """EagerRunner against a fresh forward pass of the same model without a cache, and the models it must refuse."""
 
 import gc
-import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds import KINDS, model_of
+from kinds import CACHE, KINDS, model_of
 from transformers import AutoModel, DynamicCache, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicLayer
 
@@ -273,7 +272,7 @@ class TakesNoRows(LlamaForCausalLM):
     """A forward without logits_to_keep, as in code from the hub."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, use_cache: Any = None) -> Any:
-        return super().forward(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
+        return super().forward(input_ids=input_ids, use_cache=use_cache, **{CACHE: past_key_values})
 
 
 class Drifting(LlamaForCausalLM):
@@ -282,7 +281,7 @@ class Drifting(LlamaForCausalLM):
     calls = 0
 
     def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(*args, past_key_values=past_key_values, **kwargs)
+        out = super().forward(*args, **{CACHE: past_key_values}, **kwargs)
         self.calls += 1
         out.logits = out.logits * (1 + 0.1 * self.calls)
         return out
@@ -295,7 +294,7 @@ class Remembering(LlamaForCausalLM):
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
         self.total += float(input_ids.sum())
-        out = super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+        out = super().forward(input_ids=input_ids, **{CACHE: past_key_values}, **kwargs)
         out.logits[..., 3] += self.total
         return out
 
@@ -306,7 +305,7 @@ class Tiring(LlamaForCausalLM):
     calls = 0
 
     def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(*args, past_key_values=past_key_values, **kwargs)
+        out = super().forward(*args, **{CACHE: past_key_values}, **kwargs)
         self.calls += 1
         out.logits = out.logits * (1.01 if self.calls > 3 else 1.0)
         return out
@@ -316,7 +315,7 @@ class Leaking(LlamaForCausalLM):
     """The token that follows weighs a hundredth."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+        out = super().forward(input_ids=input_ids, **{CACHE: past_key_values}, **kwargs)
         out.logits[:, :-1] *= 1 + 0.01 * input_ids[:, 1:, None]
         return out
 
@@ -326,15 +325,15 @@ class Prefixed(LlamaForCausalLM):
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
         if past_key_values is not None and not past_key_values.get_seq_length():
-            super().forward(input_ids=torch.tensor([[9]]), past_key_values=past_key_values)
-        return super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+            super().forward(input_ids=torch.tensor([[9]]), **{CACHE: past_key_values})
+        return super().forward(input_ids=input_ids, **{CACHE: past_key_values}, **kwargs)
 
 
 class KeepsItsOwnCache(LlamaForCausalLM):
     """Ignores the cache it is given."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
-        return super().forward(input_ids=input_ids, past_key_values=DynamicCache(), **kwargs)
+        return super().forward(input_ids=input_ids, **{CACHE: DynamicCache()}, **kwargs)
 
 
 class WantsAnotherCache(LlamaForCausalLM):
@@ -380,8 +379,7 @@ class Renamed(LlamaForCausalLM):
     """Calls its cache as transformers does from 5.24 on."""
 
     def forward(self, input_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
-        own = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
-        return super().forward(input_ids=input_ids, **{own: cache}, **kwargs)
+        return super().forward(input_ids=input_ids, **{CACHE: cache}, **kwargs)
 
 
 def test_a_cache_may_have_another_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import KINDS, model_of
+from kinds import CACHE, KINDS, model_of
 from laws import Law, answer, finish, largest_difference, law_of, random_head
 from transformers import (
     AutoModelForCausalLM,
@@ -494,7 +494,7 @@ def test_a_wrapped_model_decodes_through_its_own_generate() -> None:
 
     class Louder(type(model_of("llama"))):
         def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
-            out = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+            out = super().forward(input_ids, **({CACHE: past_key_values} | kwargs))
             out.logits = out.logits + 30.0 * torch.nn.functional.one_hot(input_ids // 2, 64)[:, -out.logits.shape[1] :]
             return out
 
@@ -558,7 +558,7 @@ def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
 
 def filled() -> DynamicCache:
     cache = DynamicCache()
-    model_of("llama")(ids(), past_key_values=cache)
+    model_of("llama")(ids(), **{CACHE: cache})
     return cache
 
 
@@ -573,11 +573,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lookup": ({"prompt_lookup_num_tokens": 3}, "assisted generation is another way"),
     "static": ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
     "static-object": (
-        {"past_key_values": StaticCache(config=model_of("llama").config, max_cache_len=64)},
+        {CACHE: StaticCache(config=model_of("llama").config, max_cache_len=64)},
         "past_key_values is not supported",
     ),
-    "filled": ({"past_key_values": filled(), "inputs": ids(*PROMPT, 4)}, "past_key_values is not supported"),
-    "empty": ({"past_key_values": DynamicCache()}, "past_key_values is not supported"),
+    "filled": ({CACHE: filled(), "inputs": ids(*PROMPT, 4)}, "past_key_values is not supported"),
+    "empty": ({CACHE: DynamicCache()}, "past_key_values is not supported"),
     "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 5, 32)}, "inputs_embeds: not supported"),
     "hole": ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "the attention mask hides tokens"),
     "right": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "the attention mask hides tokens"),
