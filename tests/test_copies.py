@@ -141,6 +141,19 @@ def test_what_promises_more_is_taken():
     assert rule.prefers_copies(bad, [0.6] * 4, FLAT)
 
 
+def test_what_the_draft_has_to_read_afterwards_counts():
+    """Catches copies that are taken for a little more than the model brings, though the draft then has to catch up."""
+    rule, costs = WithCopies(policy=Fixed(k=1)), replace(FLAT, start_s=0.5)
+    level = rule.learn(rule.start(), outcome(1, 0, costs))
+    behind = rule.aside(level, outcome(1, 0, costs, judged=(0.7,)))
+    assert rule.prefers_copies(replace(level, is_behind=True), [0.6], costs)
+    assert not rule.prefers_copies(level, [0.6], costs)
+    assert rule.prefers_copies(level, [0.9] * 8, costs), "they may well be worth it"
+    assert behind.is_behind
+    assert not rule.learn(behind, outcome(1, 1, costs)).is_behind
+    assert rule.learn(behind, outcome(0, 0, costs)).is_behind, "the target alone does not help the draft"
+
+
 def test_each_learns_of_its_own_rounds():
     """Catches a score of the model that copies teach, or the reverse, and a draft thought to have read what was copied."""
     rule, new = WithCopies(policy=CostAware()), WithCopies(policy=CostAware()).start()
@@ -156,8 +169,9 @@ def test_each_learns_of_its_own_rounds():
 
 @needs_compiler
 def test_copies_between_two_rounds_of_the_model_make_no_switch():
-    """Catches a model whose every round behind a copy is said to take three passes more, so that it never drafts again."""
-    costs = Costs(draft_s=0.1, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
+    """Catches a model whose every round behind a copy is said to take three passes more, so that it never drafts again; and one
+    that is said to read what was copied for nothing."""
+    costs = Costs(draft_s=0.1, start_s=0.2, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
     told, before = 0, None
     for seed in range(6):
         session = models_of("native").session(WithCopies(policy=Fixed(k=2)), Sampling(), seed=seed, costs=costs)
@@ -167,8 +181,9 @@ def test_copies_between_two_rounds_of_the_model_make_no_switch():
             if found.is_copied:
                 assert found.expected_s == costs.copied().round_s(found.num_drafted)
             elif found.num_drafted:
-                assert found.expected_s == costs.round_s(found.num_drafted)
-                told += before is not None and before.is_copied
+                is_behind = before is not None and before.is_copied
+                assert found.expected_s == costs.round_s(found.num_drafted) + costs.catch_up_s * is_behind
+                told += is_behind
             before = found
     assert told > 2
 

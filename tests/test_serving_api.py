@@ -15,7 +15,7 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
 from specdecpp.loading.pair import Pair
-from specdecpp.serving import playground
+from specdecpp.serving import playground, routes
 from specdecpp.serving.limits import Limits
 
 TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
@@ -143,6 +143,20 @@ def test_a_completion_streams_too(client: openai.OpenAI) -> None:
     assert offsets == whole.choices[0].logprobs.text_offset
     text, tokens = whole.choices[0].text, whole.choices[0].logprobs.tokens
     assert all(text[at : at + len(token)] == token for at, token in zip(offsets, tokens, strict=True) if token != special)
+
+
+def test_rounds_that_come_together_are_one_chunk(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a chunk per round where nobody asked for rounds, one with rounds of two answers, and a score that gets lost."""
+    monkeypatch.setattr(routes, "PAUSE_S", 3600.0)
+    whole = complete(client, n=2, seed=5, logprobs=1)
+    chunks = list(complete(client, n=2, seed=5, logprobs=1, stream=True))
+    assert [chunk.choices[0].index for chunk in chunks] == [0, 0, 1]  # the first round at once, all others with the end
+    for i, choice in enumerate(whole.choices):
+        parts = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == i]
+        assert "".join(part.text for part in parts) == choice.text
+        assert [token for part in parts for token in part.logprobs.tokens] == choice.logprobs.tokens
+        assert [offset for part in parts for offset in part.logprobs.text_offset] == choice.logprobs.text_offset
+        assert parts[-1].finish_reason == choice.finish_reason
 
 
 def test_several_answers_have_their_own_seeds(client: openai.OpenAI) -> None:

@@ -71,7 +71,7 @@ class Held:
 
     def __init__(self, decoder: Decoder, limits: Limits):
         self.order: list[int] = []
-        self.engine = Engine(limits, on_step=lambda step: self.order.append(step.round.num_drafted))
+        self.engine = Engine(limits, on_turn=lambda steps: self.order.extend(step.round.num_drafted for step in steps))
         self.engine.start()
         self.first = Listener()
         self.first.may_go_on.clear()

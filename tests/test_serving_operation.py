@@ -265,10 +265,10 @@ def test_an_engine_that_has_failed_says_so(pair: Pair, caplog: pytest.LogCapture
     with served(pair) as server:
         assert server.get("/health").json()["status"] == "ok"
 
-        def fail(step: Any) -> None:
+        def fail(steps: Any) -> None:
             raise RuntimeError("lightning")
 
-        server.engine._on_step = fail
+        server.engine._on_turn = fail
         for _ in range(2):
             reply = server.post("/v1/completions", LONG)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "failed")

@@ -153,6 +153,7 @@ class Session:
         self._detokenizer = detokenizer
         self._experience, self._kept = experience, kept
         self._num_before = 1
+        self._is_behind = False  # whether the draft has to read what copies brought
         self.num_together = 1
         memory = policy.start() if experience is None else experience.begin()
         self._memory = policy.begin(memory, num_tokens=len(prompt), is_greedy=sampling.is_greedy)
@@ -299,11 +300,13 @@ class Session:
             tv=sum(result.tv[: len(pieces)], 0.0),
             overlaps=tuple(result.overlaps[: num_accepted + 1] if result.grown is None else result.overlaps),
         )
-        if not result.is_copied:  # a round of copies between two of the model's makes no switch: those are measured over a stay
-            self._num_before = result.num_drafted
+        follows = result.grown is None and not result.is_copied and not self._is_behind  # a round of one chain behind another
+        if result.is_copied:  # between two rounds of the model's that makes no switch: those are measured over a stay
+            self._is_behind = True
+        else:
+            self._num_before, self._is_behind = result.num_drafted, self._is_behind and not result.num_drafted
         learn = self.policy.aside if result.is_copied else self.policy.learn
         self._memory = learn(self._memory, outcome)
-        follows = result.grown is None and not result.is_copied  # rounds of one chain
         if isinstance(self._costs, CostClock) and follows:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
@@ -319,6 +322,7 @@ class Session:
         if result.is_copied:
             return self.costs.copied().round_s(result.num_drafted)
         switch_s = self.costs.switch_s * is_switch(self._num_before, result.num_drafted)
+        switch_s += self.costs.catch_up_s * (self._is_behind and result.num_drafted > 0)
         return switch_s + self.costs.seconds_of(result.num_drafted, result.grown and result.grown.widths)
 
     def _text_of(self, token: int) -> str:

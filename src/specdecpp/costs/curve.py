@@ -141,6 +141,11 @@ class Costs:
             return self.draft_s * _along(tuple(self.draft_rows), tuple(self.draft_rows.values()), num_rows)
         return self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
 
+    @property
+    def catch_up_s(self) -> float:
+        """Seconds that a draft takes to read what others have brought in a round between, as a beginning with one candidate."""
+        return self.start_s + self.draft_s
+
     def seconds_of(self, num_drafted: int, widths: Sequence[int] | None = None) -> float:
         """Seconds of a round that verified so many candidates: of a chain, or with `widths` of a tree whose draft read so many
         nodes in each pass.

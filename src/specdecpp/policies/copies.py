@@ -6,6 +6,8 @@ Both are weighed in tokens beyond those that their seconds bring at the rate rho
     copies   S_1 + S_1 S_2 + ... - rho (t_target(k + 1) - t_target(1))      by the match in the text, read by a learned score
     model    mean over its rounds of  tokens - 1 - rho (seconds - t_target(1))
 
+Behind a round of the model's copies have to be worth a draft step more: what they bring the draft has to read when it goes on.
+
 What is asked is the text and what became of earlier rounds, never this round's draws, so a round is an adapted one of either
 kind and keeps the target's law (tests/test_copies.py).
 """
@@ -35,6 +37,8 @@ class Both:
     copies: Account
     memory: Any
     gains: Gains = Gains()  # noqa: RUF009 (frozen)
+    is_behind: bool = True
+    """Whether the draft lacks tokens: at first those of the prompt, later those that copies brought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +93,18 @@ class WithCopies(Around):
         copied, gains, target_s = costs.copied(), memory.gains, costs.verify_s(1)
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))
-        worth = tokens - rho * (copied.round_s(len(estimates)) - target_s)
+        reading_s = 0.0 if memory.is_behind else costs.catch_up_s
+        worth = tokens - rho * (copied.round_s(len(estimates)) - target_s + reading_s)
         return worth > (gains.tokens - gains.num - rho * target_s * (gains.passes - gains.num)) / (gains.num + WEIGHT)
 
     def learn(self, memory: Both, outcome: "Outcome") -> Both:
         """After a round of the model's."""
         of = memory.copies
         copies = replace(of, num_tokens=of.num_tokens + outcome.num_tokens, seconds=of.seconds + outcome.expected_s)
-        return Both(copies=copies, memory=self.policy.learn(memory.memory, outcome), gains=memory.gains.after(outcome))
+        gains, is_behind = memory.gains.after(outcome), not outcome.num_drafted
+        return Both(copies=copies, memory=self.policy.learn(memory.memory, outcome), gains=gains, is_behind=is_behind)
 
     def aside(self, memory: Both, outcome: "Outcome") -> Both:
         """After a round of copies."""
         copies = self.copies.learn(memory.copies, outcome)
-        return replace(memory, copies=copies, memory=self.policy.aside(memory.memory, outcome))
+        return replace(memory, copies=copies, memory=self.policy.aside(memory.memory, outcome), is_behind=True)

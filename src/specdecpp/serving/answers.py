@@ -1,4 +1,4 @@
-"""Rounds become choices, in the two shapes of OpenAI's API: whole, or a chunk per round.
+"""Rounds become choices, in the two shapes of OpenAI's API: whole, or in chunks, each with the rounds that came together.
 
 Both carry our block `speculative`: the metrics of the request under vLLM's names, its rates and where its time went.
 """
@@ -7,6 +7,8 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from specdecpp.metrics import Metrics
@@ -18,6 +20,7 @@ from specdecpp.session import Round
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
+_JSON = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 @dataclass
@@ -74,10 +77,10 @@ class TextStyle:
         shape = {"index": choice.index, "text": choice.text, "logprobs": logprobs}
         return shape | {"finish_reason": choice.finish_reason}
 
-    def delta(self, step: Step, *, offset: int, scored: bool, is_first: bool) -> Json:
-        logprobs = _text_logprobs(step.evidence.scores, offset) if scored and step.evidence else None
-        shape = {"index": step.index, "text": step.round.text, "logprobs": logprobs}
-        return shape | {"finish_reason": finish_reason(step.round)}
+    def delta(self, steps: Sequence[Step], *, offset: int, scored: bool, is_first: bool) -> Json:
+        logprobs = _text_logprobs(_scores(steps), offset) if scored else None
+        shape = {"index": steps[-1].index, "text": _text(steps), "logprobs": logprobs}
+        return shape | {"finish_reason": finish_reason(steps[-1].round)}
 
 
 class ChatStyle:
@@ -90,10 +93,11 @@ class ChatStyle:
         shape = {"index": choice.index, "message": message, "logprobs": _chat_logprobs(choice.scores) if scored else None}
         return shape | {"finish_reason": choice.finish_reason}
 
-    def delta(self, step: Step, *, offset: int, scored: bool, is_first: bool) -> Json:
-        delta = ({"role": "assistant"} if is_first else {}) | {"content": step.round.text}
-        logprobs = _chat_logprobs(step.evidence.scores) if scored and step.evidence else None
-        return {"index": step.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason(step.round)}
+    def delta(self, steps: Sequence[Step], *, offset: int, scored: bool, is_first: bool) -> Json:
+        delta = ({"role": "assistant"} if is_first else {}) | {"content": _text(steps)}
+        logprobs = _chat_logprobs(_scores(steps)) if scored else None
+        shape = {"index": steps[-1].index, "delta": delta, "logprobs": logprobs}
+        return shape | {"finish_reason": finish_reason(steps[-1].round)}
 
 
 Style = TextStyle | ChatStyle
@@ -164,19 +168,26 @@ class Answer:
         """A first chunk before any round, where details are asked for: the rule, its threshold, what steps cost."""
         return self._chunk([], {"speculative": self._setting}) if self._plan.details else None
 
-    def chunk(self, step: Step, work: Work) -> Json | None:
-        """What one round adds; None where nobody would see it. Adds it too."""
-        choice = self.choices[step.index]
+    def chunks(self, steps: Sequence[Step], work: Work) -> list[Json]:
+        """What rounds add that came together: a chunk for each answer, or for each round where details are asked for; none for
+        rounds of which nobody would see anything. Adds them too."""
+        groups = [[step] for step in steps] if self._plan.details else [list(g) for _, g in groupby(steps, attrgetter("index"))]
+        return [chunk for group in groups if (chunk := self._chunk_of(group, work))]
+
+    def _chunk_of(self, steps: Sequence[Step], work: Work) -> Json | None:
+        """A chunk with rounds of one answer."""
+        choice, last = self.choices[steps[-1].index], steps[-1]
         is_first, offset = not choice.rounds, sum(scored.num_shown for scored in choice.scores)
-        self.add(step)
-        is_shown = step.round.text or step.round.finish_reason or self._plan.details or is_first
-        if not (is_shown or (step.evidence and step.evidence.scores)):
+        for step in steps:
+            self.add(step)
+        delta = self._style.delta(steps, offset=offset, scored=self._scored, is_first=is_first)
+        is_shown = _text(steps) or last.round.finish_reason or self._plan.details or is_first
+        if not (is_shown or _scores(steps)):
             return None
-        extra = {"speculative": {"round": story_of(step)}} if self._plan.details else {}
-        is_last = step.round.finish_reason is not None and step.index == len(self.choices) - 1
-        if is_last:
+        extra = {"speculative": {"round": story_of(last)}} if self._plan.details else {}
+        if last.round.finish_reason is not None and last.index == len(self.choices) - 1:
             extra = {"speculative": extra.get("speculative", {}) | self.speculative(work)}
-        return self._chunk([self._style.delta(step, offset=offset, scored=self._scored, is_first=is_first)], extra)
+        return self._chunk([delta], extra)
 
     def closing(self) -> Json | None:
         """The usage, where the request asks for it."""
@@ -201,7 +212,15 @@ class Answer:
 
 def event(data: Json) -> bytes:
     """One event of a stream."""
-    return b"data: " + json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _JSON.encode(data).encode() + b"\n\n"
+
+
+def _text(steps: Sequence[Step]) -> str:
+    return "".join(step.round.text for step in steps)
+
+
+def _scores(steps: Sequence[Step]) -> list[Scored]:
+    return [scored for step in steps if step.evidence for scored in step.evidence.scores]
 
 
 def _text_logprobs(scores: Sequence[Scored], offset: int) -> Json:

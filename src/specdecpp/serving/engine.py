@@ -184,10 +184,10 @@ class Work:
 
 
 class Engine:
-    """Runs the work that is submitted, round by round. `start` it once; `on_step` hears of every round, on its thread."""
+    """Runs the work that is submitted, turn by turn. `start` it once; `on_turn` hears of every turn's rounds, on its thread."""
 
-    def __init__(self, limits: Limits, *, on_step: Callable[[Step], None] = lambda step: None):
-        self._limits, self._on_step = limits, on_step
+    def __init__(self, limits: Limits, *, on_turn: Callable[[Sequence[Step]], None] = lambda steps: None):
+        self._limits, self._on_turn = limits, on_turn
         self._changed = threading.Condition()
         self._running: deque[Work] = deque()
         self._waiting: deque[Work] = deque()
@@ -324,13 +324,16 @@ class Engine:
         outcomes = self._advanced([work for work in ready if shares[work]], [work for work in unread if shares[work]])
         if (alone := next((work for work in unread if not shares[work]), None)) is not None:
             self._guarded(alone, lambda: alone.read(self._limits.prefill_tokens))
+        steps: list[Step] = []
         for work in ready:
             outcome = outcomes.get(work)
             if isinstance(outcome, Exception):
                 self._fail(work, outcome)
             elif (step := self._guarded(work, lambda work=work, outcome=outcome: work.step(outcome))) is not None:
-                self._on_step(step)
+                steps.append(step)
                 work.tell(step)
+        if steps:
+            self._on_turn(steps)
         for work in [work for work in running if work.is_done and work in self._running]:
             self._part_with(work, End())
 

@@ -3,6 +3,8 @@
 Speculation is counted in vLLM's words, under our prefix: `drafts` are rounds.
 """
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specdecpp.serving.engine import Engine, Step
@@ -14,7 +16,7 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64)
 
 
 class Gauges:
-    """The counters of one server; `watch` an engine, then tell of rounds and of requests that ended."""
+    """The counters of one server; `watch` an engine, then tell of turns and of requests that ended."""
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
@@ -36,16 +38,17 @@ class Gauges:
         running.set_function(lambda: engine.num_running)
         waiting.set_function(lambda: engine.num_waiting)
 
-    def step(self, step: Step) -> None:
-        """Count one round."""
-        outcome = step.round
-        self._generated.inc(outcome.num_tokens)
-        self._drafts.inc()
-        self._drafted.inc(outcome.num_drafted)
-        self._accepted.inc(outcome.num_accepted)
-        self._lengths.observe(outcome.num_accepted)
+    def turn(self, steps: Sequence[Step]) -> None:
+        """Count the rounds of one turn."""
+        rounds = [step.round for step in steps]
+        self._generated.inc(sum(r.num_tokens for r in rounds))
+        self._drafts.inc(len(rounds))
+        self._drafted.inc(sum(r.num_drafted for r in rounds))
+        self._accepted.inc(sum(r.num_accepted for r in rounds))
+        for r in rounds:
+            self._lengths.observe(r.num_accepted)
         for stage, name in STAGES.items():
-            if seconds := getattr(outcome, name):
+            if seconds := sum(getattr(r, name) for r in rounds):
                 self._seconds[stage].inc(seconds)
 
     def ended(

@@ -209,8 +209,7 @@ class Exchange:
             if opening := self.answer.opening():
                 yield event(opening)
             async for steps in self.channel.steps():
-                chunks = [chunk for step in steps if (chunk := self.answer.chunk(step, self.work))]
-                if chunks:
+                if chunks := self.answer.chunks(steps, self.work):
                     yield b"".join(map(event, chunks))
             if closing := self.answer.closing():
                 yield event(closing)
@@ -286,6 +285,6 @@ def _model(house: House) -> dict[str, Any]:
 def built_house(intake: Intake) -> House:
     """An engine with gauges for an intake."""
     counted = gauges.Gauges()
-    engine = Engine(intake.limits, on_step=counted.step)
+    engine = Engine(intake.limits, on_turn=counted.turn)
     counted.watch(engine)
     return House(intake=intake, engine=engine, gauges=counted, created=int(time()))
