@@ -123,10 +123,8 @@ def served(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The default rule behind the server and in a decoder, by the number of clients: a row for each sampling."""
     pair = loaded(name)
     source = prompt_files.Source(path=args.prompts, prompt="gsm8k", name="gsm8k", split="test")
-    num = max(CLIENTS.values())
-    prompts = [
-        encode(pair, as_prompt(pair, prompt.text)) for prompt in prompt_files.gather([source], seed=2)[: num * args.cycles]
-    ]
+    num, cycles = max(CLIENTS.values()), 3 * args.cycles
+    prompts = [encode(pair, as_prompt(pair, prompt.text)) for prompt in prompt_files.gather([source], seed=2)[: num * cycles]]
     found = []
     with server(name) as url:
         for how, sampling in SAMPLINGS.items():
@@ -134,10 +132,10 @@ def served(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             options: dict[str, Any] = {"max_tokens": args.tokens, "ignore_eos": True, **sampling}
             clients.tokens_per_second(url, [{"prompt": prompts[-1], **options}] * 2, at_once=2)
             decoder.generate_all(prompts[-2:], at_once=2, **options)
-            for cycle in range(args.cycles):
+            for cycle in range(cycles):
                 for n, requests in CLIENTS.items():
                     some = prompts[cycle * num :][:requests]
-                    for way in in_turn(["server", "decoder"], cycle, num_turns=args.cycles):
+                    for way in in_turn(["server", "decoder"], cycle, num_turns=cycles):
                         if way == "server":
                             bodies = [{"prompt": prompt, **options} for prompt in some]
                             rates[way, n].append(clients.tokens_per_second(url, bodies, at_once=n))

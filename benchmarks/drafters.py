@@ -7,8 +7,9 @@ Text to copy: contexts (the field `input` of rows as Alpaca's and dolly's) or wi
 repeated word for word, to be repeated with a word changed, and to be quoted from. transformers' prompt lookup has the same
 weights in float32; `--llama` names a Python with llama-cpp-python, for llama.cpp's n-grams on the same file. Every setting
 answers a prompt before the next one comes, in an order that rotates; greedy, and at 0.7 with top_p 0.9. Rates are ratios of
-sums over prompts, reading them included, with intervals over prompts. `summary` is the worst over sets and samplings. Nothing
-else may run meanwhile.
+sums over prompts, reading them included, with intervals over prompts. `summary` is the worst over sets and samplings. With
+`--only-ours` others are as they are in the file: they take ten times as long, and so answer fewer prompts. Nothing else may run
+meanwhile.
 """
 
 import argparse
@@ -45,6 +46,7 @@ COPYING = {
     "extract": "Quote the two most important sentences of the following text, then every sentence with a name in it.\n\n{}",
 }
 OWN, MODEL, BOTH = "copies, default", "model, default", "both"
+OTHERS = "transformers", "llama.cpp"
 LOOKUP, NGRAMS = (3, 10), (4, 10)
 """Copies a round of the others': each is asked with both, and the better one of a cell counts."""
 Run = Callable[[list[int], int, float, float], int]
@@ -131,9 +133,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--contexts", help="rows with a long `input`, JSON lines: what is to be copied")
     parser.add_argument("--llama", type=Path, metavar="PYTHON", help="of an environment with llama-cpp-python")
-    parser.add_argument("--only-ours", action="store_true")
+    parser.add_argument("--only-ours", action="store_true", help="leave other engines as they are in the file")
     parser.add_argument("--set", action="append", help="only this set; repeatable")
-    parser.add_argument("--count", type=int, default=12, help="prompts of each set")
+    parser.add_argument("--count", type=int, default=12, help="prompts of each set, of texts to copy as many as there are")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -148,6 +150,7 @@ def main() -> None:
         model, file = same_weights(pair, target)
         runs |= transformers(model, pair.ends)
         runs |= llama(args.llama, file, os.cpu_count() or 1) if args.llama else {}
+    others = others_of(args.out) if args.only_ours and args.out and args.out.exists() else {}
     cells = []
     for temperature, top_p in SAMPLINGS:
         for name, asked in prompts(pair, args).items():
@@ -162,11 +165,20 @@ def main() -> None:
                     num = runs[rule](ids, args.tokens, temperature, top_p)
                     found[rule].append((num, time.perf_counter() - started))
             cells.append(cell(name, temperature, top_p, found))
+            cells[-1]["over_target"] |= others.get((name, temperature), {})
             print(json.dumps(cells[-1]), flush=True)
     told = provenance("python", "benchmarks/drafters.py") | {"cells": cells, "summary": summary(cells)}
     print(json.dumps(told["summary"], indent=1))
     if args.out:
         args.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def others_of(file: Path) -> dict[tuple[str, float], dict[str, list[float]]]:
+    """What a file has of other engines, by set and temperature."""
+    kept: list[dict[str, Any]] = json.loads(file.read_text())["cells"]
+    return {
+        (c["set"], c["temperature"]): {rule: v for rule, v in c["over_target"].items() if rule.startswith(OTHERS)} for c in kept
+    }
 
 
 def same_weights(pair: sd.Pair, target: Path) -> tuple[Any, Path]:

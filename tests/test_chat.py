@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specdecpp import cli
-from specdecpp.cli.chat import recalled
+from specdecpp.cli.chat import HELP, recalled
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.testing import save_tiny_pair
@@ -66,6 +66,13 @@ def test_a_new_conversation_keeps_what_the_model_is_told_first(folder: Path, pai
     result = call(folder, "ab\n/new\ncd\n/exit\nef\n", "--max-tokens", "5", "--system", "be short")
     first, second = said(pair, "ab", system="be short"), said(pair, "cd", system="be short")
     assert result.stdout == f"{first}\n{second}\n"
+
+
+def test_an_unknown_command_is_not_for_the_model(folder: Path, pair: Pair) -> None:
+    """Catches /help that the model answers, and a path that it does not get to see."""
+    result = call(folder, "/help\n/quit\n/etc/hosts\n", "--max-tokens", "5")
+    assert (result.exit_code, result.stdout) == (0, said(pair, "/etc/hosts") + "\n")
+    assert result.stderr.count(HELP) == 2
 
 
 def test_the_oldest_turns_are_forgotten(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,25 @@ def test_requests_together_teach_of_their_own_load():
     assert clock.shared(8) == costs.shared(8)
 
 
+@pytest.mark.parametrize("num_together", [3, 4])
+def test_how_steps_of_many_rise_is_found_out(num_together: int):
+    """Catches one level for all that requests take together, so that every round is two candidates too long where passes rise
+    twice as much with their rows as was measured and drafting takes five times as long; and a lesson of three that four cannot
+    use."""
+    costs, dice = Costs(draft_s=0.1, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0}), random.Random(1)
+    clock, of_some = CostClock(now=costs), costs.shared(num_together)
+    for _ in range(1200):
+        num, near = dice.choice((1, 2, 2, 3)), dice.gauss(1, 0.1)
+        pass_s = of_some.pass_s(2) + 2 * (of_some.pass_s(num + 1) - of_some.pass_s(2))
+        one = outcome(num, 1, draft_s=num * 5 * of_some.draft_s, verify_s=near * pass_s)
+        clock.update(replace(one, costs=clock.shared(num_together)))
+    for num in (3, 4):
+        told, was = clock.shared(num), costs.shared(num)
+        assert told.pass_s(4) - told.pass_s(2) == pytest.approx(2 * (was.pass_s(4) - was.pass_s(2)), rel=0.15)
+        assert told.draft_s == pytest.approx(5 * was.draft_s, rel=0.15)
+    assert clock.now is costs
+
+
 def test_wider_passes_than_were_seen_rise_as_was_measured():
     """Catches a curve that short rounds have flattened and that many requests together then read far out."""
     costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})

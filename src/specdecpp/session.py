@@ -210,7 +210,7 @@ class Session:
         """How many tokens `prefill` has still to read; where passes are shared also those, many, that a draft lacks when it is
         first asked: a round would read them at once, and the others wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
-        if lacking > ROWS and self.engine.has_batches and self._decision().may_draft:
+        if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
             return lacking
         return max(0, len(self.tokens) - 1 - self.target.length)
 
@@ -219,7 +219,7 @@ class Session:
         the rest once it is asked."""
         target = self.tokens[self.target.length : -1][:most]
         draft = self.tokens[self.draft.length : self.target.length + len(target)][:most]
-        return Reading(self._request, target, draft if draft and self._decision().may_draft else [])
+        return Reading(self._request, target, draft if draft and self._decision(self.costs).may_draft else [])
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
@@ -245,12 +245,13 @@ class Session:
             stream.mark()
 
     def _plan(self) -> Plan:
-        return Plan(self._request, self.tokens, self._decision(), self.costs, self.watch is not None)
+        costs = self.costs
+        return Plan(self._request, self.tokens, self._decision(costs), costs, self.watch is not None)
 
-    def _decision(self) -> Decision:
+    def _decision(self, costs: Costs | None) -> Decision:
         """How the coming round ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        return decide(self.policy, self._memory, self.costs, room, copies=self._copies)
+        return decide(self.policy, self._memory, costs, room, copies=self._copies)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
@@ -280,7 +281,7 @@ class Session:
 
     def _learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
         """Make the `Round` of a result; the policy and the clock learn from it."""
-        num_accepted = sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
+        costs, num_accepted = self.costs, sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
         outcome = Round(
             pieces=pieces,
             num_drafted=result.num_drafted,
@@ -293,8 +294,8 @@ class Session:
             verify_s=result.verify_s,
             other_s=other_s,
             forward_s=result.forward_s,
-            expected_s=self._expected_s(result),
-            costs=self.costs,
+            expected_s=0.0 if costs is None else self._expected_s(result, costs),
+            costs=costs,
             grown=result.grown,
             is_copied=result.is_copied,
             tv=sum(result.tv[: len(pieces)], 0.0),
@@ -315,15 +316,15 @@ class Session:
             self.release()
         return outcome
 
-    def _expected_s(self, result: Result) -> float:
+    def _expected_s(self, result: Result, costs: Costs) -> float:
         """What the cost model has such a round take."""
-        if self.costs is None:
-            return 0.0
+        num = result.num_drafted
         if result.is_copied:
-            return self.costs.copied().round_s(result.num_drafted)
-        switch_s = self.costs.switch_s * is_switch(self._num_before, result.num_drafted)
-        switch_s += self.costs.catch_up_s * (self._is_behind and result.num_drafted > 0)
-        return switch_s + self.costs.seconds_of(result.num_drafted, result.grown and result.grown.widths)
+            return costs.copied().round_s(num)
+        seconds = costs.seconds_of(num, result.grown and result.grown.widths)
+        if num:
+            seconds += costs.switch_s * is_switch(self._num_before, num) + costs.catch_up_s * self._is_behind
+        return seconds
 
     def _text_of(self, token: int) -> str:
         """The text a token releases; sets `finish_reason` where the answer ends with it."""

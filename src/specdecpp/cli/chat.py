@@ -1,5 +1,6 @@
 """`specdecpp chat`: a conversation in the terminal. Lines come from standard input, answers go to stdout, figures to stderr."""
 
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -89,6 +90,8 @@ def talk(decoder: "Decoder", system: str | None, options: "Options") -> None:
             return
         if line == "/new":
             messages = list(start)
+        elif re.fullmatch(r"/\w*", line):
+            print(HELP, file=sys.stderr)
         elif line:
             asked = [*messages, {"role": "user", "content": line}]
             try:

@@ -15,6 +15,7 @@ import typer
 
 from specdecpp import machine
 from specdecpp.errors import PairWarning, SpecdecError, UnsoundError, first_line
+from specdecpp.loading import PAIRS
 
 if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 Examples = tuple[str, str]
 BATCHED = ("lean", "eager")
 """The runners that can read whole batches, which offline work needs."""
-
-
-PAIRS = ("smollm2", "reference")
 
 
 class DType(StrEnum):

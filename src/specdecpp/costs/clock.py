@@ -18,9 +18,6 @@ slows down slows all passes, and how they stand to each other is seen where both
 STEP, WAIT = 0.01, 32
 """Every so many rounds `now` follows, if a round has moved by more than this share: what a rule plans with costs is worked out
 anew for each `now`, and a busy machine moves the means all the time."""
-TRUST, MOVED = 16, 0.03
-"""Rounds that what is told of many requests together counts for before any were seen, and the share by which their levels move
-until they are told anew."""
 LEAST = 0.05
 """Of the measured curve: the level of passes is never below that."""
 LEAST_RISE = 0.5
@@ -73,34 +70,6 @@ class Fit:
 
 
 @dataclass
-class Levels:
-    """What rounds of requests together take, over what is told of them: those of the target alone, and those with candidates,
-    whose lengths differ, so that some wait for others. `told` follows once they have moved."""
-
-    now: list[float] = field(default_factory=lambda: [1.0, 1.0])
-    told: tuple[float, float] = (1.0, 1.0)
-    num: int = 0
-
-    def add(self, kind: int, ratio: float) -> bool:
-        """A round that took so many times what the costs of one request alone say of so many; the other kind moves along by
-        `TOGETHER`. Whether `told` has moved."""
-        self.num += 1
-        step = max(MEMORY, 1 / (self.num + TRUST)) * (min(ratio, PAUSE) / self.now[kind] - 1)
-        self.now[kind] *= 1 + step
-        self.now[1 - kind] *= 1 + TOGETHER * step
-        (alone, others), told = self.now, self.told
-        has_moved = abs(alone / told[0] - 1) > MOVED or abs(others / told[1] - 1) > MOVED
-        if has_moved:
-            self.told = alone, others
-        return has_moved
-
-
-def _levelled(costs: Costs, alone: float, others: float) -> Costs:
-    passes = {n: seconds * (alone if n == 1 else others) for n, seconds in costs.passes.items()}
-    return replace(costs, draft_s=costs.draft_s * others, start_s=costs.start_s * others, passes=passes)
-
-
-@dataclass
 class CostClock:
     """Costs that follow the clock, round by round; shared by the requests of a decoder that nobody wants to repeat.
 
@@ -129,8 +98,9 @@ class CostClock:
     """By rows: rounds that fade, and the sum of seconds by which their passes lay off the curve."""
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
     _num_unsettled: int = field(default=0, init=False, repr=False)
-    _levels: dict[int, Levels] = field(default_factory=dict, init=False, repr=False)
-    """By the load."""
+    _together: "dict[int, tuple[Costs, CostClock]]" = field(default_factory=dict, init=False, repr=False)
+    """By the load, of as many requests, with what `now` was when they were first seen: no round of one alone can say how passes
+    rise with their rows there, and what it takes that some requests wait for others with more candidates."""
     _shared: dict[int, Costs] = field(default_factory=dict, init=False, repr=False)
     """What is told of so many requests, until that changes."""
 
@@ -149,18 +119,24 @@ class CostClock:
         found = self._shared.get(num)
         if found is None:
             found = self.now.shared(num)
-            if levels := self._levels.get(found.load):
-                found = _levelled(found, *levels.told)
+            if together := self._together.get(found.load):
+                then, clock = together
+                found = _in_proportion(clock.now, clock._measured, then.shared(num))
             self._shared[num] = found
         return found
 
     def update(self, outcome: Timed) -> None:
         """Learn from the times of a round, unless it stands next to a switch (`Costs.switch_s`)."""
-        num, now = outcome.num_drafted, self.now
+        num, pass_s, draft_s = outcome.num_drafted, outcome.verify_s + outcome.other_s, outcome.draft_s + outcome.head_s
         if outcome.costs is not None and outcome.costs.num_together > 1:
-            took_s = outcome.draft_s + outcome.head_s + outcome.verify_s + outcome.other_s
-            levels = self._levels.setdefault(outcome.costs.load, Levels())
-            if levels.add(int(num > 0), took_s / now.shared(outcome.costs.num_together).round_s(num)):
+            load, num_together = outcome.costs.load, outcome.costs.num_together
+            if load not in self._together:
+                self._together[load] = self.now, CostClock(now=self.now.shared(load))
+            then, clock = self._together[load]
+            if num_together < load:  # the clock is that of as many as the load has at most
+                pass_s *= clock._measured.pass_s(num + 1) / then.shared(num_together).pass_s(num + 1)
+                draft_s *= num_together / load
+            if clock._see(num, pass_s, draft_s):
                 self._shared = {}
             return
         if self._has_drafted is not (num > 0):
@@ -168,18 +144,25 @@ class CostClock:
             self._has_drafted = num > 0
         if self._num_unsettled:
             self._num_unsettled -= 1
-            return
-        seen = self._seen.get(num)
+        elif self._see(num, pass_s, draft_s):
+            self._shared = {}
+
+    def _see(self, num: int, pass_s: float, draft_s: float) -> bool:
+        """A round with so many candidates. Whether `now` has moved."""
+        now, seen = self.now, self._seen.get(num)
         if seen is None:
             seen = self._seen[num] = [0.0, 0.0, 0.0]
         seen[0] += 1.0
-        seen[1] += min(outcome.verify_s + outcome.other_s, PAUSE * now.pass_s(num + 1))
-        seen[2] += min(outcome.draft_s + outcome.head_s, PAUSE * max(now.start_s + num * now.draft_s, now.pass_s(1)))
+        seen[1] += min(pass_s, PAUSE * now.verify_s(num + 1))
+        if num:
+            seen[2] += min(draft_s, PAUSE * max(now.start_s + num * now.draft_s, now.verify_s(1)))
         self._num_seen += 1
-        if self._num_seen == WAIT:
-            told = self._told()
-            if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(max(3, self._widest))):
-                self.now, self._shared = told, {}
+        if self._num_seen < WAIT:
+            return False
+        told = self._told()
+        if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(max(3, self._widest))):
+            self.now = told
+        return self.now is told
 
     def _learn(self) -> None:
         """From the rounds since the last look."""
@@ -238,3 +221,14 @@ class CostClock:
         for n in widths:
             passes[n] = least = max(self._pass_s(n), least if n > 2 else 0.0)
         return replace(self._measured, draft_s=draft_s, start_s=start_s, passes=passes)
+
+
+def _in_proportion(now: Costs, before: Costs, own: Costs) -> Costs:
+    """`own` as `now` differs from `before`, which are of another number of requests."""
+    if now is before:
+        return own
+    if own.num_together == now.num_together:
+        return now
+    share = now.num_together / own.num_together
+    passes = {n: own.pass_s(n) * seconds / before.pass_s(n) for n, seconds in now.passes.items()}
+    return replace(own, draft_s=now.draft_s * share, start_s=now.start_s * share, passes=passes)

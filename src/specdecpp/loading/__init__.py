@@ -7,3 +7,6 @@ checks        what has been tried before              gguf_config     metadata -
 fingerprints  what tells weights from others          gguf_reading    tensors -> weights by transformers' names
 gguf_writing  a checkpoint as a GGUF file             gguf_tokenizer  metadata -> a tokenizer of transformers
 """
+
+PAIRS = "smollm2", "reference"
+"""Those that have a name of their own (`shipped`)."""

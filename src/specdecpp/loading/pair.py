@@ -15,7 +15,7 @@ import torch
 
 from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
-from specdecpp.loading import shipped
+from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint, Kind, Model
@@ -116,7 +116,7 @@ def load_pair(
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
     for name in (target, draft):
-        if draft is not None and str(name) in shipped.PAIRS and not Path(str(name)).exists():
+        if draft is not None and str(name) in PAIRS and not Path(str(name)).exists():
             raise PairError(
                 f"{name} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
                 "file or hub name of each model."

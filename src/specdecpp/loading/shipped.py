@@ -21,7 +21,6 @@ from specdecpp.loading import fingerprints
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_cutting import grow
 
-PAIRS = "smollm2", "reference"
 REFERENCE, SMOLLM2 = (Path(__file__).parents[1] / name for name in ("reference", "smollm2"))
 OWN, CARD = "layers.gguf", "card.json"
 """What is the draft's own, and what is known of it."""
