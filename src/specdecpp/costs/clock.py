@@ -126,7 +126,8 @@ class CostClock:
         return found
 
     def update(self, outcome: Timed) -> None:
-        """Learn from the times of a round, unless it stands next to a switch (`Costs.switch_s`)."""
+        """Learn from the times of a round: of several requests for their load, of one alone unless it stands next to a switch
+        (`Costs.switch_s`)."""
         num, pass_s, draft_s = outcome.num_drafted, outcome.verify_s + outcome.other_s, outcome.draft_s + outcome.head_s
         if outcome.costs is not None and outcome.costs.num_together > 1:
             load, num_together = outcome.costs.load, outcome.costs.num_together

@@ -180,14 +180,13 @@ class Answer:
         is_first, offset = not choice.rounds, sum(scored.num_shown for scored in choice.scores)
         for step in steps:
             self.add(step)
-        delta = self._style.delta(steps, offset=offset, scored=self._scored, is_first=is_first)
         is_shown = _text(steps) or last.round.finish_reason or self._plan.details or is_first
         if not (is_shown or _scores(steps)):
             return None
         extra = {"speculative": {"round": story_of(last)}} if self._plan.details else {}
         if last.round.finish_reason is not None and last.index == len(self.choices) - 1:
             extra = {"speculative": extra.get("speculative", {}) | self.speculative(work)}
-        return self._chunk([delta], extra)
+        return self._chunk([self._style.delta(steps, offset=offset, scored=self._scored, is_first=is_first)], extra)
 
     def closing(self) -> Json | None:
         """The usage, where the request asks for it."""
