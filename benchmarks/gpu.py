@@ -3,8 +3,7 @@
     python benchmarks/gpu.py                              # one GPU, under nine minutes; writes benchmarks/results/gpu.json
     python benchmarks/gpu.py --device cpu --tiny          # the same stages on toy models, to see that they work
 
-THE FIGURES OF A GPU ARE STILL TO BE MEASURED: this was written against the documented interface of CUDA graphs (torch 2.11 to
-2.13) and has only ever run on a CPU, where nothing is recorded. What it prints there says nothing about speed.
+On a CPU nothing is recorded: what it prints there says nothing about speed.
 
 Pairs. `reference` is the pair that ships. `1b` and `8b` have the shapes of TinyLlama 1.1B and of Llama 3 8B and random
 weights in bfloat16, for which a draft is made that agrees: the target's embedding, its first layers and its output, copied.
@@ -18,9 +17,10 @@ Stages, for each pair in turn. Every figure is written as soon as it is there, s
     steps       a draft step with its stop test, a target pass by width: milliseconds, and the floor of each: the bytes of
                 its weights at that rate
     waits       calls in a round that wait for the device: as torch warns of them, and as the profiler sees them
-    speed       tokens per second, greedy and at temperature 1, the engines in turns: rounds on the device, the same runner
-                with the host's loop, the lean and the eager runner, transformers' assisted generation at the same K, and
-                the target alone by graphs, by transformers, and by transformers with a static cache and torch.compile
+    speed       tokens per second, greedy, at temperature 1, and at 0.7 with top_p 0.9, one engine after another: rounds on the
+                device by the rule of nobody's choosing and by fixed lengths, the same runner with the host's loop, the lean
+                and the eager runner, transformers' assisted generation, and the target alone by graphs, by transformers,
+                and by transformers with a static cache and torch.compile; `first_s` is the first answer, with all recordings
 
 A stage for which there is no time left (`--budget`) is left out, and the result says so.
 """
@@ -30,6 +30,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 import warnings
 from collections import Counter
@@ -42,8 +43,10 @@ import torch
 import transformers
 
 import specdecpp as sd
+from specdecpp.costs import CostClock
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run
+from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.host import Host
@@ -81,7 +84,14 @@ TINY = {
 }
 DRAFT_LAYERS = {"1b": 2, "8b": 3}
 ACCEPTANCE, LOGIT_SPREAD = 0.75, 4.0
-K, TEMPERATURES = 4, (0.0, 1.0)
+K, LENGTHS = 4, (1, 2, 4, 8)
+COMPILING_S = 75  # what torch.compile of a large model may take
+PARTS = ("draft_s", "head_s", "verify_s", "other_s")
+SAMPLINGS = {
+    "greedy": sd.Sampling(temperature=0.0),
+    "T = 1": sd.Sampling(),
+    "0.7, top_p 0.9": sd.Sampling(temperature=0.7, top_p=0.9),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +117,16 @@ class Result:
 
     def __init__(self, path: Path, budget_s: float):
         self.path, self.started, self.budget_s, self.share = path, time.perf_counter(), budget_s, 1.0
-        self.content: dict[str, Any] = {"command": "python benchmarks/gpu.py", "rows": [], "runs": []}
+        self.content: dict[str, Any] = {"command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]), "rows": []}
 
     @property
     def left_s(self) -> float:
         """Until the share of the budget that is open now is spent."""
-        return self.share * self.budget_s - (time.perf_counter() - self.started)
+        return self.share * self.budget_s - self.seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
 
     def set(self, **facts: Any) -> None:
         self.content |= facts
@@ -123,13 +137,8 @@ class Result:
         self._write()
         print(f"{stage:>8}  {pair:>9}  {json.dumps(row)}", flush=True)
 
-    def run(self, **row: Any) -> None:
-        """One of the runs that a row will be the median of."""
-        self.content["runs"].append(row)
-        self._write()
-
     def _write(self) -> None:
-        self.content["seconds"] = round(time.perf_counter() - self.started, 1)
+        self.content["seconds"] = round(self.seconds, 1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
@@ -239,7 +248,8 @@ def num_bytes(model: Any) -> int:
 
 def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetitions: int) -> None:
     """A draft step and target passes, replayed as they are recorded, against the bytes of their weights."""
-    session = start(models, pair, sd.CumulativeConfidence(threshold=0.0, max_tokens=K), temperature=1.0, max_tokens=64)
+    rule = sd.CumulativeConfidence(threshold=0.0, max_tokens=K)
+    session = start(models, pair, rule, sampling=sd.Sampling(), max_tokens=64)
     session.prefill()
     assert isinstance(session.engine, Device), "two graph runners on one device"
     for _ in range(3):
@@ -275,7 +285,7 @@ def waits(result: Result, models: Models, pair: sd.Pair) -> None:
     """Calls that wait for the device, in a round that stops early and in one that does not."""
     for policy in (sd.Fixed(k=K), sd.CumulativeConfidence()):
         for where in ("device", "host"):
-            session = start(models, pair, policy, temperature=1.0, max_tokens=400)
+            session = start(models, pair, policy, sampling=sd.Sampling(), max_tokens=400)
             if where == "host":
                 session.engine = Host()
             session.prefill()
@@ -306,7 +316,14 @@ def counted(session: Session, num_rounds: int, device: torch.device) -> dict[str
 
 
 def start(
-    models: Models, pair: sd.Pair, policy: sd.Policy, *, temperature: float, max_tokens: int, costs: sd.Costs | None = None
+    models: Models,
+    pair: sd.Pair,
+    policy: sd.Policy,
+    *,
+    sampling: sd.Sampling,
+    max_tokens: int,
+    costs: CostClock | None = None,
+    experience: Experience | None = None,
 ) -> Session:
     """A request that nothing but its length ends. Its tokens are not turned into text."""
     target, draft = pair.target.fresh(), pair.draft.fresh()
@@ -314,24 +331,28 @@ def start(
         target=target,
         draft=draft,
         policy=policy,
-        verification=sd.TokenVerification() if temperature else sd.GreedyVerification(),
-        sampling=sd.Sampling(temperature=temperature),
+        verification=sd.GreedyVerification() if sampling.is_greedy else sd.TokenVerification(),
+        sampling=sampling,
         prompt=models.prompt,
         max_tokens=max_tokens,
         randomness=streams(0),
         costs=costs,
+        experience=experience,
     )
 
 
-Engine = Callable[[float, int], dict[str, Any]]
-"""(temperature, tokens) -> what a row says: tokens_per_second and more."""
+Engine = Callable[[sd.Sampling, int], dict[str, Any]]
+"""(sampling, tokens) -> what a row says: tokens_per_second and more."""
 
 
 def ours(models: Models, pair: sd.Pair, policy: sd.Policy, *, by_host: bool = False) -> Engine:
     costs = costs_for(policy, measure(pair)) if policy.needs_costs else None
+    clock = None if costs is None else CostClock(now=costs)  # as a decoder has it for requests without a seed
+    known = {sampling: Experience(policy) for sampling in SAMPLINGS.values()}
 
-    def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
-        session = start(models, pair, policy, temperature=temperature, max_tokens=num_tokens, costs=costs)
+    def decode(sampling: sd.Sampling, num_tokens: int) -> dict[str, Any]:
+        own: dict[str, Any] = {"costs": clock, "experience": known[sampling]}
+        session = start(models, pair, policy, sampling=sampling, max_tokens=num_tokens, **own)
         if by_host:
             session.engine = Host()
         settle(pair.target.device)
@@ -343,6 +364,8 @@ def ours(models: Models, pair: sd.Pair, policy: sd.Policy, *, by_host: bool = Fa
             "ms_per_round": ms(seconds / metrics.num_spec_steps),
             "mean_acceptance_length": round(metrics.mean_acceptance_length, 2),
             "drafts_per_round": round(metrics.num_draft_tokens / metrics.num_spec_steps, 2),
+            "prefill_ms": ms(metrics.prefill_s),
+            "round_ms": {part: ms(getattr(metrics, part) / metrics.num_spec_steps) for part in PARTS},
         }
 
     return decode
@@ -352,9 +375,9 @@ def theirs(models: Models, **options: Any) -> Engine:
     """transformers' own `generate`, batch 1, on the same prompt."""
     ids = torch.tensor([models.prompt], device=models.device)
 
-    def decode(temperature: float, num_tokens: int) -> dict[str, Any]:
-        how: dict[str, Any] = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature}
-        how |= {"top_k": 0, "top_p": 1.0} if temperature else {}
+    def decode(sampling: sd.Sampling, num_tokens: int) -> dict[str, Any]:
+        drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": sampling.top_p}
+        how: dict[str, Any] = {"do_sample": False} if sampling.is_greedy else drawn
         torch.manual_seed(0)
         settle(models.device)
         started = time.perf_counter()
@@ -376,10 +399,12 @@ def theirs(models: Models, **options: Any) -> Engine:
 def engines(models: Models, pairs: dict[str, sd.Pair]) -> Iterator[tuple[str, str, Callable[[], Engine]]]:
     """(name, setting, how to make it), the slow ones to get ready last."""
     fixed, free = sd.Fixed(k=K), sd.CumulativeConfidence()
-    yield "graphs", f"K = {K}", lambda: ours(models, pairs["graphs"], fixed)
+    yield "graphs", "default", lambda: ours(models, pairs["graphs"], sd.CostAware())
+    for k in LENGTHS:
+        yield "graphs", f"K = {k}", lambda k=k: ours(models, pairs["graphs"], sd.Fixed(k=k))
     yield "graphs", "product of q", lambda: ours(models, pairs["graphs"], free)
     if models.head is not None:
-        yield "graphs", "cost-aware", lambda: ours(models, pairs["graphs"], sd.CostAware(head=models.head))
+        yield "graphs", "cost-aware with its head", lambda: ours(models, pairs["graphs"], sd.CostAware(head=models.head))
     yield "graphs, rounds by the host", f"K = {K}", lambda: ours(models, pairs["graphs"], fixed, by_host=True)
     yield "graphs", "target alone", lambda: ours(models, pairs["graphs"], sd.Fixed(k=0))
     yield "lean", f"K = {K}", lambda: ours(models, pairs["lean"], fixed)
@@ -394,34 +419,25 @@ def engines(models: Models, pairs: dict[str, sd.Pair]) -> Iterator[tuple[str, st
 
 
 def speed(result: Result, models: Models, pairs: dict[str, sd.Pair], *, num_tokens: int, cycles: int) -> None:
-    """Every engine warmed up, then all in turns; a row is the median over cycles, its runs are in the file beside it."""
-    ready: dict[tuple[str, str], Engine] = {}
+    """One engine after another, each warmed up under every sampling and then timed; a row is the median of its runs."""
     for name, setting, make in engines(models, pairs):
-        of = {"engine": name, "setting": setting}
-        if result.left_s < 0:
+        of = {"engine": name, "setting": setting, "dtype": models.about["dtype"]}
+        if result.left_s < 0 or ("compiled" in setting and result.budget_s - result.seconds < COMPILING_S):
             result.add("speed", models.name, **of, left_out="no time left")
             continue
         try:
-            engine = make()
-            for temperature in TEMPERATURES:
-                engine(temperature, num_tokens)
+            began, engine = time.perf_counter(), make()
+            first_s = None
+            for how, sampling in SAMPLINGS.items():
+                engine(sampling, num_tokens)
+                first_s = first_s or round(time.perf_counter() - began, 2)
+                rows = [engine(sampling, num_tokens) for _ in range(cycles)]
+                rate = statistics.median(row["tokens_per_second"] for row in rows)
+                row = rows[0] | {"tokens_per_second": round(rate, 1), "ms_per_token": ms(1 / rate), "first_s": first_s}
+                runs = [round(row["tokens_per_second"], 1) for row in rows]
+                result.add("speed", models.name, sampling=how, **of, **row, runs=runs)
         except Exception as error:  # another library's, or a shape it does not take: the others are still worth having
             result.add("speed", models.name, **of, left_out=f"{type(error).__name__}: {error}"[:300])
-            continue
-        ready[name, setting] = engine
-    found: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
-    for cycle in range(cycles):
-        for temperature in TEMPERATURES:
-            for (name, setting), engine in ready.items():
-                if cycle == 0 or result.left_s > 0:
-                    row = engine(temperature, num_tokens)
-                    found.setdefault((temperature, name, setting), []).append(row)
-                    result.run(pair=models.name, engine=name, setting=setting, temperature=temperature, **row)
-    for (temperature, name, setting), rows in found.items():
-        rate = statistics.median(row["tokens_per_second"] for row in rows)
-        row = rows[0] | {"tokens_per_second": round(rate, 1), "ms_per_token": ms(1 / rate), "num_runs": len(rows)}
-        of = {"engine": name, "setting": setting, "temperature": temperature, "dtype": models.about["dtype"]}
-        result.add("speed", models.name, **of, **row)
 
 
 def ms(seconds: float) -> float:
@@ -433,6 +449,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy models and few tokens: to try the stages")
     parser.add_argument("--pairs", default="reference,1b,8b")
+    parser.add_argument("--cycles", type=int, default=2, help="runs of every engine under every sampling")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds after which nothing new is begun")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
     args = parser.parse_args(arguments)
@@ -459,7 +476,7 @@ def main(arguments: list[str] | None = None) -> None:
         pairs = pairs_of(models)
         steps(result, models, pairs["graphs"], rate, 3 if args.tiny else 200)
         waits(result, models, pairs["graphs"])
-        speed(result, models, pairs, num_tokens=8 if args.tiny else 96, cycles=1 if args.tiny else 3)
+        speed(result, models, pairs, num_tokens=8 if args.tiny else 96, cycles=1 if args.tiny else args.cycles)
         del models, pairs
         if device.type == "cuda":
             torch.cuda.empty_cache()

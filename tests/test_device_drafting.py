@@ -37,6 +37,7 @@ from specdecpp.rounds.verification import (
     Verification,
 )
 from specdecpp.runners import GraphRunner
+from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
@@ -302,6 +303,36 @@ def test_another_request_over_the_same_caches_is_decoded_as_it_asks(two: Two) ->
     for asked, expected in zip(others, alone, strict=True):
         gc.collect()
         assert rounds(two, **asked) == expected
+
+
+def test_what_is_recorded_once_is_no_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a clock that takes the recording of a pass for the pass, and passes recorded anew for another sampling: as if
+    each recording took a thousand seconds, which no round knows of."""
+    made: list[Any] = []
+
+    def program(self: StaticCache, key: Any, work: Any, **options: Any) -> Any:
+        is_new = key not in self._programs
+        if is_new:
+            made.append(work)
+            self.recording_s += 1000.0
+        return plain(self, key, work, **options)
+
+    plain = StaticCache.program
+    monkeypatch.setattr(StaticCache, "program", program)
+    two, passes = Two(64), []
+    for sampling in (Sampling(), Sampling(temperature=0.5), Sampling(temperature=0.0)):
+        made.clear()
+        session = two.session(Fixed(k=2), TokenVerification(), sampling)
+        session.prefill()  # what is recorded there takes no time of any round
+        read, before = session.target.static._pass, len(made)  # pyright: ignore[reportAttributeAccessIssue]
+        rounds = finish(session)
+        passes += [work.args for work in made if getattr(work, "func", None) == read]
+        told = 1000.0 * (len(made) - before)
+        assert told < session.prefill_s < told + 500
+        assert -told <= sum(r.draft_s + r.verify_s for r in rounds) < 500 - told
+        del session, read
+        gc.collect()
+    assert 0 < len(passes) == len(set(passes))
 
 
 def test_a_request_gives_its_caches_back_with_what_was_recorded() -> None:

@@ -373,7 +373,9 @@ def attempt(sessions: Sequence[Session], reading: Sequence[Session] = (), *, row
     for session, piece in pieces.items():
         session.prefill_s += piece.took_s
     decided = [_tried(session._decided, plans[i], results[i]) for i, session in enumerate(sessions)]
-    spent_s = sum(one.draft_s + one.head_s + one.verify_s for one in results.values())
+    for i, session in enumerate(sessions):
+        session.prefill_s += results[i].once_s
+    spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
     spent_s += sum(piece.took_s for piece in pieces.values())
     other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
     return [

@@ -149,8 +149,6 @@ def _options(target: Model, draft: Model | None, kinds: Collection[str] | None) 
         own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in models]
         refusals = ((k, model.refusals[k]) for model, k in zip(models, own, strict=True))
         reasons = [f"{k}: {reason}" for k, reason in refusals if reason]
-        if kind == "graphs" and kinds is None and not reasons:
-            reasons.append("graphs: they have not been run on a GPU yet (ask for them by name)")
         is_copied = kind == "llama.cpp" and not all(is_gguf(model.name) for model in models)
         written = [m.name for m, k in zip(models, own, strict=True) if is_gguf(m.name) and k in ("lean", "eager")]
         if written and kinds is None and any(option.kinds[0] == "native" for option in options):

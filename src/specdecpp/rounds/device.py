@@ -1,7 +1,7 @@
 """The round on a device: drafting and verification without the host, but for one thing it must know, where drafting stops.
 
     host    launch 1   launch 2   read flag 1   launch 3   read flag 2 (stop)   launch verify(2)   wait ... verdict
-    device             step 1     step 2                   step 3 (discarded)   verify
+    device             step 1     step 2                   step 3 (discarded)   pass, verdict
 
 The host reads the flag of step k once step k + 1 is queued, so the device never waits for it: when drafting stops after k
 candidates, one more is being drawn. It is discarded, unseen. That keeps the target's distribution: that drafting ends at k was
@@ -20,13 +20,13 @@ import torch
 from specdecpp.head import Calibration
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
-from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, VerifyPass
+from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, Verdict
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.static_cache import Program, bucket
-from specdecpp.sampling import Uniforms, seen_rows
+from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
 
 
 class Device:
@@ -98,13 +98,17 @@ class _Rounds:
             cache.record = Record(cache)
         return cache.record
 
+    @property
+    def _recording_s(self) -> float:
+        return self._target.static.recording_s + self._draft.static.recording_s
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> Result:
-        started, decision = perf_counter(), plan.decision
+        decision, recorded_s, started = plan.decision, self._recording_s, perf_counter()
         self._mark(0)
         num = self._propose(plan.tokens, decision)
         self._mark(1)
-        drafted = perf_counter()
+        drafted, drafting_s = perf_counter(), self._recording_s - recorded_s
         records = None
         if self._drops and 0 < num < decision.limit:  # whether it has ended or was stopped must be known before it is verified
             records = self._records(num)
@@ -113,6 +117,7 @@ class _Rounds:
         records = records or self._records(num)
         if self._has_clock and num:  # the device may have gone on drafting after the host
             drafted += max(0.0, self._marks[0].elapsed_time(self._marks[1]) / 1e3 - (drafted - started))
+        once_s = self._recording_s - recorded_s
         tokens = [int(record[0]) for record in records[:num]]
         return Result(
             tokens=tokens,
@@ -121,8 +126,9 @@ class _Rounds:
             stop=self._why(decision, records),
             q=[record[1] for record in records[:num]],
             judged=self._judged(records[:num]),
-            draft_s=drafted - started,
-            verify_s=perf_counter() - drafted,
+            draft_s=drafted - started - drafting_s,
+            verify_s=perf_counter() - drafted - (once_s - drafting_s),
+            once_s=once_s,
             rows=self._rows(num) if plan.wants_rows else None,
             overlaps=self.record.mirrors["overlaps"][: min(num_accepted + 1, num)].tolist() if self._has_overlaps else (),
         )
@@ -172,14 +178,18 @@ class _Rounds:
         if unread := tokens[self._target.length : -1]:
             self._target.extend(unread, rows=1)
         width, span = bucket(num + 1), self._target.make_room(self._target.length + limit + 1)
-        program = self._verification_of(width, span)
+        cache = self._target.static
+        read, judge = cache.pass_over(width, span), self._verdict(width)
         if self._seen is not None:
             record.context.copy_(self._seen)
-        self._send("task", [self._target.length, num])
+        cache.inputs[:1].fill_(self._target.length)
+        cache.inputs[1:].copy_(record.line)
+        self._send("task", [num])
         if not self._sampling.is_greedy:
             uniforms = self._uniforms[1].peek(num + 1)
             self._send("verify_uniforms", uniforms if self._compares else [uniforms[-1], *uniforms[:-1]])
-        program()
+        read()
+        judge()
         for name in ("verdict", "overlaps") if self._has_overlaps else ("verdict",):
             record.mirrors[name].copy_(getattr(record, name), non_blocking=True)
         if self._done is not None:
@@ -216,7 +226,7 @@ class _Rounds:
 
     def _rows(self, num: int) -> Rows:
         drawn = self.record.rows[:num]
-        logits = self.record.logits[: num + 1].clone()
+        logits = at_least_float32(self._target.static.logits[: num + 1]).clone()
         q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
         seen = None if self._seen is None else seen_rows(self._seen, self.record.line[1 : num + 1])
         return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
@@ -227,12 +237,11 @@ class _Rounds:
         step = DraftStep(cache, record, self._judge, rule.evidence, scores, self._ends_there, width, span)
         return cache.program(key, step, reset=lambda: (record.count.zero_(), cache.rest(record.start, span)))
 
-    def _verification_of(self, width: int, span: int) -> Program:
+    def _verdict(self, width: int) -> Program:
         cache, record = self._target.static, self.record
-        key = ("verify", width, span, self._sampling, self._verification, record)
-        verify = VerifyPass(cache, record, self._sampling, self._verification, width, span)
-        # What an earlier round had may be more than this width takes.
-        return cache.program(key, verify, reset=lambda: (cache.rest(record.task, span), record.task[1:].zero_()))
+        key = ("verdict", width, self._sampling, self._verification, record)
+        verdict = Verdict(cache, record, self._sampling, self._verification, width)
+        return cache.program(key, verdict, reset=record.task.zero_)  # an earlier round's may be more than this width takes
 
     def _send(self, name: str, values: Sequence[int | float]) -> None:
         """Numbers to the device, without waiting."""

@@ -1,4 +1,4 @@
-"""What a round on a device is written down in, and the two pieces of work that write there: a draft step and a verification.
+"""What a round on a device is written down in, and the two pieces of work that write there: a draft step and a verdict.
 
 Everything has a fixed address: tokens, the rows of q, the uniforms of the round, the thresholds of the stop rule, a line for
 every candidate. Both pieces only launch kernels, so that they can be recorded (`static_cache.Program`); they hold the record
@@ -46,8 +46,7 @@ class Record:
         self.context = torch.zeros(body.vocab_size, dtype=torch.bool, device=device)  # its tokens, for a repetition penalty
         self.seen = self.context.clone()  # and those of the candidates
         self.records = torch.zeros(MOST, 5, **wide)  # token, q, the head's estimate, flags, evidence
-        self.logits = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # the target's
-        self.task = torch.zeros(2, **whole)  # where the target stands, number of candidates
+        self.task = torch.zeros(1, **whole)  # number of candidates
         self.verdict = torch.zeros(2, **whole)
         self.overlaps = torch.zeros(MOST, **wide)  # of the ratio test, behind the candidates of no meaning
         # The host writes to a mirror only after the round that read it is over.
@@ -157,21 +156,21 @@ class DraftStep:
 
 
 @dataclass(frozen=True, eq=False)
-class VerifyPass:
-    """One target pass over the last token and the candidates, padded to `width`, and the acceptance test."""
+class Verdict:
+    """The acceptance test, on the logits of a target pass over the last token and the candidates, padded to `width`.
+
+    The pass is recorded for itself (`StaticCache.pass_over`): it takes long to record, and is the same under every sampling.
+    """
 
     cache: StaticCache
     record: Record
     sampling: Sampling
     verification: Verification
     width: int
-    span: int
 
     def __call__(self) -> None:
         record = self.record
-        start, num = record.task[:1], record.task[1:]
-        logits = self.cache.score(self.cache.read(record.line[: self.width], start, self.span))
-        record.logits[: self.width] = logits
+        num, logits = record.task, self.cache.logits[: self.width]
         tokens = record.line[1 : self.width]
         seen = self._seen(tokens) if self.sampling.needs_seen else None
         if self.sampling.is_greedy:

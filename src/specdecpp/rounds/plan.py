@@ -87,7 +87,8 @@ class Result:
 
     `q` has the probability of each candidate, where somebody needed it; `judged` what a head expected of them: of all, or
     where it lags of all but the last. Seconds: `draft_s` of drafting but for the head's `head_s`, `verify_s` of the target's
-    pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own).
+    pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own), and `once_s` beside
+    them of what such a round needs only the first time (recording it on a device): no later round takes that.
 
     Of a tree `tokens` are all nodes that were verified, and `grown` says which branch of them was accepted.
     """
@@ -102,6 +103,7 @@ class Result:
     head_s: float = 0.0
     verify_s: float = 0.0
     forward_s: float = 0.0
+    once_s: float = 0.0
     rows: Rows | None = field(default=None, repr=False)
     grown: Grown | None = None
     is_copied: bool = False

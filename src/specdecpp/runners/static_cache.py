@@ -10,6 +10,7 @@ Without a GPU the same work is called instead of replayed.
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -94,6 +95,7 @@ class StaticCache:
     def __init__(self, body: LeanRunner):
         self.body, self.device = body, body.device
         self.record: Any = None  # of rounds on the device (`rounds.device_steps`), made by the first of them
+        self.recording_s = 0.0  # that recording has taken so far, which happens once
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
@@ -142,7 +144,10 @@ class StaticCache:
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._settle()
                 del self._programs[next(iter(self._programs))]
+            began = perf_counter()
             program = Program(work, reset=reset, device=self.device, pool=self._pool)
+            self._settle()
+            self.recording_s += perf_counter() - began
         self._programs[key] = program
         return program
 
@@ -152,7 +157,7 @@ class StaticCache:
         self._programs.clear()
 
     def _settle(self) -> None:
-        """A graph must not go while it runs."""
+        """A graph must not go while it runs, and its rehearsals are over when recording is."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -1,0 +1,194 @@
+"""What only a GPU runs: recorded passes and rounds, the clocks there, and a pair as it is loaded by default.
+
+Skipped where there is none. On a machine with one: `python -m pytest tests/test_cuda.py`.
+"""
+
+import gc
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from laws import chi_square_tail, finish, unchecked
+from test_device_drafting import COSTS, POLICIES, SAMPLINGS
+from test_lean import TEXT, VARIANTS, built
+
+import specdecpp as sd
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, WithCopies
+from specdecpp.policies.trees import CostAwareTree
+from specdecpp.rounds.device import Device
+from specdecpp.rounds.host import Host
+from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
+from specdecpp.sampling import Sampling, probabilities, streams
+from specdecpp.session import Session
+from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
+
+
+def made(dtype: torch.dtype = torch.float64, *, runner: Any = GraphRunner, noise: float = 0.4) -> sd.Pair:
+    """A tiny pair on the GPU."""
+    target = tiny_model("llama", vocab_size=64, seed=1, max_position_embeddings=1024)
+    draft = tiny_draft(target, noise=noise)
+    runners = (runner(model.to("cuda", dtype)) for model in (target, draft))
+    return sd.Pair(target=next(runners), draft=next(runners), tokenizer=tiny_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def pair() -> sd.Pair:
+    return made()
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
+    """Catches a kernel that depends on what was recorded: every family, token by token and in parts, each recorded once and
+    replayed at other places."""
+    eager, graphs = EagerRunner(built(variant).to("cuda")), GraphRunner(built(variant).to("cuda"))
+    expected, states = eager.extend(TEXT, rows=len(TEXT))
+    for cuts in ((12,), (4, *range(5, 13)), (1, 3, 6, 10, 12)):
+        runner = graphs.fresh()
+        steps = [runner.extend(TEXT[a:b], rows=b - a) for a, b in zip((0, *cuts), cuts, strict=False)]
+        torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.cat([s[1] for s in steps]), states, atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_that_grows_takes_its_recordings_along() -> None:
+    """Catches graphs replayed over a cache that is gone: over two growths, back over one, and on."""
+    variant = {"max_position_embeddings": 1024}
+    eager, runner = EagerRunner(built("llama", **variant).to("cuda")), GraphRunner(built("llama", **variant).to("cuda"))
+    expected, _ = eager.extend(LONG, rows=len(LONG))
+    at = 0
+    while at < 600:
+        n = min((7 * at) % 33 + 1, 600 - at)
+        logits, _ = runner.extend(LONG[at : at + n], rows=n)
+        torch.testing.assert_close(logits, expected[at : at + n], atol=1e-3, rtol=1e-3)
+        at += n
+    runner.rollback(100)
+    torch.testing.assert_close(runner.extend(LONG[100:105], rows=5)[0], expected[100:105], atol=1e-3, rtol=1e-3)
+
+
+def asked(pair: sd.Pair, policy: Any, verification: Any, sampling: Sampling, *, by_host: bool = False, **more: Any) -> Any:
+    """Tokens, stops and counts of a request; drafted by the loop of the host or on the device."""
+    options = {"prompt": [3, 5, 2], "max_tokens": 40, "costs": COSTS} | more
+    session = Session(
+        target=pair.target.fresh(),
+        draft=pair.draft.fresh(),
+        policy=policy,
+        verification=verification,
+        sampling=sampling,
+        randomness=streams(0),
+        **options,
+    )
+    assert isinstance(session.engine, Device)
+    if by_host:
+        session.engine = Host()
+    told = [(r.tokens, r.num_drafted, r.num_accepted, r.stop.words, r.stop.evidence) for r in finish(session)]
+    return told, session.finish_reason
+
+
+def on_gpu(policy: Any) -> Any:
+    """With its head where the draft is."""
+    for name in ("policy", "head"):
+        if (part := getattr(policy, name, None)) is not None:
+            return replace(policy, policy=on_gpu(part)) if name == "policy" else replace(policy, head=part.to("cuda"))
+    return policy
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "penalised"])
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_rounds_are_those_of_the_host(policy: str, sampling: str, pair: sd.Pair) -> None:
+    """Catches a draw, a stop or a verdict that comes out otherwise when it is replayed: by the same uniforms, in float64."""
+    how = Sampling(temperature=0.9, repetition_penalty=1.3) if sampling == "penalised" else SAMPLINGS[sampling]
+    tests = (GreedyVerification(),) if how.is_greedy else (TokenVerification(), BlockVerification())
+    for test in (*tests, CompareVerification()):
+        with unchecked():
+            own, expected = (asked(pair, on_gpu(POLICIES[policy]()), test, how, by_host=by_host) for by_host in (False, True))
+        assert own == expected
+
+
+def test_the_law_of_real_draws(pair: sd.Pair) -> None:
+    """Catches streams that are not independent: 1,500 first tokens against the target's law. Chi-square, false alarm 1e-4."""
+    sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
+    p = probabilities(pair.target.fresh().extend(context, rows=1)[0], sampling)[0].cpu()
+    group = {t: t if p[t] > 0.02 else -1 for t in range(64)}
+    law, counts = defaultdict(float), defaultdict(int)
+    for t in range(64):
+        law[group[t]] += float(p[t])
+    decoder = sd.Decoder(pair, policy=CumulativeConfidence(max_tokens=3))
+    with unchecked():
+        for seed in range(1500):
+            out = decoder.generate(context, max_tokens=2, temperature=1.2, seed=seed, ignore_eos=True)
+            counts[group[out.tokens[0]]] += 1
+    assert len(law) > 3
+    assert chi_square_tail(counts, dict(law)) > 1e-4
+
+
+def test_requests_in_turns_and_one_after_another(pair: sd.Pair) -> None:
+    """Catches graphs that share memory they must not: replays of one request between those of another change nothing."""
+    decoder = sd.Decoder(pair, policy=CumulativeConfidence())
+    prompts = [[3, 5], [9, 9, 4], [7] * 230]
+    alone = [decoder.generate(prompt, max_tokens=40, seed=i).tokens for i, prompt in enumerate(prompts)]
+    gc.collect()
+    sessions = [decoder.start(prompt, max_tokens=40, seed=i) for i, prompt in enumerate(prompts)]
+    for session in sessions:
+        session.prefill()
+    while any(session.finish_reason is None for session in sessions):
+        for session in sessions:
+            if session.finish_reason is None:
+                session.step()
+    assert [tuple(s.tokens[len(p) :]) for s, p in zip(sessions, prompts, strict=True)] == alone
+
+
+def test_seconds_of_drafting_and_verifying_are_told(pair: sd.Pair) -> None:
+    """Catches times of the queueing where those of the device are meant: both are there, and together what the rounds took."""
+    out = sd.Decoder(pair, policy=Fixed(k=4)).generate([3, 5, 2], max_tokens=60, seed=0, ignore_eos=True)
+    later = [r for r in out.rounds[4:] if r.num_drafted]
+    assert later
+    assert all(r.draft_s > 0 and r.verify_s > 0 for r in later)
+
+
+@pytest.mark.parametrize("runner", [LeanRunner, EagerRunner])
+@pytest.mark.parametrize("policy", [CostAwareTree(), WithCopies(policy=CostAware()), CostAware()])
+def test_trees_and_copies_keep_the_targets_greedy_text(runner: Any, policy: Any) -> None:
+    """Catches masks, positions and caches of trees and copies on another device than the rest."""
+    pair = made(runner=runner)
+    for prompt in ([3, 5, 9], [4, 8, 15, 16, 23] * 12):
+        own, alone = (
+            sd.Decoder(pair, policy=rule, costs=COSTS).generate(prompt, max_tokens=40, temperature=0, ignore_eos=True)
+            for rule in (policy, Fixed(k=0))
+        )
+        assert own.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("runner", [GraphRunner, LeanRunner])
+def test_a_server_says_what_a_decoder_says(runner: Any) -> None:
+    """Catches requests of a server that meet on the device."""
+    pytest.importorskip("pydantic", reason="the extra `serve` is not installed")
+    from test_batch_serving import served
+
+    decoder = sd.Decoder(made(runner=runner), policy=Fixed(k=2))
+    with unchecked():
+        told = served(decoder)
+    assert all(listener.end is not None and listener.tokens for listener in told)
+
+
+@pytest.mark.slow
+def test_what_loads_by_default() -> None:
+    """Catches a choice of runners that fails on a GPU, a default that is not the target's greedy text, and a seed that says
+    something else the second time; sampled as people sample."""
+    pair = sd.load_pair(device="cuda")
+    print(pair.runners)
+    decoder = sd.Decoder(pair)
+    for text in practice_prompts()[:4]:
+        prompt = [{"role": "user", "content": text}]
+        own = decoder.generate(prompt, max_tokens=64, temperature=0, ignore_eos=True)
+        alone = sd.Decoder(pair, policy=Fixed(k=0)).generate(prompt, max_tokens=64, temperature=0, ignore_eos=True)
+        assert own.tokens == alone.tokens
+        first, again = (
+            decoder.generate(prompt, max_tokens=64, temperature=0.7, top_p=0.9, seed=3, ignore_eos=True) for _ in range(2)
+        )
+        assert first.tokens == again.tokens
+        assert len(decoder.generate(prompt, max_tokens=64, temperature=0.7, top_p=0.9, ignore_eos=True).tokens) == 64
