@@ -17,8 +17,14 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- table: made by benchmarks/front.py -->", "<!-- until here -->"
 SHOWN = {
-    "llama.cpp, no draft": ("llama.cpp", ["target alone"]),
-    "llama.cpp, the same draft, best of four settings": ("llama.cpp", ["n-max 1", "n-max 2", "n-max 4", "n-max 8, p-min 0.4"]),
+    "transformers, bfloat16: no draft": ("transformers", ["target alone"]),
+    "transformers, bfloat16: the same draft": ("transformers", ["K = 2"]),
+    "vLLM on a CPU, bfloat16: no draft": ("vllm", ["target alone"]),
+    "vLLM on a CPU, bfloat16: the same draft": ("vllm", ["K = 1"]),
+    "llama.cpp: no draft": ("llama.cpp", ["target alone"]),
+    "llama.cpp: the same draft, best of four settings": ("llama.cpp", ["n-max 1", "n-max 2", "n-max 4", "n-max 8, p-min 0.4"]),
+    "OpenVINO: no draft": ("openvino", ["target alone"]),
+    "OpenVINO: the same draft, best of two settings": ("openvino", ["K = 1", "K = 2"]),
     "ours, no draft": ("ours", ["target"]),
     "ours, best fixed K of 1 to 3": ("ours", ["fixed:1", "fixed:2", "fixed:3"]),
     "ours, SpecDec++": ("ours", ["specdecpp"]),
@@ -35,7 +41,7 @@ def table(found: dict[str, Any]) -> str:
     lines = [f"| tokens/s | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}"]
     for label, (engine, settings) in SHOWN.items():
         rates = [max(speed(cells, engine, setting) for setting in settings) for cells in columns]
-        lines.append(f"| {label} | {' | '.join(f'{rate:.0f}' for rate in rates)} |")
+        lines.append(f"| {label} | {' | '.join(f'{rate:.0f}' if rate else 'not lossless' for rate in rates)} |")
     over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
     lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
     plan = found["plan"]
@@ -44,7 +50,7 @@ def table(found: dict[str, Any]) -> str:
             *lines,
             "",
             f"{found['machine']['cpu']}, {plan['threads']} threads. Means over GSM8K,",
-            f"HumanEval and Alpaca, {plan['prompts']} unseen prompts each ({plan['llama_prompts']} for llama.cpp),",
+            f"HumanEval and Alpaca, {plan['prompts']} unseen prompts each ({plan['other_prompts']} for the others),",
             f"up to {plan['tokens']} tokens, reading the prompt included.",
             "Where there were several settings the best was picked on these very prompts.",
         ]
@@ -52,14 +58,14 @@ def table(found: dict[str, Any]) -> str:
 
 
 def speed(cells: Sequence[Cell], engine: str, setting: str) -> float:
-    """Tokens/s, the mean over cells."""
+    """Tokens/s, the mean over cells; 0 where it was not asked."""
     rates = [
         row["tokens_per_second"][0]
         for cell in cells
         for row in cell["rows"]
         if (row["engine"], row["setting"]) == (engine, setting)
     ]
-    return mean(rates)
+    return mean(rates) if rates else 0.0
 
 
 def written(text: str, table: str) -> str:

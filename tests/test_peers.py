@@ -1,6 +1,7 @@
 """What the benchmarks beside other engines rest on: a file cut to its first layers, and which settings are measured on what."""
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from gguf import GGUFReader
 from specdecpp import Fixed
 from specdecpp.decoder import Decoder
 from specdecpp.loading import gguf_writing
+from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.models import load_tokenizer
 from specdecpp.loading.pair import REFERENCE, load_pair
@@ -20,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from peers import cells  # pyright: ignore[reportMissingImports]
 from peers.cells import Cell, Setting  # pyright: ignore[reportMissingImports]
-from peers.plan import SMOLLM2, Plan, settings  # pyright: ignore[reportMissingImports]
-from peers.smollm2 import cut  # pyright: ignore[reportMissingImports]
+from peers.plan import SMOLLM2, Plan, settings, workers  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +68,18 @@ def test_more_layers_than_there_are_cannot_be_cut(whole: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(("pair", "dtype"), [("30m-2m", "int8"), ("30m-2m", "int4"), (SMOLLM2, "q4_1"), (SMOLLM2, "bf16")])
 def test_every_engine_is_measured_on_packed_weights(pair: str, dtype: str):
-    """Catches a stage in which ours or another engine is left out, and rules that need a head where a pair has none."""
+    """Catches a stage in which ours or another engine is left out, or the default rule."""
     stages = [stage for stage in Plan.full().stages[pair] if stage.dtype == dtype]
     assert {stage.threads for stage in stages} == {1, 2}
     found = {(s.engine, s.runner): s for s in settings(pair, stages[0]) if s.name == "target alone"}
     assert {("ours", "native"), ("ours", "llama.cpp"), ("llama.cpp", None), ("openvino", None)} <= found.keys()
     names = {s.name for s in settings(pair, stages[0])}
-    assert ("cost-aware" in names) is (pair != SMOLLM2)
+    assert "cost-aware" in names
 
 
-def test_a_cell_compares_with_the_target_and_with_llama_cpp_at_its_best():
-    """Catches a ratio that is upside down, one over a setting of llama.cpp that is not its best, and prompts that only one of
-    the two answered."""
+def test_a_cell_compares_with_the_target_and_with_the_others_at_their_best():
+    """Catches a ratio that is upside down, one over a setting of another engine that is not its best, and prompts that only
+    one of the two answered."""
     ours, alone = (Setting(engine="ours", name=name) for name in (cells.DEFAULT, cells.ALONE))
     slow, best = (Setting(engine="llama.cpp", name=name) for name in ("target alone", "n-max 2"))
     runs = {
@@ -87,25 +88,40 @@ def test_a_cell_compares_with_the_target_and_with_llama_cpp_at_its_best():
         slow: [(10, 8.0, 10), (10, 8.0, 10)],
         best: [(10, 4.0, 5), (10, 4.0, 5)],
     }
-    found = cells.row(Cell(dataset="gsm8k", temperature=0.7, top_p=0.9, runs=runs), SimpleNamespace(prompts=3, llama_prompts=2))
+    found = cells.row(Cell(dataset="gsm8k", temperature=0.7, top_p=0.9, runs=runs), SimpleNamespace(prompts=3, other_prompts=2))
     assert found["default_over_target"][0] == 2.0
-    assert (found["default_over_llama_cpp"], found["llama_cpp_best"]) == (4.0, "n-max 2")
+    assert found["others"] == {"llama.cpp": {"default_over": 4.0, "best": "n-max 2"}}
     assert [of["tokens_per_round"] for of in found["rows"]] == [2.0, 1.0, 1.0, 2.0]
 
 
 def test_every_engine_is_asked_alike():
-    """Catches an engine that samples under another top_p, or goes on after the end of a text."""
-    asked: list[Any] = []
+    """Catches an engine that samples under another top_p, or goes on after the end of a text, one that is not asked, and drawn
+    tokens of those that write what the target would not."""
+    asked: dict[str, list[Any]] = defaultdict(list)
 
-    class Engine:
+    class Own:
         def run(self, request: Any) -> Any:
-            asked.append(request)
-            return SimpleNamespace(tokens=[1, 2], seconds=0.5, rounds=1)
+            asked["ours"].append(request)
+            return SimpleNamespace(tokens=[1, 2], rounds=1)
 
-    engines = {"ours": Engine(), "llama.cpp": Engine()}
-    given = SimpleNamespace(tokens=7, llama_prompts=1)
-    found = cells.measured(engines, "gsm8k", [[1], [2]], given)
-    timed = [request for request in asked if request.max_tokens == 7]
-    assert {(request.temperature, request.top_p) for request in timed} == {*cells.SAMPLINGS}
-    assert not any(request.ignore_eos for request in asked)
-    assert all(len(of) == (2 if setting.engine == "ours" else 1) for cell in found for setting, of in cell.runs.items())
+    class Other:
+        def __init__(self, name: str):
+            self.name = name
+
+        def run(self, request: Any, *, limit_s: float) -> Any:
+            asked[self.name].append(request)
+            return {"tokens": [1, 2], "seconds": 0.5, "rounds": 1}
+
+    names = {worker for of in cells.OTHERS.values() for worker, _ in of.values()}
+    assert names <= workers(names).keys()
+    engines = {"ours": Own(), **{name: Other(name) for name in names}}
+    given = SimpleNamespace(tokens=7, other_prompts=1)
+    found = cells.measured(engines, list(cells.OTHERS), "gsm8k", [[1], [2]], [0, 2], given)
+    for name, requests in asked.items():
+        timed = [request for request in requests if request.max_tokens == 7]
+        drawn = {(0.0, 1.0)} if name in ("openvino", "vllm, K = 1") else {*cells.SAMPLINGS}
+        assert {(request.temperature, request.top_p) for request in timed} == drawn
+        assert not any(request.ignore_eos or request.ends != [0, 2] for request in requests)
+    for cell in found:
+        nums = {setting.engine: len(runs) for setting, runs in cell.runs.items()}
+        assert nums == {"ours": 2, **dict.fromkeys(cells.OTHERS, 1)}

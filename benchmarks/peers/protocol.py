@@ -36,8 +36,8 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One answer: `options` are the engine's own words for the setting. top_p and an end of the text are minded by ours and
-    llama.cpp."""
+    """One answer: `options` are the engine's own words for the setting. A text that may end does so where its model says, or
+    at one of `ends` in engines that are told."""
 
     prompt: list[int]
     max_tokens: int
@@ -46,6 +46,7 @@ class Request:
     options: dict[str, Any]
     top_p: float = 1.0
     ignore_eos: bool = True
+    ends: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

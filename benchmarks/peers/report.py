@@ -29,8 +29,8 @@ def markdown(rows: Sequence[Row], provenance: Mapping[str, Any]) -> str:
         "cycle. x floor: a round over the time memory takes to give the weights it reads. bf16, int8 and int4 change what the "
         "model says; so do engines, and native-int8, that round activations. The reference pair's weights are numbers that "
         "bfloat16 has too: in its f32 rows native keeps them as such and sums in float32, with the same bits as from 32-bit "
-        "weights. smollm2 is SmolLM2-135M-Instruct as its Q4_1 file has it, and those values rounded to bfloat16; its draft is "
-        "its own first four layers, which agree seldom: what is measured there is what drafting costs. OpenVINO packs weights "
+        "weights. smollm2 is SmolLM2-135M-Instruct as its Q4_1 file has it, and those values rounded to bfloat16, with "
+        "the draft that ships (pairs of our own have drafts that were made to agree, and no head). OpenVINO packs weights "
         "itself, int4 and q4_1 in groups of 32 as the files do. Sampling with a draft it accepts most of smollm2's candidates "
         "(`accepted_per_round`) where the law allows few (`acceptance`), and writes what the target would not: those rows are "
         "in the tables, not in the summary.\n",

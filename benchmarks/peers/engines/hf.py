@@ -41,7 +41,9 @@ class Transformers:
         target, draft = self.models["target"], self.models["draft"]
         options: dict[str, Any] = {"max_new_tokens": request.max_tokens, "pad_token_id": 0, "do_sample": False}
         if request.temperature > 0:
-            options |= {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
+            options |= {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": request.top_p}
+        if request.ends:
+            options["eos_token_id"] = request.ends
         if k := request.options["assistant"]:
             options["assistant_model"] = draft
             draft.generation_config.num_assistant_tokens = k

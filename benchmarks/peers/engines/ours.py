@@ -1,6 +1,6 @@
 """Ours, through the public API: `load_pair`, `Decoder`. The argument is the runner.
 
-Settings: {"policy": "fixed:4"}, in the words of the command line. Weights called "shipped" are those of `load_pair(NAME)`.
+Settings: {"policy": "fixed:4"}, in the words of the command line.
 """
 
 import sys
@@ -35,13 +35,10 @@ class Ours:
 
             versions["llama-cpp-python"] = llama_cpp.__version__
         runner: Any = self.runner
-        if load.dtype == "shipped":
-            self.pair = sd.load_pair(Path(load.folder).name)
-        else:
-            is_file = self.runner == "llama.cpp" or load.dtype not in dtypes
-            end = f"-{FILES[load.dtype]}.gguf" if is_file else ""
-            target, draft = (f"{load.folder}/{role}{end}" for role in ("target", "draft"))
-            self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
+        is_file = self.runner == "llama.cpp" or load.dtype not in dtypes
+        end = f"-{FILES[load.dtype]}.gguf" if is_file else ""
+        target, draft = (f"{load.folder}/{role}{end}" for role in ("target", "draft"))
+        self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
         self.decoders: dict[str, Any] = {}
         return versions
 

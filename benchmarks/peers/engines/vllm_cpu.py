@@ -53,7 +53,8 @@ class VLLM:
         return []
 
     def run(self, request: Request) -> Answer:
-        return Answer(tokens=[0] * self.run_all([request])[0], rounds=request.max_tokens)
+        num_tokens = self.run_all([request])[0]
+        return Answer(tokens=[0] * num_tokens, rounds=num_tokens)
 
     def ready(self, at_once: int) -> None:
         self.at_once = at_once
@@ -65,7 +66,8 @@ class VLLM:
         while waiting or running:
             while waiting and running < self.at_once:
                 i, r = waiting.pop()
-                how = SamplingParams(max_tokens=r.max_tokens, temperature=r.temperature, ignore_eos=r.ignore_eos)
+                own = {"top_p": r.top_p, "stop_token_ids": r.ends, "ignore_eos": r.ignore_eos}
+                how = SamplingParams(max_tokens=r.max_tokens, temperature=r.temperature, **own)
                 self.engine.add_request(str(i), {"prompt_token_ids": r.prompt}, how)
                 running += 1
             for found in self.engine.step():
