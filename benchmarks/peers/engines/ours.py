@@ -27,7 +27,10 @@ class Ours:
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
-        head = folder if (folder := Path(load.folder, "head")).exists() else None
+        heads = [
+            Path(load.folder, name) for name in ("head", f"head-{FILES[load.dtype]}")
+        ]  # one fits the draft as it was trained
+        head = next((folder for folder in heads if folder.exists()), None)
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
         dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
         if self.runner == "llama.cpp":
