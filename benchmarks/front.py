@@ -9,6 +9,7 @@
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -46,17 +47,13 @@ def table(found: dict[str, Any]) -> str:
     over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
     lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
     plan = found["plan"]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{found['machine']['cpu']}, {plan['threads']} threads. Means over GSM8K,",
-            f"HumanEval and Alpaca, {plan['prompts']} unseen prompts each ({plan['other_prompts']} for the others),",
-            f"up to {plan['tokens']} tokens, reading the prompt included.",
-            "Of several settings the best was picked on these very prompts; - is not lossless (vLLM's issue 55005,",
-            "and OpenVINO accepts what the target would not say).",
-        ]
+    told = (
+        f"{found['machine']['cpu']}, {plan['threads']} threads. Means over GSM8K, HumanEval and Alpaca, {plan['prompts']} "
+        f"unseen prompts each ({plan['other_prompts']} for the others), up to {plan['tokens']} tokens, reading the prompt "
+        "included; of several settings the best on these very prompts. -: not lossless (vLLM's issue 55005; OpenVINO accepts "
+        "what the target would not say)."
     )
+    return "\n".join([*lines, "", *textwrap.wrap(told, 132)])
 
 
 def speed(cells: Sequence[Cell], engine: str, setting: str) -> float:
