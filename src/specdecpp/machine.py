@@ -25,7 +25,7 @@ from typing import Any
 
 STEADY = 1.7
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
-BELIEVED_S = 3600.0
+BELIEVED_S = 600.0
 """How long the figures of a busy machine are believed."""
 MOST_OF_A_KIND = 256
 """Files of one kind that stay: clients of a server may name any number of sampling parameters."""
@@ -165,7 +165,7 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
-    """Keep figures, whole or not at all; those of a busy machine for an hour, so that a seed gives the same answer meanwhile.
+    """Keep figures, whole or not at all; those of a busy machine for ten minutes, for a seed to give the same answer meanwhile.
 
     Of one kind the `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error, the next process
     measures again.

@@ -9,7 +9,7 @@ longest rounds are in every third one. All begin behind the same context, which 
 rounds of fewer widths, which say as much there.
 
 The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
-seed gives the same answer there; those of a machine that was busy meanwhile only for an hour.
+seed gives the same answer there; those of a machine that was busy meanwhile only for ten minutes.
 """
 
 import math
