@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=8, help="responses that are collected one at a time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    pair, texts = sd.load_pair(), practice_prompts()
+    pair, texts = sd.load_pair(runner="eager"), practice_prompts()
     prompts = [Prompt(text=texts[i % len(texts)], source="practice", split="train") for i in range(args.responses)]
     items = jobs.questions(pair, prompts)
     together, alone = (work_of(pair, max_tokens=args.max_tokens, batch=b) for b in (args.batch, 1))
