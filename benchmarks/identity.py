@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from peers.provenance import provenance
-from peers.smollm2 import LAYERS
 
 import specdecpp as sd
 from specdecpp import machine
@@ -43,6 +42,9 @@ from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.policies import Costs
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling
+
+LAYERS = 4
+"""Of the target, which draft: a draft that is often wrong tries more of a round than one that agrees."""
 from specdecpp.testing import practice_prompts
 
 OWN = "as it is"
