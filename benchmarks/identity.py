@@ -42,12 +42,11 @@ from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.policies import Costs
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling
-
-LAYERS = 4
-"""Of the target, which draft: a draft that is often wrong tries more of a round than one that agrees."""
 from specdecpp.testing import practice_prompts
 
 OWN = "as it is"
+LAYERS = 4
+"""Of the target, which draft: a draft that is often wrong tries more of a round than one that agrees."""
 WRITTEN = ("q8_0", "q4_0", "q4_1", "f16", "bf16", "f32")
 K_QUANTS = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
 """What llama.cpp's quantiser calls them. Rows that are no whole blocks of 256 get its nearest smaller blocks."""
