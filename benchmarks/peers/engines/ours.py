@@ -27,10 +27,8 @@ class Ours:
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
-        heads = [
-            Path(load.folder, name) for name in ("head", f"head-{FILES[load.dtype]}")
-        ]  # one fits the draft as it was trained
-        head = next((folder for folder in heads if folder.exists()), None)
+        names = "head", f"head-{FILES[load.dtype]}"  # of all forms of the draft, or of this one
+        head = next((folder for name in names if (folder := Path(load.folder, name)).exists()), None)
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
         dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
         if self.runner == "llama.cpp":
