@@ -18,7 +18,7 @@ Stages, for each pair in turn. Every figure is written as soon as it is there, s
                 its weights at that rate
     waits       calls in a round that wait for the device: as torch warns of them, and as the profiler sees them
     speed       tokens per second, greedy, at temperature 1, and at 0.7 with top_p 0.9, one engine after another: rounds on the
-                device by the rule of nobody's choosing and by fixed lengths, the same runner with the host's loop, the lean
+                device by the default rule and by fixed lengths, the same runner with the host's loop, the lean
                 and the eager runner, transformers' assisted generation, and the target alone by graphs, by transformers,
                 and by transformers with a static cache and torch.compile; `first_s` is the first answer, with all recordings
 

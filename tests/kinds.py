@@ -10,6 +10,8 @@ from transformers import LlamaForCausalLM
 from specdecpp import NativeRunner
 from specdecpp.testing import tiny_model
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+"""Where what a GPU records can be tried; elsewhere the same code is called."""
 CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 """What a model of the installed transformers calls its cache: renamed in 5.24."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from kinds import model_of
+from kinds import DEVICES, model_of
 from laws import unchecked
 from test_lean import TEXT, VARIANTS, built
 from test_runners import STEPS, check_steps
@@ -28,10 +28,11 @@ from specdecpp.testing import save_tiny_pair, tiny_model
 LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
+def test_logits_and_states_are_those_of_transformers(variant: str, device: str) -> None:
     """Catches a wrong angle, place or mask in any member of the family: read at once, token by token, and in parts."""
-    eager, graphs = EagerRunner(built(variant)), GraphRunner(built(variant))
+    eager, graphs = EagerRunner(built(variant).to(device)), GraphRunner(built(variant).to(device))
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     for cuts in ((12,), (4, *range(5, 13)), (1, 3, 6, 10, 12)):
         runner = graphs.fresh()
@@ -100,11 +101,12 @@ def test_a_rollback_leaves_no_trace() -> None:
         runner.rollback(9)
 
 
-def test_a_cache_that_grows_keeps_what_it_held() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_that_grows_keeps_what_it_held(device: str) -> None:
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
     back over a growth and on."""
     variant = {"max_position_embeddings": 1024}
-    eager, runner = EagerRunner(built("llama", **variant)), GraphRunner(built("llama", **variant))
+    eager, runner = EagerRunner(built("llama", **variant).to(device)), GraphRunner(built("llama", **variant).to(device))
     expected, _ = eager.extend(LONG, rows=len(LONG))
     at, capacities = 0, set()
     while at < 600:

@@ -221,7 +221,7 @@ def answered(
     )
     if not is_ours:
         answer = engines[worker].run(request, limit_s=LIMIT_S)
-        return max(1, len(answer["tokens"])), answer["seconds"], max(1, answer["rounds"])
+        return max(1, len(answer["tokens"])), answer["seconds"], answer["rounds"]
     began = time.perf_counter()
     own: Answer = engines[worker].run(request)
     return max(1, len(own.tokens)), time.perf_counter() - began, own.rounds
@@ -268,11 +268,17 @@ def row(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
                 "prompts": len(runs),
                 "tokens_per_second": _interval(ratio(*cell.columns(setting, num)) if len(runs) > 1 else None)
                 or [_rounded(cell.speed(setting, num))],
-                "tokens_per_round": _rounded(sum(tokens for tokens, _, _ in runs) / sum(rounds for _, _, rounds in runs)),
+                "tokens_per_round": _per_round(runs),
             }
             for setting, runs in cell.runs.items()
         ],
     }
+
+
+def _per_round(runs: Sequence[tuple[int, float, int]]) -> float | None:
+    """None where the engine tells no rounds (vLLM)."""
+    tokens, rounds = (sum(run[i] for run in runs) for i in (0, 2))
+    return _rounded(tokens / rounds) if rounds else None
 
 
 def acceptance(pair: Pair) -> dict[str, float] | None:

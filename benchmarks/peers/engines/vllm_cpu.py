@@ -53,8 +53,7 @@ class VLLM:
         return []
 
     def run(self, request: Request) -> Answer:
-        num_tokens = self.run_all([request])[0]
-        return Answer(tokens=[0] * num_tokens, rounds=num_tokens)
+        return Answer(tokens=[0] * self.run_all([request])[0], rounds=0)  # which it does not tell
 
     def ready(self, at_once: int) -> None:
         self.at_once = at_once
