@@ -18,8 +18,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- table: made by benchmarks/front.py -->", "<!-- until here -->"
 SHOWN = {
-    "transformers (bfloat16): no draft / the same draft": ("transformers", ["target alone"], ["K = 2"]),
-    "vLLM on a CPU (bfloat16): no draft / the same draft": ("vllm", ["target alone"], ["K = 1"]),
+    "transformers (bfloat16): no draft / the same draft": ("transformers", ["target alone"], ["K = 1", "K = 2"]),
+    "vLLM on a CPU (bfloat16): no draft / the same draft": ("vllm", ["target alone"], ["K = 1", "K = 2"]),
     "llama.cpp: no draft / the same draft": (
         "llama.cpp",
         ["target alone"],

@@ -5,7 +5,8 @@ The engine itself is tested in tests/engines/vllm.
 
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,13 @@ from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Rounds, Seen
 from specdecpp.integrations.vllm.settings import Settings
+from specdecpp.integrations.vllm.unread import Span, Unread, portions
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Heuristic, Policy, SpecDecPP
+from specdecpp.policies.protocol import Evidence, Rule
 from specdecpp.request import parse_policy
 from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
@@ -373,15 +376,21 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_row_drafts_as_it_would_alone(name: str, pair: Pair) -> None:
-    """Catches rows of a batch that stop by each other's candidates, earlier or later than `drafting.propose` has them."""
+    """Catches rows of a batch that stop by each other's candidates, earlier or later than `rounds.host.propose` has them.
+
+    Rows whose rule weighs costs do share steps, and are drafted one at a time here.
+    """
     policy = POLICIES[name](pair.head)
     contexts = [pair.tokenizer(text).input_ids for text in CONTEXTS]
     rounds = rounds_of(policy)
-    states = [State() for _ in contexts]
     ends = tuple(pair.ends)
-    rounds.settle(
-        [seen(s, context=0, sampled=len(c), ends=ends, is_greedy=True) for s, c in zip(states, contexts, strict=True)]
-    )
+    found: list[list[int]] = []
+    for batch in [[c] for c in contexts] if policy.needs_costs else [contexts]:
+        states = [State() for _ in batch]
+        rounds.settle(
+            [seen(s, context=0, sampled=len(c), ends=ends, is_greedy=True) for s, c in zip(states, batch, strict=True)]
+        )
+        found += drafted(pair, rounds, batch)
     alone = [
         host_draft(
             pair.draft.fresh(),
@@ -396,15 +405,16 @@ def test_every_row_drafts_as_it_would_alone(name: str, pair: Pair) -> None:
         ).tokens
         for context in contexts
     ]
-    assert drafted(pair, rounds, contexts) == alone
+    assert found == alone
     if name in ("cumulative", "specdecpp", "cost-aware"):
         assert len({len(tokens) for tokens in alone}) > 1, "the contexts must lead to different lengths"
 
 
-def step(rounds: Rounds, *tokens: int, q: float = 0.9) -> list[bool]:
+def step(rounds: Rounds, *tokens: int, q: float | Sequence[float] = 0.9) -> list[bool]:
     """A draft step that draws these tokens, each with probability q, in a vocabulary of 8."""
-    table = torch.full((len(tokens), 8), (1 - q) / 7)
-    table[range(len(tokens)), list(tokens)] = q
+    said = torch.tensor([q] * len(tokens) if isinstance(q, float) else list(q))
+    table = ((1 - said) / 7)[:, None].repeat(1, 8)
+    table[range(len(tokens)), list(tokens)] = said
     return rounds.advance(torch.zeros(len(tokens), 2), torch.tensor(tokens), table)
 
 
@@ -499,6 +509,83 @@ def test_a_finished_request_is_forgotten_and_reported_at_once() -> None:
     assert rounds._requests == {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class AtLeast(Policy):
+    """Goes on while the product of q is at least `least`, and says that it weighs costs."""
+
+    least: float = 0.3
+    starts: bool = True
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def start(self) -> list[int]:
+        return [0]
+
+    def rule(self, memory: list[int], costs: Costs | None, limit: int) -> Rule:
+        return Rule(Evidence.PRODUCT_OF_Q, (0.0 if self.starts else 2.0, *[self.least] * limit))
+
+
+@pytest.mark.parametrize(
+    ("q", "wider_s", "goes_on"),
+    [
+        ((0.9, 0.9, 0.9, 0.9), 0.0, [True] * 4),
+        ((0.9, 0.9, 0.1, 0.1), 0.0, [True, True, False, False]),  # 1.8 for 4 x .3
+        ((0.9, 0.1, 0.1, 0.1), 0.0, [False] * 4),  # .9 for 1.2
+        ((0.5, 0.5, 0.1, 0.1), 0.0, [False] * 4),  # 1.0 for 1.2
+        ((0.9, 0.1, 0.1, 0.1), 0.1, [True, False, False, False]),  # half of the cost is its own: .9 for .75
+    ],
+)
+def test_a_step_is_made_where_it_pays_for_the_whole_batch(q: Sequence[float], wider_s: float, goes_on: list[bool]) -> None:
+    """Catches a batch of which the last row that goes on has all others wait: a step takes as long for one as for all."""
+    costs = Costs(draft_s=0.1, passes={1: 1.0, 13: 1.0 + 12 * wider_s})
+    rounds = rounds_of(AtLeast(), costs=costs)
+    states = [State() for _ in q]
+    rounds.settle([seen(state, context=4) for state in states])
+    assert rounds.open(8) == [True] * 4
+    assert step(rounds, 1, 1, 1, 1, q=q) == goes_on
+    alone = rounds_of(AtLeast(), costs=costs)
+    alone.settle([seen(states[0], context=4)])
+    alone.open(8)
+    assert step(alone, 1, q=q[0]) == [True], "by itself the first one goes on"
+
+
+@pytest.mark.parametrize(("num_off", "opens"), [(0, True), (2, True), (3, False)])
+def test_a_batch_drafts_where_half_of_it_wants_to(num_off: int, opens: bool) -> None:
+    """Catches a single request that tries whether drafting pays and has the whole batch wait for it, round after round."""
+    rounds = rounds_of(CostAware())
+    states = [State() for _ in range(4)]
+    rounds.settle([seen(state, context=4) for state in states])
+    for i in range(num_off):
+        request = rounds._request(seen(states[i], context=4))
+        request.memory = replace(request.memory, is_off=True, num_tokens=1)  # and is not asked before the next look
+    assert rounds.open(8) == [opens and i >= num_off for i in range(4)]
+
+
+def test_a_request_begins_with_what_others_of_its_sampling_have_taught() -> None:
+    """Catches an engine in which every request finds out anew that drafting does not pay."""
+    rounds = rounds_of(CostAware(), costs=Costs.relative(0.9))
+
+    def serve(sampling: str, num: int) -> int:
+        """A request whose candidates are all refused; how many it drafts."""
+        state, context, drafted, count = State(), 4, 0, 0
+        for _ in range(num):
+            rounds.settle([seen(state, context=context, drafted=drafted, sampling=sampling)])
+            context += 1
+            goes_on = rounds.open(4)
+            while any(goes_on):
+                goes_on = step(rounds, 1, q=0.9)
+            drafted = len(rounds.close()[0])
+            count += drafted
+        return count
+
+    first = serve("greedy", 40)
+    gc.collect()
+    assert serve("greedy", 40) < first
+    assert serve("T = 1", 40) == first
+
+
 def test_nothing_is_learned_while_costs_are_a_guess(pair: Pair) -> None:
     """Catches a rate that sums guessed and measured seconds, which would spoil a request's stops for good."""
     policy = CostAware(head=pair.head)  # pyright: ignore[reportArgumentType]
@@ -508,14 +595,14 @@ def test_nothing_is_learned_while_costs_are_a_guess(pair: Pair) -> None:
     rounds.open(4)
     rounds.close()
     rounds.settle([seen(state, context=4, drafted=1, sampled=2)])
-    assert rounds._request(state).memory == policy.start()
+    assert rounds._request(seen(state, context=4)).memory == policy.begin(policy.start(), num_tokens=3, is_greedy=False)
     given = rounds_of(policy)
     given.settle([seen(state, context=3)])
     given.open(4)
     given.close()
     given.settle([seen(state, context=4, drafted=1, sampled=2)])
-    assert given._request(state).memory.num_tokens == 2
-    assert given._request(state).memory.seconds == pytest.approx(1.15)
+    assert given._request(seen(state, context=4)).memory.num_tokens == 2
+    assert given._request(seen(state, context=4)).memory.seconds == pytest.approx(1.15)
 
 
 # -- costs -------------------------------------------------------------------------------------------------------------
@@ -528,22 +615,60 @@ def test_the_clock_finds_the_line() -> None:
     for i in range(400):
         n = 1.0 + i % 8
         clock.verified(1, n, 1.0 + 0.1 * n)
-        clock.drafted(1, 3, 0.6)
+        clock.drafted(1, 0.3, 0.4, 2)
         clock.verified(16, n, 5.0 + n)
-        clock.drafted(16, 2, 2.0)
+        clock.drafted(16, 1.0)
     costs, is_measured = clock.costs(1)
     assert is_measured
-    assert costs.draft_s == pytest.approx(0.2)
-    assert costs.verify_s(9) - costs.verify_s(1) == pytest.approx(0.8, rel=0.15)
-    assert costs.verify_s(4) == pytest.approx(1.4, rel=0.03)
-    assert clock.costs(13)[0].draft_s == clock.costs(100)[0].draft_s == pytest.approx(1.0)
+    assert (costs.draft_s, costs.start_s) == (pytest.approx(0.2), pytest.approx(0.1))
+    assert costs.pass_s(9) - costs.pass_s(1) == pytest.approx(0.8, rel=0.15)
+    assert costs.pass_s(4) == pytest.approx(1.4, rel=0.03)
+    many, few = clock.costs(100)[0], clock.costs(13)[0]
+    assert many.draft_s == few.draft_s == pytest.approx(1.0), "where only first steps were seen"
+    assert (many.start_s, many.load, few.load) == (0.0, 128, 16)
+
+
+def test_a_pass_without_candidates_is_timed_by_itself() -> None:
+    """Catches a rule that drafts for ever where it does not pay: no line through rounds with candidates tells what an engine
+    does without any."""
+    clock = StepClock(ratio=0.2, max_tokens=8)
+    for n in (2.0, 3.0, 4.0) * 20:
+        clock.drafted(1, 0.2)
+        clock.verified(1, n, 1.0 + 0.1 * n)
+    assert clock.costs(1)[0].pass_s(1) == pytest.approx(1.1, rel=0.1), "without one, what the line says"
+    assert clock.wants_plain(1)
+    for _ in range(4):
+        clock.verified(1, 1.0, 0.5)
+    costs, _ = clock.costs(1)
+    assert (costs.pass_s(1), costs.pass_s(2)) == (pytest.approx(0.5), pytest.approx(1.2, rel=0.05))
+    assert not clock.wants_plain(1)
+    assert clock.wants_plain(2), "it is another batch size"
+
+
+def test_a_round_without_candidates_is_made_to_be_timed() -> None:
+    """Catches an engine that never finds out, and one that makes such rounds all the time, or where costs were given."""
+    nums: dict[str, list[int]] = {}
+    for name, costs in {"measured": None, "given": Costs.relative(0.15)}.items():
+        rounds, state, context, found = rounds_of(CostAware(), costs=costs), State(), 4, []
+        for _ in range(40):
+            drafted = found[-1] if found else 0
+            rounds.settle([seen(state, context=context, drafted=drafted, sampled=1 + drafted)])
+            context += 1 + drafted
+            goes_on = rounds.open(2)
+            while any(goes_on):
+                goes_on = step(rounds, 1)
+            found.append(len(rounds.close()[0]))
+        nums[name] = found
+    assert nums["measured"][0] == 2
+    assert nums["measured"][1:3] == [0, 0]
+    assert nums["given"][:3] == [2, 2, 2]
 
 
 def test_the_clock_does_not_believe_a_slope_it_has_not_seen() -> None:
     """Catches rounds that stay short because noise among equally long ones looked like a steep slope."""
     clock = StepClock(ratio=0.2, max_tokens=8)
     for i in range(100):
-        clock.drafted(1, 1, 0.2)
+        clock.drafted(1, 0.2)
         clock.verified(1, 2.0 + 0.01 * (i % 2), 1.0 + 0.5 * (i % 2))
     costs, _ = clock.costs(1)
     assert costs.verify_s(9) < 1.1 * costs.verify_s(1)
@@ -553,13 +678,44 @@ def test_a_pause_of_the_machine_is_no_cost() -> None:
     """Catches a machine that slept for a minute and drafts nothing for an hour."""
     clock = StepClock(ratio=0.2, max_tokens=8)
     for _ in range(50):
-        clock.drafted(1, 1, 0.2)
+        clock.drafted(1, 0.2)
         clock.verified(1, 2.0, 1.0)
-    clock.drafted(1, 1, 60.0)
+    clock.drafted(1, 60.0)
     clock.verified(1, 2.0, 60.0)
     costs, _ = clock.costs(1)
     assert costs.draft_s < 0.25
     assert costs.verify_s(1) < 1.2
+
+
+# -- what the draft has missed -----------------------------------------------------------------------------------------
+
+
+def test_what_a_draft_has_missed_is_found_by_slots() -> None:
+    """Catches a gap that is read in part, a prefix in the cache that nobody drafted over, and padding taken for a slot."""
+    unread = Unread(32, block_size=4, device="cpu")
+    blocks = torch.tensor([[2, 5, 0], [2, 7, 1]])
+    assert unread.spans(blocks, [9, 9]) == []
+    unread.mark(torch.tensor([22, 23, 0, -1, -1]), unread=True)  # positions 6 to 8 of the first row
+    (span,) = unread.spans(blocks, [9, 9])
+    assert (span.row, span.start, span.stop, span.slots.tolist()) == (0, 6, 9, [22, 23, 0])
+    assert unread.spans(blocks, [6, 9]) == [], "what comes with the step itself has not been missed"
+    unread.mark(torch.tensor([9]), unread=True)  # in a block that both begin with
+    assert [(s.row, s.start, s.stop) for s in unread.spans(blocks, [9, 8])] == [(0, 1, 9), (1, 1, 8)]
+    unread.mark(torch.tensor([9, 22, 23, 0]), unread=False)
+    assert unread.spans(blocks, [9, 9]) == []
+
+
+def test_what_was_missed_is_read_in_passes_that_fit() -> None:
+    """Catches positions that are left out, doubled or out of order where they are more than the engine has room for."""
+    spans = [Span(row, start, stop, torch.arange(start, stop)) for row, start, stop in ((0, 3, 8), (1, 0, 9), (4, 7, 8))]
+    passes = portions(spans, 6)
+    assert [[(s.row, s.start, s.stop) for s in some] for some in passes] == [
+        [(0, 3, 8), (1, 0, 1)],
+        [(1, 1, 7)],
+        [(1, 7, 9), (4, 7, 8)],
+    ]
+    assert all(s.slots.tolist() == list(range(s.start, s.stop)) for some in passes for s in some)
+    assert portions([], 6) == []
 
 
 # -- route A -----------------------------------------------------------------------------------------------------------

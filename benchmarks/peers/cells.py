@@ -63,9 +63,10 @@ OTHERS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
     "transformers": {
         "target alone": ("transformers", {"assistant": None}),
+        "K = 1": ("transformers", {"assistant": 1} | ASSISTED),
         "K = 2": ("transformers", {"assistant": 2} | ASSISTED),
     },
-    "vllm": {"target alone": ("vllm", {}), "K = 1": ("vllm, K = 1", {})},
+    "vllm": {"target alone": ("vllm", {}), "K = 1": ("vllm, K = 1", {}), "K = 2": ("vllm, K = 2", {})},
 }
 """By engine and setting: the worker (`peers.plan.workers`), and its options."""
 DTYPES = {"transformers": "bf16", "vllm": "bf16"}

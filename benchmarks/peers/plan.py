@@ -158,6 +158,7 @@ def workers(names: set[str]) -> dict[str, Worker]:
         "openvino batching": (openvino, "genai_batch", ()),
         "vllm": (env.python(env.VLLM), "vllm_cpu", ()),
         "vllm, K = 1": (env.python(env.VLLM), "vllm_cpu", ("1",)),
+        "vllm, K = 2": (env.python(env.VLLM), "vllm_cpu", ("2",)),
         "ours eager": (torch, "ours", ("eager",)),
         "ours lean": (torch, "ours", ("lean",)),
         "ours native": (torch, "ours", ("native",)),

@@ -1,11 +1,13 @@
-"""vLLM on a CPU: the target alone, or with so many candidates a round of the pair's draft, at most, by a rule of our plugin.
+"""vLLM on a CPU: the target alone, or with so many candidates a round of the pair's draft, at most, by a rule of our plugin or
+by a schedule of vLLM's own: [[1, 4, 2], [5, 32, 0]] is two candidates for up to four requests, and none for more.
 
-    python -m peers.engines.vllm_cpu [NUMBER [RULE]]          settings of a request: {}
+    python -m peers.engines.vllm_cpu [NUMBER [RULE | SCHEDULE]]          settings of a request: {}
 
 Weights are the checkpoint's: float32, or bfloat16 (vLLM on a CPU reads no GGUF file). It batches by itself, what it is
 given. Prefixes are not kept for later requests, as in the other engines.
 """
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -37,7 +39,9 @@ class VLLM:
                 "num_speculative_tokens": self._most,
                 "draft_sample_method": "probabilistic",
             }
-        if self._rule:
+        if self._rule.startswith("["):
+            more["speculative_config"]["num_speculative_tokens_per_batch_size"] = json.loads(self._rule)
+        elif self._rule:
             more |= {"additional_config": {"specdecpp": {"policy": self._rule}}, "async_scheduling": False}
         self.engine: Any = vllm.LLM(
             model=f"{load.folder}/target",

@@ -174,11 +174,11 @@ class Rule:
     def stop(self, draft: Candidates) -> Stop | None:
         """Why no further candidate is wanted; None to go on."""
         k = draft.num_tokens
-        if k >= len(self.least) or (value := self._value(draft)) >= self.least[k]:
+        if k >= len(self.least) or (value := self.value(draft)) >= self.least[k]:
             return None
         return self.why(k, value)
 
-    def _value(self, draft: Candidates) -> float:
+    def value(self, draft: Candidates) -> float:
         """The evidence now."""
         if self.score is None or self.evidence is not Evidence.SURVIVAL:
             return self.evidence.of(draft)

@@ -12,11 +12,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -136,6 +136,57 @@ def test_a_request_is_forgotten_when_it_is_done(adaptive: Any) -> None:
     answers(adaptive, max_tokens=4)
     answers(adaptive, max_tokens=4)
     assert len(drafter_of(adaptive)._rounds._requests) <= len(PROMPTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NowAndThen(Policy):
+    """Drafts four candidates in two of five rounds, and none in the others."""
+
+    def start(self) -> int:
+        return 0
+
+    def learn(self, memory: int, outcome: Any) -> int:
+        return memory + 1
+
+    def limit(self, memory: int) -> int:
+        return 4 if memory % 5 in (2, 3) else 0
+
+
+@pytest.mark.parametrize("room", [None, 16], ids=["one pass", "portions"])
+def test_a_draft_reads_what_it_has_missed(
+    adaptive: Any, expected: list[list[int]], room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a draft that goes on from a cache with gaps, which is as exact and accepts next to nothing: its rounds are those
+    of the library's decoder. At first nobody drafts, and the prompts too are read later."""
+    policy, drafter = NowAndThen(max_tokens=8), drafter_of(adaptive)
+    monkeypatch.setattr(drafter._rounds, "policy", policy)
+    monkeypatch.setattr(drafter._rounds, "_experiences", OrderedDict())
+    if room is not None:
+        monkeypatch.setattr(drafter, "max_num_tokens", room)
+    passes, steps, propose = list[int](), list[tuple[int, int]](), drafter.propose
+
+    def counted(*args: Any, **options: Any) -> list[list[int]]:
+        passes.clear()
+        found = propose(*args, **options)
+        steps.append((max(map(len, found)), len(passes)))
+        return found
+
+    monkeypatch.setattr(drafter, "propose", counted)
+    hook = drafter.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    outputs = answers(adaptive)
+    hook.remove()
+    assert {num_passes for most, num_passes in steps if not most} == {0}, "the draft was run for nobody"
+    assert {num_passes for most, num_passes in steps if most == 4} > {4}, "it had nothing to catch up with"
+    assert tokens_of(outputs) == expected
+    pair = load_pair(runner="eager")
+    for prompt, output, rounds in zip(PROMPTS, outputs, lengths_of(outputs), strict=True):
+        context = [*pair.tokenizer(prompt).input_ids, output.token_ids[0]]
+        decoder = Decoder(pair, policy=policy)
+        own = decoder.generate(context, max_tokens=MAX_TOKENS + 20, temperature=0.0, ignore_eos=True).rounds
+        drafted = [(r.num_drafted, r.num_accepted) for r in own if r.num_drafted]
+        num = len(rounds) - 1
+        assert num >= 5
+        assert rounds[:num] == drafted[:num]
 
 
 SAMPLED = ("def fib(n):\n", "Tom has 3 apples. He buys")
@@ -385,7 +436,7 @@ def test_two_ranks_draft_as_one(expected: list[list[int]], python: Callable[...,
     prompts.write_text(json.dumps(PROMPTS))
     found = json_in(python("two_ranks.py", str(draft), str(prompts), VLLM_ENABLE_V1_MULTIPROCESSING="1"))
     assert found["tokens"] == expected
-    assert len({n for rounds in found["drafted"] for n in rounds}) > 1
+    assert len({n for rounds in found["drafted"] for n in rounds}) > 1, found["drafted"]
 
 
 def free_port() -> int:

@@ -1,4 +1,5 @@
-"""A program: greedy answers of an engine on two tensor-parallel ranks. Prints tokens and lengths of rounds, as JSON.
+"""A program: greedy answers of an engine on two tensor-parallel ranks, to the first prompt and then to all of them together.
+Prints tokens of the latter and lengths of rounds, as JSON.
 
     python two_ranks.py DRAFT PROMPTS.json
 
@@ -36,10 +37,11 @@ def main(draft: str, prompts: Path) -> None:
         additional_config={"specdecpp": {}},
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    outputs = [o.outputs[0] for o in llm.generate(json.loads(prompts.read_text()), sampling, use_tqdm=False)]
+    texts = json.loads(prompts.read_text())
+    alone, together = ([o.outputs[0] for o in llm.generate(some, sampling, use_tqdm=False)] for some in (texts[:1], texts))
     found = {
-        "tokens": [list(o.token_ids) for o in outputs],
-        "drafted": [o.spec_decode_metrics.per_step_drafted for o in outputs],
+        "tokens": [list(o.token_ids) for o in together],
+        "drafted": [o.spec_decode_metrics.per_step_drafted for o in (*alone, *together)],
     }
     print(json.dumps(found), flush=True)
 

@@ -4,11 +4,12 @@ A draft step and a target pass serve all requests of a batch at once, so a reque
 step. Were they shared out evenly, every cost and every rate would be divided by the same number, and no rule would decide
 otherwise (policies weigh seconds only against each other).
 
-The pass of the target is a line in the mean number of positions per request, fitted by least squares in which a round weighs
-(1 - MEMORY) times the next. Batch sizes are kept apart by powers of two. MEMORY and PAUSE are those of `costs.clock`.
+The pass of the target over candidates is a line in the mean number of positions per request, fitted by least squares in which a
+round weighs (1 - MEMORY) times the next. A pass without any candidate is timed by itself: engines take another path for it, and
+no line tells how long that is. Batch sizes are kept apart by powers of two. MEMORY and PAUSE are those of `costs.clock`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specdecpp.costs import Costs
 from specdecpp.costs.clock import MEMORY, PAUSE
@@ -16,6 +17,9 @@ from specdecpp.costs.clock import MEMORY, PAUSE
 RIDGE = 0.5
 """Pulls the slope towards 0, in positions squared. Where rounds were nearly equally long the slope would be noise, and a rule
 that believed in a steep one would keep them so; with a flat one it drafts more, and the slope is found out."""
+
+PLAIN, AGAIN = 2, 64
+"""Rounds without candidates that are made to be timed at first, and rounds with candidates after which one is made again."""
 
 
 @dataclass
@@ -44,12 +48,44 @@ class Line:
 
 
 @dataclass
-class Pace:
-    """Seconds of a draft step and of a target pass at one batch size."""
+class Mean:
+    """A running mean of seconds, older ones fading."""
 
-    draft_s: float = 0.0
-    num_rounds: int = 0
+    seconds: float = 0.0
+    num: int = 0
+
+    def add(self, seconds: float) -> None:
+        if self.num:
+            seconds = min(seconds, PAUSE * self.seconds)
+        self.num += 1
+        self.seconds += max(1 / self.num, MEMORY) * (seconds - self.seconds)
+
+
+@dataclass
+class Pace:
+    """Seconds of the first draft step of a round, of its later ones, and of a target pass without candidates and with some, at
+    one batch size."""
+
+    first: Mean = field(default_factory=Mean)
+    later: Mean = field(default_factory=Mean)
+    plain: Mean = field(default_factory=Mean)
     passes: Line = field(default_factory=Line)
+    num_since: int = 0
+    """Rounds with candidates since the last one without."""
+
+    @property
+    def is_timed(self) -> bool:
+        return bool(self.first.num and self.passes.weight)
+
+    def costs(self, max_tokens: int, num_rows: int) -> Costs:
+        """Of `num_rows` requests. A first step takes what a later one does until both were seen."""
+        draft_s = self.later.seconds if self.later.num else self.first.seconds
+        return Costs(
+            draft_s=draft_s,
+            start_s=max(0.0, self.first.seconds - draft_s),
+            passes={1: self.plain.seconds or self.passes.at(1.0), **{n: self.passes.at(float(n)) for n in (2, max_tokens + 1)}},
+            num_together=num_rows,
+        )
 
 
 class StepClock:
@@ -62,26 +98,34 @@ class StepClock:
 
     def costs(self, num_rows: int) -> tuple[Costs, bool]:
         """Those of the nearest batch size that has been timed, and whether there is one."""
-        timed = {size: p for size, p in self._paces.items() if p.num_rounds and p.passes.weight}
+        timed = {size: p for size, p in self._paces.items() if p.is_timed}
         if not timed:
-            return self._guess, False
+            return replace(self._guess, num_together=num_rows), False
         bucket = _bucket(num_rows)
         pace = timed[min(timed, key=lambda size: abs(size - bucket))]
-        widths = (1.0, self._max_tokens + 1.0)
-        return Costs(draft_s=pace.draft_s, passes={int(n): pace.passes.at(n) for n in widths}), True
+        return pace.costs(self._max_tokens, num_rows), True
 
-    def drafted(self, num_rows: int, num_steps: int, seconds: float) -> None:
+    def drafted(self, num_rows: int, first_s: float, later_s: float = 0.0, num_later: int = 0) -> None:
+        """A round of drafting: its first step, in which the draft reads what the target brought, and the others together."""
         pace = self._pace(num_rows)
-        took_s = seconds / num_steps
-        if pace.num_rounds:
-            took_s = min(took_s, PAUSE * pace.draft_s)
-        weight = max(1 / (pace.num_rounds + 1), MEMORY)
-        pace.draft_s += weight * (took_s - pace.draft_s)
-        pace.num_rounds += 1
+        pace.first.add(first_s)
+        if num_later:
+            pace.later.add(later_s / num_later)
 
     def verified(self, num_rows: int, num_positions: float, seconds: float) -> None:
         """A target pass over `num_positions` positions per request, and all that belongs to a step but the drafting."""
-        self._pace(num_rows).passes.add(num_positions, seconds)
+        pace = self._pace(num_rows)
+        if num_positions > 1:
+            pace.passes.add(num_positions, seconds)
+            pace.num_since += 1
+        else:
+            pace.plain.add(seconds)
+            pace.num_since = 0
+
+    def wants_plain(self, num_rows: int) -> bool:
+        """Whether a round without candidates is due."""
+        pace = self._pace(num_rows)
+        return pace.plain.num < PLAIN or pace.num_since >= AGAIN
 
     def _pace(self, num_rows: int) -> Pace:
         return self._paces.setdefault(_bucket(num_rows), Pace())

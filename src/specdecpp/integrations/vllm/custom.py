@@ -119,7 +119,7 @@ class Threads:
             costs=costs if self._policy.needs_costs else None,
         )
         if draft.num_tokens and thread.num_context:
-            self._clock.drafted(1, draft.num_tokens, perf_counter() - started)
+            self._clock.drafted(1, (perf_counter() - started) / draft.num_tokens)
         thread.tokens, thread.num_context, thread.draft = [*row, *draft.tokens], len(row), draft
         return draft
 

@@ -5,15 +5,23 @@ the candidates are handed to `rounds.Rounds`, and once no request goes on the lo
 catches. What it then returns is ragged, and with `draft_sample_method="probabilistic"` the distributions are kept, so that
 vLLM runs the ratio test on as many candidates as each request has.
 
+Where no request wants a candidate the draft is not run; vLLM by itself has it read along. What it has missed (`unread`) it
+reads in passes of their own when somebody wants one again.
+
 The first rank of a tensor-parallel group decides, and tells the others: one broadcast of a byte per request and step. Every
 rank makes the same number of passes whatever its arithmetic.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group  # pyright: ignore[reportMissingImports]
+from vllm.forward_context import set_forward_context  # pyright: ignore[reportMissingImports]
+from vllm.v1.attention.backend import CommonAttentionMetadata  # pyright: ignore[reportMissingImports]
 from vllm.v1.spec_decode.draft_model import DraftModelProposer  # pyright: ignore[reportMissingImports]
 
 from specdecpp.integrations.vllm.clock import StepClock
@@ -23,6 +31,7 @@ from specdecpp.integrations.vllm.meters import meters
 from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Rounds, Seen, parameter_ratio
 from specdecpp.integrations.vllm.settings import Settings
+from specdecpp.integrations.vllm.unread import Span, Unread, portions
 from specdecpp.request import spec_of
 
 
@@ -49,6 +58,15 @@ class AdaptiveProposer(DraftModelProposer):
         self._goes_on: list[bool] = []
         self._q: list[Tensor] = []
         self._is_proposing = False
+        self._unread: Unread | None = None
+        self._input_batch: Any = None
+
+    def initialize_attn_backend(self, kv_cache_config: Any, kernel_block_sizes: list[int] | None = None) -> None:
+        """With the draft's layers, the slots that it has not read."""
+        super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
+        if not (self.supports_mm_inputs or self.uses_mrope):  # whose inputs are more than tokens
+            num_slots = kv_cache_config.num_blocks * self.block_size
+            self._unread = Unread(num_slots, block_size=self.block_size, device=self.device)
 
     def load_model(self, target_model: Any) -> None:
         """The draft as vLLM loads it, then the head, checked against the pair. Raises `HeadError`."""
@@ -78,6 +96,7 @@ class AdaptiveProposer(DraftModelProposer):
         prepared = super().prepare_next_token_ids_padded(
             sampled_token_ids, requests, gpu_input_batch, discard_request_mask, *args
         )
+        self._input_batch = gpu_input_batch
         if self._rounds is not None:
             states = [requests[req_id] for req_id in gpu_input_batch.req_ids[: gpu_input_batch.num_reqs]]
             lengths = gpu_input_batch.num_tokens_no_spec[: len(states)].tolist()
@@ -96,20 +115,27 @@ class AdaptiveProposer(DraftModelProposer):
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> list[list[int]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Candidates for every request, as many as each has."""
         self._q, self._last_draft_probs = [], None
-        self._num_rows = kwargs["common_attn_metadata"].batch_size()
+        metadata = kwargs["common_attn_metadata"]
+        self._num_rows = metadata.batch_size()
         goes_on = []
         if self._rounds is not None:
             self._rounds.settle(self._seen())
             self._batch = []  # the states in it are the engine's to drop
             goes_on = self._rounds.open(num_speculative_tokens)
         self._goes_on = self._agreed(goes_on)
-        self._is_proposing = True
-        try:
-            super().propose(num_speculative_tokens, *args, **kwargs)
-        except AllStopped:
-            pass
-        finally:
-            self._is_proposing = False
+        is_idle = self._unread is not None and not any(self._goes_on)
+        if self._unread is not None:
+            if not is_idle:
+                self._catch_up(self._unread, metadata)
+            self._unread.mark(metadata.slot_mapping[: metadata.num_actual_tokens], unread=is_idle)
+        if not is_idle:
+            self._is_proposing = True
+            try:
+                super().propose(num_speculative_tokens, *args, **kwargs)
+            except AllStopped:
+                pass
+            finally:
+                self._is_proposing = False
         self._last_draft_probs = torch.stack(self._q, dim=1).contiguous() if self._q else None
         return [[] for _ in range(self._num_rows)] if self._rounds is None else self._rounds.close()
 
@@ -132,6 +158,52 @@ class AdaptiveProposer(DraftModelProposer):
             raise AllStopped
         return tokens, q
 
+    def _catch_up(self, unread: Unread, metadata: CommonAttentionMetadata) -> None:
+        """Let the draft read what it has missed before the tokens of this step."""
+        starts = metadata.query_start_loc
+        lengths = metadata.seq_lens - (starts[1:] - starts[:-1])
+        spans = unread.spans(metadata.block_table_tensor, lengths.tolist()[: self._num_rows])
+        for portion in portions(spans, self.max_num_tokens):
+            self._read(portion, metadata.block_table_tensor)
+        for span in spans:
+            unread.mark(span.slots, unread=False)
+        if spans and self._rounds is not None:
+            self._rounds.caught_up()
+
+    def _read(self, spans: Sequence[Span], blocks: Tensor) -> None:
+        """A pass of the draft for the sake of its cache; at most `max_num_tokens` positions."""
+        known, num_tokens = self._input_batch.token_ids_cpu, sum(map(len, spans))
+        tokens = [known[span.row, span.start : span.stop] for span in spans]
+        ends = torch.tensor([0, *accumulate(map(len, spans))], dtype=torch.int32)
+        lengths = torch.tensor([span.stop for span in spans], dtype=torch.int32)
+        metadata = CommonAttentionMetadata(
+            query_start_loc=ends.to(self.device),
+            query_start_loc_cpu=ends,
+            seq_lens=lengths.to(self.device),
+            seq_lens_cpu_upper_bound=lengths,
+            num_reqs=len(spans),
+            num_actual_tokens=num_tokens,
+            max_query_len=max(map(len, spans)),
+            max_seq_len=max(span.stop for span in spans),
+            block_table_tensor=blocks[[span.row for span in spans]],
+            slot_mapping=torch.cat([span.slots for span in spans]),
+        )
+        _, per_layer = self.build_per_group_and_layer_attn_metadata(metadata)
+        mode, num_padded, num_across = self._determine_batch_execution_and_padding(num_tokens)
+        self.input_ids[:num_tokens] = torch.from_numpy(np.concatenate(tokens)).to(self.device)
+        positions = [torch.arange(span.start, span.stop, device=self.device) for span in spans]
+        self._set_positions(num_tokens, torch.cat(positions))
+        inputs, num_slots = self.build_model_inputs_first_pass(num_tokens, num_padded, None)
+        with set_forward_context(
+            per_layer,
+            self.vllm_config,
+            num_tokens=num_padded,
+            num_tokens_across_dp=num_across,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=self._get_slot_mapping(num_slots, metadata.slot_mapping),
+        ):
+            self.model(**inputs)
+
     def _agreed(self, goes_on: list[bool]) -> list[bool]:
         """The first rank's answer, on every rank."""
         group = get_tp_group()
@@ -149,6 +221,7 @@ class AdaptiveProposer(DraftModelProposer):
                 num_sampled=sampled,
                 ends=ends,
                 is_greedy=_is_greedy(state),
+                sampling=_sampling(state),
             )
             for (state, n, ends), drafted, sampled in zip(self._batch, self._num_drafted, self._num_sampled, strict=True)
         ]
@@ -157,6 +230,11 @@ class AdaptiveProposer(DraftModelProposer):
 def _is_greedy(state: Any) -> bool:
     """Whether a request takes argmaxes: vLLM does below a temperature of 1e-5."""
     return getattr(state.sampling_params, "temperature", 1.0) < 1e-5
+
+
+def _sampling(state: Any) -> tuple[Any, ...]:
+    """What tells requests that sample alike."""
+    return tuple(getattr(state.sampling_params, name, None) for name in ("temperature", "top_p", "top_k", "min_p"))
 
 
 def _ends(state: Any) -> tuple[int, ...]:

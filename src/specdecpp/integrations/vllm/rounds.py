@@ -3,16 +3,20 @@
     settle (what became of the last candidates) -> open -> advance, once a draft step -> close
 
 This is `rounds.host.propose` for many requests that share their forward passes: a row whose rule has stopped takes no further
-candidates, and the steps end when no row goes on. Stops are functions of the candidates drawn so far and of earlier rounds,
-and every candidate stays, so any of the library's verifications keeps the target's law (`policies.protocol`).
+candidates, and the steps end when no row goes on. A draft step takes as long for few rows as for all, so rows whose rule weighs
+costs make one together where it pays for all of them (`_pays`), and begin to draft where half of them want to.
+
+Stops are functions of the candidates drawn so far, by all rows, and of earlier rounds, and every candidate stays, so any of the
+library's verifications keeps the target's law (`policies.protocol`): what the others draw is independent of what a row has
+yet to draw.
 
 Nothing here knows the engine; `proposer` feeds it.
 """
 
 import math
 import weakref
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
@@ -28,10 +32,15 @@ from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, Policy
+from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import HeadPolicy, judge_of, judges_by_q
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop, decide
 from specdecpp.policies.score import by_q
 from specdecpp.rounds.draft import Draft
+
+TOO_FEW, TO_TIME = Stop("too few of the batch go on"), Stop("a pass without candidates is timed")
+SAMPLINGS = 64
+"""Ways of sampling whose lessons are kept, those that were used last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +58,8 @@ class Seen:
     num_sampled: int
     ends: Collection[int] = ()
     is_greedy: bool = False
+    sampling: Hashable = None
+    """How it samples: what it teaches is for others that do so too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +100,7 @@ class Request:
     """What is remembered of a request between its rounds."""
 
     memory: Any
+    experience: Experience
     metrics: Metrics = field(default_factory=Metrics)
     row: Row | None = None
     """Its candidates that are being verified."""
@@ -111,12 +123,13 @@ class Rounds:
         self._judges_by_q = judges_by_q(judge_of(policy))
         self._judging, self._costs, self._clock, self._meters = judging, costs, clock, meters
         self._requests: dict[int, Request] = {}
+        self._experiences: OrderedDict[Hashable, Experience] = OrderedDict()
         self._batch: Sequence[Seen] = ()
         self._rows: list[Row | None] = []
         self._is_greedy = torch.zeros(0, dtype=torch.bool)
         self._is_steady = False
         self._num_steps = 0
-        self._entered_s = self._left_s = self._draft_s = self._head_s = 0.0
+        self._entered_s = self._left_s = self._first_s = self._draft_s = self._head_s = 0.0
 
     @classmethod
     def of(cls, policy: Policy, *, device: Any, **others: Any) -> "Rounds":
@@ -178,7 +191,7 @@ class Rounds:
         )
 
     def open(self, max_tokens: int) -> list[bool]:
-        """Begin a round of at most `max_tokens` candidates each; which rows want a first one."""
+        """Begin a round of at most `max_tokens` candidates each; which rows take a first one."""
         self._num_steps, self._head_s = 0, 0.0
         if self._judging is not None:
             self._judging.start()
@@ -186,10 +199,16 @@ class Rounds:
         most = min(max_tokens, self.max_tokens)
         self._is_greedy = torch.tensor([seen.is_greedy for seen in self._batch], dtype=torch.bool)
         self._rows = [self._row(seen, most, costs, is_timed) if seen.num_sampled else None for seen in self._batch]
+        if self.policy.needs_costs and self._costs is None and self._is_steady and self._clock.wants_plain(len(self._batch)):
+            self._end(TO_TIME)
         return self._going_on()
 
+    def caught_up(self) -> None:
+        """The draft has read, in passes of their own, what it had missed: the coming step is not like others."""
+        self._is_steady = False
+
     def _row(self, seen: Seen, most: int, costs: Costs, is_timed: bool) -> Row:
-        request = self._request(seen.state, is_greedy=seen.is_greedy)
+        request = self._request(seen)
         row = request.row = Row(
             costs=costs if self.policy.needs_costs else None,
             decision=decide(self.policy if is_timed else self._untimed, request.memory, costs, most),
@@ -199,21 +218,31 @@ class Rounds:
         request.num_context = seen.num_context + seen.num_sampled
         return row
 
-    def _request(self, state: Any, *, is_greedy: bool = False) -> Request:
+    def _request(self, seen: Seen) -> Request:
         """Forgotten, and its figures reported, as soon as the engine drops the state."""
-        if id(state) not in self._requests:
-            memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=is_greedy)
-            self._requests[id(state)] = Request(memory=memory)
-            weakref.finalize(state, self._finish, id(state)).atexit = False
-        return self._requests[id(state)]
+        key = id(seen.state)
+        if key not in self._requests:
+            experience = self._experience(seen.sampling)
+            memory = self.policy.begin(experience.begin(), num_tokens=seen.num_context, is_greedy=seen.is_greedy)
+            self._requests[key] = Request(memory=memory, experience=experience)
+            weakref.finalize(seen.state, self._finish, key).atexit = False
+        return self._requests[key]
+
+    def _experience(self, sampling: Hashable) -> Experience:
+        found = self._experiences.setdefault(sampling, Experience(self.policy))
+        self._experiences.move_to_end(sampling)
+        while len(self._experiences) > SAMPLINGS:
+            self._experiences.popitem(last=False)
+        return found
 
     def _finish(self, key: int) -> None:
-        metrics = self._requests.pop(key).metrics
-        if metrics.num_spec_steps:
-            self._meters.observe_request(metrics)
+        request = self._requests.pop(key)
+        if request.metrics.num_spec_steps:
+            request.experience.add(request.memory)
+            self._meters.observe_request(request.metrics)
 
     def advance(self, hidden: Float[Tensor, "B D"], tokens: Int[Tensor, " B"], q: Float[Tensor, "B V"]) -> list[bool]:
-        """Take the candidates of a draft step, drawn from q; which rows want another. Rows that have stopped take none."""
+        """Take the candidates of a draft step, drawn from q; which rows take another. Rows that have stopped take none."""
         self._num_steps += 1
         confidences = q.gather(1, tokens.long()[:, None])[:, 0].tolist()
         drawn = tokens.tolist()
@@ -229,13 +258,45 @@ class Rounds:
                 row.judged.append(accept[i])
             elif self._judges_by_q:
                 row.judged.append(by_q(confidences[i]))
-        return self._going_on()
+        goes_on = self._going_on()
+        if self._num_steps == 1:
+            self._first_s = perf_counter() - self._entered_s
+        return goes_on
 
     def _going_on(self) -> list[bool]:
-        for row in self._rows:
-            if row is not None and row.is_open and (stop := self._stop(row)) is not None:
+        rows = [row for row in self._rows if row is not None]
+        for row in rows:
+            if row.is_open and (stop := self._stop(row)) is not None:
                 row.stop, row.is_open = stop, False
+        going = [row for row in rows if row.is_open]
+        if going and self.policy.needs_costs and not self._pays(going, len(rows)):
+            self._end(TOO_FEW)
         return [row is not None and row.is_open for row in self._rows]
+
+    def _end(self, reason: Stop) -> None:
+        """No row goes on."""
+        for row in self._rows:
+            if row is not None and row.is_open:
+                row.stop, row.is_open = reason, False
+
+    def _pays(self, going: Sequence[Row], num_rows: int) -> bool:
+        """Whether a draft step for some of the rows pays for all of them.
+
+        A row's threshold is what a candidate costs if all of them take one. Where only some do, the step itself is as long,
+        so that each has to bear more of it, while the pass of the target is wider for those only.
+        """
+        if not self._num_steps:
+            return 2 * len(going) >= num_rows  # nothing is drawn that could be weighed
+        brought = needed = 0.0
+        for row in going:
+            rule, k = row.decision.rule, row.num_tokens
+            if rule is None or k >= len(rule.least) or row.costs is None:
+                return True  # it goes on for a reason of its own
+            wider_s, draft_s = row.costs.pass_s(k + 2) - row.costs.pass_s(k + 1), row.costs.draft_s
+            share = num_rows / len(going)
+            more = (wider_s + share * draft_s) / (wider_s + draft_s) if wider_s + draft_s else share
+            brought, needed = brought + rule.value(row), needed + max(0.0, rule.least[k]) * more
+        return brought >= needed
 
     def _stop(self, row: Row) -> Stop | None:
         """Why a row takes no further candidate; in the order of `rounds.host.propose`."""
@@ -253,7 +314,8 @@ class Rounds:
         self._left_s = perf_counter()
         self._draft_s = self._left_s - self._entered_s
         if self._is_steady and self._num_steps:
-            self._clock.drafted(len(self._rows), self._num_steps, self._draft_s)
+            later_s = self._draft_s - self._first_s
+            self._clock.drafted(len(self._rows), self._first_s, later_s, self._num_steps - 1)
         self._batch = ()  # a state that is held here would not be dropped by the engine
         return [[] if row is None else list(row.tokens) for row in self._rows]
 
