@@ -6,7 +6,7 @@ The engine itself is tested in tests/engines/vllm.
 import gc
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.errors import HeadError, RunnerError, UnsoundError
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard
 from specdecpp.integrations.vllm import heads, routes
-from specdecpp.integrations.vllm.clock import StepClock
+from specdecpp.integrations.vllm.clock import StepClock, Worth
 from specdecpp.integrations.vllm.custom import Threads
 from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.integrations.vllm.meters import Meters
@@ -514,7 +514,6 @@ class AtLeast(Policy):
     """Goes on while the product of q is at least `least`, and says that it weighs costs."""
 
     least: float = 0.3
-    starts: bool = True
 
     @property
     def needs_costs(self) -> bool:
@@ -524,7 +523,7 @@ class AtLeast(Policy):
         return [0]
 
     def rule(self, memory: list[int], costs: Costs | None, limit: int) -> Rule:
-        return Rule(Evidence.PRODUCT_OF_Q, (0.0 if self.starts else 2.0, *[self.least] * limit))
+        return Rule(Evidence.PRODUCT_OF_Q, (0.0, *[self.least] * limit))
 
 
 @pytest.mark.parametrize(
@@ -551,16 +550,38 @@ def test_a_step_is_made_where_it_pays_for_the_whole_batch(q: Sequence[float], wi
     assert step(alone, 1, q=q[0]) == [True], "by itself the first one goes on"
 
 
-@pytest.mark.parametrize(("num_off", "opens"), [(0, True), (2, True), (3, False)])
-def test_a_batch_drafts_where_half_of_it_wants_to(num_off: int, opens: bool) -> None:
-    """Catches a single request that tries whether drafting pays and has the whole batch wait for it, round after round."""
-    rounds = rounds_of(CostAware())
-    states = [State() for _ in range(4)]
-    rounds.settle([seen(state, context=4) for state in states])
-    for i in range(num_off):
-        request = rounds._request(seen(states[i], context=4))
-        request.memory = replace(request.memory, is_off=True, num_tokens=1)  # and is not asked before the next look
-    assert rounds.open(8) == [opens and i >= num_off for i in range(4)]
+def test_a_batch_drafts_for_as_long_as_it_gains() -> None:
+    """Catches a batch that drafts for those of its requests that gain, while all lose; and one that has given up for good."""
+    worth = Worth()
+    drafted: list[bool] = []
+    for gain in [-0.2] * 400:
+        drafted.append(worth.drafts())
+        if drafted[-1]:
+            worth.add(gain)
+    assert drafted[:5] == [True] * 4 + [False]
+    assert 12 <= sum(drafted) <= 24, "what is lost by asking again is a hundredth: .2 in 20 rounds"
+    while not worth.drafts():
+        pass
+    for _ in range(100):
+        assert worth.drafts(), "it pays now, and goes on"
+        worth.add(0.3)
+
+
+def test_a_batch_that_loses_does_not_draft_though_its_requests_want_to() -> None:
+    """Catches rules that are overruled for one request too, or taught that they wanted nothing."""
+    clock = StepClock(ratio=0.1, max_tokens=8)
+    for num in (1, 2):
+        for n in (2.0, 3.0) * 20:
+            clock.drafted(num, 0.1)
+            clock.verified(num, n, 1.0)
+            clock.verified(num, 1.0, 1.0)
+            clock.made(num, 1.0, 1.1)
+    for num in (1, 2):
+        rounds = rounds_of(AtLeast(), costs=None, clock=clock)
+        states = [State() for _ in range(num)]
+        rounds.settle([seen(state, context=4) for state in states])
+        assert rounds.open(8) == [num == 1] * num
+        rounds.close()
 
 
 def test_a_request_begins_with_what_others_of_its_sampling_have_taught() -> None:
@@ -659,8 +680,7 @@ def test_a_round_without_candidates_is_made_to_be_timed() -> None:
                 goes_on = step(rounds, 1)
             found.append(len(rounds.close()[0]))
         nums[name] = found
-    assert nums["measured"][0] == 2
-    assert nums["measured"][1:3] == [0, 0]
+    assert nums["measured"][:4] == [2, 0, 0, 2], "and it drafts again at once"
     assert nums["given"][:3] == [2, 2, 2]
 
 

@@ -9,6 +9,7 @@ round weighs (1 - MEMORY) times the next. A pass without any candidate is timed 
 no line tells how long that is. Batch sizes are kept apart by powers of two. MEMORY and PAUSE are those of `costs.clock`.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 from specdecpp.costs import Costs
@@ -20,6 +21,8 @@ that believed in a steep one would keep them so; with a flat one it drafts more,
 
 PLAIN, AGAIN = 2, 64
 """Rounds without candidates that are made to be timed at first, and rounds with candidates after which one is made again."""
+TRIAL, REGRET = 4, 0.01
+"""Rounds with candidates that tell whether they pay, and the share of the time that may be lost by asking again."""
 
 
 @dataclass
@@ -62,6 +65,44 @@ class Mean:
 
 
 @dataclass
+class Worth:
+    """What rounds with candidates have brought a batch: tokens per request beyond those that the target alone makes in their
+    time, in the mean of all requests, older rounds fading.
+
+    Requests cannot say it: each knows what it gains itself, while the batch waits for the draft of one who gains as for all.
+    """
+
+    weight: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+    num_without: int = 0
+    """Rounds in which the batch was kept from drafting, since the last trial."""
+    num_left: int = TRIAL
+    """Rounds with candidates that are left of a trial."""
+
+    def add(self, gain: float) -> None:
+        for name, value in {"weight": 1.0, "total": gain, "squares": gain * gain}.items():
+            setattr(self, name, (1 - MEMORY) * getattr(self, name) + value)
+        self.num_left = max(0, self.num_left - 1)
+
+    def drafts(self) -> bool:
+        """Whether the coming round may have candidates: they pay, or may, or are on trial. A trial begins when what it may
+        lose is `REGRET` of the time since the last one."""
+        if self.num_left or not self.weight:
+            return True
+        mean = self.total / self.weight
+        deviation = math.sqrt(max(0.0, self.squares / self.weight - mean * mean) / self.weight)
+        if mean + deviation >= 0:
+            return True
+        self.num_without += 1
+        if TRIAL * -mean <= REGRET * self.num_without:
+            share = min(1.0, TRIAL / self.weight)  # what was before the trial weighs as much as the trial
+            self.weight, self.total, self.squares = share * self.weight, share * self.total, share * self.squares
+            self.num_left, self.num_without = TRIAL, 0
+        return bool(self.num_left)
+
+
+@dataclass
 class Pace:
     """Seconds of the first draft step of a round, of its later ones, and of a target pass without candidates and with some, at
     one batch size."""
@@ -70,6 +111,7 @@ class Pace:
     later: Mean = field(default_factory=Mean)
     plain: Mean = field(default_factory=Mean)
     passes: Line = field(default_factory=Line)
+    worth: Worth = field(default_factory=Worth)
     num_since: int = 0
     """Rounds with candidates since the last one without."""
 
@@ -121,6 +163,16 @@ class StepClock:
         else:
             pace.plain.add(seconds)
             pace.num_since = 0
+
+    def made(self, num_rows: int, num_tokens: float, seconds: float) -> None:
+        """A whole round with candidates, which made `num_tokens` per request."""
+        pace = self._pace(num_rows)
+        if pace.plain.num:
+            pace.worth.add(num_tokens - seconds / pace.plain.seconds)
+
+    def drafts(self, num_rows: int) -> bool:
+        """Whether candidates are worth their time to so many requests together; of one alone its rule says it."""
+        return num_rows == 1 or self._pace(num_rows).worth.drafts()
 
     def wants_plain(self, num_rows: int) -> bool:
         """Whether a round without candidates is due."""

@@ -4,7 +4,7 @@
 
 This is `rounds.host.propose` for many requests that share their forward passes: a row whose rule has stopped takes no further
 candidates, and the steps end when no row goes on. A draft step takes as long for few rows as for all, so rows whose rule weighs
-costs make one together where it pays for all of them (`_pays`), and begin to draft where half of them want to.
+costs make one together where it pays for all of them (`_pays`), and the batch drafts while that is worth it (`clock.Worth`).
 
 Stops are functions of the candidates drawn so far, by all rows, and of earlier rounds, and every candidate stays, so any of the
 library's verifications keeps the target's law (`policies.protocol`): what the others draw is independent of what a row has
@@ -38,7 +38,10 @@ from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop, decide
 from specdecpp.policies.score import by_q
 from specdecpp.rounds.draft import Draft
 
-TOO_FEW, TO_TIME = Stop("too few of the batch go on"), Stop("a pass without candidates is timed")
+TO_TIME, NOT_WORTH = Stop("a pass without candidates is timed"), Stop("drafting is not worth it to the batch")
+TOO_FEW = Stop("too few of the batch go on")
+"""Why a request has no candidate, or no further one, that its rule would have drawn. A rule does not learn from having had
+none, and goes on wanting one."""
 SAMPLINGS = 64
 """Ways of sampling whose lessons are kept, those that were used last."""
 
@@ -127,7 +130,7 @@ class Rounds:
         self._batch: Sequence[Seen] = ()
         self._rows: list[Row | None] = []
         self._is_greedy = torch.zeros(0, dtype=torch.bool)
-        self._is_steady = False
+        self._is_steady = self._is_ready = False
         self._num_steps = 0
         self._entered_s = self._left_s = self._first_s = self._draft_s = self._head_s = 0.0
 
@@ -153,7 +156,11 @@ class Rounds:
         self._is_steady = bool(batch) and len(outcomes) == len(batch)  # nobody has just come, or been held up
         verify_s = self._entered_s - self._left_s
         if self._is_steady:
-            self._clock.verified(len(batch), 1 + sum(seen.num_drafted for seen in batch) / len(batch), verify_s)
+            num, num_drafted = len(batch), sum(seen.num_drafted for seen in batch)
+            self._clock.verified(num, 1 + num_drafted / num, verify_s)
+            if num_drafted and self._is_ready:
+                self._clock.made(num, sum(seen.num_sampled for seen in batch) / num, self._draft_s + verify_s)
+        self._is_ready = True
         for request, seen, row in outcomes:
             self._learn(request, seen, row, verify_s)
         for request in requests:
@@ -173,7 +180,8 @@ class Rounds:
             judged=row.judged[: seen.num_drafted],
         )
         if row.is_timed or not self.policy.needs_costs:
-            request.memory = self.policy.learn(request.memory, outcome)
+            is_own = outcome.num_drafted or row.stop not in (TO_TIME, NOT_WORTH)
+            request.memory = (self.policy.learn if is_own else self.policy.aside)(request.memory, outcome)
         request.metrics += Metrics(
             num_tokens=outcome.num_tokens,
             num_spec_steps=1,
@@ -199,13 +207,16 @@ class Rounds:
         most = min(max_tokens, self.max_tokens)
         self._is_greedy = torch.tensor([seen.is_greedy for seen in self._batch], dtype=torch.bool)
         self._rows = [self._row(seen, most, costs, is_timed) if seen.num_sampled else None for seen in self._batch]
-        if self.policy.needs_costs and self._costs is None and self._is_steady and self._clock.wants_plain(len(self._batch)):
-            self._end(TO_TIME)
+        if any(self._going_on()) and self.policy.needs_costs and not self.policy.min_tokens and self._costs is None:
+            if self._is_steady and self._clock.wants_plain(len(self._batch)):
+                self._end(TO_TIME)
+            elif not self._clock.drafts(len(self._batch)):
+                self._end(NOT_WORTH)
         return self._going_on()
 
     def caught_up(self) -> None:
         """The draft has read, in passes of their own, what it had missed: the coming step is not like others."""
-        self._is_steady = False
+        self._is_steady = self._is_ready = False
 
     def _row(self, seen: Seen, most: int, costs: Costs, is_timed: bool) -> Row:
         request = self._request(seen)
@@ -269,7 +280,7 @@ class Rounds:
             if row.is_open and (stop := self._stop(row)) is not None:
                 row.stop, row.is_open = stop, False
         going = [row for row in rows if row.is_open]
-        if going and self.policy.needs_costs and not self._pays(going, len(rows)):
+        if going and self._num_steps and self.policy.needs_costs and not self._pays(going, len(rows)):
             self._end(TOO_FEW)
         return [row is not None and row.is_open for row in self._rows]
 
@@ -280,13 +291,11 @@ class Rounds:
                 row.stop, row.is_open = reason, False
 
     def _pays(self, going: Sequence[Row], num_rows: int) -> bool:
-        """Whether a draft step for some of the rows pays for all of them.
+        """Whether a further draft step for some of the rows pays for all of them.
 
         A row's threshold is what a candidate costs if all of them take one. Where only some do, the step itself is as long,
         so that each has to bear more of it, while the pass of the target is wider for those only.
         """
-        if not self._num_steps:
-            return 2 * len(going) >= num_rows  # nothing is drawn that could be weighed
         brought = needed = 0.0
         for row in going:
             rule, k = row.decision.rule, row.num_tokens
