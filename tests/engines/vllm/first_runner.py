@@ -16,10 +16,21 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "_sample_draft_tokens": ("hidden_states", "sampling_metadata"),
     "_sample_from_logits": ("logits", "sampling_metadata"),
     "take_last_draft_probs": (),
+    "initialize_attn_backend": ("kv_cache_config", "kernel_block_sizes"),
+    "build_per_group_and_layer_attn_metadata": ("common_attn_metadata",),
+    "build_model_inputs_first_pass": ("num_tokens", "num_input_tokens", "mm_embed_inputs"),
+    "_determine_batch_execution_and_padding": ("num_tokens",),
+    "_set_positions": ("num_tokens", "positions"),
+    "_get_slot_mapping": ("num_tokens", "slot_mapping"),
 }
+METADATA = (
+    *("query_start_loc", "query_start_loc_cpu", "seq_lens", "seq_lens_cpu_upper_bound", "num_reqs", "num_actual_tokens"),
+    *("max_query_len", "max_seq_len", "block_table_tensor", "slot_mapping"),
+)
 
 
 def missing() -> list[str]:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.spec_decode import draft_model, llm_base_proposer
     from vllm.v1.worker import gpu_model_runner
 
@@ -30,6 +41,9 @@ def missing() -> list[str]:
         method: Any = getattr(draft_model.DraftModelProposer, name, None)
         have = () if method is None else inspect.signature(method).parameters
         found += [f"{name}({p})" for p in parameters if p not in have] or ([name] if method is None else [])
+    fields = inspect.signature(CommonAttentionMetadata).parameters
+    found += [f"CommonAttentionMetadata({name})" for name in METADATA if name not in fields]
+    found += [name for name, field in fields.items() if field.default is field.empty and name not in METADATA]
     source = inspect.getsource(llm_base_proposer.SpecDecodeBaseProposer.propose)
     if source.count("self._sample_draft_tokens(") != 3:
         found.append("propose draws at three places")
