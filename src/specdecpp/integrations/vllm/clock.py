@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from specdecpp.costs import Costs
 from specdecpp.costs.clock import MEMORY, PAUSE
+from specdecpp.policies.cost_aware import TRIAL, CostAware
 
 RIDGE = 0.5
 """Pulls the slope towards 0, in positions squared. Where rounds were nearly equally long the slope would be noise, and a rule
@@ -21,8 +22,8 @@ that believed in a steep one would keep them so; with a flat one it drafts more,
 
 PLAIN, AGAIN = 2, 64
 """Rounds without candidates that are made to be timed at first, and rounds with candidates after which one is made again."""
-TRIAL, REGRET = 4, 0.01
-"""Rounds with candidates that tell whether they pay, and the share of the time that may be lost by asking again."""
+REGRET = CostAware.regret
+"""The share of the time that may be lost by asking again whether drafting pays, in `TRIAL` rounds; as for one request."""
 
 
 @dataclass
@@ -168,7 +169,7 @@ class StepClock:
         """A whole round with candidates, which made `num_tokens` per request."""
         pace = self._pace(num_rows)
         if pace.plain.num:
-            pace.worth.add(num_tokens - seconds / pace.plain.seconds)
+            pace.worth.add(num_tokens - min(seconds / pace.plain.seconds, PAUSE * num_tokens))
 
     def drafts(self, num_rows: int) -> bool:
         """Whether candidates are worth their time to so many requests together; of one alone its rule says it."""
