@@ -9,6 +9,7 @@ configured for it:
     settings     what may be said there                heads        which head, and whether it fits
     routes       which way into the engine             proposer, speculator, custom    the three of them: B, C, A
     rounds       the policies of a batch               clock, judging, meters          costs, heads, metrics for it
+    unread       what an idle draft has missed
 
 docs/vllm.md tells how to use it.
 """
