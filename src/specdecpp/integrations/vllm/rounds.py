@@ -121,8 +121,6 @@ class Rounds:
         self, policy: Policy, *, max_tokens: int, judging: Judging | None, costs: Costs | None, clock: StepClock, meters: Meters
     ):
         self.policy, self.max_tokens = policy, max_tokens
-        # A guess must not decide against drafting: what is never drafted is never timed.
-        self._untimed = replace(policy, min_tokens=1) if isinstance(policy, CostAware) and not policy.min_tokens else policy
         self._judges_by_q = judges_by_q(judge_of(policy))
         self._judging, self._costs, self._clock, self._meters = judging, costs, clock, meters
         self._requests: dict[int, Request] = {}
@@ -219,10 +217,12 @@ class Rounds:
         self._is_steady = self._is_ready = False
 
     def _row(self, seen: Seen, most: int, costs: Costs, is_timed: bool) -> Row:
-        request = self._request(seen)
+        request, policy = self._request(seen), self.policy
+        if not is_timed and isinstance(policy, CostAware) and not policy.min_tokens:
+            policy = replace(policy, min_tokens=1)  # a guess must not decide against it: what is never drafted is never timed
         row = request.row = Row(
             costs=costs if self.policy.needs_costs else None,
-            decision=decide(self.policy if is_timed else self._untimed, request.memory, costs, most),
+            decision=decide(policy, request.memory, costs, most),
             ends=seen.ends,
             is_timed=is_timed,
         )
