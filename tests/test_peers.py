@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from peers import cells  # pyright: ignore[reportMissingImports]
 from peers.cells import Cell, Setting  # pyright: ignore[reportMissingImports]
 from peers.plan import SMOLLM2, Plan, settings, workers  # pyright: ignore[reportMissingImports]
+from peers.protocol import WorkerError  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,11 @@ def test_every_engine_is_asked_alike():
     for cell in found:
         nums = {setting.engine: len(runs) for setting, runs in cell.runs.items()}
         assert nums == {"ours": 2, **dict.fromkeys(cells.OTHERS, 1)}
+
+
+def test_a_note_does_not_tell_where_the_project_lies() -> None:
+    """Catches results that name folders of the machine on which an engine failed."""
+    root = Path(__file__).parent.parent
+    assert str(WorkerError(f"there is no head at {root}/.engines/head, nor /elsewhere")) == (
+        "there is no head at .engines/head, nor /elsewhere"
+    )

@@ -519,10 +519,7 @@ class AtLeast(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> list[int]:
-        return [0]
-
-    def rule(self, memory: list[int], costs: Costs | None, limit: int) -> Rule:
+    def rule(self, memory: None, costs: Costs | None, limit: int) -> Rule:
         return Rule(Evidence.PRODUCT_OF_Q, (0.0, *[self.least] * limit))
 
 
@@ -557,18 +554,18 @@ def test_a_batch_drafts_for_as_long_as_it_gains() -> None:
     for gain in [-0.2] * 400:
         drafted.append(worth.drafts())
         if drafted[-1]:
-            worth.add(gain)
+            worth.add(1.0, 1.0 - gain)
     assert drafted[:5] == [True] * 4 + [False]
     assert 12 <= sum(drafted) <= 24, "what is lost by asking again is a hundredth: .2 in 20 rounds"
     while not worth.drafts():
         pass
     for _ in range(100):
         assert worth.drafts(), "it pays now, and goes on"
-        worth.add(0.3)
+        worth.add(1.3, 1.0)
 
 
 def test_a_batch_that_loses_does_not_draft_though_its_requests_want_to() -> None:
-    """Catches rules that are overruled for one request too, or taught that they wanted nothing."""
+    """Catches a batch that is measured and drafts on, and a request alone that is overruled like one."""
     clock = StepClock(ratio=0.1, max_tokens=8)
     for num in (1, 2):
         for n in (2.0, 3.0) * 20:
@@ -714,15 +711,15 @@ def test_what_a_draft_has_missed_is_found_by_slots() -> None:
     """Catches a gap that is read in part, a prefix in the cache that nobody drafted over, and padding taken for a slot."""
     unread = Unread(32, block_size=4, device="cpu")
     blocks = torch.tensor([[2, 5, 0], [2, 7, 1]])
-    assert unread.spans(blocks, [9, 9]) == []
+    assert unread.spans(blocks, torch.tensor([9, 9])) == []
     unread.mark(torch.tensor([22, 23, 0, -1, -1]), unread=True)  # positions 6 to 8 of the first row
-    (span,) = unread.spans(blocks, [9, 9])
+    (span,) = unread.spans(blocks, torch.tensor([9, 9]))
     assert (span.row, span.start, span.stop, span.slots.tolist()) == (0, 6, 9, [22, 23, 0])
-    assert unread.spans(blocks, [6, 9]) == [], "what comes with the step itself has not been missed"
+    assert unread.spans(blocks, torch.tensor([6, 9])) == [], "what comes with the step itself has not been missed"
     unread.mark(torch.tensor([9]), unread=True)  # in a block that both begin with
-    assert [(s.row, s.start, s.stop) for s in unread.spans(blocks, [9, 8])] == [(0, 1, 9), (1, 1, 8)]
+    assert [(s.row, s.start, s.stop) for s in unread.spans(blocks, torch.tensor([9, 8]))] == [(0, 1, 9), (1, 1, 8)]
     unread.mark(torch.tensor([9, 22, 23, 0]), unread=False)
-    assert unread.spans(blocks, [9, 9]) == []
+    assert unread.spans(blocks, torch.tensor([9, 9])) == []
 
 
 def test_what_was_missed_is_read_in_passes_that_fit() -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
+ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -147,7 +148,11 @@ def _peak_mb(pids: Iterable[int]) -> float:
 
 
 class WorkerError(RuntimeError):
-    """An engine that cannot be started or does not answer; the message becomes the row's note."""
+    """An engine that cannot be started or does not answer; the message becomes the row's note, paths being from the project's
+    root on."""
+
+    def __init__(self, message: str):
+        super().__init__(message.replace(f"{ROOT}/", ""))
 
 
 @dataclass

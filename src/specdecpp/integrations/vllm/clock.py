@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from specdecpp.costs import Costs
 from specdecpp.costs.clock import MEMORY, PAUSE
-from specdecpp.policies.cost_aware import TRIAL, CostAware
+from specdecpp.policies.cost_aware import BOUND, TRIAL, CostAware
+from specdecpp.policies.gains import Gains
 
 RIDGE = 0.5
 """Pulls the slope towards 0, in positions squared. Where rounds were nearly equally long the slope would be noise, and a rule
@@ -73,32 +74,29 @@ class Worth:
     Requests cannot say it: each knows what it gains itself, while the batch waits for the draft of one who gains as for all.
     """
 
-    weight: float = 0.0
-    total: float = 0.0
-    squares: float = 0.0
+    gains: Gains = Gains()  # noqa: RUF009 (a tuple)
     num_without: int = 0
     """Rounds in which the batch was kept from drafting, since the last trial."""
     num_left: int = TRIAL
     """Rounds with candidates that are left of a trial."""
 
-    def add(self, gain: float) -> None:
-        for name, value in {"weight": 1.0, "total": gain, "squares": gain * gain}.items():
-            setattr(self, name, (1 - MEMORY) * getattr(self, name) + value)
+    def add(self, num_tokens: float, passes: float) -> None:
+        """A round that made so many tokens per request in the time of so many passes of the target alone."""
+        num, tokens, sum_passes, squares = ((1 - MEMORY) * x for x in self.gains)
+        gain = num_tokens - passes
+        self.gains = Gains(num + 1, tokens + num_tokens, sum_passes + passes, squares + gain * gain)
         self.num_left = max(0, self.num_left - 1)
 
     def drafts(self) -> bool:
         """Whether the coming round may have candidates: they pay, or may, or are on trial. A trial begins when what it may
         lose is `REGRET` of the time since the last one."""
-        if self.num_left or not self.weight:
-            return True
-        mean = self.total / self.weight
-        deviation = math.sqrt(max(0.0, self.squares / self.weight - mean * mean) / self.weight)
-        if mean + deviation >= 0:
+        gains = self.gains
+        if self.num_left or not gains.num or gains.mean + BOUND * math.sqrt(gains.variance / gains.num) >= 0:
             return True
         self.num_without += 1
-        if TRIAL * -mean <= REGRET * self.num_without:
-            share = min(1.0, TRIAL / self.weight)  # what was before the trial weighs as much as the trial
-            self.weight, self.total, self.squares = share * self.weight, share * self.total, share * self.squares
+        if TRIAL * -gains.mean <= REGRET * self.num_without:
+            share = min(1.0, TRIAL / gains.num)  # what was before the trial weighs as much as the trial
+            self.gains = Gains(*(share * x for x in gains))
             self.num_left, self.num_without = TRIAL, 0
         return bool(self.num_left)
 
@@ -169,7 +167,7 @@ class StepClock:
         """A whole round with candidates, which made `num_tokens` per request."""
         pace = self._pace(num_rows)
         if pace.plain.num:
-            pace.worth.add(num_tokens - min(seconds / pace.plain.seconds, PAUSE * num_tokens))
+            pace.worth.add(num_tokens, min(seconds / pace.plain.seconds, PAUSE * num_tokens))
 
     def drafts(self, num_rows: int) -> bool:
         """Whether candidates are worth their time to so many requests together; of one alone its rule says it."""

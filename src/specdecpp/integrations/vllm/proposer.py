@@ -162,7 +162,7 @@ class AdaptiveProposer(DraftModelProposer):
         """Let the draft read what it has missed before the tokens of this step."""
         starts = metadata.query_start_loc
         lengths = metadata.seq_lens - (starts[1:] - starts[:-1])
-        spans = unread.spans(metadata.block_table_tensor, lengths.tolist()[: self._num_rows])
+        spans = unread.spans(metadata.block_table_tensor[: self._num_rows], lengths[: self._num_rows])
         for portion in portions(spans, self.max_num_tokens):
             self._read(portion, metadata.block_table_tensor)
         for span in spans:

@@ -205,12 +205,19 @@ class Rounds:
         most = min(max_tokens, self.max_tokens)
         self._is_greedy = torch.tensor([seen.is_greedy for seen in self._batch], dtype=torch.bool)
         self._rows = [self._row(seen, most, costs, is_timed) if seen.num_sampled else None for seen in self._batch]
-        if any(self._going_on()) and self.policy.needs_costs and not self.policy.min_tokens and self._costs is None:
-            if self._is_steady and self._clock.wants_plain(len(self._batch)):
-                self._end(TO_TIME)
-            elif not self._clock.drafts(len(self._batch)):
-                self._end(NOT_WORTH)
-        return self._going_on()
+        goes_on = self._going_on()
+        if any(goes_on) and (reason := self._overruled()) is not None:
+            self._end(reason)
+            return [False] * len(goes_on)
+        return goes_on
+
+    def _overruled(self) -> Stop | None:
+        """Why the batch does not draft although some of its requests want to; never where costs or a minimum were given."""
+        if not self.policy.needs_costs or self.policy.min_tokens or self._costs is not None:
+            return None
+        if self._is_steady and self._clock.wants_plain(len(self._batch)):
+            return TO_TIME
+        return None if self._clock.drafts(len(self._batch)) else NOT_WORTH
 
     def caught_up(self) -> None:
         """The draft has read, in passes of their own, what it had missed: the coming step is not like others."""

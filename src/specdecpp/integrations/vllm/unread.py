@@ -42,7 +42,7 @@ class Unread:
         """After a target pass over these slots: whether the draft has passed over them. Slots below 0 are padding."""
         self._marks[slots[slots >= 0].long()] = unread
 
-    def spans(self, blocks: Int[Tensor, "B M"], lengths: Sequence[int]) -> list[Span]:
+    def spans(self, blocks: Int[Tensor, "B M"], lengths: Int[Tensor, " B"]) -> list[Span]:
         """For every row that has any among its first `lengths[row]` positions: from the first of these on.
 
         `blocks` [B, M] is the block table of the batch. What follows a missing position is read again: a draft writes a
@@ -51,7 +51,7 @@ class Unread:
         if not self._marks.any():
             return []
         found = []
-        for row, length in enumerate(lengths):
+        for row, length in enumerate(lengths.tolist()):
             at = torch.arange(length, device=self._marks.device)
             slots = blocks[row, at // self._block_size].long() * self._block_size + at % self._block_size
             missing = self._marks[slots].nonzero()
