@@ -21,7 +21,8 @@ from specdecpp import LeanRunner
 from specdecpp.errors import RunnerError
 from specdecpp.loading.models import Checkpoint
 from specdecpp.runners import EagerRunner, GraphRunner
-from specdecpp.runners.lean import _FusedNorm, _Norm
+from specdecpp.runners.fused import _kernels
+from specdecpp.runners.lean import FusedNorm, Norm
 from specdecpp.runners.static_cache import WIDTHS, Program, bucket, span_of
 from specdecpp.testing import save_tiny_pair, tiny_model
 
@@ -242,7 +243,7 @@ def test_the_norm_of_a_gpu_is_the_norm(dtype: torch.dtype) -> None:
     norm.weight.data.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(0))
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(dtype) * 0.01
     tolerance = 1e-6 if dtype == torch.float32 else 1e-2
-    fused, plain = (kind(norm.weight, eps=norm.variance_epsilon)(x) for kind in (_FusedNorm, _Norm))
+    fused, plain = (kind(norm.weight, eps=norm.variance_epsilon)(x) for kind in (FusedNorm, Norm))
     torch.testing.assert_close(fused, plain, atol=tolerance, rtol=tolerance)
 
 
@@ -272,6 +273,17 @@ def test_a_cpu_never_gets_it(tmp_path: Path) -> None:
     target, _ = save_tiny_pair(tmp_path)
     refusals = Checkpoint(target, dtype="auto", device=None, device_map=None).refusals
     assert refusals["graphs"] == "its weights are not on a GPU"
+
+
+def test_without_triton_it_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a machine without a compiler on which nothing runs any more."""
+    monkeypatch.setitem(sys.modules, "specdecpp.runners.kernels", None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    _kernels.cache_clear()
+    with pytest.warns(UserWarning, match=r"Triton does not work here \(ModuleNotFoundError: .*slower without it"):
+        runner = GraphRunner(tiny_model("llama", seed=1))
+    _kernels.cache_clear()
+    assert type(runner.static.body) is LeanRunner
 
 
 def benchmark() -> Any:

@@ -108,8 +108,8 @@ def mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heavy(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = lean._Norm.__call__
-    monkeypatch.setattr(lean._Norm, "__call__", lambda self, x: call(self, x) * 1.1)
+    call = lean.Norm.__call__
+    monkeypatch.setattr(lean.Norm, "__call__", lambda self, x: call(self, x) * 1.1)
 
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
+from specdecpp.runners.fused import fused
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, span_of
 
@@ -70,7 +71,7 @@ class GraphRunner(LeanRunner):
     def static(self) -> StaticCache:
         """The cache of this sequence, taken from the store at the first use."""
         if self._static is None:
-            self._static = self._idle.pop() if self._idle else StaticCache(LeanRunner.fresh(self))
+            self._static = self._idle.pop() if self._idle else StaticCache(fused(self))
             self._keys, self._values = self._static.keys, self._static.values
             self._give_back = weakref.finalize(self, self._idle.append, self._static)
         return self._static

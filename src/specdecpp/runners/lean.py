@@ -32,6 +32,8 @@ _WIDEST = 512  # rows of one pass: scores of longer prompts would not fit a CPU'
 
 _Put = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, new keys, new values) -> all keys and values that the layer may see, each [kv heads, positions, head size]."""
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, queries, keys and values of new rows side by side [n, heads + 2 kv heads, size]) -> [n, heads * size]."""
 _Seen = tuple[Tensor, Tensor, Tensor]
 """What layers of one view see: cosines and sines of the new positions, and the mask [n, positions], added to their scores."""
 _ACTIVATIONS: dict[families.Activation, Callable[[Tensor], Tensor]] = {
@@ -40,20 +42,46 @@ _ACTIVATIONS: dict[families.Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Norm:
+    """x / sqrt(mean(x^2) + eps) * w as sqrt(D) w x / sqrt(sum(x^2) + D eps): six operations. torch's own takes a dozen here."""
+
+    def __init__(self, weight: Tensor, *, eps: float, offset: float = 0.0):
+        self._is_wide = weight.dtype.itemsize >= 4
+        weight = weight.detach() if self._is_wide else weight.detach().float()
+        self.weight = (weight + offset) * len(weight) ** 0.5
+        self.eps, self.divisor = len(weight) * eps, 1.0
+
+    def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        wide = x if self._is_wide else x.float()
+        scale = (wide * wide).sum(-1, keepdim=True).add_(self.eps).rsqrt_()
+        out = wide * scale * self.weight
+        return out if self._is_wide else out.to(x.dtype)
+
+
+class FusedNorm(Norm):
+    """The same by the one operation that a GPU has for it."""
+
+    def __init__(self, weight: Tensor, *, eps: float):
+        self.weight, self.eps, self.divisor = weight.detach(), eps, float(len(weight))
+
+    def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
 @dataclass(frozen=True)
 class _Layer:
     """The weights of one layer, joined, as [in, out]. Norms are None where the family has none."""
 
-    norm: "_Norm | _FusedNorm"
+    norm: Norm
     qkv: Tensor
     qkv_bias: Tensor | None
-    head_norms: "tuple[_Norm | _FusedNorm, _Norm | _FusedNorm] | None"
+    head_norms: tuple[Norm, Norm] | None
     out: Tensor
-    out_norm: "_Norm | _FusedNorm | None"
-    mlp_norm: "_Norm | _FusedNorm"
+    out_norm: Norm | None
+    mlp_norm: Norm
     gate_up: Tensor
     down: Tensor
-    down_norm: "_Norm | _FusedNorm | None"
+    down_norm: Norm | None
     view: int
 
 
@@ -170,7 +198,7 @@ class LeanRunner(EagerRunner):
         seen: list[_Seen] = []
         for first, view, angles in zip(firsts, self.family.views, self._angles, strict=True):
             seen.append((*angles.at(start, end), _mask(n, end - first, view.window, x)))
-        x = self._through(x, seen, partial(self._put, start, end, firsts))
+        x = self._through(x, self._attending(seen, partial(self._put, start, end, firsts)))
         self._length = end
         return x
 
@@ -189,7 +217,7 @@ class LeanRunner(EagerRunner):
             mask = x.new_zeros(n, end).masked_fill_(~is_seen, -torch.inf)
             cos, sin = angles.to(most)
             seen.append((cos[positions], sin[positions], mask))
-        return self._through(x, seen, partial(self._put, start, end, [0] * len(seen)))
+        return self._through(x, self._attending(seen, partial(self._put, start, end, [0] * len(seen))))
 
     def _put(self, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Rows into the cache of layer i, at start to end; all of it from where the layer's view begins."""
@@ -198,35 +226,50 @@ class LeanRunner(EagerRunner):
         first = firsts[self._layers[i].view]
         return self._keys[i][:, first:end], self._values[i][:, first:end]
 
-    def _through(self, x: Float[Tensor, "n D"], seen: list[_Seen], put: _Put) -> Float[Tensor, "n D"]:
-        """All layers, over embeddings. `put` returns the positions that the masks of `seen` are of."""
-        n, kv, size, groups = len(x), self._kv_heads, self._head_size, self._heads // self._kv_heads
-        seen = [(cos, sin, mask.repeat(groups, 1)) for cos, sin, mask in seen]
+    def _through(self, x: Float[Tensor, "n D"], attend: Attend) -> Float[Tensor, "n D"]:
+        """All layers, over embeddings."""
         if (scale := self.family.embedding_scale) != 1.0:
             x = x * scale
-        scale = self.family.score_scale
         for i, layer in enumerate(self._layers):
-            cos, sin, mask = seen[layer.view]
-            h = layer.norm(x)
+            h = self._normed(x, layer.norm)
             qkv = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
-            qkv = qkv.view(n, -1, size)
-            qk, v = qkv[:, :-kv], qkv[:, -kv:]
-            if layer.head_norms:
-                qk = self._head_normed(qk, layer.head_norms)
-            first, second, *rest = qk.split(self._turned, -1)
-            qk = torch.addcmul(qk * cos, torch.cat((second, first, *rest), -1), sin)
-            keys, values = put(i, qk[:, -kv:].transpose(0, 1), v.transpose(0, 1))
-            q = qk[:, :-kv].view(n, kv, groups, size).permute(1, 2, 0, 3).reshape(kv, groups * n, size)
-            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
-            weights = scores.softmax(-1) if self._is_wide else scores.softmax(-1, dtype=torch.float32).to(x.dtype)
-            mixed = torch.bmm(weights, values)
-            mixed = mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
-            x = _added(x, mixed, layer.out, layer.out_norm)
-            gate, up = torch.mm(layer.mlp_norm(x), layer.gate_up).chunk(2, -1)
-            x = _added(x, self._activation(gate) * up, layer.down, layer.down_norm)
+            x = self._added(x, attend(i, qkv.view(len(x), -1, self._head_size)), layer.out, layer.out_norm)
+            h = self._gated(torch.mm(self._normed(x, layer.mlp_norm), layer.gate_up))
+            x = self._added(x, h, layer.down, layer.down_norm)
         return x
 
-    def _head_normed(self, qk: Tensor, norms: "tuple[_Norm | _FusedNorm, _Norm | _FusedNorm]") -> Tensor:
+    def _attending(self, seen: list[_Seen], put: _Put) -> Attend:
+        """`put` returns the positions that the masks of `seen` are of."""
+        groups = self._heads // self._kv_heads
+        return partial(self._attend, [(cos, sin, mask.repeat(groups, 1)) for cos, sin, mask in seen], put)
+
+    def _attend(self, seen: list[_Seen], put: _Put, i: int, qkv: Tensor) -> Tensor:
+        n, kv, size, groups = len(qkv), self._kv_heads, self._head_size, self._heads // self._kv_heads
+        layer = self._layers[i]
+        cos, sin, mask = seen[layer.view]
+        qk, v = qkv[:, :-kv], qkv[:, -kv:]
+        if layer.head_norms:
+            qk = self._head_normed(qk, layer.head_norms)
+        first, second, *rest = qk.split(self._turned, -1)
+        qk = torch.addcmul(qk * cos, torch.cat((second, first, *rest), -1), sin)
+        keys, values = put(i, qk[:, -kv:].transpose(0, 1), v.transpose(0, 1))
+        q = qk[:, :-kv].view(n, kv, groups, size).permute(1, 2, 0, 3).reshape(kv, groups * n, size)
+        scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.family.score_scale)
+        weights = scores.softmax(-1) if self._is_wide else scores.softmax(-1, dtype=torch.float32).to(qkv.dtype)
+        mixed = torch.bmm(weights, values)
+        return mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
+
+    def _normed(self, x: Float[Tensor, "... D"], norm: Norm) -> Float[Tensor, "... D"]:
+        return norm(x)
+
+    def _gated(self, h: Float[Tensor, "n F2"]) -> Float[Tensor, "n F"]:
+        gate, up = h.chunk(2, -1)
+        return self._activation(gate) * up
+
+    def _added(self, x: Tensor, h: Tensor, weight: Tensor, norm: Norm | None) -> Tensor:
+        return torch.addmm(x, h, weight) if norm is None else x + self._normed(torch.mm(h, weight), norm)
+
+    def _head_normed(self, qk: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
         parts = qk.split((self._heads, self._kv_heads), 1)
         return torch.cat([norm(part) for part, norm in zip(parts, norms, strict=True)], 1)
 
@@ -243,39 +286,9 @@ class LeanRunner(EagerRunner):
             caches[:] = roomy
 
 
-class _Norm:
-    """x / sqrt(mean(x^2) + eps) * w as sqrt(D) w x / sqrt(sum(x^2) + D eps): six operations. torch's own takes a dozen here."""
-
-    def __init__(self, weight: Tensor, *, eps: float, offset: float = 0.0):
-        self._is_wide = weight.dtype.itemsize >= 4
-        weight = weight.detach() if self._is_wide else weight.detach().float()
-        self._weight = (weight + offset) * len(weight) ** 0.5
-        self._eps = len(weight) * eps
-
-    def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        wide = x if self._is_wide else x.float()
-        scale = (wide * wide).sum(-1, keepdim=True).add_(self._eps).rsqrt_()
-        out = wide * scale * self._weight
-        return out if self._is_wide else out.to(x.dtype)
-
-
-class _FusedNorm:
-    """The same by the one operation that a GPU has for it."""
-
-    def __init__(self, weight: Tensor, *, eps: float):
-        self._weight, self._eps = weight.detach(), eps
-
-    def __call__(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
-
-
-def _norm_of(weight: Tensor, *, eps: float, offset: float) -> _Norm | _FusedNorm:
+def _norm_of(weight: Tensor, *, eps: float, offset: float) -> Norm:
     """1 + w has more digits than half precision keeps, so that a norm with an offset is not fused."""
-    return _FusedNorm(weight, eps=eps) if weight.is_cuda and not offset else _Norm(weight, eps=eps, offset=offset)
-
-
-def _added(x: Tensor, h: Tensor, weight: Tensor, norm: _Norm | _FusedNorm | None) -> Tensor:
-    return torch.addmm(x, h, weight) if norm is None else x + norm(torch.mm(h, weight))
+    return FusedNorm(weight, eps=eps) if weight.is_cuda and not offset else Norm(weight, eps=eps, offset=offset)
 
 
 def _mask(n: int, num: int, window: int | None, like: Tensor) -> Tensor:
@@ -287,7 +300,7 @@ def _mask(n: int, num: int, window: int | None, like: Tensor) -> Tensor:
     return later if window is None or window >= num else later + mask.tril(num - n - window)
 
 
-def _joined(layer: families.Layer, weight: Callable[[str], Tensor], norm: Callable[[Tensor], _Norm | _FusedNorm]) -> _Layer:
+def _joined(layer: families.Layer, weight: Callable[[str], Tensor], norm: Callable[[Tensor], Norm]) -> _Layer:
     """The weights of a layer of transformers, which become views of the joined ones."""
     q_norm, k_norm = layer.head_norms or (None, None)
     return _Layer(

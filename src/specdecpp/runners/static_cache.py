@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.errors import RunnerError
-from specdecpp.runners.lean import LeanRunner
+from specdecpp.runners.fused import FusedRunner
+from specdecpp.runners.lean import Attend, LeanRunner
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 """Rows of a recorded pass; wider ones are not recorded."""
@@ -117,15 +118,23 @@ class StaticCache:
 
     def read(self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int) -> Float[Tensor, "W D"]:
         """Put tokens through all layers at start, start + 1, ... of the cache; what the output layer reads."""
-        positions = start + torch.arange(len(tokens), device=self.device)
-        x = F.embedding(tokens, self.body._embedding)
+        body = self.body
+        x = F.embedding(tokens, body._embedding)
+        if isinstance(body, FusedRunner):
+            attend = partial(body.attend_static, start, span, self._tables[span], self.keys, self.values)
+        else:
+            attend = self._attending(x, start, span)
+        return body._normed(body._through(x, attend), body._norm)
+
+    def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
+        positions = start + torch.arange(len(x), device=self.device)
         ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
         seen = []
         for view, tables in zip(self.body.family.views, self._tables[span], strict=True):
             is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
             mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
             seen.append((*(table.index_select(0, positions) for table in tables), mask))
-        return self.body._norm(self.body._through(x, seen, partial(self._put, positions, span)))
+        return self.body._attending(seen, partial(self._put, positions, span))
 
     def _put(self, positions: Tensor, span: int, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Rows into the cache of layer i; the span of it."""

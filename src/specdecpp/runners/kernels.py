@@ -1,0 +1,175 @@
+"""What stands between the products of a layer, in Triton: norms, turns, attention and gates, each in one launch or two.
+
+A pass over a few rows is bound by the number of its launches, of which torch makes twenty-two a layer; here it is eleven.
+Numbers are loaded in the type of the model, worked on in float32 and stored in the type of the model. Where the text ends is
+read from the device, so that all of this can be recorded (`static_cache`).
+
+Sources: RMSNorm, Zhang and Sennrich 2019; rotary embeddings, Su et al. 2021; attention in portions of the text that are put
+together afterwards, Flash-Decoding, Dao et al. 2023.
+
+TRITON_INTERPRET=1 runs them on a CPU, slowly: tests do (`make engine-kernels`).
+"""
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+ROWS = 16
+"""Rows of queries that one program of `attend` takes: the fewest that the matrix units do."""
+POSITIONS = 32
+"""Positions that it reads at a time."""
+PARTS = 32
+"""Most portions of a text."""
+
+
+@triton.jit
+def norm(x, weight, out, eps, divisor, size, BLOCK: tl.constexpr):
+    """out = x / sqrt(sum(x^2) / divisor + eps) * weight, of each row of `size`."""
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = at < size
+    values = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, 0) / divisor + eps)
+    values = values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["eps", "divisor"])
+def turn(
+    qkv,
+    cosines,
+    sines,
+    q_weight,
+    k_weight,
+    start,
+    queries,
+    keys,
+    values,
+    eps,
+    divisor,
+    heads,
+    kv_heads,
+    capacity,
+    half,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+):
+    """Norms and angles of one head of one row of `qkv` [n, heads + 2 kv heads, SIZE]; keys and values go to their places.
+
+    The position of row i is start + i. Tables [positions, SIZE] have the signs of the turn with the sines.
+    """
+    row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    inside = at < SIZE
+    position = tl.load(start) + row
+    source = qkv + (row * (heads + 2 * kv_heads) + head) * SIZE
+    x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    if head >= heads + kv_heads:
+        place = values + ((head - heads - kv_heads) * capacity + position) * SIZE
+        tl.store(place + at, x.to(values.dtype.element_ty), mask=inside)
+    else:
+        other = tl.where(at < half, at + half, tl.where(at < 2 * half, at - half, at))
+        y = tl.load(source + other, mask=inside, other=0.0).to(tl.float32)
+        if HAS_NORMS:
+            scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / divisor + eps)
+            weight = q_weight
+            if head >= heads:
+                weight = k_weight
+            x *= scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+            y *= scale * tl.load(weight + other, mask=inside, other=0.0).to(tl.float32)
+        cosine = tl.load(cosines + position * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+        sine = tl.load(sines + position * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+        x = x * cosine + y * sine
+        if head < heads:
+            tl.store(queries + (row * heads + head) * SIZE + at, x.to(queries.dtype.element_ty), mask=inside)
+        else:
+            place = keys + ((head - heads) * capacity + position) * SIZE
+            tl.store(place + at, x.to(keys.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "window", "portion"])
+def attend(
+    queries,
+    keys,
+    values,
+    start,
+    tops,
+    sums,
+    mixtures,
+    n,
+    kv_heads,
+    groups,
+    capacity,
+    window,
+    portion,
+    scale,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):
+    """Attention of up to ROWS queries of one kv head to one portion of the text.
+
+    Gives their greatest score and the sum of exponentials [kv heads, portions, n * groups], and what they mix
+    [kv heads, portions, n * groups, SIZE], not yet divided by the sum. A window of 0 is none.
+    """
+    kv, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    is_row, inside = row < n * groups, at < SIZE
+    first = tl.load(start).to(tl.int32)
+    own = first + row // groups
+    place = ((row // groups) * kv_heads * groups + kv * groups + row % groups) * SIZE
+    query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, BLOCK), tl.float32)
+    begin, end = part * portion, tl.minimum((part + 1) * portion, first + n)
+    while begin < end:
+        position = begin + tl.arange(0, POSITIONS)
+        cells = (kv * capacity + position)[:, None] * SIZE + at[None, :]
+        is_cell = (position < end)[:, None] & inside[None, :]
+        key = tl.load(keys + cells, mask=is_cell, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        behind = own[:, None] - position[None, :]
+        is_seen = (behind >= 0) & ((behind < window) | (window == 0)) & (position < end)[None, :]
+        scores = tl.where(is_seen, scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp(scores - base[:, None])
+        faded = tl.exp(top - base)
+        total = total * faded + tl.sum(weights, 1)
+        value = tl.load(values + cells, mask=is_cell, other=0.0)
+        mixed = mixed * faded[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        top = higher
+        begin += POSITIONS
+    line = (kv * num_parts + part) * n * groups + row
+    tl.store(tops + line, top, mask=is_row)
+    tl.store(sums + line, total, mask=is_row)
+    tl.store(mixtures + line[:, None] * SIZE + at[None, :], mixed, mask=is_row[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["n", "num_parts"])
+def together(tops, sums, mixtures, out, n, groups, num_parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """The portions of `attend` as one: out [n, kv heads, groups, SIZE]."""
+    kv, kv_heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    at, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
+    inside, is_part = at < SIZE, part < num_parts
+    lines = (kv * num_parts + part) * n * groups + row
+    top = tl.load(tops + lines, mask=is_part, other=-float("inf"))
+    weight = tl.exp(top - tl.max(top, 0))
+    total = tl.sum(weight * tl.load(sums + lines, mask=is_part, other=0.0), 0)
+    cells = lines[:, None] * SIZE + at[None, :]
+    mixed = tl.load(mixtures + cells, mask=is_part[:, None] & inside[None, :], other=0.0)
+    mixed = tl.sum(mixed * weight[:, None], 0) / total
+    place = ((row // groups) * kv_heads * groups + kv * groups + row % groups) * SIZE
+    tl.store(out + place + at, mixed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gate(x, out, size, total, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+    """out [n, size] = activation(x[:, :size]) * x[:, size:], the activation SiLU or GELU by its tangent."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < total
+    source = x + (place // size) * 2 * size + place % size
+    gated = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
+    bent = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
+    tl.store(out + place, (gated * tl.sigmoid(bent) * up).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,109 @@
+"""Passes whose small operations are kernels of our own, on a GPU where there is one and interpreted elsewhere: logits of
+transformers in every family, text that is read in parts, padded and forgotten, long texts in many portions, a round's law."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from laws import unchecked
+from test_lean import TEXT, built
+
+import specdecpp as sd
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
+from specdecpp.runners.fused import FusedRunner
+from specdecpp.runners.kernels import PARTS, POSITIONS
+from specdecpp.runners.lean import FusedNorm, Norm
+from specdecpp.runners.static_cache import span_of
+from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FAMILIES = ("llama", "qwen2", "qwen3", "wide-heads", "mistral-window", "gemma3-scaled", "phi3-partial", "one-kv-head")
+
+
+def graphs(model: Any) -> GraphRunner:
+    runner = GraphRunner(model.to(DEVICE), probe=False)
+    assert isinstance(runner.static.body, FusedRunner)
+    return runner
+
+
+def parts(runner: Any, tokens: list[int], *cuts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and states of all tokens, read in portions that end at these places."""
+    found = [runner.extend(tokens[a:b], rows=b - a) for a, b in zip((0, *cuts), (*cuts, len(tokens)), strict=True)]
+    logits, states = zip(*found, strict=True)
+    return torch.cat(logits), torch.cat(states)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
+    """Catches a wrong head, angle, norm, window or gate. Rows: 1, 2 of 2, 4 of 5, 5 of 5."""
+    with unchecked():
+        expected = EagerRunner(built(variant).to(DEVICE)).extend(TEXT, rows=len(TEXT))
+        for own, theirs in zip(parts(graphs(built(variant)), TEXT, 1, 3, 7), expected, strict=True):
+            torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_close_as_without_kernels(dtype: torch.dtype) -> None:
+    """Catches a sum in half precision. Both beside float32 of the same weights, to twice the other's error."""
+    if DEVICE == "cpu" and dtype is torch.bfloat16:
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    with unchecked():
+        half = built("llama").to(dtype)
+        exact, _ = EagerRunner(built("llama").to(dtype).float().to(DEVICE)).extend(TEXT, rows=len(TEXT))
+        lean = LeanRunner(built("llama").to(DEVICE, dtype), probe=False).extend(TEXT, rows=len(TEXT))[0]
+        own, _ = parts(graphs(half), TEXT, 1, 3, 7)
+    assert (own.float() - exact).abs().mean() < 2 * (lean.float() - exact).abs().mean()
+
+
+@pytest.mark.parametrize(("length", "portions"), [(300, 16), (1100, 32)])
+def test_long_texts_are_put_together_from_portions(length: int, portions: int) -> None:
+    """Catches portions weighed wrongly, left out or counted twice: of 32 positions, and of 64, which are read in two."""
+    text = torch.randint(0, 64, (length + 5,), generator=torch.Generator().manual_seed(0)).tolist()
+    assert portions == min(PARTS, span_of(length + 5) // POSITIONS)
+    with unchecked():
+        for variant in ("llama", "mistral-window"):
+            own, theirs = (built(variant, num_hidden_layers=1, max_position_embeddings=2048) for _ in range(2))
+            expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).extend(text, rows=5)
+            runner = graphs(own)
+            runner.extend(text[:length], rows=1)
+            torch.testing.assert_close(runner.extend(text[length:], rows=5)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_was_forgotten_and_what_was_padded_leaves_no_trace() -> None:
+    """Catches a padded row that is seen and a forgotten one that is. The same call then gives the same bits."""
+    with unchecked():
+        runner = graphs(built("qwen3"))
+        runner.extend(TEXT[:5], rows=1)
+        before, _ = runner.extend(TEXT[5:9], rows=4)  # padded to five
+        runner.rollback(5)
+        runner.extend([33, 34, 35, 36, 37], rows=1)
+        runner.rollback(5)
+        after, _ = runner.extend(TEXT[5:9], rows=4)
+    assert torch.equal(before, after)
+
+
+def test_a_kernels_norm_is_that_of_torch() -> None:
+    """Catches a weight that is scaled and a mean that is not: torch's own norm, and ours with Gemma's offset."""
+    runner, x = graphs(built("llama")), torch.randn(3, 40, device=DEVICE)
+    weight = torch.randn(40, device=DEVICE)
+    for norm in (FusedNorm(weight, eps=1e-5), Norm(weight, eps=1e-5, offset=1.0)):
+        torch.testing.assert_close(runner.static.body._normed(x, norm), norm(x), atol=1e-5, rtol=1e-5)
+
+
+def test_greedy_answers_are_those_of_the_target() -> None:
+    """Catches keys that a round leaves behind: a pair whose passes are fused, by rules that stop early and that do not."""
+    target = tiny_model("llama", vocab_size=64, seed=1, num_hidden_layers=1, max_position_embeddings=512)
+    draft = tiny_draft(target, noise=0.4)
+    with unchecked():
+        own = [GraphRunner(m.to(DEVICE), probe=False) for m in (target, draft)]
+        pair = sd.Pair(target=own[0], draft=own[1], tokenizer=tiny_tokenizer())
+        options = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+        rules = (sd.Fixed(k=0), sd.Fixed(k=3), sd.CumulativeConfidence(threshold=0.3))
+        alone, fixed, early = (sd.Decoder(pair, policy=rule).generate([3, 5, 2], **options) for rule in rules)
+    assert alone.tokens == fixed.tokens == early.tokens
+    assert 0 < fixed.metrics.num_accepted_draft_tokens < fixed.metrics.num_draft_tokens
