@@ -212,7 +212,9 @@ def cost_aware(head: Any) -> CostAware:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "cumulative q", "specdecpp, lagged", "specdecpp, look-ahead"])
-def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(policy: str, two: Two) -> None:
+def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(
+    policy: str, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a host that runs ahead, and a decision that looks at the discarded candidate: other uniforms for it, and for all
     after it, change nothing that is decided."""
     streams = Given(), Given()
@@ -229,6 +231,12 @@ def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(policy: str
         streams[0].points, streams[1].points = uniforms[: first.num_drafted] + others, tests
         again = one_round(request, context)
         assert (again.tokens, again.num_accepted, again.next_token) == (first.tokens, first.num_accepted, first.next_token)
+        monkeypatch.setattr("specdecpp.rounds.device._MUCH", 0)  # a draft so large that the host waits for every flag
+        streams[0].points, streams[1].points = uniforms, tests
+        waited = one_round(request, context)
+        monkeypatch.undo()
+        assert (waited.tokens, waited.num_accepted, waited.next_token) == (first.tokens, first.num_accepted, first.next_token)
+        assert int(two.record_of(request).count) == waited.num_drafted
     assert in_vain <= {0, 1}
     assert (1 in in_vain) == (policy != "fixed")
 
@@ -287,6 +295,23 @@ def test_one_seed_gives_one_output(two: Two) -> None:
             if session.finish_reason is None:
                 session.step()
     assert tuple(sessions[0].tokens[2:]) == first.tokens
+
+
+@pytest.mark.parametrize("policy", ["cumulative q", "specdecpp, lagged", "costs, look-ahead", "fixed"])
+def test_a_host_that_waits_for_every_flag_decodes_the_same(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a draft that then lacks its last candidate: whole texts, with and without steps in vain."""
+    pair = Pair(target=two.target, draft=two.draft, tokenizer=tiny_tokenizer())
+    decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
+    told = []
+    for much in (10**9, 0):
+        monkeypatch.setattr("specdecpp.rounds.device._MUCH", much)
+        with unchecked():
+            outs = [
+                decoder.generate([3, 5], max_tokens=40, seed=1, temperature=temperature, ignore_eos=True)
+                for temperature in (0.0, 0.8)
+            ]
+        told.append([(out.tokens, [(r.num_drafted, r.num_accepted) for r in out.rounds]) for out in outs])
+    assert told[0] == told[1]
 
 
 def test_another_request_over_the_same_caches_is_decoded_as_it_asks(two: Two) -> None:

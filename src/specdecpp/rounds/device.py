@@ -8,6 +8,10 @@ candidates, one more is being drawn. It is discarded, unseen. That keeps the tar
 decided by Y_1..Y_k alone, and Y_{k+1} was never looked at, so its uniform may be used again. The candidates are those of the
 host, an adapted stopping of the draft's own process (`policies.protocol`). Nothing but the draft's cache remembers that step:
 it has read Y_k, which is rolled back like any other token.
+
+A step that takes longer than the host needs to launch what follows a stop is not worth drawing in vain: where the draft has
+much to read, the host reads flag k before it queues step k + 1. The size of its weights decides and no clock does: a step that
+reads two tokens has other rounding errors than two steps, and a seed is to mean the same answer.
 """
 
 from collections.abc import Sequence
@@ -27,6 +31,9 @@ from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.static_cache import Program, bucket
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
+
+_MUCH = 10**9
+"""Bytes that a large GPU reads in half a millisecond: more than the host needs to read a flag and launch a target's pass."""
 
 
 class Device:
@@ -134,7 +141,7 @@ class _Rounds:
         )
 
     def _propose(self, tokens: list[int], decision: Decision) -> int:
-        """Queue draft steps until the flag of the last but one says stop; how many candidates count."""
+        """Queue draft steps until the flag of one says stop; how many candidates count."""
         rule: Any = decision.rule
         limit = decision.limit
         least = [*rule.least[:limit], *[-torch.inf] * (MOST + 1)][: MOST + 1]
@@ -160,13 +167,14 @@ class _Rounds:
         return num
 
     def _run(self, step: Program, later: Program, num_unread: int, limit: int) -> int:
+        num_ahead = 1 if self._draft.num_bytes < _MUCH else 0
         for num in range(1, limit + 1):
             step()
             self._report(num - 1)
             self._draft.advance(num_unread if num == 1 else 1)
-            step = later
-            if num > 1 and self._flag_of(num - 2):
-                return num - 1
+            step, known = later, num - num_ahead
+            if 0 < known < limit and self._flag_of(known - 1):
+                return known
         return limit
 
     def _verify(self, tokens: list[int], limit: int, num: int) -> tuple[int, int]:

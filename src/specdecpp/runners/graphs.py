@@ -1,8 +1,9 @@
 """Known families on a GPU: every pass is a CUDA graph over static caches.
 
 A small model's step on a GPU is bound by launching its kernels one by one, and a graph launches all of them at once: rounds
-are 1.7 to 6 times as quick as those of `LeanRunner` on an H100 (benchmarks/results/gpu.json). The passes are those of
-`LeanRunner`, which reads long prompts for this runner too; `static_cache` says how they are recorded.
+are 2.4 to 8 times as quick as those of `LeanRunner` on an H100 (benchmarks/results/gpu.json). The passes are those of
+`LeanRunner`, which reads long prompts for this runner too, with kernels of our own between the products (`fused`);
+`static_cache` says how they are recorded.
 
 Two such runners on one device can do a whole round there (`rounds.device`). On a CPU the same code runs without being
 recorded, on more positions than `LeanRunner` reads: that is for tests.

@@ -66,7 +66,7 @@ def turn(
         place = values + ((head - heads - kv_heads) * capacity + position) * SIZE
         tl.store(place + at, x.to(values.dtype.element_ty), mask=inside)
     else:
-        other = tl.where(at < half, at + half, tl.where(at < 2 * half, at - half, at))
+        other = tl.where(at < half, at + half, at - half)  # behind both halves the sines are 0
         y = tl.load(source + other, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORMS:
             scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / divisor + eps)

@@ -125,6 +125,12 @@ class LeanRunner(EagerRunner):
         if probe:
             probing.check(self, model, manner=self.manner, is_rough=not self._is_wide)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights that a pass reads, norms and biases aside; of the embedding it reads a row a token."""
+        parts = [part for layer in self._layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return sum(part.numel() * part.element_size() for part in (*parts, self._output))
+
     @staticmethod
     def refusal(model: Any) -> str | None:
         """Why this model must be run by transformers; None when it need not."""

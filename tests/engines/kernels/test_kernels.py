@@ -1,6 +1,8 @@
 """Passes whose small operations are kernels of our own, on a GPU where there is one and interpreted elsewhere: logits of
 transformers in every family, text that is read in parts, padded and forgotten, long texts in many portions, a round's law."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,3 +109,13 @@ def test_greedy_answers_are_those_of_the_target() -> None:
         alone, fixed, early = (sd.Decoder(pair, policy=rule).generate([3, 5, 2], **options) for rule in rules)
     assert alone.tokens == fixed.tokens == early.tokens
     assert 0 < fixed.metrics.num_accepted_draft_tokens < fixed.metrics.num_draft_tokens
+
+
+def test_every_kernel_compiles() -> None:
+    """Catches what the interpreter takes and the compiler does not: three types of weights, two kinds of GPU, which need not be
+    there."""
+    program = Path(__file__).with_name("compiled.py")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 6
