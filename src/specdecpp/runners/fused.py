@@ -99,8 +99,10 @@ def fused(runner: LeanRunner) -> LeanRunner:
 
 @cache
 def _kernels(device: torch.device) -> Any:
-    """`kernels`, if the first of them runs here: Triton is not everywhere, and needs a C compiler."""
+    """`kernels`, if the first of them runs here: Triton is not everywhere, and needs a C compiler and bfloat16."""
     try:
+        if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+            raise RuntimeError(f"compute capability {capability[0]}.{capability[1]}, and 8.0 is needed")
         kernels: Any = import_module("specdecpp.runners.kernels")
         x = torch.ones(1, 16, device=device)
         with torch.cuda.device_of(x):
