@@ -86,6 +86,10 @@ class Formats:
             self._pairs[name] = [sd.load_pair(target, draft=draft, runner=self._runner) for draft in (short, near)]
         return self._pairs[name]
 
+    def keep(self, name: str) -> None:
+        """Let the pairs of other formats go."""
+        self._pairs = {name: self.pairs(name)}
+
     def _write(self, path: Path, name: str) -> None:
         model, tokenizer = GGUFSource(self._file).model(), GGUF(self._file).tokenizer()
         gguf_writing.write(model, tokenizer, path, precision=gguf_writing.Precision(name), name=name)
@@ -221,6 +225,7 @@ def work(state: dict[str, Any], formats: Formats, prompts: list[str], args: argp
                 block["prompts"] = index + 1
                 differ = sum(len(counts["differ"]) for counts in block["rules"].values())
                 yield f"{name}: {index + 1} of {len(prompts)} prompts, {differ} answers differ"
+    formats.keep(OWN)
     for spec in rules():
         if spec not in state["sampled"] and spec != "max-confidence:drop=true":  # which is sound for greedy answers only
             state["sampled"][spec] = sampled(formats, prompts[: args.sampled], spec, args)

@@ -46,6 +46,7 @@ RULES = [
     "cost-aware",
     "auto-off:cumulative",
     "bandit:fixed:2|specdecpp",
+    "copies:cost-aware",
 ]
 HEAD = REFERENCE / "head"
 
