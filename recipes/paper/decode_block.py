@@ -1,6 +1,6 @@
 """Rounds under block verification, which no replay can give: decode the test prompts for real, on made-up hardware.
 
-    python decode_block.py --labels ../../runs/traces/labels --c 0.05 0.1 0.22 0.3 --out ../../runs/traces/block.jsonl
+    python decode_block.py --labels ../../runs/traces/labels --c 0.05 0.1 0.22 0.3 --seeds 3 --out ../../runs/traces/block.jsonl
 
 Every test prompt of the recordings is answered for each c = t_draft / t_target, as `CostAware` decides at those costs, under
 the sampling of the recordings.
