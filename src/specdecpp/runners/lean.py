@@ -11,7 +11,7 @@ positions and reads those of its window, so that a rollback is exact.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -125,7 +125,7 @@ class LeanRunner(EagerRunner):
         if probe:
             probing.check(self, model, manner=self.manner, is_rough=not self._is_wide)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Of the weights that a pass reads, norms and biases aside; of the embedding it reads a row a token."""
         parts = [part for layer in self._layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
