@@ -1,4 +1,4 @@
-"""What the benchmarks beside other engines rest on: a file cut to its first layers, and which settings are measured on what."""
+"""What benchmarks rest on: a file cut to its first layers, which settings are measured on what, a rule that none leaves out."""
 
 import sys
 from collections import defaultdict
@@ -16,14 +16,23 @@ from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.models import load_tokenizer
 from specdecpp.loading.pair import REFERENCE, load_pair
+from specdecpp.request import parse_policy, policy_names
 from specdecpp.testing import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import identity  # pyright: ignore[reportMissingImports]
 from peers import cells  # pyright: ignore[reportMissingImports]
 from peers.cells import Cell, Setting  # pyright: ignore[reportMissingImports]
 from peers.plan import SMOLLM2, Plan, settings, workers  # pyright: ignore[reportMissingImports]
 from peers.protocol import WorkerError  # pyright: ignore[reportMissingImports]
+
+
+def test_the_benchmark_of_identity_knows_every_rule() -> None:
+    """Catches a rule that is new: the script would stop at it, an hour after it was started, or leave it out."""
+    named = {spec.partition(":")[0] for spec in identity.rules()}
+    assert named == {name.partition(":")[0] for name in policy_names()} - {"target"}
+    assert all(parse_policy(spec) for spec in identity.rules())
 
 
 @pytest.fixture(scope="module")
