@@ -1,6 +1,7 @@
 """What only a GPU runs: recorded rounds, the clocks there, and a pair as it is loaded by default.
 
-Skipped where there is none. On a machine with one: `python -m pytest tests/test_cuda.py tests/test_graphs.py`.
+Skipped where there is none. On a machine with one: `python -m pytest tests/test_cuda.py tests/test_graphs.py`, and
+`tests/engines/kernels` by itself.
 """
 
 import gc

@@ -231,7 +231,7 @@ def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(
         streams[0].points, streams[1].points = uniforms[: first.num_drafted] + others, tests
         again = one_round(request, context)
         assert (again.tokens, again.num_accepted, again.next_token) == (first.tokens, first.num_accepted, first.next_token)
-        monkeypatch.setattr("specdecpp.rounds.device._MUCH", 0)  # a draft so large that the host waits for every flag
+        monkeypatch.setattr("specdecpp.rounds.device._LARGE_DRAFT", 0)  # a draft so large that the host waits for every flag
         streams[0].points, streams[1].points = uniforms, tests
         waited = one_round(request, context)
         monkeypatch.undo()
@@ -304,7 +304,7 @@ def test_a_host_that_waits_for_every_flag_decodes_the_same(policy: str, two: Two
     decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
     told = []
     for much in (10**9, 0):
-        monkeypatch.setattr("specdecpp.rounds.device._MUCH", much)
+        monkeypatch.setattr("specdecpp.rounds.device._LARGE_DRAFT", much)
         with unchecked():
             outs = [
                 decoder.generate([3, 5], max_tokens=40, seed=1, temperature=temperature, ignore_eos=True)

@@ -32,7 +32,7 @@ from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.static_cache import Program, bucket
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
 
-_MUCH = 10**9
+_LARGE_DRAFT = 10**9
 """Bytes that a large GPU reads in half a millisecond: more than the host needs to read a flag and launch a target's pass."""
 
 
@@ -167,7 +167,7 @@ class _Rounds:
         return num
 
     def _run(self, step: Program, later: Program, num_unread: int, limit: int) -> int:
-        num_ahead = 1 if self._draft.num_bytes < _MUCH else 0
+        num_ahead = 1 if self._draft.num_bytes < _LARGE_DRAFT else 0
         for num in range(1, limit + 1):
             step()
             self._report(num - 1)

@@ -40,11 +40,11 @@ class FusedRunner(LeanRunner):
         layer. Their own keys and values are put there. The text ends within `span`."""
         n, size, kv, groups = len(qkv), self._head_size, self._kv_heads, self._heads // self._kv_heads
         layer, k, v = self._layers[i], keys[i], values[i]
-        block, capacity = _power_of_two(size), k.shape[1]
+        block, capacity = self.kernels.block_of(size), k.shape[1]
         cos, sin = tables[layer.view]
         q_norm, k_norm = layer.head_norms or (layer.norm, layer.norm)
         queries = qkv.new_empty(n, self._heads, size)
-        self.kernels.turn[n, self._heads + 2 * kv](
+        self.kernels.rotate[n, self._heads + 2 * kv](
             *(qkv, cos, sin, q_norm.weight, k_norm.weight, start, queries, k, v, q_norm.eps, q_norm.divisor),
             *(self._heads, kv, capacity, self._turned[0], size, block, layer.head_norms is not None),
             num_warps=1,
@@ -61,14 +61,16 @@ class FusedRunner(LeanRunner):
             *(size, block, rows, self.kernels.POSITIONS),
         )
         out = torch.empty_like(queries)
-        self.kernels.together[kv, n * groups](
+        self.kernels.combine[kv, n * groups](
             *(tops, sums, mixtures, out, n, groups, parts, size, block, self.kernels.PARTS), num_warps=1
         )
         return out.view(n, -1)
 
     def _normed(self, x: Float[Tensor, "n D"], norm: Norm) -> Float[Tensor, "n D"]:
         out, size = torch.empty_like(x), x.shape[1]
-        self.kernels.norm[(len(x),)](x, norm.weight, out, norm.eps, norm.divisor, size, _power_of_two(size), num_warps=8)
+        self.kernels.norm[(len(x),)](
+            x, norm.weight, out, norm.eps, norm.divisor, size, self.kernels.block_of(size), num_warps=8
+        )
         return out
 
     def _gated(self, h: Float[Tensor, "n F2"]) -> Float[Tensor, "n F"]:
@@ -118,7 +120,3 @@ def _kernels(device: torch.device) -> Any:
 
 def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _power_of_two(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())

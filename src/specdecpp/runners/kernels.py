@@ -1,4 +1,4 @@
-"""What stands between the products of a layer, in Triton: norms, turns, attention and gates, each in one launch or two.
+"""What stands between the products of a layer, in Triton: norms, rotary angles, attention and gates, each in one launch or two.
 
 A pass over a few rows is bound by the number of its launches, of which torch makes twenty-two a layer; here it is eleven.
 Numbers are loaded in the type of the model, worked on in float32 and stored in the type of the model. Where the text ends is
@@ -21,6 +21,11 @@ PARTS = 32
 """Most portions of a text."""
 
 
+def block_of(size: int) -> int:
+    """The block that holds so many numbers: a power of two, and what the matrix units take."""
+    return max(16, triton.next_power_of_2(size))
+
+
 @triton.jit
 def norm(x, weight, out, eps, divisor, size, BLOCK: tl.constexpr):
     """out = x / sqrt(sum(x^2) / divisor + eps) * weight, of each row of `size`."""
@@ -33,7 +38,7 @@ def norm(x, weight, out, eps, divisor, size, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["eps", "divisor"])
-def turn(
+def rotate(
     qkv,
     cosines,
     sines,
@@ -55,7 +60,7 @@ def turn(
 ):
     """Norms and angles of one head of one row of `qkv` [n, heads + 2 kv heads, SIZE]; keys and values go to their places.
 
-    The position of row i is start + i. Tables [positions, SIZE] have the signs of the turn with the sines.
+    The position of row i is start + i. Tables [positions, SIZE] have the signs of the rotation with the sines.
     """
     row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -134,10 +139,10 @@ def attend(
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp(scores - base[:, None])
-        faded = tl.exp(top - base)
-        total = total * faded + tl.sum(weights, 1)
+        decay = tl.exp(top - base)
+        total = total * decay + tl.sum(weights, 1)
         value = tl.load(values + cells, mask=is_cell, other=0.0)
-        mixed = mixed * faded[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        mixed = mixed * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         top = higher
         begin += POSITIONS
     line = (kv * num_parts + part) * n * groups + row
@@ -147,7 +152,7 @@ def attend(
 
 
 @triton.jit(do_not_specialize=["n", "num_parts"])
-def together(tops, sums, mixtures, out, n, groups, num_parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+def combine(tops, sums, mixtures, out, n, groups, num_parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """The portions of `attend` as one: out [n, kv heads, groups, SIZE]."""
     kv, kv_heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     at, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
@@ -171,5 +176,5 @@ def gate(x, out, size, total, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
     source = x + (place // size) * 2 * size + place % size
     gated = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
-    bent = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
-    tl.store(out + place, (gated * tl.sigmoid(bent) * up).to(out.dtype.element_ty), mask=inside)
+    argument = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
+    tl.store(out + place, (gated * tl.sigmoid(argument) * up).to(out.dtype.element_ty), mask=inside)

@@ -11,9 +11,9 @@ NUMBERS = dict.fromkeys(("eps", "divisor", "scale"), "fp32")
 OWN = ("x", "out", "qkv", "cosines", "sines", "q_weight", "k_weight", "weight", "queries", "keys", "values")
 CONSTANTS = {
     "norm": {"BLOCK": 4096},
-    "turn": {"SIZE": 96, "BLOCK": 128, "HAS_NORMS": True},
+    "rotate": {"SIZE": 96, "BLOCK": 128, "HAS_NORMS": True},
     "attend": {"SIZE": 96, "BLOCK": 128, "ROWS": kernels.ROWS, "POSITIONS": kernels.POSITIONS},
-    "together": {"SIZE": 96, "BLOCK": 128, "PARTS": kernels.PARTS},
+    "combine": {"SIZE": 96, "BLOCK": 128, "PARTS": kernels.PARTS},
     "gate": {"IS_SILU": False, "BLOCK": 512},
 }
 
