@@ -58,7 +58,7 @@ int main(int, char** paths) {
       is_done = m = native_new(reinterpret_cast<const Shape*>(r.bytes.data()));
     } else if (r.name == "matrix") {
       size_t rows = size_t(r.at(3)) * r.numbers.at(5);
-      is_done = native_matrix(m, r.at(0), r.at(1), r.at(2), r.bytes.data(), r.at(3), r.at(4), r.numbers[5], r.at(6) ? r.floats(rows) : nullptr);
+      is_done = native_matrix(m, r.at(0), r.at(1), r.at(2), r.bytes.data(), r.at(3), r.at(4), r.numbers[5], r.at(6) ? r.floats(rows) : nullptr, 2);
     } else if (r.name == "norm") {
       is_done = native_norm(m, r.at(0), r.at(1), r.floats(), r.at(2));
     } else if (r.name == "layer") {

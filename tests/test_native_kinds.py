@@ -132,7 +132,7 @@ def test_what_the_code_cannot_pack_is_refused() -> None:
     shape = (ctypes.c_int32 * 12)(1, 32, 1, 1, 32, 32, 32, 8, 0)
     handle = lib.native_new(ctypes.byref(shape))
     for kind, width in ((2, 48), (12, 32), (99, 32), (-1, 32)):
-        assert not lib.native_matrix(handle, 0, 0, kind, data.data_ptr(), 8, width, 32, None)
+        assert not lib.native_matrix(handle, 0, 0, kind, data.data_ptr(), 8, width, 32, None, 1)
     lib.native_free(handle)
 
 

@@ -57,7 +57,7 @@ class Recorder:
         return self._lib.native_new(shape)
 
     def native_matrix(self, handle: Any, *given: Any) -> Any:
-        layer, role, kind, rows, out, width, stride, bias = given
+        layer, role, kind, rows, out, width, stride, bias, _ = given
         content = ctypes.string_at(rows, out * stride) + (ctypes.string_at(bias, out * 4) if bias else b"")
         self.record("matrix", layer, role, kind, out, width, stride, bool(bias), content=content)
         return self._lib.native_matrix(handle, *given)

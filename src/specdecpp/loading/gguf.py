@@ -7,6 +7,7 @@ llama-cpp-python is installed.
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,13 +22,15 @@ from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading.checks import Runners
 from specdecpp.loading.gguf_config import OUTPUT_IDS, unsupported
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored, check_numbers
-from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
+from specdecpp.loading.gguf_tokenizer import ends_of, same_keys, tokenizer_of
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
 from specdecpp.runners.native.weights import DTYPES
+
+log = logging.getLogger("specdecpp.loading")
 
 
 class GGUF:
@@ -97,7 +100,7 @@ class GGUF:
         known = (machine.recall("gguf", state) or {}).get("digest")
         if isinstance(known, str) and re.fullmatch("[0-9a-f]{32}", known):
             return known
-        check_numbers(self._header)
+        log.info("reading all of %s", self.name)
         digest = _digest(self._header)
         machine.remember("gguf", state, {"digest": digest})
         return digest
@@ -107,11 +110,22 @@ class GGUF:
         """All that a measurement of the model depends on beside the machine."""
         return {"fingerprint": self._digest, "dtype": str(self._dtype), "device": str(self._device)}
 
+    def has_tokenizer_of(self, other: "GGUF") -> bool:
+        """Whether the tokenizers of both are made of the same keys, or of one file beside them."""
+        folders = {model._tokenizer_folder for model in (self, other)}
+        return len(folders) == 1 and (folders != {None} or same_keys(self._header, other._header))
+
+    @property
+    def _tokenizer_folder(self) -> Path | None:
+        """The folder of the file, where a tokenizer.json in it is taken."""
+        beside = Path(self.name).resolve().parent
+        is_inside = "tokenizer.huggingface.json" in self._header
+        return beside if not is_inside and (beside / "tokenizer.json").is_file() else None
+
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
-        beside = Path(self.name).parent
-        if "tokenizer.huggingface.json" not in self._header and (beside / "tokenizer.json").is_file():
-            return load_tokenizer(beside)
+        if self._tokenizer_folder is not None:
+            return load_tokenizer(Path(self.name).parent)
         return tokenizer_of(self._header, num_rows=self.num_rows)
 
     sampling: ClassVar[Mapping[str, float]] = {}
@@ -184,8 +198,10 @@ def _digest(header: Header) -> str:
     digest = hashlib.sha256(str(numbers).encode())
     if OUTPUT_IDS in header:
         digest.update(str(header.numbers(OUTPUT_IDS).tolist()).encode())
-    for name, entry in sorted(header.tensors.items()):
-        digest.update(f"{name} {entry.kind} {entry.shape}".encode())
-        for part in entry.parts():
-            digest.update(memoryview(part))  # pyright: ignore[reportArgumentType]
+    last = None
+    for name, entry, part in checked_parts(header):
+        if name != last:
+            digest.update(f"{name} {entry.kind} {entry.shape}".encode())
+        digest.update(memoryview(part))  # pyright: ignore[reportArgumentType]
+        last = name
     return digest.hexdigest()[:32]

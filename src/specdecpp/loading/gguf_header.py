@@ -195,10 +195,13 @@ class Header:
             self.fail(f"has {key}, a list of a type {kind} that is not known here")
         if num > _MOST_TEXTS:
             self.fail(f"announces {num} texts in {key}")
-        texts, at, size_of = [], self._at, struct.Struct("<Q").unpack_from
+        texts, at, size_of, seen = [], self._at, struct.Struct("<Q").unpack_from, len(self._seen)
         for _ in range(num):  # hundreds of thousands of them
-            if not self._see(at + 8) or not self._see(after := at + 8 + size_of(self._seen, at)[0]):
-                self.fail(f"ends within {key}, or a text in it is too long (byte {at})")
+            after = at + 8 + size_of(self._seen, at)[0] if at + 8 <= seen or self._see(at + 8) else self._size + 1
+            if after > seen:
+                if not self._see(after):
+                    self.fail(f"ends within {key}, or a text in it is too long (byte {at})")
+                seen = len(self._seen)
             texts.append(self._seen[at + 8 : after])
             at = after
         self._at = at

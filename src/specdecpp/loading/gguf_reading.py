@@ -7,7 +7,7 @@ of q and k (llama.cpp turns neighbouring pairs, transformers the two halves of a
 packed; and Gemma's norms, to which 1 was added.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
 from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, unsupported
+from specdecpp.loading.gguf_bytes import Entry
 from specdecpp.loading.gguf_header import Header, opened
 
 _NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -155,11 +156,16 @@ _SCALES = {
 _EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 
 
-def check_numbers(header: Header) -> None:
-    """Raise `RunnerError` for a tensor with values or scales that are infinite or no numbers. Reads every byte."""
-    for name, entry in header.tensors.items():
-        if any(_is_bad(entry.kind, part) for part in entry.parts()):
-            header.fail(f"has {name} with values that are infinite or no numbers")
+def checked_parts(header: Header) -> Iterator[tuple[str, Entry, np.ndarray]]:
+    """Every byte of the tensors, in the order of their names, some rows at a time.
+
+    Raises `RunnerError` for values or scales that are infinite or no numbers.
+    """
+    for name, entry in sorted(header.tensors.items()):
+        for part in entry.parts():
+            if _is_bad(entry.kind, part):
+                header.fail(f"has {name} with values that are infinite or no numbers")
+            yield name, entry, part
 
 
 def _is_bad(kind: str, rows: np.ndarray) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from specdecpp import machine
 from specdecpp.loading.gguf_header import Header
 
+_OWN = {"specdecpp.special_tokens"}
 _NORMAL, _UNKNOWN, _CONTROL, _ADDED = 1, 2, 3, 4
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LIKE_GPT4 = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -73,6 +74,17 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     if most >= num_rows:
         header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
     return _wrapped(found, token_of, header)
+
+
+def same_keys(header: Header, other: Header) -> bool:
+    """Whether two files say the same of their tokenizers."""
+
+    def of(one: Header) -> dict[str, Any]:
+        found = {key: value for key, value in one.values.items() if key.startswith("tokenizer.") or key in _OWN}
+        found.pop("tokenizer.chat_template", None)
+        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in found.items()}
+
+    return of(header) == of(other)
 
 
 def ends_of(header: Header, *, num_rows: int) -> tuple[int, ...]:

@@ -168,12 +168,18 @@ def _common_tokenizer(target: Model, draft: Model) -> Any:
     log.info("reading the tokenizer of %s", target.name)
     tokenizer = target.tokenizer()
     check_spells(tokenizer, target.name)
-    are_folders = not (is_gguf(target.name) or is_gguf(draft.name))
-    if draft is not target and not (are_folders and have_same_files(target.name, draft.name)):
+    if draft is not target and not _share_tokenizer(target, draft):
         other = draft.tokenizer()
         check_spells(other, draft.name)
         check_same_tokenizer(tokenizer, other)
     return tokenizer
+
+
+def _share_tokenizer(target: Model, draft: Model) -> bool:
+    """Whether the tokenizers of both models have the same source, and need be read once."""
+    if isinstance(target, GGUF) and isinstance(draft, GGUF):
+        return target.has_tokenizer_of(draft)
+    return not isinstance(target, GGUF) and not isinstance(draft, GGUF) and have_same_files(target.name, draft.name)
 
 
 def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from specdecpp.runners import probe as probing
 from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
 from specdecpp.runners.native.library import Drafting, Part, Verifying
-from specdecpp.runners.native.weights import DTYPES, TABLES, Weights
+from specdecpp.runners.native.weights import DTYPES, TABLES, Weights, values_of
 from specdecpp.runners.protocol import check_path, check_rollback, depths_of
 from specdecpp.sampling import inverted
 
@@ -102,7 +102,7 @@ class NativeRunner:
         )
         self._reset()
         if probe:
-            value_of = None if stored is None else lambda name: stored[name].dequantised()
+            value_of = None if stored is None else lambda name: values_of(stored[name])
             limit = _ROUNDED if self.activations == "int8" else probing.TOLERANCE
             probing.check(self, model, manner="by compiled code", value_of=value_of, limit=limit)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecpp.errors import RunnerError
 from specdecpp.runners.angles import Angles
 from specdecpp.runners.families import Family, Layer
 from specdecpp.runners.native.library import library
@@ -30,6 +31,10 @@ _NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "do
 _ENDS = -1
 IDLE_BYTES, LARGE_BYTES = 256 * 2**20, 32 * 2**20
 """What caches that nobody uses may hold together, and a single one of them: the rest is given back."""
+
+
+COMPARED = 16
+"""Rows of a matrix that the package gguf reads too (`values_of`)."""
 
 
 class _Shape(ctypes.Structure):
@@ -148,13 +153,32 @@ class Weights:
     def _matrix(self, layer: int, role: str, rows: "_Rows", bias: Tensor | None = None) -> None:
         given = None if bias is None else bias.data_ptr()
         kind, pointer, stride, (out, width) = KINDS[rows.kind], rows.pointer, rows.stride, rows.shape
-        if not self.lib.native_matrix(self.handle, layer, _ROLES[role], kind, pointer, out, width, stride, given):
+        threads = torch.get_num_threads()
+        if not self.lib.native_matrix(self.handle, layer, _ROLES[role], kind, pointer, out, width, stride, given, threads):
             raise MemoryError(f"there is no memory for a matrix of {out} x {width} ({rows.kind})")
 
     def _norm(self, layer: int, role: str, weight: Tensor) -> None:
         weight = weight + self.family.norm_offset
         if not self.lib.native_norm(self.handle, layer, _NORMS[role], weight.data_ptr(), len(weight)):
             raise MemoryError(f"there is no memory for a norm of {len(weight)}")
+
+
+def values_of(stored: Any) -> Tensor:
+    """The values of a stored matrix or vector, float32, of its shape; codes are turned into numbers by compiled code.
+
+    Some of its rows are compared with what the package gguf makes of them. Raises `RunnerError` where they differ.
+    """
+    values = torch.empty(stored.shape)
+    lines, kind = stored.data, KINDS.get(stored.kind, -1)
+    shape = len(lines), values.numel() // len(lines)
+    to, threads = values.data_ptr(), torch.get_num_threads()
+    if not library().native_unpack(kind, lines.ctypes.data, *shape, lines.strides[0], to, threads):
+        return stored.dequantised()
+    some = slice(None, None, -(-len(lines) // COMPARED))
+    expected = type(stored)(stored.kind, (len(lines[some]), shape[1]), lines[some]).dequantised()
+    if not torch.allclose(values.view(shape)[some], expected, rtol=1e-5, atol=0, equal_nan=True):
+        raise RunnerError(f"compiled code reads weights of the type {stored.kind} otherwise than the package gguf. Use LeanRunner.")
+    return values
 
 
 def _freed(lib: Any, handle: int, idle: list[int]) -> None:

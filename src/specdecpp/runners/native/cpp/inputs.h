@@ -9,34 +9,43 @@
 // How far apart rows of so many values lie that products read: never a power of two, where rows would share a few places of the cache.
 static inline size_t apart(int width) { return (up(width, LANES) / LANES | 1) * LANES; }
 
-// What products read: x [n, in], rows `apart(in)` apart, its sums over the groups of a matrix [n, groups], and for products of whole
-// numbers x rounded to `codes` [n, in] of so many bytes times `scales` [n, groups], whose sums over groups are `totals` and, scaled,
-// `sums`. Codes of two bytes lie as the products take them: of eight inputs 0 2, 1 3, 4 6, 5 7.
+// How x is rounded for products of whole numbers: not at all, or to codes that lie as
+//   BYTES   [groups, n, group]                bytes
+//   PLANES  [groups, n, 2, group]             the higher bytes of 16 bits and then the lower: code = 256 higher + lower, each signed
+//   WORDS   [groups, n, group] of 16 bits     of four inputs 0 2, 1 3
+// Products with bytes take half the instructions, but those with both planes have twice as many sums: PLANES are for few rows.
+enum class Codes { NONE, BYTES, PLANES, WORDS };
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr int FEW = 3;
+#else
+constexpr int FEW = 0;
+#endif
+constexpr int MANY = LANES == 16 ? 10 : 6;  // rows whose sums fit into registers beside codes and what is read of x
+constexpr float BYTE_STEPS = 127, WORD_STEPS = 32639;  // the largest code: 127 * 256 + 127
+
+// What products read: n rows x [n, in], `apart(in)` apart, their sums over the groups of a matrix [groups, n], and for products of whole
+// numbers x rounded to codes times `scales` [groups, n], whose sums are those of the rounded x. `starts` are the sums of codes times what
+// the matrix takes off its own, negative: what the products with these begin with.
 struct Inputs {
   const float *x, *sums;
   const int8_t* codes;
-  int width;
+  Codes form;
+  int n;
   const float* scales;
-  const int32_t* totals;
-
-  Inputs from(const Matrix& m, int row) const {
-    size_t groups = size_t(row) * m.num_groups();
-    return {x + row * apart(m.in), sums + groups, codes + size_t(row) * m.in * width, width, scales + groups, totals + groups};
-  }
+  const int32_t* starts;
 };
 
-// x times a factor to the nearest whole number, of LANES inputs from the first of eight on.
+// x times a factor to the nearest whole number.
 static inline Ints rounded(Vec x, float factor) {
   Vec shifted = x * factor + 12582912.0f;  // the sum's last bits are the nearest integer
   return bits_as<Ints>(shifted) - Ints(bits_as<Words>(all(12582912.0f)));
 }
-static inline void put_codes(int8_t* to, int width, Ints whole) {
-  if (width == 1) {
-    typedef int8_t Narrow __attribute__((vector_size(LANES)));
-    Narrow narrow = __builtin_convertvector(whole, Narrow);
-    std::memcpy(to, &narrow, sizeof narrow);
-    return;
-  }
+static inline void put_bytes(int8_t* to, Ints whole) {
+  typedef int8_t Narrow __attribute__((vector_size(LANES)));
+  Narrow narrow = __builtin_convertvector(whole, Narrow);
+  std::memcpy(to, &narrow, sizeof narrow);
+}
+static inline void put_words(int8_t* to, Ints whole) {
   typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));
 #if defined(__AVX512F__)
   const Ints order = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
@@ -55,43 +64,67 @@ static inline void put_codes(int8_t* to, int width, Ints whole) {
 struct Room {
   std::vector<float> sums, scales;
   std::vector<int8_t> codes;
-  std::vector<int32_t> totals;
+  std::vector<int32_t> starts;
 
-  // Of n rows of x, for a matrix of codes and all of the same width and group; rounded to so many bytes, or not where it is 0.
+  // Of n rows of x, for a matrix of codes and all that read alike; rounded to so many bytes, or not where it is 0.
   Inputs inputs(const Matrix& m, const float* x, int n, int width) {
     size_t groups = m.num_groups(), size = n * groups;
-    if (sums.size() < size) sums.resize(size), scales.resize(size), totals.resize(size);
+    Codes form = width == 0 ? Codes::NONE : width == 1 ? Codes::BYTES : n <= FEW ? Codes::PLANES : Codes::WORDS;
+    if (sums.size() < size) sums.resize(size), scales.resize(size), starts.resize(size);
     if (codes.size() < size_t(n) * m.in * width) codes.resize(size_t(n) * m.in * width);
-    float steps = width == 2 ? 32767 : 127;
     for (int r = 0; r < n; ++r)
-      for (size_t g = 0; g < groups; ++g) {
-        const float* of = x + r * apart(m.in) + g * m.group;
-        size_t place = r * groups + g;
-        Vec sum{};
-        if (!width) {
-          for (int i = 0; i < m.group; i += LANES) sum += at(of + i);
-          sums[place] = total(sum);
-          continue;
-        }
-        int8_t* to = codes.data() + (r * m.in + g * m.group) * width;
-        Vec most{};
-        for (int i = 0; i < m.group; i += LANES) {
-          Vec size = floats(bits_as<Words>(at(of + i)) & 0x7fffffffu);
-          most = size > most ? size : most;
-        }
-        float top = largest(most);
-        float scale = top / steps, factor = top > 0 ? steps / top : 0;
-        Ints wholes{};
-        for (int i = 0; i < m.group; i += LANES) {
-          Ints whole = rounded(at(of + i), factor);
-          put_codes(to + i * width, width, whole), wholes += whole;
-        }
-        int32_t whole = total(wholes);
-        scales[place] = scale, totals[place] = whole, sums[place] = scale * float(whole);
-      }
-    return {x, sums.data(), width ? codes.data() : nullptr, width, scales.data(), totals.data()};
+      for (size_t g = 0; g < groups; ++g) round(m, x + r * apart(m.in) + g * m.group, form, g * n + r);
+    return {x, sums.data(), codes.data(), form, n, scales.data(), starts.data()};
+  }
+
+ private:
+  void round(const Matrix& m, const float* x, Codes form, size_t place) {
+    int group = m.group;
+    Vec sum{}, most{};
+    for (int i = 0; i < group && form == Codes::NONE; i += LANES) sum += at(x + i);
+    if (form == Codes::NONE) {
+      sums[place] = total(sum);
+      return;
+    }
+    for (int i = 0; i < group; i += LANES) {
+      Vec size = floats(bits_as<Words>(at(x + i)) & 0x7fffffffu);
+      most = size > most ? size : most;
+    }
+    float steps = form == Codes::BYTES ? BYTE_STEPS : WORD_STEPS, top = largest(most), scale = top / steps, factor = top > 0 ? steps / top : 0;
+    int8_t* to = codes.data() + place * group * (form == Codes::BYTES ? 1 : 2);
+    Ints wholes{};
+    for (int i = 0; i < group; i += LANES) {
+      Ints whole = rounded(at(x + i), factor), higher = (whole + 128) >> 8;
+      wholes += whole;
+      if (form == Codes::WORDS) put_words(to + 2 * i, whole);
+      if (form == Codes::BYTES) put_bytes(to + i, whole);
+      if (form == Codes::PLANES) put_bytes(to + i, higher), put_bytes(to + group + i, whole - (higher << 8));
+    }
+    int32_t whole = total(wholes);
+    scales[place] = scale, starts[place] = -m.zero * whole, sums[place] = scale * float(whole);
   }
 };
+
+// work(first row, N as a type) for n rows in blocks of nearly one size, of at most MOST rows.
+template <int N>
+struct Size {
+  static constexpr int num = N;
+};
+template <int MOST, class Work>
+static inline void in_blocks(int n, const Work& work) {
+  for (int row = 0, sweeps = (n + MOST - 1) / MOST; sweeps; --sweeps) {
+    int block = (n - row + sweeps - 1) / sweeps;
+    switch (block) {
+#define CASE(N) \
+  case N:       \
+    if constexpr (N <= MOST) work(row, Size<N>()); \
+    break;
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+    }
+    row += block;
+  }
+}
 
 // Where sums go: y [n, out], whose rows lie `stride` apart; over what is there, added to it, or times what the gate of a feed-forward
 // layer becomes, whose sums lie as y does.

@@ -1,11 +1,14 @@
-// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input, in the form they have in their file.
+// A matrix [out, in] in panels: the weights of PANEL outputs lie together, input by input, as densely as in their file.
 //
-//   WHOLE    float32                     HALF   bfloat16, two outputs in a word     FLOAT16  float16
-//   NIBBLES  codes of 4 bits in groups   BYTES  codes of 8 bits in groups
+//   WHOLE  float32     HALF  bfloat16, two outputs in a word     FLOAT16  float16     CODES  whole numbers of 4, 5, 6 or 8 bits
 //
-// A weight of a group is scale * (code - zero) + offset. The scales of a group are float16 (and so its offsets), or small whole
-// numbers times a float16 for every SUPER inputs, as in the file: nothing is rounded. A group lies in a panel as its scales, its
-// offsets, and its codes in octets: eight inputs of LANES outputs, and of the next LANES.
+// A weight of a group of inputs is scale * (code - zero) + offset. The scale of a group is a float16 (and so is its offset), or a
+// small whole number, its level, times a float16 for every SUPER inputs, as in the file: nothing is rounded.
+//
+// A panel of codes is a row of blocks: one for each group, or with levels one for every SUPER inputs. A block holds scales [PANEL] and
+// offsets [PANEL] in float16, the levels [PANEL] of each of its groups and of their offsets, and then the codes of each group. These
+// are split into planes: words with the lower four bits of eight inputs of one output each (all eight bits of four inputs where codes
+// have eight), and a last word with the higher bits of all inputs of the group, first for LANES outputs and then for the next LANES.
 
 #pragma once
 
@@ -14,54 +17,75 @@
 
 #include "memory.h"
 
-enum class Form { WHOLE, HALF, FLOAT16, NIBBLES, BYTES };
-constexpr int SUPER = 256;
+enum class Form { WHOLE, HALF, FLOAT16, CODES };
+constexpr int SUPER = 256, MOST_GROUP = 32;
 
 struct Matrix {
   int in = 0, out = 0;
   Form form = Form::WHOLE;
-  int group = 0, zero = 0;             // inputs of a group; what is taken off a code
+  int group = 0, bits = 0, zero = 0;   // inputs of a group; bits of a code, and what is taken off it
   bool has_levels = false, has_offset = false;
   const uint8_t* panels = nullptr;     // the memory is the model's
   const float* bias = nullptr;         // [panels * PANEL] or null
 
   int num_panels() const { return (out + PANEL - 1) / PANEL; }
-  bool is_coded() const { return form == Form::NIBBLES || form == Form::BYTES; }
+  bool is_coded() const { return form == Form::CODES; }
   int num_groups() const { return is_coded() ? in / group : 0; }
-  // Bytes of one input of a panel, of eight of them, of what stands before a group's codes, and before a super-group.
-  size_t step() const { return form == Form::WHOLE ? PANEL * 4 : PANEL * 2; }
-  size_t octet() const { return form == Form::NIBBLES ? PANEL * 4 : PANEL * 8; }
-  size_t before_group() const { return PANEL * (has_levels ? 1 : 2) * (1 + has_offset); }
-  size_t before_super() const { return has_levels ? PANEL * 2 * (1 + has_offset) : 0; }
-  size_t group_bytes() const { return before_group() + group / 8 * octet(); }
-  size_t panel_bytes() const {
-    if (!is_coded()) return step() * in;
-    return num_groups() * group_bytes() + (has_levels ? in / SUPER * before_super() : 0);
-  }
+  int groups_of_block() const { return has_levels ? SUPER / group : 1; }
+  size_t step() const { return form == Form::WHOLE ? PANEL * 4 : PANEL * 2; }  // bytes of one input of a panel without codes
+  size_t group_bytes() const { return size_t(PANEL) * group * bits / 8; }
+  size_t scales_bytes() const { return PANEL * 2 * (1 + has_offset); }
+  size_t before_codes() const { return scales_bytes() + (has_levels ? groups_of_block() * PANEL * (1 + has_offset) : 0); }
+  size_t block_bytes() const { return before_codes() + groups_of_block() * group_bytes(); }
+  size_t panel_bytes() const { return is_coded() ? in / (group * groups_of_block()) * block_bytes() : step() * in; }
   size_t bytes() const { return num_panels() * panel_bytes(); }
   const uint8_t* panel(int number) const { return panels + number * panel_bytes(); }
-  // Whether what it gives is the same, to the bit.
+  // Whether products with another matrix of this width read the same `Inputs`.
+  bool reads_like(const Matrix& o) const { return group == o.group && zero == o.zero; }
+  // Whether the products with another matrix have the same bits.
   bool is_like(const Matrix& o) const {
-    auto shape = [](const Matrix& m) { return std::make_tuple(m.in, m.out, m.form, m.group, m.zero, m.has_levels, m.has_offset, !m.bias); };
+    auto shape = [](const Matrix& m) { return std::make_tuple(m.in, m.out, m.form, m.group, m.bits, m.zero, m.has_levels, m.has_offset, !m.bias); };
     return shape(*this) == shape(o) && (!out || !std::memcmp(panels, o.panels, bytes())) &&
            (!bias || !std::memcmp(bias, o.bias, num_panels() * PANEL * sizeof(float)));
   }
-  // Where a group of a panel begins, and its super-group.
-  size_t group_at(int g) const { return g * group_bytes() + (has_levels ? (g * group / SUPER + 1) * before_super() : 0); }
-  size_t super_at(int g) const { return g * group / SUPER * (before_super() + SUPER / group * group_bytes()); }
 };
 
-// Where the code of input i (of eight) of output o (of a panel) lies in an octet: its byte, and its bit there.
-static inline size_t code_byte(Form form, int i, int o) {
-  int lane = o % LANES, half = o / LANES, word = form == Form::NIBBLES ? half : i / 4 * 2 + half;
-  return size_t(word * LANES + lane) * 4 + i % 4;
+// Where the codes of group g of a panel begin, and the levels of output o in it: that of the scale, then that of the offset.
+static inline size_t codes_at(const Matrix& m, int g) {
+  int num = m.groups_of_block();
+  return g / num * m.block_bytes() + m.before_codes() + g % num * m.group_bytes();
 }
-static inline int code_bit(Form form, int i) { return form == Form::NIBBLES && i >= 4 ? 4 : 0; }
+static inline size_t levels_at(const Matrix& m, int g, int o) {
+  int num = m.groups_of_block();
+  return g / num * m.block_bytes() + m.scales_bytes() + g % num * PANEL * (1 + m.has_offset) + o;
+}
+// Where the word lies that holds the codes of inputs 4 i to 4 i + 3 of output o, and its first bit in each byte.
+static inline size_t word_at(const Matrix& m, int i, int o) {
+  int word = m.bits == 8 ? i : i / 2;
+  return 4 * (size_t(word * 2 + o / LANES) * LANES + o % LANES);
+}
+static inline int word_bit(const Matrix& m, int i) { return m.bits == 8 ? 0 : i % 2 * 4; }
+// The same of the word with the higher bits.
+static inline size_t high_word_at(const Matrix& m, int o) { return 4 * (size_t(m.group / 8 * 2 + o / LANES) * LANES + o % LANES); }
 
 static inline float half_at(const uint8_t* p, int i) {
   uint16_t half;
   std::memcpy(&half, p + 2 * i, 2);
   return from_half(half);
+}
+static inline uint32_t word(const uint8_t* p) {
+  uint32_t w;
+  std::memcpy(&w, p, 4);
+  return w;
+}
+
+// Scale and offset of group g of output o of a panel.
+static void scale_of(const Matrix& m, const uint8_t* panel, int g, int o, float& scale, float& offset) {
+  const uint8_t *block = panel + g / m.groups_of_block() * m.block_bytes(), *levels = panel + levels_at(m, g, o);
+  scale = half_at(block, o), offset = m.has_offset ? half_at(block + PANEL * 2, o) : 0;
+  if (!m.has_levels) return;
+  scale *= float(int8_t(levels[0]));
+  if (m.has_offset) offset *= -float(int8_t(levels[PANEL]));
 }
 
 // The weights of output o, [in]: what a lookup of an embedding reads.
@@ -79,19 +103,14 @@ static void row_of(const Matrix& m, int o, float* to) {
     }
   }
   for (int g = 0; g < m.num_groups(); ++g) {
-    const uint8_t *group = panel + m.group_at(g), *super = panel + m.super_at(g), *codes = group + m.before_group();
-    float scale, offset = 0;
-    if (m.has_levels) {
-      scale = float(int8_t(group[lane])) * half_at(super, lane);
-      if (m.has_offset) offset = -float(int8_t(group[PANEL + lane])) * half_at(super + 2 * PANEL, lane);
-    } else {
-      scale = half_at(group, lane);
-      if (m.has_offset) offset = half_at(group + 2 * PANEL, lane);
-    }
+    const uint8_t* codes = panel + codes_at(m, g);
+    float scale, offset;
+    scale_of(m, panel, g, lane, scale, offset);
+    uint32_t high = m.bits == 5 || m.bits == 6 ? word(codes + high_word_at(m, lane)) : 0;
     for (int i = 0; i < m.group; ++i) {
-      uint8_t byte = codes[i / 8 * m.octet() + code_byte(m.form, i % 8, lane)];
-      int code = m.form == Form::BYTES ? int8_t(byte) : byte >> code_bit(m.form, i % 8) & 15;
-      to[g * m.group + i] = scale * float(code - m.zero) + offset;
+      uint32_t code = word(codes + word_at(m, i / 4, lane)) >> (word_bit(m, i / 4) + i % 4 * 8) & (m.bits == 8 ? 255 : 15);
+      if (m.bits == 5 || m.bits == 6) code |= (high >> (i % 4 * 8 + i / 4 * (m.bits - 4)) & ((1 << (m.bits - 4)) - 1)) << 4;
+      to[g * m.group + i] = scale * float(int(code) - m.zero) + offset;
     }
   }
 }

@@ -26,21 +26,20 @@ static void* room(size_t bytes) {
   return p;
 }
 
-// Many pieces of memory, side by side in few large ones, that go together.
+// Many pieces of memory, side by side in few large ones, that go together. What nobody has written to takes no memory yet.
 class Arena {
  public:
   ~Arena() {
-    for (Block& block : blocks_) std::free(block.start);
+    for (Block& block : blocks_) release(block);
   }
   // Zeros, or null.
   uint8_t* take(size_t bytes) {
     bytes = up(bytes, 64);
     if (bytes > left_) {
-      size_t size = bytes < BLOCK ? BLOCK : bytes;
-      void* block = room(size);
-      if (!block) return nullptr;
-      next_ = static_cast<uint8_t*>(block), left_ = size;
-      blocks_.push_back({next_, next_ + size});
+      Block block = reserve(bytes < BLOCK ? BLOCK : bytes);
+      if (!block.start) return nullptr;
+      next_ = block.start, left_ = block.end - block.start;
+      blocks_.push_back(block);
     }
     uint8_t* found = next_;
     next_ += bytes, left_ -= bytes;
@@ -51,15 +50,37 @@ class Arena {
     auto left = blocks_.begin();
     while (left != blocks_.end() && (piece < left->start || piece >= left->end)) ++left;
     if (left == blocks_.end()) return;  // not a piece of this arena
-    for (auto block = blocks_.begin(); block != left; ++block) std::free(block->start);
+    for (auto block = blocks_.begin(); block != left; ++block) release(*block);
     blocks_.erase(blocks_.begin(), left);
   }
 
  private:
-  static constexpr size_t BLOCK = 1 << 23;
+  static constexpr size_t BLOCK = 1 << 23, LARGE = 1 << 21;
   struct Block {
     uint8_t *start, *end;
+    void* whole;  // what was asked of the system
+    size_t size;
   };
+#if defined(__linux__)
+  // Pages straight from the system are zeros, and are made by the threads that first write to them.
+  static Block reserve(size_t bytes) {
+    bytes = up(bytes, LARGE);
+    void* whole = mmap(nullptr, bytes + LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (whole == MAP_FAILED) return {};
+    auto start = reinterpret_cast<uint8_t*>(up(reinterpret_cast<size_t>(whole), LARGE));
+#if defined(MADV_HUGEPAGE)
+    madvise(start, bytes, MADV_HUGEPAGE);
+#endif
+    return {start, start + bytes, whole, bytes + LARGE};
+  }
+  static void release(Block& block) { munmap(block.whole, block.size); }
+#else
+  static Block reserve(size_t bytes) {
+    auto start = static_cast<uint8_t*>(room(bytes));
+    return {start, start + bytes * !!start, start, bytes};
+  }
+  static void release(Block& block) { std::free(block.whole); }
+#endif
   std::vector<Block> blocks_;
   uint8_t* next_ = nullptr;
   size_t left_ = 0;

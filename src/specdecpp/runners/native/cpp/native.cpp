@@ -1,6 +1,6 @@
 // A pass of a Llama-like model as one call, sums in float32, and the halves of a round: what `library.py` compiles or has shipped.
 //
-//   vectors -> memory -> matrix -> packing, inputs -> sums, rounded_sums -> products -> model, threads -> pass -> round -> tree
+//   vectors -> memory, threads -> matrix -> packing, inputs -> sums, rounded_sums -> products -> model -> pass -> round -> tree
 //
 // Every weight is read once for all rows of a pass, and the bits of a row do not depend on how many there are.
 
@@ -23,14 +23,19 @@ Model* native_new(const Shape* shape) {
 void native_free(Model* m) { delete m; }
 
 // A matrix of a layer, or with layer -1 of the ends: rows [out, in] of a kind of GGML's, `stride` bytes apart, and biases [out] or null.
-// False where there is no memory, or the kind is unknown or not for rows of this width.
-bool native_matrix(Model* m, int layer, int role, int kind, const uint8_t* rows, int out, int in, int64_t stride, const float* bias) {
+// False where there is no memory, or the kind is unknown or not for rows of this width. Packed by so many threads.
+bool native_matrix(Model* m, int layer, int role, int kind, const uint8_t* rows, int out, int in, int64_t stride, const float* bias, int threads) {
   Matrix& matrix = m->layer(layer).matrices[role];
-  if (!pack(matrix, m->arena, kind, rows, out, in, stride)) return false;
+  if (!pack(matrix, m->arena, kind, rows, out, in, stride, threads)) return false;
   if (!bias) return true;
   uint8_t* to = m->arena.take(matrix.num_panels() * PANEL * 4);
   if (to) std::memcpy(to, bias, size_t(out) * 4), matrix.bias = reinterpret_cast<float*>(to);
   return to;
+}
+
+// Rows of a kind with codes as float32 [out, in]; false for other kinds.
+bool native_unpack(int kind, const uint8_t* rows, int out, int in, int64_t stride, float* to, int threads) {
+  return unpack(kind, rows, out, in, stride, to, threads);
 }
 
 // Which tokens the rows of the output layer are of [num], in rising order; without it row i is of token i.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "matrix.h"
+#include "threads.h"
 
 enum Kind {
   F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
@@ -15,19 +16,19 @@ enum Kind {
 struct Layout {
   int kind, block, bytes;  // weights of a block, and its bytes
   Form form;
-  int group, zero;
+  int group, bits, zero;
   bool has_levels, has_offset;
 };
 
 static const Layout LAYOUTS[] = {
-    {F32, 1, 4, Form::WHOLE, 0, 0, false, false},      {F16, 1, 2, Form::FLOAT16, 0, 0, false, false},
-    {BF16, 1, 2, Form::HALF, 0, 0, false, false},      {Q4_0, 32, 18, Form::NIBBLES, 32, 8, false, false},
-    {Q4_1, 32, 20, Form::NIBBLES, 32, 0, false, true}, {Q5_0, 32, 22, Form::BYTES, 32, 0, false, false},
-    {Q5_1, 32, 24, Form::BYTES, 32, 0, false, true},   {Q8_0, 32, 34, Form::BYTES, 32, 0, false, false},
-    {Q2_K, 256, 84, Form::NIBBLES, 16, 0, true, true}, {Q3_K, 256, 110, Form::NIBBLES, 16, 4, true, false},
-    {Q4_K, 256, 144, Form::NIBBLES, 32, 0, true, true}, {Q5_K, 256, 176, Form::BYTES, 32, 0, true, true},
-    {Q6_K, 256, 210, Form::BYTES, 16, 0, true, false}, {IQ4_NL, 32, 18, Form::BYTES, 32, 0, false, false},
-    {IQ4_XS, 256, 136, Form::BYTES, 32, 0, true, false},
+    {F32, 1, 4, Form::WHOLE, 0, 0, 0, false, false},       {F16, 1, 2, Form::FLOAT16, 0, 0, 0, false, false},
+    {BF16, 1, 2, Form::HALF, 0, 0, 0, false, false},       {Q4_0, 32, 18, Form::CODES, 32, 4, 8, false, false},
+    {Q4_1, 32, 20, Form::CODES, 32, 4, 0, false, true},    {Q5_0, 32, 22, Form::CODES, 32, 5, 16, false, false},
+    {Q5_1, 32, 24, Form::CODES, 32, 5, 0, false, true},    {Q8_0, 32, 34, Form::CODES, 32, 8, 128, false, false},
+    {Q2_K, 256, 84, Form::CODES, 16, 4, 0, true, true},    {Q3_K, 256, 110, Form::CODES, 16, 4, 4, true, false},
+    {Q4_K, 256, 144, Form::CODES, 32, 4, 0, true, true},   {Q5_K, 256, 176, Form::CODES, 32, 5, 0, true, true},
+    {Q6_K, 256, 210, Form::CODES, 16, 6, 32, true, false}, {IQ4_NL, 32, 18, Form::CODES, 32, 8, 128, false, false},
+    {IQ4_XS, 256, 136, Form::CODES, 32, 8, 128, true, false},
 };
 
 // Null for a kind that is not known here.
@@ -37,87 +38,120 @@ static const Layout* layout_of(int kind) {
   return nullptr;
 }
 
-// A group of one output: its codes, and its scale and offset as float16 bits, or as levels and the float16 bits of the super-group's.
-struct Group {
-  int8_t codes[32];
+// A block of one output: its codes without signs, and its scale and offset as float16 bits, with the levels of its groups if any.
+struct Block {
+  uint8_t codes[SUPER];
   uint16_t scale, offset;
-  int8_t level, offset_level;
+  int8_t levels[SUPER / 16], offset_levels[SUPER / 16];
 };
 
 static inline uint16_t two(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
 
-// Group g of a row.
-static void read_group(const Layout& layout, const uint8_t* row, int g, Group& to) {
-  static const int8_t UNEVEN[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-  int groups = layout.block / layout.group, sub = g % groups;
-  const uint8_t* b = row + size_t(g / groups) * layout.bytes;
-  auto put = [&](int num, auto code) {
-    for (int i = 0; i < num; ++i) to.codes[i] = int8_t(code(i));
-  };
-  auto nibble = [&](const uint8_t* codes, int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; };
-  to.scale = two(b), to.offset = 0, to.level = to.offset_level = 0;
-  switch (layout.kind) {
-    case Q4_0: return put(32, [&](int i) { return nibble(b + 2, i); });
-    case Q4_1: to.offset = two(b + 2); return put(32, [&](int i) { return nibble(b + 4, i); });
-    case Q5_0: return put(32, [&](int i) { return (nibble(b + 6, i) | (b[2 + i / 8] >> i % 8 & 1) << 4) - 16; });
-    case Q5_1: to.offset = two(b + 2); return put(32, [&](int i) { return nibble(b + 8, i) | (b[4 + i / 8] >> i % 8 & 1) << 4; });
-    case Q8_0: return put(32, [&](int i) { return b[2 + i]; });
-    case IQ4_NL: return put(32, [&](int i) { return UNEVEN[nibble(b + 2, i)]; });
-    case IQ4_XS:
-      to.level = int8_t(((b[4 + sub / 2] >> 4 * (sub % 2) & 15) | (two(b + 2) >> 2 * sub & 3) << 4) - 32);
-      return put(32, [&](int i) { return UNEVEN[nibble(b + 8 + 16 * sub, i)]; });
-    case Q2_K:
-      to.scale = two(b + 80), to.offset = two(b + 82), to.level = b[sub] & 15, to.offset_level = int8_t(b[sub] >> 4);
-      return put(16, [&](int i) { return b[16 + sub / 8 * 32 + sub % 2 * 16 + i] >> sub % 8 / 2 * 2 & 3; });
-    case Q3_K: {
-      const uint8_t* s = b + 96;
-      to.scale = two(b + 108);
-      to.level = int8_t(((sub < 8 ? s[sub] & 15 : s[sub - 8] >> 4) | (s[8 + sub % 4] >> sub / 4 * 2 & 3) << 4) - 32);
-      return put(16, [&](int i) {
-        int place = sub % 2 * 16 + i;
-        return (b[32 + sub / 8 * 32 + place] >> sub % 8 / 2 * 2 & 3) | (b[place] >> sub / 2 & 1) << 2;
-      });
-    }
-    case Q4_K:
-    case Q5_K: {
-      const uint8_t* s = b + 4;
-      to.offset = two(b + 2);
-      to.level = int8_t(sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | s[sub - 4] >> 6 << 4);
-      to.offset_level = int8_t(sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | s[sub] >> 6 << 4);
-      const uint8_t* codes = b + (layout.kind == Q4_K ? 16 : 48) + sub / 2 * 32;
-      return put(32, [&](int i) {
-        int high = layout.kind == Q4_K ? 0 : (b[16 + i] >> sub & 1) << 4;
-        return (codes[i] >> sub % 2 * 4 & 15) | high;
-      });
-    }
-    case Q6_K:
-      to.scale = two(b + 208), to.level = int8_t(b[192 + sub]);
-      return put(16, [&](int i) {
-        int place = sub % 2 * 16 + i, part = sub % 8 / 2;  // a quarter of 128 weights
-        int low = b[sub / 8 * 64 + part % 2 * 32 + place] >> part / 2 * 4 & 15;
-        return (low | (b[128 + sub / 8 * 32 + place] >> part * 2 & 3) << 4) - 32;
-      });
+static void read_nibbles(const uint8_t* from, uint8_t* codes, int half) {
+  for (int i = 0; i < half; ++i) codes[i] = from[i] & 15, codes[half + i] = from[i] >> 4;
+}
+static void read_uneven(const uint8_t* from, uint8_t* codes) {
+  static const int8_t VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  read_nibbles(from, codes, 16);
+  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(VALUES[codes[i]] + 128);
+}
+// Bits of 32 inputs, one for each, become the fifth of their codes.
+static void add_fifth(const uint8_t* from, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+}
+// Codes of two bits: four groups of 32 in each 32 bytes.
+static void read_crumbs(const uint8_t* from, uint8_t* codes) {
+  for (int part = 0; part < 8; ++part)
+    for (int i = 0; i < 32; ++i) codes[32 * part + i] = from[part / 4 * 32 + i] >> part % 4 * 2 & 3;
+}
+static void read_six_bit_levels(const uint8_t* s, Block& to) {
+  for (int g = 0; g < 8; ++g) {
+    to.levels[g] = int8_t(g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4);
+    to.offset_levels[g] = int8_t(g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4);
   }
 }
 
-static void put_group(const Matrix& m, uint8_t* panel, int o, int g, const Group& from) {
-  uint8_t *group = panel + m.group_at(g), *super = panel + m.super_at(g), *codes = group + m.before_group();
-  if (m.has_levels) {
-    group[o] = uint8_t(from.level);
-    std::memcpy(super + 2 * o, &from.scale, 2);
-    if (m.has_offset) group[PANEL + o] = uint8_t(from.offset_level), std::memcpy(super + 2 * (PANEL + o), &from.offset, 2);
-  } else {
-    std::memcpy(group + 2 * o, &from.scale, 2);
-    if (m.has_offset) std::memcpy(group + 2 * (PANEL + o), &from.offset, 2);
-  }
-  int words = m.form == Form::NIBBLES ? 1 : 2;  // of an octet
-  for (int i = 0; i < m.group; i += 8)
-    for (int part = 0; part < words; ++part) {
-      uint32_t word = 0;
-      for (int j = 0; j < 8 / words; ++j)
-        word |= uint32_t(from.codes[i + 4 * part + j] & (words == 1 ? 15 : 255)) << (8 * (j % 4) + code_bit(m.form, j));
-      std::memcpy(codes + i / 8 * m.octet() + code_byte(m.form, 4 * part, o), &word, 4);
+static void read_block(int kind, const uint8_t* b, Block& to) {
+  to.scale = two(b), to.offset = 0;
+  switch (kind) {
+    case Q4_0: return read_nibbles(b + 2, to.codes, 16);
+    case Q4_1: to.offset = two(b + 2); return read_nibbles(b + 4, to.codes, 16);
+    case Q5_0: read_nibbles(b + 6, to.codes, 16); return add_fifth(b + 2, to.codes);
+    case Q5_1: to.offset = two(b + 2), read_nibbles(b + 8, to.codes, 16); return add_fifth(b + 4, to.codes);
+    case Q8_0:
+      for (int i = 0; i < 32; ++i) to.codes[i] = b[2 + i] ^ 128;
+      return;
+    case IQ4_NL: return read_uneven(b + 2, to.codes);
+    case IQ4_XS:
+      for (int g = 0; g < 8; ++g) {
+        to.levels[g] = int8_t(((b[4 + g / 2] >> 4 * (g % 2) & 15) | (two(b + 2) >> 2 * g & 3) << 4) - 32);
+        read_uneven(b + 8 + 16 * g, to.codes + 32 * g);
+      }
+      return;
+    case Q2_K:
+      to.scale = two(b + 80), to.offset = two(b + 82);
+      for (int g = 0; g < 16; ++g) to.levels[g] = b[g] & 15, to.offset_levels[g] = int8_t(b[g] >> 4);
+      return read_crumbs(b + 16, to.codes);
+    case Q3_K: {
+      const uint8_t* s = b + 96;
+      to.scale = two(b + 108);
+      for (int g = 0; g < 16; ++g)
+        to.levels[g] = int8_t(((g < 8 ? s[g] & 15 : s[g - 8] >> 4) | (s[8 + g % 4] >> g / 4 * 2 & 3) << 4) - 32);
+      read_crumbs(b + 32, to.codes);
+      for (int part = 0; part < 8; ++part)
+        for (int i = 0; i < 32; ++i) to.codes[32 * part + i] |= (b[i] >> part & 1) << 2;
+      return;
     }
+    case Q4_K:
+      to.offset = two(b + 2), read_six_bit_levels(b + 4, to);
+      for (int pair = 0; pair < 4; ++pair) read_nibbles(b + 16 + 32 * pair, to.codes + 64 * pair, 32);
+      return;
+    case Q5_K:
+      to.offset = two(b + 2), read_six_bit_levels(b + 4, to);
+      for (int pair = 0; pair < 4; ++pair) read_nibbles(b + 48 + 32 * pair, to.codes + 64 * pair, 32);
+      for (int g = 0; g < 8; ++g)
+        for (int i = 0; i < 32; ++i) to.codes[32 * g + i] |= (b[16 + i] >> g & 1) << 4;
+      return;
+    case Q6_K:
+      to.scale = two(b + 208);
+      std::memcpy(to.levels, b + 192, 16);
+      for (int half = 0; half < 2; ++half) {
+        const uint8_t *low = b + 64 * half, *high = b + 128 + 32 * half;
+        uint8_t* codes = to.codes + 128 * half;
+        for (int i = 0; i < 32; ++i) {
+          codes[i] = uint8_t((low[i] & 15) | (high[i] & 3) << 4), codes[32 + i] = uint8_t((low[32 + i] & 15) | (high[i] >> 2 & 3) << 4);
+          codes[64 + i] = uint8_t(low[i] >> 4 | (high[i] >> 4 & 3) << 4), codes[96 + i] = uint8_t(low[32 + i] >> 4 | high[i] >> 6 << 4);
+        }
+      }
+  }
+}
+
+// Block b of output o of a panel.
+static void put_block(const Matrix& m, uint8_t* panel, int o, int b, const Block& from) {
+  uint8_t* block = panel + b * m.block_bytes();
+  std::memcpy(block + 2 * o, &from.scale, 2);
+  if (m.has_offset) std::memcpy(block + 2 * (PANEL + o), &from.offset, 2);
+  for (int i = 0; i < m.groups_of_block(); ++i) {
+    int g = b * m.groups_of_block() + i;
+    uint8_t *levels = panel + levels_at(m, g, o), *to = panel + codes_at(m, g);
+    if (m.has_levels) {
+      levels[0] = uint8_t(from.levels[i]);
+      if (m.has_offset) levels[PANEL] = uint8_t(from.offset_levels[i]);
+    }
+    const uint8_t* codes = from.codes + i * m.group;
+    uint32_t high = 0, low = 0;
+    for (int quad = 0; quad < m.group / 4; ++quad) {
+      uint32_t four = word(codes + 4 * quad);
+      if (m.bits == 8) {
+        low = four;
+      } else {
+        low = (quad % 2 ? low : 0) | (four & 0x0f0f0f0fu) << word_bit(m, quad);
+        high |= (four >> 4 & 0x03030303u) << quad * (m.bits - 4);
+      }
+      if (m.bits == 8 || quad % 2) std::memcpy(to + word_at(m, quad, o), &low, 4);
+    }
+    if (m.bits == 5 || m.bits == 6) std::memcpy(to + high_word_at(m, o), &high, 4);
+  }
 }
 
 // Every `num`th value of a panel, from `first` on, is that of the next input; those of the row lie `skip` apart.
@@ -132,12 +166,13 @@ static void put_plain(const Matrix& m, uint8_t* panel, int o, const uint8_t* row
   scatter<uint16_t>(row + 2 * is_wide, m.in, 1 + is_wide, panel, o % LANES * 2 + o / LANES, PANEL);
 }
 
-// Rows [out, in] of a kind, `stride` bytes apart, as panels in the arena. float32 that bfloat16 has too is kept in that form, which is
-// half as much to read and gives the same bits in every sum. False where there is no memory, or the kind or the width cannot be.
-static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out, int in, size_t stride) {
+// Rows [out, in] of a kind, `stride` bytes apart, as panels in the arena, by several threads. float32 that bfloat16 has too is kept in
+// that form, which is half as much to read and gives the same bits in every sum. False where there is no memory, or the kind or the
+// width cannot be.
+static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out, int in, size_t stride, int threads) {
   const Layout* layout = layout_of(kind);
   if (!layout || in % layout->block) return false;
-  m.out = out, m.in = in, m.form = layout->form, m.group = layout->group, m.zero = layout->zero;
+  m.out = out, m.in = in, m.form = layout->form, m.group = layout->group, m.bits = layout->bits, m.zero = layout->zero;
   m.has_levels = layout->has_levels, m.has_offset = layout->has_offset;
   if (kind == F32) {
     uint16_t low = 0;
@@ -148,12 +183,40 @@ static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out
   uint8_t* panels = arena.take(m.bytes());
   if (!panels) return false;
   m.panels = panels;
-  Group group;
-  for (int o = 0; o < out; ++o) {
-    const uint8_t* row = rows + o * stride;
-    uint8_t* panel = panels + o / PANEL * m.panel_bytes();
-    if (!m.is_coded()) put_plain(m, panel, o % PANEL, row, kind == F32);
-    for (int g = 0; g < m.num_groups(); ++g) read_group(*layout, row, g, group), put_group(m, panel, o % PANEL, g, group);
-  }
+  together(threads, [&](int t, int threads, Barrier&) {
+    Share share(m.num_panels(), t, threads);
+    Block block;
+    for (int p = share.begin; p < share.end; ++p)
+      for (int o = p * PANEL; o < std::min(out, (p + 1) * PANEL); ++o) {
+        uint8_t* panel = panels + p * m.panel_bytes();
+        const uint8_t* row = rows + o * stride;
+        if (!m.is_coded()) put_plain(m, panel, o % PANEL, row, kind == F32);
+        for (int b = 0; m.is_coded() && b < in / layout->block; ++b)
+          read_block(kind, row + b * layout->bytes, block), put_block(m, panel, o % PANEL, b, block);
+      }
+  });
+  return true;
+}
+
+// The same rows as float32 [out, in], by the formula of their kind and not by way of panels.
+static bool unpack(int kind, const uint8_t* rows, int out, int in, size_t stride, float* to, int threads) {
+  const Layout* layout = layout_of(kind);
+  if (!layout || layout->form != Form::CODES || in % layout->block) return false;
+  together(threads, [&](int t, int threads, Barrier&) {
+    Share share(out, t, threads);
+    Block block;
+    for (int o = share.begin; o < share.end; ++o)
+      for (int b = 0; b < in / layout->block; ++b) {
+        read_block(kind, rows + o * stride + b * layout->bytes, block);
+        for (int g = 0; g < layout->block / layout->group; ++g) {
+          float scale = from_half(block.scale), offset = from_half(block.offset);
+          if (layout->has_levels) scale *= float(block.levels[g]);
+          if (layout->has_levels && layout->has_offset) offset *= -float(block.offset_levels[g]);
+          const uint8_t* codes = block.codes + g * layout->group;
+          float* at = to + size_t(o) * in + b * layout->block + g * layout->group;
+          for (int i = 0; i < layout->group; ++i) at[i] = scale * float(codes[i] - layout->zero) + offset;
+        }
+      }
+  });
   return true;
 }

@@ -167,7 +167,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     float* h = own.h.data();
     // What products with a matrix, and with others of its group, read of x.
     auto read = [&](const Matrix& w, const float* x, int n) {
-      return w.is_coded() ? own.room.inputs(w, x, n, s.rounds_to) : Inputs{x, nullptr, nullptr, 0, nullptr, nullptr};
+      return w.is_coded() ? own.room.inputs(w, x, n, s.rounds_to) : Inputs{x, nullptr, nullptr, Codes::NONE, n, nullptr, nullptr};
     };
     // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
     auto into = [&](std::initializer_list<const Matrix*> matrices, const float* x, int n, float* y, size_t stride, bool adds) {
@@ -179,7 +179,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
       for (const Matrix* w : matrices) {
         int begin = std::max(share.begin - before, 0), end = std::min(share.end - before, w->num_panels());
         if (begin < end) {
-          if (!last || last->group != w->group) inputs = read(*w, x, n), last = w;
+          if (!last || !last->reads_like(*w)) inputs = read(*w, x, n), last = w;
           product(*w, inputs, n, begin, end, Store{y, stride, w->out, adds});
         }
         y += w->out, before += w->num_panels();
@@ -227,9 +227,9 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
       for (int panel = share.begin, size; panel < share.end; panel += size) {
         size = std::min(share.end - panel, GATES);
         float* held = own.gate.data() - panel * PANEL;
-        if (gate.group != up.group && panel > share.begin) inputs = read(gate, h, left);
+        if (!gate.reads_like(up) && panel > share.begin) inputs = read(gate, h, left);
         product(gate, inputs, left, panel, panel + size, Store{held, GATES * PANEL, gate.num_panels() * PANEL});
-        if (gate.group != up.group) inputs = read(up, h, left);
+        if (!gate.reads_like(up)) inputs = read(up, h, left);
         Store gated{m.act.data(), apart(s.hidden), s.hidden};
         gated.gate = held, gated.gate_stride = GATES * PANEL, gated.is_gelu = s.is_gelu;
         product(up, inputs, left, panel, panel + size, gated);

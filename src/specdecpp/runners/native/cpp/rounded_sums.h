@@ -6,97 +6,132 @@
 
 #if defined(__AVX512BW__) || defined(__AVX2__) && !defined(__AVX512F__)
 #define HAS_DOTS 1
-// In each place the sum of four products of unsigned bytes (HAS_FEW: each at most 15) with the signed bytes of x, or of two products of
-// halves of words with those of x, added. Without VNNI the latter take two instructions, and the former as many more as keep
-// sums of two from being cut off at 16 bits.
-template <int WIDTH, bool HAS_FEW>
-static inline Ints dots(Ints sum, Words codes, int32_t x) {
+#if defined(__AVX512BW__)
+#define WIDE(name) _mm512_##name
+typedef __m512i Wide;
+static inline Wide masked(Wide a, Wide b) { return _mm512_and_si512(a, b); }
+#else
+#define WIDE(name) _mm256_##name
+typedef __m256i Wide;
+static inline Wide masked(Wide a, Wide b) { return _mm256_and_si256(a, b); }
+#endif
+
+// The same four bytes in every place.
+static inline Wide four_of(const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return WIDE(set1_epi32)(four);
+}
+
+// In each place the sum of four products of codes with bytes of x, added. Codes of 8 bits without VNNI, where a sum of two products would
+// be cut off at 16 bits, take twice as many instructions.
+template <int BITS>
+static inline Ints dot(Ints sum, Words codes, Wide x) {
+  Wide a = bits_as<Wide>(sum), b = bits_as<Wide>(codes);
 #if defined(__AVX512VNNI__)
-  __m512i a = bits_as<__m512i>(sum), b = bits_as<__m512i>(codes), c = _mm512_set1_epi32(x);
-  return Ints(WIDTH == 1 ? _mm512_dpbusd_epi32(a, b, c) : _mm512_dpwssd_epi32(a, b, c));
+  return Ints(_mm512_dpbusd_epi32(a, b, x));
 #elif defined(__AVXVNNI__)
-  __m256i a = bits_as<__m256i>(sum), b = bits_as<__m256i>(codes), c = _mm256_set1_epi32(x);
-  return Ints(WIDTH == 1 ? _mm256_dpbusd_avx_epi32(a, b, c) : _mm256_dpwssd_avx_epi32(a, b, c));
-#elif defined(__AVX512BW__)
-  // A compiler that gathers all products of a sum before it adds them runs out of registers.
-  __asm__("" : "+v"(sum));
-  __m512i b = bits_as<__m512i>(codes), c = _mm512_set1_epi32(x);
-  if (WIDTH == 2) return sum + Ints(_mm512_madd_epi16(b, c));
-  if (HAS_FEW) return sum + Ints(_mm512_madd_epi16(_mm512_maddubs_epi16(b, c), _mm512_set1_epi16(1)));
-  __m512i even = _mm512_and_si512(b, _mm512_set1_epi16(255)), of_even = _mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8);
-  return sum + Ints(_mm512_madd_epi16(even, of_even)) + Ints(_mm512_madd_epi16(_mm512_srli_epi16(b, 8), _mm512_srai_epi16(c, 8)));
+  return Ints(_mm256_dpbusd_avx_epi32(a, b, x));
 #else
-  __asm__("" : "+x"(sum));
-  __m256i b = bits_as<__m256i>(codes), c = _mm256_set1_epi32(x);
-  if (WIDTH == 2) return sum + Ints(_mm256_madd_epi16(b, c));
-  if (HAS_FEW) return sum + Ints(_mm256_madd_epi16(_mm256_maddubs_epi16(b, c), _mm256_set1_epi16(1)));
-  __m256i even = _mm256_and_si256(b, _mm256_set1_epi16(255)), of_even = _mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8);
-  return sum + Ints(_mm256_madd_epi16(even, of_even)) + Ints(_mm256_madd_epi16(_mm256_srli_epi16(b, 8), _mm256_srai_epi16(c, 8)));
+  if (BITS < 8) return Ints(WIDE(add_epi32)(a, WIDE(madd_epi16)(WIDE(maddubs_epi16)(b, x), WIDE(set1_epi16)(1))));
+  Wide even = masked(b, WIDE(set1_epi16)(255)), of_even = WIDE(srai_epi16)(WIDE(slli_epi16)(x, 8), 8);
+  Wide odd = WIDE(srli_epi16)(b, 8), of_odd = WIDE(srai_epi16)(x, 8);
+  return Ints(WIDE(add_epi32)(a, WIDE(add_epi32)(WIDE(madd_epi16)(even, of_even), WIDE(madd_epi16)(odd, of_odd))));
 #endif
 }
+// The same of two products of codes in 16 bits with words of x.
+static inline Ints dot_of_words(Ints sum, Wide codes, Wide x) {
+  Wide a = bits_as<Wide>(sum);
+#if defined(__AVX512VNNI__)
+  return Ints(_mm512_dpwssd_epi32(a, codes, x));
+#elif defined(__AVXVNNI__)
+  return Ints(_mm256_dpwssd_avx_epi32(a, codes, x));
 #else
-#define HAS_DOTS 0
+  __asm__("" : "+v"(a));  // a compiler that gathers all products of a sum before it adds them runs out of registers
+  return Ints(WIDE(add_epi32)(a, WIDE(madd_epi16)(codes, x)));
 #endif
-
-#if HAS_DOTS
-// The codes of four inputs, or of two, that a product takes of words with eight (nibbles) or four.
-template <bool IS_NIBBLES, int WIDTH>
-static inline Words taken(Words w, int part) {
-  if (WIDTH == 1) return IS_NIBBLES ? w >> 4 * part & 0x0f0f0f0fu : w ^ 0x80808080u;
-  if (IS_NIBBLES) return w >> (part / 2 * 4 + part % 2 * 8) & 0x000f000fu;
-  typedef int16_t Halves __attribute__((vector_size(LANES * 4)));
-  Halves halves = bits_as<Halves>(w);
-  return bits_as<Words>(part ? halves >> 8 : halves << 8 >> 8);
 }
 
-// The same sums with x rounded to codes of WIDTH bytes: of whole numbers, and so exact, within each group.
-template <bool IS_NIBBLES, int WIDTH, int N>
-static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int panel, int row) {
-  constexpr size_t QUAD = PANEL * 4;  // bytes: four inputs, or eight in nibbles
-  constexpr int PARTS = (1 + IS_NIBBLES) * WIDTH;
-  Vec first[N], second[N];
-  const uint8_t* w = m.panel(panel);
-  const float* bias = m.bias ? m.bias + panel * PANEL : nullptr;
-  Scales scales;
-#pragma GCC unroll 16
-  for (int r = 0; r < N; ++r) first[r] = bias ? at(bias) : Vec{}, second[r] = bias ? at(bias + LANES) : Vec{};
-  int groups = m.num_groups(), in = m.in, zero = IS_NIBBLES || WIDTH == 2 ? m.zero : m.zero + 128;
-  const int8_t* codes = x.codes;
-  for (int g = 0; g < groups; ++g) {
-    Vec scale[2], offset[2];
-    Ints a[N], b[N];
-    w = scales.read(m, w, g, 1.0f, scale, offset);
-#pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) a[r] = b[r] = Ints{};
-    if (zero)
-#pragma GCC unroll 16
-      for (int r = 0; r < N; ++r) a[r] = b[r] = Ints{} - zero * x.totals[r * groups + g];
-    for (int i = 0; i < m.group; i += IS_NIBBLES ? 8 : 4, codes += PARTS * 4, w += QUAD) {
-      __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + QUAD / 2, 0, 2);
-      Words u = words(w), v = words(w + QUAD / 2);
-#pragma GCC unroll 16
-      for (int part = 0; part < PARTS; ++part) {
-        Words of_u = taken<IS_NIBBLES, WIDTH>(u, part), of_v = taken<IS_NIBBLES, WIDTH>(v, part);
-#pragma GCC unroll 16
-        for (int r = 0; r < N; ++r) {
-          int32_t few;
-          std::memcpy(&few, codes + r * in * WIDTH + 4 * part, 4);
-          a[r] = dots<WIDTH, IS_NIBBLES>(a[r], of_u, few), b[r] = dots<WIDTH, IS_NIBBLES>(b[r], of_v, few);
-        }
-      }
+// Adds the products of the codes of a group, every second word of the same outputs, with bytes [GROUP] of R rows of x, which lie `apart`.
+template <int BITS, int GROUP, int R>
+__attribute__((always_inline)) static inline void add_dots(const Words* codes, const int8_t* x, int apart, Ints sums[R][2]) {
+#pragma GCC unroll 8
+  for (int quad = 0; quad < GROUP / 4; ++quad)
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      Wide four = four_of(x + r * apart + 4 * quad);
+      sums[r][0] = dot<BITS>(sums[r][0], codes[2 * quad], four), sums[r][1] = dot<BITS>(sums[r][1], codes[2 * quad + 1], four);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) {
-      float by = x.scales[r * groups + g], sum = x.sums[r * groups + g];
-      first[r] += scale[0] * by * __builtin_convertvector(a[r], Vec);
-      second[r] += scale[1] * by * __builtin_convertvector(b[r], Vec);
-      if (m.has_offset) {
-        first[r] += offset[0] * sum;
-        second[r] += offset[1] * sum;
-      }
+}
+template <int GROUP, int R>
+__attribute__((always_inline)) static inline void add_dots_of_words(const Words* codes, const int8_t* x, Ints sums[R][2]) {
+#pragma GCC unroll 8
+  for (int quad = 0; quad < GROUP / 4; ++quad) {
+    Wide u = bits_as<Wide>(codes[2 * quad]), v = bits_as<Wide>(codes[2 * quad + 1]), low = WIDE(set1_epi16)(255);
+    Wide even[2] = {masked(u, low), masked(v, low)}, odd[2] = {WIDE(srli_epi16)(u, 8), WIDE(srli_epi16)(v, 8)};
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const int8_t* four = x + (r * GROUP + 4 * quad) * 2;
+      Wide of_even = four_of(four), of_odd = four_of(four + 4);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) sums[r][half] = dot_of_words(dot_of_words(sums[r][half], even[half], of_even), odd[half], of_odd);
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < N; ++r) put(panel, row + r, first[r], second[r]);
 }
+
+// Sums of whole numbers, and so exact, of a group for R rows of x.
+template <int BITS, int GROUP, Codes FORM, int R>
+__attribute__((always_inline)) static inline void sum_group(const Inputs& x, size_t place, const Words* codes, Ints sums[R][2]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Ints{} + x.starts[place + r];
+  if constexpr (FORM == Codes::WORDS) return add_dots_of_words<GROUP, R>(codes, x.codes + place * GROUP * 2, sums);
+  if constexpr (FORM == Codes::BYTES) return add_dots<BITS, GROUP, R>(codes, x.codes + place * GROUP, GROUP, sums);
+  Ints higher[R][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) higher[r][0] = higher[r][1] = Ints{};
+  add_dots<BITS, GROUP, R>(codes, x.codes + place * GROUP * 2, 2 * GROUP, higher);
+  add_dots<BITS, GROUP, R>(codes, x.codes + place * GROUP * 2 + GROUP, 2 * GROUP, sums);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) sums[r][0] += higher[r][0] << 8, sums[r][1] += higher[r][1] << 8;
+}
+
+// What a group adds to the sums [R, PANEL] of R rows of x, from place to place.
+template <int BITS, int GROUP, Codes FORM, int R>
+__attribute__((always_inline)) static inline void add_group(const Matrix& m, const Inputs& x, size_t place, const Words* codes, const Scales& scales, Vec sums[R][2]) {
+  Ints whole[R][2];
+  sum_group<BITS, GROUP, FORM, R>(x, place, codes, whole);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      Vec found = sums[r][half] + scales.scale[half] * x.scales[place + r] * __builtin_convertvector(whole[r][half], Vec);
+      sums[r][half] = m.has_offset ? found + scales.offset[half] * x.sums[place + r] : found;
+    }
+}
+
+// A panel for N rows of x rounded to codes.
+template <int BITS, int GROUP, Codes FORM, int N>
+static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int panel, int row) {
+  Vec sums[N][2];
+  const float* bias = m.bias ? m.bias + panel * PANEL : nullptr;
+#pragma GCC unroll 12
+  for (int r = 0; r < N; ++r) sums[r][0] = bias ? at(bias) : Vec{}, sums[r][1] = bias ? at(bias + LANES) : Vec{};
+  const uint8_t* block = m.panel(panel);
+  int num = m.num_groups(), per_block = m.groups_of_block();
+  size_t block_bytes = m.block_bytes(), before = m.before_codes(), place = row;
+  for (int g = 0; g < num; block += block_bytes)
+    for (int in_block = 0; in_block < per_block; ++in_block, ++g, place += x.n) {
+      const uint8_t* w = block + before + in_block * (size_t(PANEL) * GROUP * BITS / 8);
+      Scales scales;
+      scales.read(m, block, in_block);
+      Words codes[GROUP / 2];
+      expand<BITS, GROUP>(w, codes);
+      add_group<BITS, GROUP, FORM, N>(m, x, place, codes, scales, sums);
+    }
+#pragma GCC unroll 12
+  for (int r = 0; r < N; ++r) put(panel, row + r, sums[r][0], sums[r][1]);
+}
+#undef WIDE
+#else
+#define HAS_DOTS 0
 #endif

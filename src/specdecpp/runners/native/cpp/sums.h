@@ -56,103 +56,96 @@ static void plain_sums(const uint8_t* w, size_t step, size_t apart, const float*
     for (int r = 0; r < N; ++r) put(panel + p, row + r, first[p][r], second[p][r]);
 }
 
-// Codes of an octet as floats: input I of LANES outputs, of the first half of a panel or the second.
-struct Nibbles {
-  static constexpr size_t OCTET = PANEL * 4;
-  static constexpr float UNIT = 1.0f;
-  static constexpr int WORDS = 2;
-  static Vec value(const Words* w, int i, int half) {
-    Words shifted = w[half] >> (i < 4 ? 8 * i : 8 * i - 28);
-#if defined(__AVX512F__)
-    const __m512 all_codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return Vec(_mm512_permutexvar_ps(bits_as<__m512i>(shifted), all_codes));  // it looks at four bits of each place only
-#else
-    return __builtin_convertvector(bits_as<Ints>(shifted & 15u), Vec);
-#endif
-  }
-};
-struct Bytes {
-  static constexpr size_t OCTET = PANEL * 8;
-  static constexpr float UNIT = 1.0f / (1 << 24);  // codes are left in the highest byte of a word
-  static constexpr int WORDS = 4;
-  static Vec value(const Words* w, int i, int half) {
-    Words four = w[i / 4 * 2 + half];
-#if defined(__AVX512BW__)
-    const __m512i places = _mm512_set1_epi32(int(0x00808080u | uint32_t(i % 4) << 24));  // 0x80 makes a zero
-    const __m512i found = _mm512_shuffle_epi8(bits_as<__m512i>(four), _mm512_add_epi32(places, _mm512_set4_epi32(12 << 24, 8 << 24, 4 << 24, 0)));
-    return Vec(_mm512_cvtepi32_ps(found));
-#else
-    return __builtin_convertvector(bits_as<Ints>((four << (24 - i % 4 * 8)) & 0xff000000u), Vec);
-#endif
-  }
-};
+// Words that are read in order, and what comes later asked for.
+static inline Words next_words(const uint8_t* p) {
+  __builtin_prefetch(p + AHEAD, 0, 2);
+  return words(p);
+}
 
-// The scales and offsets of a panel's groups, and those of the super-group they are in.
+// The codes of a group, four inputs in each word, of LANES outputs and of the next LANES in turn.
+template <int BITS, int GROUP>
+__attribute__((always_inline)) static inline void expand(const uint8_t* w, Words* codes) {
+  constexpr int QUADS = GROUP / 4, HIGHER = BITS - 4;
+  constexpr size_t SIZE = LANES * 4;
+  if constexpr (BITS == 8) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * QUADS; ++i) codes[i] = next_words(w + i * SIZE);
+    return;
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    Words high{};
+    if (HIGHER) high = next_words(w + (QUADS + half) * SIZE);
+#pragma GCC unroll 8
+    for (int quad = 0; quad < QUADS; quad += 2) {
+      Words low = next_words(w + (quad + half) * SIZE);
+      codes[2 * quad + half] = low & 0x0f0f0f0fu, codes[2 * quad + 2 + half] = low >> 4 & 0x0f0f0f0fu;
+    }
+#pragma GCC unroll 8
+    for (int quad = 0; quad < QUADS && HIGHER; ++quad) {
+      int up = 4 - quad * HIGHER;
+      codes[2 * quad + half] |= (up > 0 ? high << up : high >> -up) & (HIGHER == 2 ? 0x30303030u : 0x10101010u);
+    }
+  }
+}
+
+static void expand(const Matrix& m, const uint8_t* w, Words* codes) {
+  if (m.bits == 4) return (m.group == 32 ? expand<4, 32> : expand<4, 16>)(w, codes);
+  if (m.bits == 5) return expand<5, 32>(w, codes);
+  if (m.bits == 6) return expand<6, 16>(w, codes);
+  expand<8, 32>(w, codes);
+}
+
+// The scales and offsets of the groups of a panel, one group after another.
 struct Scales {
-  Vec super[2], super_offset[2];
+  Vec scale[2], offset[2];
 
-  // Of group g, which begins at w; where its codes begin.
-  const uint8_t* read(const Matrix& m, const uint8_t* w, int g, float unit, Vec scale[2], Vec offset[2]) {
-    for (size_t line = 0; line < m.before_group(); line += 64) __builtin_prefetch(w + AHEAD + line, 0, 2);
-    if (!m.has_levels) {
-      scale[0] = halves(w) * unit, scale[1] = halves(w + LANES * 2) * unit, w += PANEL * 2;
-      if (m.has_offset) offset[0] = halves(w), offset[1] = halves(w + LANES * 2), w += PANEL * 2;
-      return w;
+  // Of group g, which is number `in_block` of the block at `block`.
+  void read(const Matrix& m, const uint8_t* block, int in_block) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      scale[half] = halves(block + half * LANES * 2);
+      if (m.has_offset) offset[half] = halves(block + PANEL * 2 + half * LANES * 2);
+      if (!m.has_levels) continue;
+      const uint8_t* levels = block + m.scales_bytes() + in_block * PANEL * (1 + m.has_offset) + half * LANES;
+      scale[half] = bytes(levels) * scale[half];
+      if (m.has_offset) offset[half] = -bytes(levels + PANEL) * offset[half];
     }
-    if (g * m.group % SUPER == 0) {
-      super[0] = halves(w) * unit, super[1] = halves(w + LANES * 2) * unit, w += PANEL * 2;
-      if (m.has_offset) super_offset[0] = -halves(w), super_offset[1] = -halves(w + LANES * 2), w += PANEL * 2;
-    }
-    scale[0] = bytes(w) * super[0], scale[1] = bytes(w + LANES) * super[1], w += PANEL;
-    if (m.has_offset) offset[0] = bytes(w) * super_offset[0], offset[1] = bytes(w + LANES) * super_offset[1], w += PANEL;
-    return w;
   }
 };
 
-// The same for a matrix of codes, whose weights are scale * (code - zero) + offset: sums of codes times values, and for each group
-// scale times that. `sums` are those of x over each group, rows lying `num_groups` apart.
-template <class Codes, int N>
-static void coded_sums(const Matrix& m, const float* x, size_t stride, const float* sums, const Store& put, int panel, int row) {
+// The sums of a matrix of codes, whose weights are scale * (code - zero) + offset: sums of codes times values, and for each group
+// scale times that.
+template <int N>
+static void coded_sums(const Matrix& m, const Inputs& inputs, const Store& put, int panel, int row) {
   Vec first[N], second[N];
-  const uint8_t* w = m.panel(panel);
-  const float* bias = m.bias ? m.bias + panel * PANEL : nullptr;
+  size_t stride = apart(m.in);
+  const float *x = inputs.x + row * stride, *sums = inputs.sums + row, *bias = m.bias ? m.bias + panel * PANEL : nullptr;
+  const uint8_t* block = m.panel(panel);
   Scales scales;
 #pragma GCC unroll 16
   for (int r = 0; r < N; ++r) first[r] = bias ? at(bias) : Vec{}, second[r] = bias ? at(bias + LANES) : Vec{};
-  int groups = m.num_groups(), octets = m.group / 8;
-  float zero = -float(m.zero) / Codes::UNIT;
-  for (int g = 0; g < groups; ++g) {
-    Vec scale[2], offset[2], a[N], b[N];
-    w = scales.read(m, w, g, Codes::UNIT, scale, offset);
+  int per_block = m.groups_of_block();
+  for (int g = 0; g < m.num_groups(); ++g, sums += inputs.n) {
+    if (g && g % per_block == 0) block += m.block_bytes();
+    scales.read(m, block, g % per_block);
+    Words codes[MOST_GROUP / 2];
+    expand(m, block + m.before_codes() + g % per_block * m.group_bytes(), codes);
+    Vec a[N], b[N];
 #pragma GCC unroll 16
-    for (int r = 0; r < N; ++r) a[r] = b[r] = all(zero * sums[r * groups + g]);
-    for (int o = 0; o < octets; ++o, x += 8, w += Codes::OCTET) {
-      Words codes[Codes::WORDS];
+    for (int r = 0; r < N; ++r) a[r] = b[r] = all(-float(m.zero) * sums[r]);
+    for (int quad = 0; quad < m.group / 4; ++quad, x += 4)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        Vec u = __builtin_convertvector(bits_as<Ints>(codes[2 * quad] >> 8 * i & 255u), Vec);
+        Vec v = __builtin_convertvector(bits_as<Ints>(codes[2 * quad + 1] >> 8 * i & 255u), Vec);
 #pragma GCC unroll 16
-      for (int i = 0; i < Codes::WORDS; ++i) {
-        __builtin_prefetch(w + AHEAD + i * LANES * 4, 0, 2);
-        codes[i] = words(w + i * LANES * 4);
+        for (int r = 0; r < N; ++r) a[r] += u * x[r * stride + i], b[r] += v * x[r * stride + i];
       }
-#pragma GCC unroll 16
-      for (int i = 0; i < 8; ++i) {
-        Vec u = Codes::value(codes, i, 0), v = Codes::value(codes, i, 1);
-#pragma GCC unroll 16
-        for (int r = 0; r < N; ++r) {
-          float value = x[r * stride + i];
-          a[r] += u * value;
-          b[r] += v * value;
-        }
-      }
-    }
 #pragma GCC unroll 16
     for (int r = 0; r < N; ++r) {
-      first[r] += scale[0] * a[r];
-      second[r] += scale[1] * b[r];
-      if (m.has_offset) {
-        float sum = sums[r * groups + g];
-        first[r] += offset[0] * sum;
-        second[r] += offset[1] * sum;
-      }
+      first[r] += scales.scale[0] * a[r], second[r] += scales.scale[1] * b[r];
+      if (m.has_offset) first[r] += scales.offset[0] * sums[r], second[r] += scales.offset[1] * sums[r];
     }
   }
 #pragma GCC unroll 16

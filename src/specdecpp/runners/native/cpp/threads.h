@@ -69,3 +69,10 @@ static void together(int threads, const Work& work) {
   };
   team.parallel(body, &task, unsigned(threads), 0);
 }
+
+// The thread's share of so many panels.
+struct Share {
+  int begin, end;
+  Share(int num, int thread, int threads)
+      : begin(int(int64_t(num) * thread / threads)), end(int(int64_t(num) * (thread + 1) / threads)) {}
+};
