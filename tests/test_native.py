@@ -260,3 +260,36 @@ def test_draws_are_shared_out_as_the_law_says(runner: NativeRunner) -> None:
     p = torch.tensor([0.1, 0.0, 0.4] + [0.5 / 97] * 97)
     drawn = torch.bincount(torch.tensor([runner.draw(p, (i + 0.5) / 10_000) for i in range(10_000)]), minlength=len(p))
     assert (drawn - 10_000 * p).abs().max() <= 1.01
+
+
+def test_a_cache_that_begins_in_the_middle_of_a_text_reads_the_rest_alone() -> None:
+    """Catches positions that count from the text's beginning, and rows, copies or rollbacks that see what was left out."""
+    plain = NativeRunner(built("llama"), num_threads=1)
+    late = plain.fresh()
+
+    def gives(runner: NativeRunner, start: int) -> bool:
+        """Whether it now gives what a cache gives that has read the text from `start` on."""
+        plain.rollback(0)
+        plain.extend(TEXT[start : runner.length], rows=1)
+        length = runner.length
+        found, expected = runner.extend([4, 4], rows=2)[0], plain.extend([4, 4], rows=2)[0]
+        runner.rollback(length)
+        return torch.equal(found, expected)
+
+    late.skip(3)
+    assert (late.length, late.num_skipped) == (3, 3)
+    late.extend(TEXT[3:], rows=1)
+    assert late.length == len(TEXT)
+    assert gives(late, 3)
+    copy = late.fork(7)
+    assert gives(copy, 3)
+    copy.rollback(5)
+    assert gives(copy, 3)
+    with pytest.raises(ValueError, match="the cache holds 2 tokens, and only an empty one"):
+        copy.skip(1)
+    copy.rollback(2)
+    assert (copy.length, copy.num_skipped) == (2, 2)
+    copy.rollback(0)
+    copy.extend(TEXT, rows=1)
+    assert gives(copy, 0)
+    assert gives(late.fork(2), 2)

@@ -12,10 +12,11 @@ from kinds import assert_same_bits
 from quantised import fabricated
 
 from specdecpp import EagerRunner, NativeRunner
+from specdecpp.errors import RunnerError
 from specdecpp.loading.gguf_reading import Stored
 from specdecpp.runners import native, probe
 from specdecpp.runners.native.library import library
-from specdecpp.runners.native.weights import KINDS
+from specdecpp.runners.native.weights import KINDS, values_of
 from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -124,6 +125,32 @@ def test_a_kind_that_is_not_known_becomes_float32() -> None:
     first, second = (NativeRunner(model, stored={**values, name: of}, activations="float32") for of in (values[name], rare))
     expected, _ = first.extend(TEXT, rows=2)
     assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+DENSE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""Kinds that are packed as densely as they lie in a file; the others have codes of two, three or uneven four bits."""
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_weights_take_no_more_memory_than_in_their_file(kind: str) -> None:
+    """Catches codes of five or six bits in bytes: a pass then reads a third more, and so does a process hold."""
+    found = library().native_packed_bytes(KINDS[kind], 64, 1024)
+    assert found / fabricated(kind, 64, 1024, seed=0).data.nbytes <= 1.03
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("F32", "F16", "BF16")])
+def test_values_by_compiled_code_are_those_of_the_package_gguf(kind: str) -> None:
+    """Catches a code, a scale or a level that is read from another place: a check of a pass would compare it with itself."""
+    made = fabricated(kind, 40, 512, seed=5)
+    torch.testing.assert_close(values_of(made), made.dequantised(), rtol=1e-6, atol=0)
+
+
+def test_weights_that_are_read_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches values by compiled code that nothing else has looked at."""
+    made = fabricated("Q4_K", 40, 512, seed=5)
+    monkeypatch.setattr(Stored, "dequantised", lambda self: torch.zeros(self.shape))
+    with pytest.raises(RunnerError, match="Q4_K otherwise than the package gguf"):
+        values_of(made)
 
 
 def test_what_the_code_cannot_pack_is_refused() -> None:

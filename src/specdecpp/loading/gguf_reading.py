@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
-from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, unsupported
 from specdecpp.loading.gguf_bytes import Entry
+from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, unsupported
 from specdecpp.loading.gguf_header import Header, opened
 
 _NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}

@@ -12,7 +12,7 @@ from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.protocol import Draws, ReadsBoth, Runner, TreeRunner, refusal_of_trees
+from specdecpp.runners.protocol import Draws, ReadsBoth, Runner, Skips, TreeRunner, refusal_of_trees
 
 __all__ = [
     "Draws",
@@ -23,6 +23,7 @@ __all__ = [
     "NativeRunner",
     "ReadsBoth",
     "Runner",
+    "Skips",
     "TreeRunner",
     "refusal_of_trees",
 ]

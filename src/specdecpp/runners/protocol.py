@@ -65,6 +65,21 @@ class ReadsBoth(Protocol):
 
 
 @runtime_checkable
+class Skips(Runner, Protocol):
+    """Optional part of a draft's runner: its cache may begin in the middle of the text, and `length` counts from the text's
+    beginning all the same. q is then a function of the rest of the text, which changes nothing for the output."""
+
+    @property
+    def num_skipped(self) -> int:
+        """Tokens at the beginning of the text that were not read. A `rollback` into them leaves the cache empty."""
+        ...
+
+    def skip(self, length: int) -> None:
+        """Leave out the first `length` tokens. Raises ValueError unless the cache is empty."""
+        ...
+
+
+@runtime_checkable
 class TreeRunner(Runner, Protocol):
     """A runner whose cache may hold a tree of rows behind its text, of which one branch is kept.
 

@@ -221,6 +221,7 @@ def _bound(lib: Any) -> Any:
         "native_new": (pointer, [pointer]),
         "native_matrix": (ctypes.c_bool, [pointer, *[number] * 3, pointer, number, number, ctypes.c_int64, pointer, number]),
         "native_unpack": (ctypes.c_bool, [number, pointer, number, number, ctypes.c_int64, pointer, number]),
+        "native_packed_bytes": (ctypes.c_int64, [number] * 3),
         "native_output_ids": (None, [pointer, pointer, number]),
         "native_norm": (ctypes.c_bool, [pointer, number, number, pointer, number]),
         "native_layer": (None, [pointer, *[number] * 3]),

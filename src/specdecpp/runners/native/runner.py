@@ -50,7 +50,7 @@ class NativeRunner:
     may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
     of other runners to end.
 
-    `activations` say how what is multiplied with quantised weights is rounded: "int16" to 32,767 steps of the largest of each
+    `activations` say how what is multiplied with quantised weights is rounded: "int16" to 32,639 steps of the largest of each
     group of 16 or 32, "float32" not at all. None takes the first where the processor has products of whole numbers, else the
     second. "int8" rounds to bytes, 127 steps, as llama.cpp does: quicker still with many rows, and the model is another one by
     so much (`probe.gap` of some per cent). What is decoded follows that model's distribution exactly, with and without
@@ -119,7 +119,7 @@ class NativeRunner:
         return library.refusal()
 
     def _reset(self) -> None:
-        self._length = self._capacity = 0
+        self._length = self._capacity = self._num_skipped = 0
         self._parents: list[int] = []
         self._sequence: int | None = None
 
@@ -132,24 +132,36 @@ class NativeRunner:
         return other
 
     def fork(self, length: int) -> "NativeRunner":
-        """Another runner over the same weights, with a copy of the first `length` tokens of this one's cache."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot copy {length} tokens: the cache holds {self._length}")
+        """Another runner over the same weights, with a copy of this one's cache up to `length`."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
         other = self.fresh()
-        if self._sequence is not None and length:
+        other._num_skipped = min(length, self._num_skipped)
+        if self._sequence is not None and (num := length - other._num_skipped):
             with _LOCK:
                 other._room_for(0)
-                other._copied(self._sequence, max(length, _ROOM), length)
-                other._length = length
+                other._copied(self._sequence, max(num, _ROOM), num)
+                other._length = num
         return other
 
     @property
     def length(self) -> int:
-        return self._length
+        return self._num_skipped + self._length
+
+    @property
+    def num_skipped(self) -> int:
+        """Tokens at the beginning of the text that were not read (`skip`)."""
+        return self._num_skipped
+
+    def skip(self, length: int) -> None:
+        """Leave out the first tokens of a text: the cache, which must be empty, begins behind them (`runners.Skips`)."""
+        if self._length:
+            raise ValueError(f"the cache holds {self._length} tokens, and only an empty one can begin elsewhere in the text")
+        self._num_skipped = length
 
     @property
     def num_bytes(self) -> int:
-        """What the cache holds in memory."""
+        """Of the cache in memory."""
         return self._weights.bytes_per_position * self._capacity
 
     def extend(
@@ -202,8 +214,8 @@ class NativeRunner:
     def extend_both(self, draft: "NativeRunner", tokens: list[int]) -> None:
         """Append tokens to this cache and to a draft's of the same length (`share_of` it above 0), with the bits that `extend`
         of each gives."""
-        if draft.length != self.length:
-            raise ValueError(f"both caches must hold the same text, and they hold {self.length} and {draft.length} tokens")
+        if draft.length != self.length or draft.num_skipped or self.num_skipped:
+            raise ValueError(f"both caches must hold the same text, and they hold {self._length} and {draft._length} tokens")
         self.check_ids(tokens)
         draft.check_ids(tokens)
         for runner in (self, draft):
@@ -256,7 +268,7 @@ class NativeRunner:
         n tokens of each. The bits of a sequence do not depend on the others. Raises ValueError for runners of several models.
         """
         first, nums = runners[0], [len(new) for new in tokens]
-        weights, ends = first._weights, [r.length + num for r, num in zip(runners, nums, strict=True)]
+        weights, ends = first._weights, [r._length + num for r, num in zip(runners, nums, strict=True)]
         if any(r._weights is not weights for r in runners) or len({id(r) for r in runners}) < len(runners) or not min(nums):
             raise ValueError("a pass over several sequences needs a runner for each, all of one model, and a token for each")
         logits, states = torch.empty(len(runners), first.vocab_size), torch.empty(len(runners), first.hidden_size)
@@ -266,7 +278,7 @@ class NativeRunner:
         with _LOCK:
             weights.see_to(max(ends))
             of = zip(runners, nums, ends, strict=True)
-            parts = (Part * len(runners))(*(Part(r._room_for(end), r.length, num, 1, 0, 0, None) for r, num, end in of))
+            parts = (Part * len(runners))(*(Part(r._room_for(end), r._length, num, 1, 0, 0, None) for r, num, end in of))
             given, layer = (ctypes.c_int64 * len(flat))(*flat), -1 if seen is None else seen
             out = logits.data_ptr(), states.data_ptr(), layer, inputs.data_ptr()
             weights.lib.native_pass(weights.handle, first.num_threads, parts, len(runners), given, *out)
@@ -339,8 +351,9 @@ class NativeRunner:
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
-        check_rollback(length, self._length)
-        self._length = length
+        check_rollback(length, self.length)
+        self._num_skipped = min(length, self._num_skipped)
+        self._length = length - self._num_skipped
         self._parents.clear()
 
     def draw_without(self, q: int, tokens: Sequence[int], u: float) -> tuple[int, float]:

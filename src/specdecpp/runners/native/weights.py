@@ -177,7 +177,9 @@ def values_of(stored: Any) -> Tensor:
     some = slice(None, None, -(-len(lines) // COMPARED))
     expected = type(stored)(stored.kind, (len(lines[some]), shape[1]), lines[some]).dequantised()
     if not torch.allclose(values.view(shape)[some], expected, rtol=1e-5, atol=0, equal_nan=True):
-        raise RunnerError(f"compiled code reads weights of the type {stored.kind} otherwise than the package gguf. Use LeanRunner.")
+        raise RunnerError(
+            f"compiled code reads weights of the type {stored.kind} otherwise than the package gguf. Use LeanRunner."
+        )
     return values
 
 

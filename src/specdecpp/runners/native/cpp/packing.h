@@ -166,14 +166,21 @@ static void put_plain(const Matrix& m, uint8_t* panel, int o, const uint8_t* row
   scatter<uint16_t>(row + 2 * is_wide, m.in, 1 + is_wide, panel, o % LANES * 2 + o / LANES, PANEL);
 }
 
-// Rows [out, in] of a kind, `stride` bytes apart, as panels in the arena, by several threads. float32 that bfloat16 has too is kept in
-// that form, which is half as much to read and gives the same bits in every sum. False where there is no memory, or the kind or the
-// width cannot be.
-static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out, int in, size_t stride, int threads) {
+// What a matrix [out, in] of a kind is like. False where the kind or the width cannot be.
+static bool shaped(Matrix& m, int kind, int out, int in) {
   const Layout* layout = layout_of(kind);
   if (!layout || in % layout->block) return false;
   m.out = out, m.in = in, m.form = layout->form, m.group = layout->group, m.bits = layout->bits, m.zero = layout->zero;
   m.has_levels = layout->has_levels, m.has_offset = layout->has_offset;
+  return true;
+}
+
+// Rows [out, in] of a kind, `stride` bytes apart, as panels in the arena, by several threads. float32 that bfloat16 has too is kept in
+// that form, which is half as much to read and gives the same bits in every sum. False where there is no memory, or the kind or the
+// width cannot be.
+static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out, int in, size_t stride, int threads) {
+  if (!shaped(m, kind, out, in)) return false;
+  const Layout* layout = layout_of(kind);
   if (kind == F32) {
     uint16_t low = 0;
     for (int o = 0; o < out && !low; ++o)
