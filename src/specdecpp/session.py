@@ -23,7 +23,7 @@ from specdecpp.policies.trees import Grown
 from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
 from specdecpp.rounds.soundness import check_request
 from specdecpp.rounds.verification import Verification, is_lossless
-from specdecpp.runners import Runner
+from specdecpp.runners import ReadsBoth, Runner, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
 from specdecpp.text import Detokenizer
@@ -108,6 +108,9 @@ class Session:
     `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
     is for requests that nobody wants to repeat, and so is an `experience`, which they share. `watch`, where it is set,
     sees every round; that changes nothing else. A verification of `rounds.lossy` needs lossless=False (`UnsoundError`).
+
+    With `tail` a draft that can (`runners.Skips`) reads at most so many tokens of the text when it is first asked, the last
+    ones. The output's distribution is the same; what is drafted is not.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Session:
         experience: Experience | None = None,
         lossless: bool = True,
         kept: Kept | None = None,
+        tail: int | None = None,
     ):
         check_request(
             policy,
@@ -155,8 +159,11 @@ class Session:
         self._num_before = 1
         self._is_behind = False  # whether the draft has to read what copies brought
         self.num_together = 1
+        reads_along = isinstance(target, ReadsBoth) and target.share_of(draft) > 0
+        self._tail = None if reads_along or not isinstance(draft, Skips) else tail
         memory = policy.start() if experience is None else experience.begin()
-        self._memory = policy.begin(memory, num_tokens=len(prompt), is_greedy=sampling.is_greedy)
+        num_read = min(len(prompt), self._tail or len(prompt))
+        self._memory = policy.begin(memory, num_tokens=num_read, is_greedy=sampling.is_greedy)
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
@@ -251,7 +258,16 @@ class Session:
     def _decision(self, costs: Costs | None) -> Decision:
         """How the coming round ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        return decide(self.policy, self._memory, costs, room, copies=self._copies)
+        decision = decide(self.policy, self._memory, costs, room, copies=self._copies)
+        if self._tail is not None and decision.may_draft:
+            self._begin_draft(len(self.tokens) - 1 - self._tail)
+        return decision
+
+    def _begin_draft(self, start: int) -> None:
+        """A draft that has read nothing yet begins there."""
+        draft = self.draft
+        if isinstance(draft, Skips) and draft.length == draft.num_skipped < start:
+            draft.skip(start)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
