@@ -263,7 +263,7 @@ def test_without_a_terminal_the_estimate_is_a_line_now_and_then(
         tell("1 s")
         monkeypatch.setattr(render, "LINE_S", 0.0)
         tell("9 s")
-    assert [line.strip() for line in capsys.readouterr().err.splitlines()] == ["checking: 0 s", "checking: 9 s"]
+    assert [line.strip() for line in capsys.readouterr().err.splitlines()] == ["checking, 0 s", "checking, 9 s"]
 
 
 # Formulas

@@ -23,8 +23,10 @@ def verdict(check: Check) -> str:
 
 def now(check: Check) -> str:
     """What is known while the check goes on, in a line."""
-    best, spent = check.best, f"{check.elapsed_s:.0f} of {check.trial.seconds:.0f} s"
-    return f"{verdict(check)} so far: {best.label}, {times(best.speedup, best.interval)} ({_prompts(check)}, {spent})"
+    best = check.best
+    sure = {True: "worth it", False: "not worth it", None: "unsure"}[check.is_worth]
+    spent = f"{check.elapsed_s:.0f} of {check.trial.seconds:.0f} s"
+    return f"{spent}: {sure} so far, {best.label} {times(best.speedup, best.interval)}"
 
 
 def sentences(check: Check) -> list[str]:

@@ -156,10 +156,10 @@ def live(text: str) -> Iterator[Callable[[str], None]]:
         def tell(doing: str) -> None:
             nonlocal at
             if err.is_terminal:
-                line.update(Text(f"  {text}: {doing}", "dim"), refresh=True)
+                line.update(Text(f"  {text}, {doing}", "dim"), refresh=True)
             elif perf_counter() - at >= LINE_S:
                 at = perf_counter()
-                err.print(f"  {text}: {doing}", soft_wrap=True)
+                err.print(f"  {text}, {doing}", soft_wrap=True)
 
         yield tell
 
