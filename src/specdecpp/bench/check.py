@@ -171,10 +171,11 @@ class Check:
 
     @cached_property
     def best(self) -> Option:
-        """The fastest in whole answers; not the default rule where it hardly drafts, which leaves all to the target."""
+        """The one whose whole answers are surely fastest: whose interval begins highest, for the most uncertain one is often
+        highest by chance. Not the default rule where it hardly drafts, which leaves all to the target."""
         num_tokens, num_drafted = self.total.default[[0, -1]]
         own = [self.own] if self.own and num_drafted > HARDLY * num_tokens else []
-        return max((*self.lengths, *own), key=lambda option: option.speedup)
+        return max((*self.lengths, *own), key=lambda option: option.interval[0] if option.interval else option.speedup)
 
     @property
     def is_worth(self) -> bool | None:
