@@ -328,7 +328,7 @@ def test_prompts_that_differ_widen_the_interval():
 
 
 def test_an_uncertain_option_is_not_the_best_by_chance():
-    """Catches a default rule that is recommended because its few rounds scatter: here it takes 0.2 or twice what its lengths do."""
+    """Catches a default rule that is recommended because its rounds scatter: they take 0.2 or twice what their lengths say."""
     sums = [made_of(0.8, 0.1) for _ in range(6)]
     for i, one in enumerate(sums):
         one.default[:] = 100.0, 70.0, 0.0, 1.0, math.log(0.2 if i % 2 else 2.0), 100.0
