@@ -18,6 +18,7 @@ import torch
 
 from specdecpp import machine
 from specdecpp.bench import check
+from specdecpp.bench.practice import Practice
 from specdecpp.distillation import finishing, measuring, saving, start
 from specdecpp.distillation import training as course
 from specdecpp.distillation.network import Shape
@@ -123,7 +124,7 @@ PHASES: dict[str, list[Moment]] = {
         half_of("head.json"),
         before(pipeline, "evaluate_heads"),
     ],
-    "checking": [before(responses, "draw", 5), before(check, "decoded"), half_of("card.json", 2), before(check, "fastest")],
+    "checking": [before(Practice, "add", 5), before(check, "check"), half_of("card.json", 2), before(Practice, "add", 20)],
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
 from specdecpp import cli
@@ -744,3 +745,45 @@ def test_bad_usage_is_told_in_a_line(names: list[str], options: list[str], code:
 def test_half_a_pair_is_refused(names: list[str]):
     """Catches a missing draft that is completed by the reference pair."""
     assert "--target and --draft go together" in refused("bench", *names[:2], code=2)
+
+
+# Interrupts
+
+ONE_RULE = ("--policy", "fixed:2", "--dev-prompts", "0", "--prompts", "4", "--temperature", "1", "--verification", "token")
+
+
+def test_an_interrupt_keeps_the_whole_turns(names: list[str], tmp_path: Path):
+    """Catches Ctrl-C that throws away hours of answers, and a table in which one rule has prompts that another has not."""
+    out = tmp_path / "results.json"
+    options = (*ONE_RULE, "--cycles", "5000", "--max-tokens", "64", "--out", str(out))
+    ended = interrupted("bench", *names, *options, at=r"\b(1[5-9]|[2-9]\d)/40000", folder=tmp_path, terminal=True)
+    assert ended.code == 130, ended.chatter
+    assert "K = 2" in ended.stdout
+    assert "Interrupted: of the turns" in " ".join(ended.stdout.split())
+    kept = json.loads(out.read_text())
+    assert kept["is_partial"] is True
+    assert kept["notes"][0].startswith("Interrupted: of the turns of all rules (4 prompts x 5000) these are whole: ")
+    assert Results.read(out).is_partial
+    assert {row["role"] for row in kept["rows"]} == {"target", "fixed"}
+    assert {row["num_prompts"] for row in kept["rows"]} == {4}
+
+
+def test_an_interrupt_before_a_whole_turn_shows_nothing(names: list[str], tmp_path: Path):
+    """Catches a table of nothing: settings are still being chosen."""
+    out = tmp_path / "results.json"
+    options = ("--dev-prompts", "3", "--max-tokens", "2000", "--out", str(out))
+    ended = interrupted("bench", *names, *options, at=r"at most [\d,]+ answers", folder=tmp_path)
+    assert (ended.code, ended.stdout) == (130, ""), ended.chatter
+    assert "there is nothing to show" in ended.chatter
+    assert not out.exists()
+
+
+def test_a_turn_that_not_all_have_finished_counts_for_none():
+    """Catches rules that are compared on other prompts: the second has not answered the third prompt yet."""
+    rule = Rule(role="fixed", settings=(Fixed(k=1),))
+    first, second = (run.Contestant(rule=rule, policy=Fixed(k=k), verification="token") for k in (1, 2))
+    one = run.Run(metrics=Metrics(num_tokens=3), tokens=(1, 2, 3))
+    heat = run.Heat(temperature=1.0, runs={first: [[one, one], [one], [one]], second: [[one], [one], []]})
+    whole = heat.whole_turns()
+    assert whole.runs == {first: [[one], [one], []], second: [[one], [one], []]}
+    assert (heat.num_turns, whole.num_turns) == (2, 2)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
 from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli, machine
@@ -561,6 +562,24 @@ def test_the_verb_collects_says_so_and_goes_on(whole: Path, home: Path, tmp_path
     assert again.stderr == ""
     assert json.loads(again.stdout)["prompts_done"] == json.loads(again.stdout)["prompts_before"] == 20
     torch.set_num_threads(1)
+
+
+def test_an_interrupt_keeps_what_is_finished_and_says_how_to_go_on(whole: Path, home: Path, tmp_path: Path) -> None:
+    """Catches Ctrl-C that says nothing: finished shards stay, and the same command makes the same bytes of the rest."""
+    recipe = recipe_of(home, tmp_path / "own")
+    path = str(tmp_path / "own" / "recipe.yaml")
+
+    def is_begun() -> bool:
+        return any(recipe.labels.glob("shard-*.parquet"))
+
+    ended = interrupted("collect", path, at=r"at most \d+ answers", when=is_begun, folder=tmp_path)
+    num = len(shards.done(recipe.labels))
+    assert (ended.code, ended.stdout) == (130, ""), ended.chatter
+    assert f"interrupted: {num} of {NUM_SHARDS} shards are finished and safe in {recipe.labels}" in ended.chatter
+    assert "Run the same command again" in ended.chatter
+    assert 0 < num < NUM_SHARDS
+    assert call(path).exit_code == 0
+    assert hashes(recipe.labels) == hashes(whole)
 
 
 def test_the_examples_of_the_help_page_parse() -> None:

@@ -1,38 +1,35 @@
-"""Is a pair worth it? Measured in a minute: what steps cost here, how often the target would accept, and what follows.
+"""Is a pair worth it? Real rounds on practice prompts for as long as one waits, and what follows from them at any moment.
 
-    costs.measuring -> costs;  answers of the target -> labels -> traces -> replay at these costs -> verdict and advice
+    practice (every length in turns, then the default rule) -> sums by prompt -> acceptance by depth, seconds by length
+      -> speed-ups over the target alone, in decoding and of whole answers, with intervals -> verdict and advice
 
-Two answers of the target are sampled to every prompt. One chooses the settings of the rules, the other says what they bring.
-Replay counts forward passes and the head; a short real run beside it shows what is lost outside of them. Advice comes from
-replaying the same answers on another machine: with a cheaper draft, with verification that is flat, without a head's time.
+The steps are bounded by time: a check ends when its seconds are over, when the interval of the best is tight, or when more
+rounds on these prompts would say little more. Intervals resample prompts (`theory.intervals`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from functools import cached_property
+from itertools import zip_longest
+from math import isfinite
+from time import perf_counter
 
 import numpy as np
-import torch
 
-from specdecpp.bench.contestants import TARGET, default_field
+from specdecpp.bench import pace
 from specdecpp.bench.machines import Machine
+from specdecpp.bench.practice import FIRST, LENGTHS, Practice, Sums
 from specdecpp.bench.questions import Questions
-from specdecpp.bench.replays import Recording, Stage
-from specdecpp.bench.results import Interval, Row
-from specdecpp.bench.rows import Tally, ratio_interval
-from specdecpp.bench.run import ALONE, Bench, Contestant, Plan
-from specdecpp.costs import chain_tokens
-from specdecpp.costs.measuring import measure
-from specdecpp.decoder import Decoder
+from specdecpp.bench.results import Interval
+from specdecpp.bench.rows import MIN_PROMPTS
+from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
-from specdecpp.policies import Costs, Policy
-from specdecpp.runners import EagerRunner
+from specdecpp.policies import Costs, Fixed, Policy
+from specdecpp.policies.head import heads
+from specdecpp.request import label_of, spec_of
+from specdecpp.runners import ReadsBoth
 from specdecpp.sampling import Sampling
-from specdecpp.training.branches import check_tree_mask
-from specdecpp.training.jobs import context_of, runners_of
-from specdecpp.training.labels import Answer, Labelling, label
-from specdecpp.training.responses import sample_responses
-from specdecpp.training.traces import Terms, traces
+from specdecpp.theory.intervals import of_few, resampled
 
 LEAST_GAIN = 1.01
 """Over the target alone: a draft that brings less is not worth its memory."""
@@ -40,28 +37,33 @@ CHEAP = 0.05
 """Time of a draft step over that of a target pass, with a cheap draft."""
 GOOD = 0.8
 """The acceptance of a draft that is good."""
-BRANCH, REPEATS = 20, 4
 WIDE = 5
 """Positions of the wider target pass that the report compares with a pass of one."""
-STEPS = ("what steps cost", "answers of the target", "labels", "every rule in replay", "the best rule for real")
-Tick = Callable[[str], None]
+TIGHT = 0.04
+"""Half the width of the interval of the best, over its value, at which a check ends before its time."""
+ENOUGH = 5
+"""The practice answer to every prompt at whose beginning a check ends: further rounds say little, the spread is that between
+prompts."""
+HARDLY = 0.05
+"""Draft tokens for a token of the answer below which a rule is taken to leave it to the target."""
+USUAL_S, QUICK_S = 60.0, 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """How much a check runs. Raises ValueError for what cannot be run."""
+    """How long a check runs, and how it samples. Raises ValueError for what cannot be run."""
 
+    seconds: float = USUAL_S
     max_tokens: int = 96
-    num_timed: int = 4
-    """Prompts of the short real run, each answered twice by both."""
+    """Tokens of the whole answers that are reckoned with."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 8 or self.num_timed < 1:
+        if self.max_tokens < 8 or not (isfinite(self.seconds) and self.seconds > 0):
             raise ValueError(
-                f"a check needs answers of at least 8 tokens and 1 timed prompt, got {self.max_tokens} and {self.num_timed}"
+                f"a check needs answers of at least 8 tokens and a time above 0, got {self.max_tokens} and {self.seconds:g} s"
             )
         assert self.sampling
 
@@ -71,28 +73,65 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """What was found. Speed-ups are over the target alone.
+class Option:
+    """A rule and its speed-ups over the target alone: of whole answers, prompts read by both models, and in decoding."""
 
-    `what_if` has the best speed-up on other machines: `draft` with a cheap one, `verification` with one that is flat, `head`
-    with one that takes no time, `acceptance` with a good one (fixed K, by the chain formula).
-    """
-
-    machine: Machine
-    acceptance: float
-    """1 - TV(p, q), averaged over positions: the chance that a drafted token is accepted."""
-    rows: tuple[Row, ...]
-    what_if: Mapping[str, float]
-    measured: float
-    """The speed-up of the rule that replay liked best, decoded for real."""
-    measured_interval: Interval | None
-    time_shares: Mapping[str, float]
-    runners: str = ""
-    """How forward passes are run, and why so."""
+    policy: Policy
+    speedup: float
+    interval: Interval | None
+    decoding: float
+    decoding_interval: Interval | None
+    tokens_per_second: float
+    """In decoding."""
+    tokens_per_pass: float | None = None
 
     @property
+    def label(self) -> str:
+        return label_of(self.policy)
+
+    @property
+    def spec(self) -> str:
+        return spec_of(self.policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What is known at a moment. Speed-ups are over the target alone; intervals are 95 % over prompts, None with fewer than
+    four prompts. The length that is best is chosen on the rounds that its interval is from."""
+
+    sums: tuple[Sums, ...]
+    """By prompt, of those on which something was seen."""
+    default: Policy
+    trial: Trial
+    elapsed_s: float
+    num_prompts: int
+    """Practice prompts there are."""
+    read_along: float = 0.0
+    runners: str = ""
+    """How forward passes are run, and why so."""
+    is_interrupted: bool = False
+
+    @cached_property
+    def total(self) -> Sums:
+        return Sums.of(np.sum([s.columns for s in self.sums], axis=0))
+
+    @property
+    def longest(self) -> int:
+        """The longest length that was timed."""
+        return max(k for k, (num, *_) in zip(LENGTHS, self.total.lengths, strict=True) if num)
+
+    @cached_property
     def costs(self) -> Costs:
-        return self.machine.costs
+        """What steps took; the start of a round is part of its draft tokens."""
+        alone_s = float(pace.alone_s(self.total, self.total))
+        timed = {k: pace.parts(self.total, i, self.total) for i, k in enumerate(LENGTHS) if k and self.total.lengths[i, 0]}
+        draft = sum(part[0] for part in timed.values()) / sum(timed)
+        passes = {1: alone_s} | {k + 1: float(part[1]) * alone_s for k, part in timed.items()}
+        return Costs(draft_s=float(draft) * alone_s, passes=passes)
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(name="measured", costs=self.costs)
 
     @property
     def c(self) -> float:
@@ -104,188 +143,164 @@ class Check:
         return self.costs.verify_s(WIDE) / self.costs.verify_s(1)
 
     @property
-    def best(self) -> Row:
-        """The rule that is predicted to be fastest."""
-        return max((row for row in self.rows if row.chosen and row.role != "target"), key=lambda row: row.speedup)
+    def acceptance(self) -> float:
+        """The chance that a draft token is accepted where those before it were: the mean over what was tested."""
+        tested, accepted = self.total.depths.sum(0)
+        return float(accepted / tested)
 
     @property
-    def limit(self) -> float:
-        """With hindsight, or without drafting: no rule can do better at these costs."""
-        return max(1.0, next(row.speedup for row in self.rows if row.policy == "hindsight"))
+    def by_depth(self) -> list[float]:
+        """The same of the first, second, ... draft token, as far as enough were tested."""
+        return [float(accepted / tested) for tested, accepted in self.total.depths if tested >= 10]
+
+    @cached_property
+    def lengths(self) -> tuple[Option, ...]:
+        """Every fixed length that can be told: up to the longest that was timed."""
+        return tuple(
+            self._option(Fixed(k=k), pace.fixed(k, self.total), float(pace.tokens_of(self.total, k, self.total)))
+            for k in range(1, self.longest + 1)
+        )
+
+    @cached_property
+    def own(self) -> Option | None:
+        """The default rule, by the clock; None before it had its turn on enough prompts."""
+        num = sum(s.default[0] > 0 for s in self.sums)
+        if num < min(MIN_PROMPTS, self.num_prompts):
+            return None
+        return self._option(self.default, pace.default(self.total))
+
+    @cached_property
+    def best(self) -> Option:
+        """The one whose whole answers are surely fastest: whose interval begins highest, for the most uncertain one is often
+        highest by chance. Not the default rule where it hardly drafts, which leaves all to the target."""
+        num_tokens, num_drafted = self.total.default[[0, -1]]
+        own = [self.own] if self.own and num_drafted > HARDLY * num_tokens else []
+        return max((*self.lengths, *own), key=lambda option: option.interval[0] if option.interval else option.speedup)
 
     @property
     def is_worth(self) -> bool | None:
-        """Whether the best rule is predicted ahead of the target alone with its whole interval, and not seen behind it with
-        its whole interval when decoded; False: predicted behind, or ahead by less than `LEAST_GAIN`, as a rule is that hardly
-        drafts. None: too close to call."""
-        low, high = self.best.speedup_interval or (self.best.speedup, self.best.speedup)
-        is_seen_behind = self.measured_interval is not None and self.measured_interval[1] < 1
-        return False if high < LEAST_GAIN else True if low > 1 and not is_seen_behind else None
+        """Whether the whole interval of the best lies above 1; False: below `LEAST_GAIN`. None: too close to call, or too few
+        prompts for an interval."""
+        if self.best.interval is None:
+            return None
+        low, high = self.best.interval
+        return False if high < LEAST_GAIN else True if low > 1 else None
+
+    @property
+    def is_tight(self) -> bool:
+        if self.best.interval is None:
+            return False
+        low, high = self.best.interval
+        return (high - low) / 2 <= TIGHT * self.best.speedup
+
+    @property
+    def what_if(self) -> dict[str, float]:
+        """The best speed-up in decoding on machines that lack one fault: `draft` with a cheap one, `verification` with one that
+        is flat, `acceptance` with a good one, `head` with one that takes no time for the default rule."""
+        single, depths = self.costs.verify_s(1), self.by_depth or [self.acceptance]
+        found = {"verification": pace.best_speedup(replace(self.costs, passes={1: single}), depths)}
+        if self.costs.draft_s > CHEAP * single:
+            found["draft"] = pace.best_speedup(replace(self.costs, draft_s=CHEAP * single), depths)
+        if self.acceptance < GOOD:
+            found["acceptance"] = pace.best_speedup(self.costs, [GOOD])
+        tokens, _, head, *_ = self.total.default
+        if head and heads(self.default):
+            found["head"] = float(1 / (pace.default(self.total)(self.total) - head / tokens))
+        return found
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Of a round of the best fixed length: drafting, and the pass with everything else."""
+        best = max(self.lengths, key=lambda option: option.speedup).policy.max_tokens
+        share = best * self.costs.draft_s / self.costs.round_s(best)
+        return {"draft": share, "verify": 1 - share}
+
+    def _option(self, policy: Policy, passes: pace.Pace, tokens_per_pass: float | None = None) -> Option:
+        whole = self.total
+        speedup = pace.answers(passes, whole, num_tokens=self.trial.max_tokens, read_along=self.read_along)
+        decoding = float(1 / passes(whole))
+        return Option(
+            policy=policy,
+            speedup=float(speedup(whole)),
+            interval=self._interval(speedup),
+            decoding=decoding,
+            decoding_interval=self._interval(lambda sums: 1 / passes(sums)),
+            tokens_per_second=decoding / self.costs.verify_s(1),
+            tokens_per_pass=tokens_per_pass,
+        )
+
+    def _interval(self, figure: pace.Pace) -> Interval | None:
+        if self._draws is None:
+            return None
+        return of_few(figure(self._draws), float(figure(self.total)), len(self.sums))
+
+    @cached_property
+    def _draws(self) -> Sums | None:
+        """The sums of prompts drawn anew, many times; None where there are too few to say anything about their spread."""
+        if len(self.sums) < MIN_PROMPTS:
+            return None
+        return Sums.of(resampled(np.stack([s.columns for s in self.sums]), seed=self.trial.seed).T)
 
 
-def check(
-    pair: Pair,
-    sets: Sequence[Questions],
-    trial: Trial,
-    *,
-    recorder: Pair | None = None,
-    tick: Tick = lambda step: None,
-    tell: Tick = lambda doing: None,
-) -> Check:
-    """Measure a pair on all prompts, of both sides, and predict every rule. `tick` is told of each of `STEPS` that is done, and
-    `tell`, again and again, which one is being done and how far it is.
+class Checking:
+    """A check that goes on until its time is over or more would say little: iterate over what is known after every visit to a
+    prompt. `found` is what is known at any moment, after an interrupt too."""
 
-    `recorder` is the same pair under runners that read whole batches, where those of `pair` do not.
+    def __init__(self, pair: Pair, sets: Sequence[Questions], trial: Trial):
+        self._trial, self._pair = trial, pair
+        sides = zip_longest(*((*questions.test, *questions.dev) for questions in sets))
+        prompts = [ids for turn in sides for ids in turn if ids is not None]
+        self._practice = Practice(pair, prompts, trial.sampling, max_tokens=trial.max_tokens, seed=trial.seed)
+        self._began = perf_counter()
 
-    Raises `RunnerError` for models that cannot be run in batches or under a tree attention mask.
+    def __iter__(self) -> Iterator[Check]:
+        self._began = perf_counter()
+        for _ in self._practice.run(until=self._began + self._trial.seconds, longest=self._longest):
+            if found := self.found:
+                yield found
+                if found.own and (found.is_tight or min(self._practice.num_answers) >= ENOUGH):
+                    return
+
+    @property
+    def found(self) -> Check | None:
+        """None as long as the target alone and one length have not both been timed."""
+        seen = tuple(sums for sums in self._practice.sums if sums.lengths.any())
+        total = np.sum([sums.lengths[:, 0] for sums in seen], axis=0) if seen else np.zeros(2)
+        if not (total[0] and total[1:].any()):
+            return None
+        return Check(
+            sums=seen,
+            default=self._practice.default.policy,
+            trial=self._trial,
+            elapsed_s=perf_counter() - self._began,
+            num_prompts=len(self._practice.prompts),
+            read_along=self._pair.target.share_of(self._pair.draft) if isinstance(self._pair.target, ReadsBoth) else 0.0,
+            runners=self._pair.runners,
+        )
+
+    def _longest(self) -> int:
+        """Twice the length that pays best until now."""
+        if not (found := self.found):
+            return FIRST
+        return max(1, 2 * max(found.lengths, key=lambda option: option.decoding).policy.max_tokens)
+
+
+def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tell: Callable[[str], None] = lambda doing: None) -> Check:
+    """Measure a pair on all prompts, of both sides, for as long as the trial says. `tell` is told of the seconds.
+
+    Raises `DataError` where nothing could be timed in that time.
     """
-    prompts = [ids for questions in sets for ids in (*questions.test, *questions.dev)]
-    dataset = " and ".join(questions.dataset for questions in sets)
-    tell(f"{STEPS[0]}: rounds of several lengths")
-    machine = Machine.here(pair, measure(pair))
-    tick(STEPS[0])
-    recording = record(recorder or pair, dataset, prompts, trial, tick=tick, tell=tell)
-    tell(f"{STEPS[3]}: settings are chosen")
-    stage = Stage(recording, default_field([pair.head] if pair.head else []), seed=trial.seed, repeats=REPEATS)
-    rows = stage.rows(machine)
-    best, _ = fastest(stage, machine)
-    what_if = {name: fastest(stage, other)[1] for name, other in others(machine).items()}
-    acceptance = float(np.concatenate([t.overlap for t in recording.test]).mean())
-    if acceptance < GOOD:
-        what_if["acceptance"] = chain_speedup(machine.costs, GOOD)
-    tick(STEPS[3])
-    alone, own = decoded(pair, prompts[: trial.num_timed], best, machine, trial, tell=tell)
-    teach(pair, prompts[: trial.num_timed], trial)
-    tick(STEPS[4])
-    return Check(
-        machine=machine,
-        acceptance=acceptance,
-        rows=rows,
-        what_if=what_if,
-        measured=own.tokens_per_second / alone.tokens_per_second,
-        measured_interval=ratio_interval(own, alone, seed=trial.seed),
-        time_shares=own.time_shares or {},
-        runners=pair.runners,
-    )
-
-
-def is_batched(pair: Pair) -> bool:
-    """Whether both models read whole batches, in which answers are sampled and labelled."""
-    return isinstance(pair.target, EagerRunner) and isinstance(pair.draft, EagerRunner)
-
-
-def record(
-    pair: Pair, dataset: str, prompts: Sequence[Sequence[int]], trial: Trial, *, tick: Tick, tell: Tick = lambda doing: None
-) -> Recording:
-    """Two answers to every prompt: the first choose settings, the others are measured."""
-    target, draft = runners_of(pair)
-    context = context_of(pair)
-    longest = max(map(len, prompts)) + trial.max_tokens + BRANCH
-    check_tree_mask(draft, longest=longest if context is None else min(longest, context))
-    sampling = trial.sampling
-    twice = [*prompts, *prompts]
-    counted = Counter(most=len(twice) * trial.max_tokens, tell=tell)
-    sampled = sample_responses(
-        target,
-        twice,
-        sampling=sampling,
-        max_tokens=trial.max_tokens,
-        ends=pair.ends,
-        generator=torch.Generator(device=target.device).manual_seed(trial.seed),
-        max_length=context,
-        tick=counted,
-    )
-    tick(STEPS[1])
-    how = Labelling(sampling=sampling, ends=pair.ends, draws=1, features=(), branch_length=BRANCH, max_length=context)
-    answers = [Answer(prompt=p, answer=a, source=dataset) for p, a in zip(twice, sampled, strict=True)]
-    generator = torch.Generator(device=draft.device).manual_seed(trial.seed + 1)
-    terms = Terms(ends=pair.ends, max_tokens=trial.max_tokens, max_length=context)
-    heads = {} if pair.head is None else {"head": pair.head}
-    tell(f"{STEPS[2]}: of {len(answers)} answers")
-    labelled = label(
-        target, draft, answers, how, generator, tick=lambda num: tell(f"{STEPS[2]}: {num} of {len(answers)} answers")
-    )
-    made = traces(labelled, terms, heads=heads.values())
-    tick(STEPS[2])
-    num = len(prompts)
-    return Recording(dev=made[:num], test=made[num:], heads=heads, temperature=trial.temperature)
-
-
-@dataclass
-class Counter:
-    """Reports how many tokens have been sampled so far."""
-
-    most: int
-    tell: Tick
-    num: int = 0
-
-    def __post_init__(self) -> None:
-        self(0)
-
-    def __call__(self, num_tokens: int) -> None:
-        self.num += num_tokens
-        self.tell(f"{STEPS[1]}: {self.num:,} tokens, of at most {self.most:,}")
-
-
-def fastest(stage: Stage, machine: Machine) -> tuple[Policy, float]:
-    """The best of the chosen settings on a machine, and its speed-up there."""
-    dataset = stage.recording.datasets[0]
-    policies = [policy for rule in stage.rules if (policy := stage.chosen(rule, machine)) is not None]
-    speed = {policy: stage.played(dataset, policy, machine).tokens_per_second for policy in policies}
-    best = max(policies, key=lambda policy: speed[policy])
-    return best, speed[best] * machine.costs.verify_s(1)
-
-
-def others(machine: Machine) -> dict[str, Machine]:
-    """The machine with one thing improved each: flat verification, a cheap draft, a head that takes no time."""
-    costs, single = machine.costs, machine.costs.verify_s(1)
-    found = {"verification": replace(machine, costs=replace(costs, passes={1: single}))}
-    if costs.draft_s > CHEAP * single:
-        found["draft"] = replace(machine, costs=replace(costs, draft_s=CHEAP * single, start_s=0.0))
-    if machine.head_s:
-        found["head"] = replace(machine, costs=replace(costs, head_s=0.0))
+    checking = Checking(pair, sets, trial)
+    for found in checking:
+        tell(f"{found.elapsed_s:.0f} s of at most {trial.seconds:.0f}")
+    if (found := checking.found) is None:
+        raise DataError(nothing(trial))
     return found
 
 
-def chain_speedup(costs: Costs, acceptance: float) -> float:
-    """The speed-up of the best fixed K of up to 20 where every candidate is accepted with one probability."""
-    k = costs.best_length(acceptance, range(21))
-    return chain_tokens(acceptance, k) / costs.round_s(k) * costs.verify_s(1)
-
-
-def teach(pair: Pair, prompts: Sequence[Sequence[int]], trial: Trial) -> None:
-    """Have the default rule answer some prompts without a seed: later requests under the same sampling, in other processes too,
-    begin with what it learns of them (`policies.experience`)."""
-    if pair.target_fingerprint is None or pair.draft_fingerprint is None:
-        return  # without fingerprints nothing is kept for later processes
-    decoder = Decoder(pair)
-    for prompt in prompts:
-        decoder.generate(prompt, max_tokens=trial.max_tokens, sampling=trial.sampling)
-
-
-def decoded(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    policy: Policy,
-    machine: Machine,
-    trial: Trial,
-    *,
-    tell: Tick = lambda doing: None,
-) -> tuple[Tally, Tally]:
-    """(The target alone, the policy) on the clock, in turns."""
-    verification = "token" if trial.temperature else "greedy"
-    plan = Plan(
-        temperatures=(trial.temperature,), top_p=trial.top_p, max_tokens=trial.max_tokens, num_cycles=2, seed=trial.seed
+def nothing(trial: Trial) -> str:
+    """Why there is no answer."""
+    return (
+        f"no length could be timed within {trial.seconds:g} s, so nothing is known of this pair. Give it more time "
+        "(--minutes), or shorter prompts."
     )
-    bench = Bench(pair=pair, rules=(), sets=(), plan=plan, machine=machine)
-    pairing = [Contestant(rule=ALONE, policy=p, verification=verification) for p in (TARGET, policy)]
-    tell(f"{STEPS[4]}: in turns with the target alone")
-    numbers = count(1)
-    most = len(pairing) * len(prompts) * plan.num_cycles
-
-    def tick(label: str) -> None:
-        tell(f"{STEPS[4]}: {next(numbers)} of {most} answers")
-
-    runs = bench.interleaved(pairing, prompts, temperature=trial.temperature, num_cycles=plan.num_cycles, tick=tick)
-    first, second = (Tally.of([[run.metrics for run in of] for of in runs[c]]) for c in pairing)
-    return first, second

@@ -94,8 +94,8 @@ def _greedy(bench: Bench, name: str, runs: Sequence[Sequence[Run]], alone: Seque
     """Whether every answer is the target's own, ties aside."""
     num_ties, num_tokens = 0, sum(len(run.tokens) for of in runs for run in of)
     for prompt, of, expected in zip(bench.test, runs, alone, strict=True):
-        own = expected[0].tokens
-        for run in of:
+        for run in of:  # none of a prompt that an interrupted bench did not come to
+            own = expected[0].tokens
             pairs = enumerate(zip_longest(run.tokens, own))
             at = next((i for i, (a, b) in pairs if a != b), None)
             if at is None:

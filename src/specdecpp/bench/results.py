@@ -78,6 +78,8 @@ class Results:
     rows: tuple[Row, ...]
     reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_partial: bool = False
+    """Whether the run was interrupted; the notes then say how far it came."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
@@ -85,6 +87,8 @@ class Results:
         content["rows"] = [asdict(row) for row in self.rows]
         if not self.reliability:
             del content["reliability"]
+        if not self.is_partial:
+            del content["is_partial"]
         return json.loads(json.dumps(content))
 
     @classmethod

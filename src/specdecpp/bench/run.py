@@ -113,6 +113,18 @@ class Heat:
     temperature: float
     runs: Mapping[Contestant, Runs]
 
+    @property
+    def num_turns(self) -> int:
+        """Turns in which every contestant answered a prompt."""
+        return min(sum(map(len, of)) for of in self.runs.values())
+
+    def whole_turns(self) -> "Heat":
+        """Without the answers of a turn that not all of them finished."""
+        num_prompts = len(next(iter(self.runs.values())))
+        least = [min(len(of[i]) for of in self.runs.values()) for i in range(num_prompts)]
+        runs = {c: [answers[:num] for answers, num in zip(of, least, strict=True)] for c, of in self.runs.items()}
+        return Heat(temperature=self.temperature, runs=runs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
@@ -162,11 +174,28 @@ class Bench:
         """About how long all of it takes if every answer is as long as it may be, at the target's own pace."""
         return self.num_answers * self.plan.max_tokens * self.machine.costs.verify_s(1)
 
-    def run(self, tick: Tick = _silent) -> list[Heat]:
-        """Choose settings and time them, temperature by temperature. `tick` is told of every answer."""
-        return [self._heat(temperature, tick) for temperature in self.plan.temperatures]
+    @property
+    def num_turns(self) -> int:
+        """Turns of all temperatures, when nothing interrupts it."""
+        return len(self.plan.temperatures) * len(self.test) * self.plan.num_cycles
 
-    def _heat(self, temperature: float, tick: Tick) -> Heat:
+    def run(self, tick: Tick = _silent) -> list[Heat]:
+        """Choose settings and time them, temperature by temperature. `tick` is told of every answer.
+
+        Interrupted (KeyboardInterrupt) it gives the whole turns until then; where there is none, the interrupt is raised.
+        """
+        heats: list[Heat] = []
+        try:
+            for temperature in self.plan.temperatures:
+                self._heat(temperature, heats, tick)
+        except KeyboardInterrupt:
+            heats = [whole for heat in heats if (whole := heat.whole_turns()).num_turns]
+            if not heats:
+                raise
+        return heats
+
+    def _heat(self, temperature: float, heats: list[Heat], tick: Tick) -> None:
+        """Run a heat, which stands in `heats` as soon as its answers come."""
         verifications = self.plan.verifications_at(temperature)
         contestants = [Contestant(rule=ALONE, policy=TARGET, verification=verifications[0], is_chosen=True)]
         for verification in verifications:
@@ -177,8 +206,9 @@ class Bench:
                 for policy in rule.shown(choice)
             ]
         num_cycles = self.plan.num_cycles
-        runs = self.interleaved(contestants, self.test, temperature=temperature, num_cycles=num_cycles, tick=tick)
-        return Heat(temperature=temperature, runs=runs)
+        heat = Heat(temperature=temperature, runs={contestant: [[] for _ in self.test] for contestant in contestants})
+        heats.append(heat)
+        self.interleaved(heat.runs, self.test, temperature=temperature, num_cycles=num_cycles, tick=tick)
 
     def tuned(self, verification: str, temperature: float, tick: Tick = _silent) -> list[Policy | None]:
         """The setting of each rule with the most tokens per second over all development prompts; None for a rule without.
@@ -192,7 +222,8 @@ class Bench:
                 for i, policies in tried.items()
                 for policy in policies
             }
-            runs = self.interleaved(list(of.values()), self.dev, temperature=temperature, num_cycles=1, tick=tick)
+            runs: dict[Contestant, Runs] = {contestant: [[] for _ in self.dev] for contestant in of.values()}
+            self.interleaved(runs, self.dev, temperature=temperature, num_cycles=1, tick=tick)
             speed = {key: Tally.of(_metrics(runs[contestant])).tokens_per_second for key, contestant in of.items()}
             return {i: max(policies, key=lambda policy: speed[i, policy]) for i, policies in tried.items()}
 
@@ -204,16 +235,18 @@ class Bench:
 
     def interleaved(
         self,
-        contestants: Sequence[Contestant],
+        runs: Mapping[Contestant, Runs],
         prompts: Sequence[Sequence[int]],
         *,
         temperature: float,
         num_cycles: int,
         tick: Tick = _silent,
-    ) -> dict[Contestant, Runs]:
-        """Every contestant on every prompt in every cycle, in turns (`interleaving`), after a few untimed tokens."""
-        decoders = {contestant: self._decoder(contestant) for contestant in contestants}
-        runs: dict[Contestant, Runs] = {contestant: [[] for _ in prompts] for contestant in contestants}
+    ) -> None:
+        """Every contestant on every prompt in every cycle, in turns (`interleaving`), after a few untimed tokens.
+
+        `runs`, a list for each prompt, take the answers as they come.
+        """
+        decoders = {contestant: self._decoder(contestant) for contestant in runs}
         sampling = Sampling(temperature=temperature, top_p=self.plan.top_p)
         for decoder in decoders.values():
             decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=self.plan.seed)
@@ -228,7 +261,6 @@ class Bench:
         for contestant, place, output in answers:
             runs[contestant][place].append(Run(metrics=output.metrics, tokens=output.tokens))
             tick(label_of(contestant.policy))
-        return runs
 
     def _decoder(self, contestant: Contestant) -> Decoder:
         verification = VERIFICATIONS[contestant.verification]
@@ -252,7 +284,8 @@ def rows(bench: Bench, heats: Sequence[Heat]) -> tuple[Row, ...]:
         start = 0
         for questions in bench.sets:
             end = start + len(questions.test)
-            entries += [_entry(c, of[start:end], heat.temperature, questions.dataset) for c, of in heat.runs.items()]
+            of_set = {c: [answers for answers in of[start:end] if answers] for c, of in heat.runs.items()}
+            entries += [_entry(c, of, heat.temperature, questions.dataset) for c, of in of_set.items() if of]
             start = end
     return rows_of(entries, seed=bench.plan.seed)
 
@@ -260,13 +293,26 @@ def rows(bench: Bench, heats: Sequence[Heat]) -> tuple[Row, ...]:
 def results_of(bench: Bench, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
     plan = {name: getattr(bench.plan, name) for name in Plan.__dataclass_fields__ if name != "seed"}
+    num_done = sum(heat.num_turns for heat in heats)
+    is_partial = num_done < bench.num_turns
     data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in bench.sets}
     return Results(
         kind="bench",
         provenance=provenance_of(bench.pair, seed=bench.plan.seed, data=data, plan=plan),
         costs=bench.machine.to_dict(),
         rows=rows(bench, heats),
-        notes=(*conditions(bench), *notes),
+        notes=(*([interrupted(bench, heats)] if is_partial else []), *conditions(bench), *notes),
+        is_partial=is_partial,
+    )
+
+
+def interrupted(bench: Bench, heats: Sequence[Heat]) -> str:
+    """How far a bench came."""
+    of = len(bench.test) * bench.plan.num_cycles
+    done = {heat.temperature: heat.num_turns for heat in heats}
+    told = ", ".join(f"{done.get(t, 0)} of {of} at temperature {t:g}" for t in bench.plan.temperatures)
+    return (
+        f"Interrupted: of the turns of all rules ({len(bench.test)} prompts x {bench.plan.num_cycles}) these are whole: {told}."
     )
 
 

@@ -18,7 +18,9 @@ One file per verb; what they share is in `common`. `--help` must be quick, so he
     specdecpp convert MODEL --out FILE.gguf              a checkpoint as llama.cpp reads it
     specdecpp serve                                      a pair behind OpenAI's API
 
-Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted.
+Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted, also where
+what was finished is kept and shown (`bench`, `collect`). A check may end at any moment: interrupted it is done (0), and ends
+with 130 only where nothing was known.
 """
 
 import io

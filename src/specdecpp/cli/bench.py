@@ -20,6 +20,7 @@ from specdecpp.cli.common import (
     Target,
     check_names,
     clock,
+    interruptible,
     kind_of,
     load,
     print_json,
@@ -128,8 +129,9 @@ def bench(
         pair = load(name, draft, head, dtype=dtype, device=device, runner=runner)
         rules = contestants.field_for(specs, swept, [pair.head] if pair.head else [], quick=quick)
         sets = [questions.encoded(pair, of, num_dev=size.num_dev, num_test=size.num_test) for of in texts]
-        if not _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep)):
-            raise typer.Exit(1)
+        code = _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep))
+        if code:
+            raise typer.Exit(code)
 
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> tuple[tuple[float, ...], float]:
@@ -151,8 +153,9 @@ def _race(
     out: Path | None,
     as_json: bool,
     is_whole: bool,
-) -> bool:
-    """Run the bench and report it; whether the law of the target was kept, where that is tested."""
+) -> int:
+    """Run the bench and report it, as far as it came where it is interrupted: the exit code, 1 where the law of the target was
+    not kept, 130 for an interrupt."""
     from specdecpp.bench import lossless
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.run import Bench, results_of
@@ -161,9 +164,13 @@ def _race(
 
     race = Bench(pair=pair, rules=rules, sets=sets, plan=plan, machine=Machine.here(pair, measure(pair)))
     most = f"at most {race.num_answers:,} answers, {clock(race.most_s)} if all are long and drafting gains nothing"
-    print(most, file=sys.stderr)
-    with render.progress("timing", race.num_answers) as tick:
-        heats = race.run(tick)
+    try:
+        print(most, file=sys.stderr)
+        with interruptible(), render.progress("timing", race.num_answers) as tick:
+            heats = race.run(tick)
+    except KeyboardInterrupt:
+        print("interrupted before all rules had answered one test prompt: there is nothing to show.", file=sys.stderr)
+        return 130
     found = lossless.verify(race, heats) if verify else None
     done = results_of(race, heats, notes=found.sentences if found else ())
     tell([done], out=out, as_json=as_json, is_whole=is_whole)
@@ -171,7 +178,8 @@ def _race(
         _show_times(done)
     if found and not found.is_kept:
         print("error: the law of the target was not kept; the notes say where.", file=sys.stderr)
-    return found is None or found.is_kept
+        return 1
+    return 130 if done.is_partial else 0
 
 
 def _show_times(results: "Results") -> None:

@@ -1,13 +1,14 @@
 """`specdecpp check`: whether a pair is worth it here, and what to do if not."""
 
+import sys
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdecpp.cli.bench import Builder, Data
 from specdecpp.cli.common import (
-    BATCHED,
     Device,
     Draft,
     DType,
@@ -18,15 +19,16 @@ from specdecpp.cli.common import (
     Seed,
     TopP,
     check_names,
+    clock,
+    interruptible,
     load,
     print_json,
     told,
     usual,
 )
-from specdecpp.cli.report import show
 
 if TYPE_CHECKING:
-    from specdecpp.bench.check import Check
+    from specdecpp.bench.check import Check, Checking, Trial
 
 EXAMPLES = (
     "specdecpp check",
@@ -41,9 +43,11 @@ def check(
     data: Data = None,
     prompt: Builder = None,
     prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 96,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of the answers that are reckoned with.")] = 96,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
     top_p: TopP = 1.0,
+    quick: Annotated[bool, typer.Option("--quick", help="At most 15 seconds.")] = False,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1]")] = None,
     seed: Seed = 0,
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
@@ -52,36 +56,55 @@ def check(
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
-    What a draft step and a target pass cost here, how often the target accepts what is drafted, what every rule would
-    therefore bring, and what stands in the way.
+    Real rounds on practice prompts: what a draft token and a target pass cost here, how often the target accepts what is
+    drafted, which length or rule is therefore fastest, and what stands in the way. The estimate is refined until it is
+    tight or the time is over, loading not counted; Ctrl-C ends it with what is known.
     """
     with told():
         from specdecpp.bench import check as checking
         from specdecpp.bench import questions
-        from specdecpp.errors import RunnerError
-        from specdecpp.report import advice, render
+        from specdecpp.report import advice
 
-        trial = checking.Trial(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        if quick and minutes is not None:
+            raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
+        seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
+        trial = checking.Trial(seconds=seconds, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
         check_names(target, draft, head)
         target = usual(target, draft, head)
         texts = questions.read(data or (), prompt or ())
+        started = perf_counter()
         pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
         sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]
-        recorder = pair
-        if not checking.is_batched(pair):
-            recorder = load(target, draft, None, dtype=dtype, device=device, runner=BATCHED)
-        if not checking.is_batched(recorder):
-            raise RunnerError(
-                f"a check reads whole batches, which llama.cpp does not do here ({recorder.runners}). Name checkpoints, or "
-                "time the files themselves: specdecpp bench --target T.gguf --draft D.gguf"
-            )
-        recorder = replace(recorder, head=pair.head)
-        with render.stages("checking", len(checking.STEPS)) as (tick, tell):
-            found = checking.check(pair, sets, trial, recorder=recorder, tick=tick, tell=tell)
+        found = _checked(checking.Checking(pair, sets, trial), trial)
         if as_json:
             print_json(advice.to_dict(found))
         else:
             _show(found)
+
+
+def _checked(checking: "Checking", trial: "Trial") -> "Check":
+    """What is known when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
+    from specdecpp.bench.check import nothing
+    from specdecpp.errors import DataError
+    from specdecpp.report import advice, render
+
+    is_interrupted = False
+    with interruptible():
+        try:
+            print(f"checking for at most {clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
+            with render.live("checking") as tell:
+                for now in checking:
+                    tell(advice.now(now))
+        except KeyboardInterrupt:
+            is_interrupted = True
+    found = checking.found
+    if found is None and is_interrupted:
+        print("interrupted before anything was known of this pair.", file=sys.stderr)
+        raise typer.Exit(130)
+    if found is None:
+        raise DataError(nothing(trial))
+    return replace(found, is_interrupted=is_interrupted)
 
 
 def _show(found: "Check") -> None:
@@ -90,10 +113,10 @@ def _show(found: "Check") -> None:
     from rich.text import Text
 
     from specdecpp.report import advice, render
-    from specdecpp.report.boards import boards
 
     out = render.console()
     out.print(render.heading("The pair", advice.verdict(found)))
     for sentence in advice.sentences(found):
         out.print(Padding(Text(sentence), (0, 1)), width=render.width_of(out))
-    show(boards([advice.table(found)]))
+    out.print(render.heading("Rules", "over the target alone; answers with the reading of their prompts"))
+    out.print(Padding(advice.table(found), (0, 1)), width=render.width_of(out))

@@ -1,5 +1,6 @@
 """`specdecpp collect`: answers of the target and labels for a head, as a recipe says."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import BATCHED, DType, Json, Ray, RecipeOut, Yes, clock, load, print_json, told, write
+from specdecpp.cli.common import BATCHED, DType, Json, Ray, RecipeOut, Yes, clock, interruptible, load, print_json, told, write
 
 if TYPE_CHECKING:
     from specdecpp.training.collect import Estimate, Progress
@@ -73,8 +74,17 @@ def collected(
         torch.set_num_threads(threads)  # the number of threads changes the last digits
     plan = recipe.pair
     pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, runner=BATCHED)
-    with _progress(quiet=quiet) as tell:
-        return run(recipe, pair, progress=tell, assume_yes=assume_yes, ray=ray, check=check)
+    try:
+        with interruptible(), _progress(quiet=quiet) as tell:
+            return run(recipe, pair, progress=tell, assume_yes=assume_yes, ray=ray, check=check)
+    except KeyboardInterrupt:
+        num, of = len(shards.done(recipe.labels)), shards.about(recipe.labels).get("num_shards", "the")
+        print(
+            f"interrupted: {num} of {of} shards are finished and safe in {recipe.labels}. Run the same command again: it goes "
+            "on where it stopped.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
 
 
 def closing_line(recipe: "Recipe", end: "Progress") -> str:

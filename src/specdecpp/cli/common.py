@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -213,6 +214,16 @@ def write(text: str) -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Have SIGINT raise `KeyboardInterrupt` meanwhile, also where a shell that starts us in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

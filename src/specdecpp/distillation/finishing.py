@@ -46,14 +46,13 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doin
         heads[HEAD].save_pretrained(plan.out / HEAD)
     tell("checking the pair")
     pair = load_pair(plan.target, draft=draft, head=plan.out / HEAD, device=plan.device)
-    recorder = pair if check.is_batched(pair) else replace(batched, head=pair.head)
     items = [list(q.ids) for q in jobs.questions(pair, gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
     asked = Questions(
         dataset=plan.sources[0].label, dev=tuple(map(tuple, items[:CHECKED])), test=tuple(map(tuple, items[CHECKED:]))
     )
     of = plan.sampling
-    trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=min(96, plan.max_tokens))
-    found = check.check(pair, [asked], trial, recorder=recorder, tell=tell)
+    trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=max(8, min(96, plan.max_tokens)))
+    found = check.check(pair, [asked], trial, tell=lambda spent: tell(f"checking the pair: {spent}"))
     done = {**card, "head": HEAD, "check": advice.to_dict(found)}
     machine.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
     return done

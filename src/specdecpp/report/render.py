@@ -4,6 +4,7 @@ One accent colour. Whatever colour says is also said without it (bold, underline
 it reads the same under NO_COLOR; without a terminal nothing but plain text is left. Numbers stand under their units.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -33,8 +35,8 @@ MEANINGS = {
 WIDTH = 80
 BAR_WIDTH, BARS_FROM = 20, 71
 """Columns of the longest bar, and of a screen that has room for them."""
-LINE_S, REDRAW_S = 5.0, 0.2
-"""How often `stages` tells of a step, as a line and on a terminal."""
+LINE_S = 5.0
+"""How often `live` writes a line where there is no terminal."""
 BLOCKS = {"draft": "█", "verify": "▓", "head": "▒", "other": "░"}
 PLAIN_BLOCKS = {"draft": "#", "verify": "=", "head": "+", "other": "."}
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
@@ -145,28 +147,21 @@ def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable
 
 
 @contextmanager
-def stages(text: str, total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """`progress` for work of a few long steps: (told of a step that is done, told of what is being done meanwhile).
-
-    Without a terminal what is being done is a line on stderr, at most one every `LINE_S`, so that nobody believes it hangs.
-    """
-    err, at, step = console(stderr=True), 0.0, ""
-    every_s = REDRAW_S if err.is_terminal else LINE_S
-    with progress(text, total) as tick:
+def live(text: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that is written anew in place whenever the yielded function is called; without a terminal a line of its
+    own, at most one every `LINE_S`. Nothing is drawn between the calls."""
+    err, at = console(stderr=True), -math.inf
+    with Live(Text(f"  {text}", "dim"), console=err, auto_refresh=False, transient=True) as line:
 
         def tell(doing: str) -> None:
-            nonlocal at, step
-            now, before = perf_counter(), step
-            step = doing.partition(":")[0]
-            if step == before and now - at < every_s:
-                return
-            at = now
+            nonlocal at
             if err.is_terminal:
-                tick(doing, 0)
-            else:
-                err.print(f"  {text}: {doing}", soft_wrap=True)
+                line.update(Text(f"  {text}, {doing}", "dim"), refresh=True)
+            elif perf_counter() - at >= LINE_S:
+                at = perf_counter()
+                err.print(f"  {text}, {doing}", soft_wrap=True)
 
-        yield tick, tell
+        yield tell
 
 
 def heading(text: str, note: str = "") -> Text:

@@ -46,12 +46,33 @@ def of_sums(statistic: Statistic, *columns: Column, seed: int = 0, resamples: in
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(f"an interval needs the same prompts in every column, at least 2, got lengths {sorted(sizes)}")
     values = np.stack([np.asarray(column, float) for column in columns], 1)
+    low, high = bounds(statistic(*resampled(values, seed=seed, resamples=resamples).T))
+    return Interval(value=float(statistic(*values.sum(0))), low=low, high=high)
+
+
+def resampled(values: Float[np.ndarray, "A C"], *, seed: int = 0, resamples: int = RESAMPLES) -> Float[np.ndarray, "R C"]:
+    """The sums of prompts drawn with replacement."""
     num, rng = len(values), np.random.default_rng(seed)
     # In parts: all draws at once would take R A numbers.
     parts = [rng.multinomial(num, np.full(num, 1 / num), size=min(_PART, resamples - i)) for i in range(0, resamples, _PART)]
-    sums = np.concatenate([part @ values for part in parts])
-    low, high = np.quantile(statistic(*sums.T), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value=float(statistic(*values.sum(0))), low=float(low), high=float(high))
+    return np.concatenate([part @ values for part in parts])
+
+
+def bounds(figures: Float[np.ndarray, " R"]) -> tuple[float, float]:
+    """Between which 95 % of the figures of resamples lie."""
+    low, high = np.quantile(figures, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def of_few(figures: Float[np.ndarray, " R"], value: float, num: int) -> tuple[float, float]:
+    """`bounds` of a positive figure from `num` prompts, where these are few: percentiles are then too narrow (of four prompts
+    they hold the truth in 8 of 10 cases). Wider on both sides, as ratios, by sqrt(n/(n - 1)) and Student's t over the
+    normal."""
+    z, nu = 1.96, num - 1
+    t = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)
+    factor = t / z * (num / nu) ** 0.5
+    low, high = (value * (bound / value) ** factor for bound in bounds(figures))
+    return low, high
 
 
 def ratio(top: Column, bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
