@@ -139,12 +139,14 @@ def load(
     quiet: bool = False,
 ) -> "Pair":
     """The pair, with the messages of transformers off, and on a terminal a spinner that says what is being done."""
-    from specdecpp.loading.pair import load_pair
     from specdecpp.report import render
 
-    check_device(device)
-    silence(target, draft)
     with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell), warnings.catch_warnings(record=True) as caught:
+        tell("importing")  # torch and transformers, which takes seconds
+        from specdecpp.loading.pair import load_pair
+
+        check_device(device)
+        silence(target, draft)
         warnings.simplefilter("always", PairWarning)
         pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
     for warning in caught:

@@ -33,6 +33,7 @@ class Runners:
         if made is None:
             model = more.pop("model", None) or of.model
             try:
+                log.info("reading the weights of %s", of.name)
                 if not is_checked:
                     return kind(model, vocab_size=vocab_size, probe=False, **more)
                 made = _checked(kind, model, of, vocab_size=vocab_size, **more)
