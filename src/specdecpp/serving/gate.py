@@ -111,7 +111,7 @@ class Gate:
                 async with asyncio.timeout_at(None if is_whole else until):
                     message = await receive()
             except TimeoutError:
-                late = f"the body was not here within {self._limits.arrival_s:g} s. Send it again, all of it at once."
+                late = f"the body was not here within {self._limits.arrival_s:g} s; send it again, all of it at once."
                 raise HTTPException(408, late, headers={"connection": "close"}) from None
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._limits.max_body_bytes:
