@@ -28,19 +28,28 @@ def are_several(prompt: Any) -> bool:
 def encode(pair: Pair, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: text as it is, ids as they are, or chat messages through the tokenizer's template.
 
-    An empty text becomes the tokenizer's start token where it has one. Raises `PromptError` for what is no prompt, for ids
-    outside the vocabulary, for half a character, and for messages without a template or that it refuses.
+    A prompt without a token, such as an empty text, becomes the tokenizer's start token where it has one. Raises `PromptError`
+    for what is no prompt, for ids outside the vocabulary, for half a character, and for messages without a template or that it
+    refuses.
     """
     given = _row(prompt)
     if isinstance(given, str):
         ids = list(pair.tokenizer(_whole(given)).input_ids)
-        return ids or ([] if pair.tokenizer.bos_token_id is None else [pair.tokenizer.bos_token_id])
-    if isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Sequence) or not given:
-        raise PromptError(f"the prompt is {_named(prompt)}. {TAKEN}")
-    if all(isinstance(t, dict) for t in given):
+    elif isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Sequence):
+        raise PromptError(f"the prompt is {type(prompt).__name__} {short(prompt)}. {TAKEN}")
+    elif given and all(isinstance(t, dict) for t in given):
         if not getattr(pair.tokenizer, "chat_template", None):
             raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
-        return list(pair.tokenizer(_whole(_rendered(pair, given)), add_special_tokens=False).input_ids)
+        ids = list(pair.tokenizer(_whole(_rendered(pair, given)), add_special_tokens=False).input_ids)
+    else:
+        ids = _checked(pair, given)
+    if not ids and pair.tokenizer.bos_token_id is not None:
+        ids = [pair.tokenizer.bos_token_id]
+    return ids
+
+
+def _checked(pair: Pair, given: Sequence[Any]) -> list[int]:
+    """Ids as whole numbers of Python's."""
     try:
         ids = [index(t) for t in given if not isinstance(t, bool)]
     except TypeError:
@@ -70,13 +79,6 @@ def _listed(rows: Any) -> Any:
     """An array or a list, without the first of two axes where that holds one row."""
     found = rows.tolist() if isinstance(rows, np.ndarray | Tensor) else rows
     return found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list) else found
-
-
-def _named(prompt: Any) -> str:
-    if prompt is None:
-        return "None"
-    kind = type(prompt).__name__
-    return f"an empty {kind}" if isinstance(prompt, Sequence) and not prompt else f"{kind} {short(prompt)}"
 
 
 def _rendered(pair: Pair, messages: Sequence[Any]) -> str:
