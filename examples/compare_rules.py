@@ -10,8 +10,8 @@ import specdecpp as sd
 prompts = sys.argv[1:] or ["Ann has 3 bags of 12 apples. How many apples does she have?", "Give three tips for better sleep."]
 pair = sd.load_pair()  # or load_pair("target", draft="draft", head="head")
 rules = {
-    "target alone": sd.Fixed(k=0),
-    "fixed K = 4": sd.Fixed(k=4),
+    "target alone": sd.NoDraft(),
+    "fixed K = 4": sd.Fixed(4),
     "cumulative 0.2": sd.CumulativeConfidence(threshold=0.2),
     "the default": None,  # cost-aware, with the pair's head
 }

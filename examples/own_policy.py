@@ -34,6 +34,6 @@ def law(policy: sd.Policy) -> dict[tuple, float]:
     return enumerate_law(run)
 
 
-own, alone = law(EntropyBudget(nats=1.0)), law(sd.Fixed(k=0))  # K = 0: the target alone
+own, alone = law(EntropyBudget(nats=1.0)), law(sd.NoDraft())
 print(f"largest difference from the target's law: {max(abs(own.get(t, 0) - alone[t]) for t in alone):.0e}")
 print(sd.Decoder(sd.load_pair(), policy=EntropyBudget()).generate("What is a guitar?", max_tokens=48, seed=0).metrics)

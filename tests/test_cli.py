@@ -172,7 +172,7 @@ def test_json_holds_what_is_needed_to_get_the_answer_again(pair: list[str]):
 def test_greedy_text_is_the_targets_own_under_every_policy(policy: str, pair: list[str]):
     """Catches an option that does not reach the decoder: temperature, policy, the greedy test a dropping rule needs."""
     options = ["hello", *pair, "--temperature", "0", "--max-tokens", "24"]
-    assert answer(*options, "--policy", policy)["tokens"] == answer(*options, "--policy", "target")["tokens"]
+    assert answer(*options, "--policy", policy)["tokens"] == answer(*options, "--policy", "none")["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -308,33 +308,33 @@ def test_the_name_of_a_pair_is_no_model(pair: str, names: list[str]):
 def test_a_folder_that_keeps_nothing_is_told(names: list[str], monkeypatch: pytest.MonkeyPatch):
     """Catches starts that are slow each time, and nobody knows why."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    said = call("generate", "hello", *names, "--policy", "target", "--max-tokens", "3").stderr
+    said = call("generate", "hello", *names, "--policy", "none", "--max-tokens", "3").stderr
     assert "nothing can be kept: /proc/none" in said
 
 
 def test_a_target_without_a_draft_copies_from_the_text(names: list[str]):
     """Catches a target that is refused for want of a draft, and copies that change what is said."""
     options = ["--temperature", "0", "--max-tokens", "40"]
-    copied, alone = (answer("ab ab ab ab ab", *names[:2], *options, *more) for more in ([], ["--policy", "target"]))
+    copied, alone = (answer("ab ab ab ab ab", *names[:2], *options, *more) for more in ([], ["--policy", "none"]))
     assert copied["text"] == alone["text"]
     assert copied["policy"].startswith("cost-aware")
 
 
 def test_a_pair_with_a_name_needs_no_draft_and_has_its_head():
     """Catches a pair's name that is taken for a model's, and a rule that is refused for want of the head that comes with it."""
-    for policy in ("target", "specdecpp"):
+    for policy in ("none", "specdecpp"):
         assert answer("hello", "--target", "reference", "--policy", policy, "--max-tokens", "3")["policy"].startswith(policy)
     assert "go together" in refused("generate", "hello", "--draft", "reference", code=2)
 
 
 def test_the_target_alone_needs_no_draft(names: list[str]):
     """Catches a draft that is demanded, loaded and never asked; and a text that is not the target's own."""
-    options = ["--policy", "target", "--max-tokens", "12"]
+    options = ["--policy", "none", "--max-tokens", "12"]
     for more in (["--temperature", "0"], ["--seed", "3"]):
         alone, beside = (answer("hello", *some, *options, *more) for some in (names[:2], names))
         assert alone["text"] == beside["text"]
-        assert alone["policy"] == "target"
-    assert answer("hello", *names[:2], *options[:1], "fixed:0", *options[2:])["policy"] == "target"
+        assert alone["policy"] == "none"
+    assert answer("hello", *names[:2], *options[:1], "fixed:0", *options[2:])["policy"] == "none"
     assert "go together" in refused("generate", "hello", *names[2:], *options, code=2)
 
 

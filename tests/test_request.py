@@ -20,6 +20,7 @@ from specdecpp.policies import (
     Fixed,
     Heuristic,
     MaxConfidence,
+    NoDraft,
     Policy,
     SpecDecPP,
 )
@@ -31,7 +32,8 @@ from specdecpp.policies.trees import CostAwareTree, Widths, parse_tree
     [
         ("fixed:4", Fixed(k=4)),
         ("fixed:k=6", Fixed(k=6)),
-        ("target", Fixed(k=0)),
+        ("none", NoDraft()),
+        ("target", NoDraft()),  # its old name
         ("heuristic", Heuristic()),
         ("max-confidence:0.4", MaxConfidence(threshold=0.4)),
         ("max-confidence:drop=true", MaxConfidence(drop=True)),
@@ -83,7 +85,7 @@ def test_every_exported_rule_can_be_typed():
     typed = {kind for kind, *_ in (request.KINDS | request.WRAPPERS).values()}
     assert typed == rules - {Policy}
     assert {name.split(":")[0] for name in request.policy_names()} == {
-        request.TARGET,
+        request.NO_DRAFT,
         request.TREE,
         *request.KINDS,
         *request.WRAPPERS,

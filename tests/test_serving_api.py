@@ -228,7 +228,7 @@ def test_speculation_can_be_chosen_and_changes_no_greedy_text(client: openai.Ope
         assert block["num_tokens"] == told.usage.completion_tokens
         assert sum(block["acceptance_histogram"].values()) == block["num_spec_steps"]
         assert sum(block["time_shares"].values()) == pytest.approx(1)
-    assert (alone.speculative["policy"], alone.speculative["num_draft_tokens"]) == ("target", 0)
+    assert (alone.speculative["policy"], alone.speculative["num_draft_tokens"]) == ("none", 0)
     assert (fixed.speculative["policy"], fixed.speculative["num_spec_tokens"]) == ("fixed:3", 3)
     assert fixed.speculative["mean_acceptance_length"] > 1.2
     assert default.speculative["policy"].startswith("cost-aware")

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, overload
 
 from specdecpp import machine
 from specdecpp.drafters import SuffixDrafter
@@ -19,16 +19,16 @@ from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience, settings
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
-from specdecpp.request import spec_of
+from specdecpp.prompt import Prompt, are_several, encode
+from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.soundness import check_rule
 from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
 from specdecpp.runners import Draws
 from specdecpp.runners.kept import Kept
-from specdecpp.sampling import Sampling, asked, streams
+from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.session import FinishReason, Round, Session, advance
-from specdecpp.text import Detokenizer, half_character
+from specdecpp.text import Detokenizer
 
-Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 SAMPLINGS = 64
 """Ways of sampling of which a decoder remembers what requests have taught, those used last."""
 
@@ -66,7 +66,9 @@ class Output:
 class Decoder:
     """Decode with a pair under a stopping policy; the output has exactly the target's distribution.
 
-    Without a policy: `CostAware`, by the pair's head if it is calibrated and by q if it has none (see `default_policy`).
+    A policy may be given by its short form on the command line ("fixed:3", "none"). Without one: `CostAware`, by the pair's
+    head if it is calibrated and by q if it has none (see `default_policy`).
+
     `verification` is how candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs`
     says what a step costs; without it a policy that needs to know has it measured at the first request
     (`costs.measuring.measured`). Raises `UnsoundError` for a policy and a verification that together would change the
@@ -86,14 +88,15 @@ class Decoder:
         self,
         pair: Pair,
         *,
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
         costs: Costs | None = None,
         lossless: bool = True,
         reuses: bool = True,
     ):
-        if policy is None:
-            policy = default_policy(pair)
+        if not isinstance(pair, Pair):
+            raise TypeError(f"a Decoder takes a pair, got {pair!r}. Load one first: Decoder(load_pair(...)).")
+        policy = policy_for(pair, policy)
         check_rule(policy, verification, lossless=lossless)
         for head in heads(policy):
             pair.check_head(head)
@@ -141,7 +144,7 @@ class Decoder:
 
         Defaults: max_tokens=256, no stop strings, a fresh seed; sampling as the target's generation config asks for it, and
         where that says nothing temperature 1 and every token kept (`sampling_of`). Raises ValueError for a value out of range,
-        `PromptError` for a prompt that is empty or too long, `UnsoundError` for sampling under `GreedyVerification`.
+        `PromptError` for what is no prompt, is empty or too long, `UnsoundError` for sampling under `GreedyVerification`.
         """
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
@@ -161,7 +164,7 @@ class Decoder:
             raise
 
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
-        stop, seed = options.get("stop", ()), options.get("seed")
+        seed = options.get("seed")
         return Session(
             target=target,
             draft=draft,
@@ -170,10 +173,10 @@ class Decoder:
             lossless=is_lossless(self.verification),
             sampling=sampling,
             prompt=ids,
-            max_tokens=options.get("max_tokens", 256),
+            max_tokens=whole("max_tokens", options.get("max_tokens", 256)),
             randomness=streams(seed, draw=draft.draw if isinstance(draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
-            detokenizer=Detokenizer(self.pair.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop)),
+            detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
             costs=self.costs if seed is not None else self._running_costs(),
             experience=None if seed is not None else self._experience(sampling),
             kept=self.pair.kept if self.reuses else None,
@@ -195,11 +198,17 @@ class Decoder:
         """
         return run(self.start(prompt, **options))
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output:
-        """The whole answer. Options as in `start`.
+    @overload
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output: ...
+    @overload
+    def generate(self, prompt: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Output]: ...
+    def generate(self, prompt: Any, **options: Unpack[Options]) -> Output | list[Output]:
+        """The whole answer; of a list of texts the answers, as `generate_all` gives them. Options as in `start`.
 
         >>> decoder.generate("2 + 2 =", max_tokens=8, temperature=0).metrics.mean_acceptance_length   # doctest: +SKIP
         """
+        if are_several(prompt):
+            return self.generate_all(prompt, **options)
         session = self.start(prompt, **options)
         return finished(session, list(run(session)))
 
@@ -215,13 +224,15 @@ class Decoder:
         """
         if at_once < 1:
             raise ValueError(f"at_once must be at least 1, got {at_once}")
-        waiting = list(enumerate(prompts))[::-1]
+        if isinstance(prompts, str):
+            raise PromptError(f"generate_all takes a list of prompts, got one text, {prompts!r:.40}. Put it in a list.")
+        waiting = [(i, encode(self.pair, prompt)) for i, prompt in enumerate(prompts)][::-1]
         running: list[tuple[int, Session, list[Round]]] = []
         done: dict[int, Output] = {}
         while waiting or running:
             while waiting and len(running) < at_once:
-                i, prompt = waiting.pop()
-                session = self.start(prompt, **options)
+                i, ids = waiting.pop()
+                session = self.start(ids, **options)
                 if session.finish_reason is None and not session.engine.has_batches:
                     session.prefill()
                 running.append((i, session, []))
@@ -271,6 +282,17 @@ def metrics_of(session: Session, rounds: Sequence[Round]) -> Metrics:
     )
 
 
+def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
+    """The rule that is given, by itself or by its short form; `default_policy` where none is."""
+    if policy is None:
+        return default_policy(pair)
+    if isinstance(policy, str):
+        return parse_policy(policy).build(pair.head)
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a rule, as Fixed(3), or its short form, as 'fixed:3', got {policy!r}.")
+    return policy
+
+
 def default_policy(pair: Pair) -> Policy:
     """What a decoder follows when no policy is named: `best_policy` of the pair's head, for copies with up to 64."""
     if isinstance(pair.draft, SuffixDrafter):
@@ -281,43 +303,3 @@ def default_policy(pair: Pair) -> Policy:
 def best_policy(head: AcceptanceHead | None) -> Policy:
     """The rule without a threshold, SpecDec++ as the card recommends where there is a head that nobody has calibrated."""
     return CostAware(head=head) if head is None or head.card.is_calibrated else SpecDecPP.tuned(head)
-
-
-def encode(pair: Pair, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: text as it is, ids as they are, or chat messages through the tokenizer's template.
-
-    An empty text becomes the tokenizer's start token where it has one. Raises `PromptError` for ids outside the vocabulary, for
-    half a character, and for messages without a template or that it refuses.
-    """
-    if isinstance(prompt, str):
-        ids = list(pair.tokenizer(_whole(prompt)).input_ids)
-    elif all(isinstance(t, dict) for t in prompt) and prompt:
-        if not getattr(pair.tokenizer, "chat_template", None):
-            raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
-        ids = list(pair.tokenizer(_whole(_rendered(pair, prompt)), add_special_tokens=False).input_ids)
-    else:
-        ids = [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
-        outside = [t for t in ids if not 0 <= t < pair.target.vocab_size]
-        if outside:
-            raise PromptError(f"token id {outside[0]} is outside the pair's common vocabulary of {pair.target.vocab_size} ids.")
-    if not ids and pair.tokenizer.bos_token_id is not None:
-        ids = [pair.tokenizer.bos_token_id]
-    return ids
-
-
-def _rendered(pair: Pair, messages: Sequence[Any]) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return pair.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    except (TemplateError, KeyError, TypeError, AttributeError) as error:  # what templates raise, and what they stumble over
-        raise PromptError(
-            f"the tokenizer's chat template refuses these messages ({error}). Give messages with role and content, in an order "
-            "that it knows."
-        ) from error
-
-
-def _whole(text: str) -> str:
-    if half := half_character(text):
-        raise PromptError(f"the prompt holds half of a character ({half}), which has no encoding. Give whole characters.")
-    return text

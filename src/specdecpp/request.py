@@ -5,7 +5,7 @@ whose rounds are shown as they come. Shared by the verbs of the command line; im
 
 Rules made of rules name them after their own parameters, if any:
 
-    auto-off:cumulative:0.2     bandit:fixed:2|cumulative:0.2     bandit:exploration=0.5:target|fixed:4
+    auto-off:cumulative:0.2     bandit:fixed:2|cumulative:0.2     bandit:exploration=0.5:none|fixed:4
 
 Trees of candidates are named by their shape: tree:costs, tree:4x2x1.
 """
@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Unpack
 
-from specdecpp.policies import Bandit, CostAware, Fixed, Policy, SpecDecPP, named
+from specdecpp.policies import Bandit, CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
 from specdecpp.policies.head import takes_head
 from specdecpp.policies.trees import TreePolicy, parse_tree, tree_spec
+from specdecpp.rounds.soundness import check_parts
 from specdecpp.rounds.verification import VERIFICATIONS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
     from specdecpp.session import Round
 
-TARGET, TREE = "target", "tree"
+NO_DRAFT, TREE = "none", "tree"
 VERIFICATION_NAMES = tuple(name for name, kind in VERIFICATIONS.items() if not kind.greedy_only)
 """Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
@@ -101,8 +102,8 @@ def parse_policy(spec: str) -> PolicySpec:
     Fixed(k=4)
     """
     name, _, rest = spec.partition(":")
-    if name == TARGET and not rest:
-        return PolicySpec(Fixed(k=0))
+    if name in (NO_DRAFT, "target") and not rest:  # the second is its old name
+        return PolicySpec(NoDraft())
     if name == TREE and rest:
         return PolicySpec(parse_tree(rest))
     if name in WRAPPERS:
@@ -116,9 +117,9 @@ def parse_policy(spec: str) -> PolicySpec:
 
 
 def policy_names() -> list[str]:
-    """Every policy with what may follow its name: target, ..., fixed:k, ..., auto-off:POLICY, copies:POLICY, tree:SHAPE."""
+    """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, copies:POLICY, tree:SHAPE."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [TARGET, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", "copies:POLICY", f"{TREE}:SHAPE"]
+    return [NO_DRAFT, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", "copies:POLICY", f"{TREE}:SHAPE"]
 
 
 def spec_of(policy: Policy) -> str:
@@ -127,8 +128,8 @@ def spec_of(policy: Policy) -> str:
     >>> spec_of(CumulativeConfidence(threshold=0.3, max_tokens=8))
     'cumulative:0.3,max_tokens=8'
     """
-    if policy == Fixed(k=0):
-        return TARGET
+    if policy == NoDraft():
+        return NO_DRAFT
     if isinstance(policy, TreePolicy) and (shape := tree_spec(policy)):
         return f"{TREE}:{shape}"
     name = _name_of(policy)
@@ -211,7 +212,9 @@ def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
     if not rest:
         raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
     parts = tuple(map(parse_policy, rest.split("|") if kind is Bandit else [rest]))
-    return PolicySpec(_wrap(kind, [part.policy for part in parts], values), typed=values, parts=parts)
+    policy = _wrap(kind, [part.policy for part in parts], values)
+    check_parts(policy)
+    return PolicySpec(policy, typed=values, parts=parts)
 
 
 def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]) -> Policy:

@@ -9,6 +9,7 @@ Shapes: V vocabulary; leading axes are rows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -35,6 +36,10 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", whole("top_k", self.top_k))
         if not self.temperature >= 0 or self.temperature == float("inf"):
             raise ValueError(
                 f"temperature must be a finite number of at least 0, got {self.temperature}; use 0 for greedy decoding"
@@ -66,13 +71,30 @@ def asked(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
     """
     names = Sampling.__dataclass_fields__
     given = {name: options[name] for name in names if options.get(name) is not None}
-    if (whole := options.get("sampling")) is not None:
+    if (all_of_it := options.get("sampling")) is not None:
         if given:
             raise ValueError(f"sampling says all of it, and {', '.join(given)} were given too. Give one or the other.")
-        return whole
+        if not isinstance(all_of_it, Sampling):
+            raise ValueError(f"sampling must be a Sampling, got {all_of_it!r}. Give Sampling(temperature=..., top_p=...).")
+        return all_of_it
     chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults} | given
-    top_k = chosen.pop("top_k", None) or None
-    return Sampling(top_k=top_k, **{name: float(value) for name, value in chosen.items()})
+    top_k = chosen.pop("top_k", None)
+    top_k = None if top_k is None else whole("top_k", top_k) or None
+    return Sampling(top_k=top_k, **{name: number(name, value) for name, value in chosen.items()})
+
+
+def number(name: str, value: Any) -> float:
+    """A value as a number. Raises ValueError where it is none, a truth value included."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def whole(name: str, value: Any) -> int:
+    """A value as a whole number. Raises ValueError where it is none, a truth value included."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return int(value)
 
 
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -246,9 +268,9 @@ def inverted(p: Float[Tensor, " V"], u: float) -> int:
 def streams(seed: int | None, *, draw: Draw | None = None) -> tuple[Uniforms, Uniforms]:
     """Two independent streams, one to draft and one to verify: block verification needs them apart (policies 6).
 
-    Without a seed both start from entropy of the operating system. Raises ValueError for a negative seed.
+    Without a seed both start from entropy of the operating system. Raises ValueError for a seed that is negative or not whole.
     """
-    if seed is not None and seed < 0:
+    if seed is not None and (seed := whole("seed", seed)) < 0:
         raise ValueError(f"seed must be at least 0, got {seed}; use None for a fresh one")
     made = []
     for child in np.random.SeedSequence(seed).spawn(2):

@@ -19,8 +19,11 @@ class Detokenizer:
     still held back. The stop string itself is never released.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        if any(not s for s in stop):
+    def __init__(self, tokenizer: Any, stop: str | Sequence[str] | None = ()):
+        stop = () if stop is None else (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(s, str) for s in stop):
+            raise ValueError(f"stop must be a text or a list of texts, got {stop!r}")
+        if not all(stop):
             raise ValueError("a stop string is empty; remove it, or give the text to stop at")
         self._read = _reader(tokenizer)
         self._stop = tuple(stop)

@@ -50,6 +50,7 @@ def serve(
     ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens a request may have in all.")] = 8192,
     max_body: Annotated[int, typer.Option(metavar="N", min=1, help="Longest body of a request, bytes.")] = 2**20,
+    arrival: Annotated[float, typer.Option(metavar="S", help="A head and a body must be here in so many seconds.")] = 30.0,
     timeout: Annotated[float, typer.Option(metavar="S", help="A request may take so many seconds.")] = 300.0,
     grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
     dtype: DTypeOption = DType.auto,
@@ -74,6 +75,7 @@ def serve(
             max_prompt_tokens=max_prompt,
             max_new_tokens=max_tokens,
             max_body_bytes=max_body,
+            arrival_s=arrival,
             timeout_s=timeout,
             grace_s=grace,
         )

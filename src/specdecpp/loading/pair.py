@@ -61,6 +61,12 @@ class Pair:
         if self.head is not None:
             self.check_head(self.head)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Pair, and a Decoder with it, holds models in this process and cannot be pickled or copied. Send the "
+            "models' names, and call load_pair and Decoder there."
+        )
+
     @property
     def names(self) -> dict[str, str]:
         """What the models are called where a file travels: no folders of this machine."""

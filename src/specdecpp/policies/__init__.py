@@ -2,7 +2,7 @@
 
 | rule | stops when | looks at | file |
 |---|---|---|---|
-| `Fixed` | k candidates; 0 is the target alone | nothing | fixed.py |
+| `Fixed` | k candidates; none in `NoDraft()`, the target alone | nothing | fixed.py |
 | `Heuristic` | k candidates, k + 2 after a round accepted whole, else k - 1 | outcomes | fixed.py |
 | `AcceptanceEMA` | one candidate more than was accepted lately | outcomes | history.py |
 | `ArgmaxLength` | the length that is fastest at the acceptance so far, or lately | outcomes, costs | history.py |
@@ -43,6 +43,7 @@ from specdecpp.policies.copies import WithCopies as WithCopies
 from specdecpp.policies.cost_aware import CostAware as CostAware
 from specdecpp.policies.fixed import Fixed as Fixed
 from specdecpp.policies.fixed import Heuristic as Heuristic
+from specdecpp.policies.fixed import NoDraft as NoDraft
 from specdecpp.policies.head import SpecDecPP as SpecDecPP
 from specdecpp.policies.history import AcceptanceEMA as AcceptanceEMA
 from specdecpp.policies.history import ArgmaxLength as ArgmaxLength

@@ -1,6 +1,7 @@
 """Rules that do not look at the candidates: a fixed length, and the length transformers adapts from outcomes."""
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
 
 from specdecpp.policies.protocol import Policy
@@ -11,17 +12,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Policy):
-    """Always k candidates (Leviathan et al. 2023). `Fixed(k=0)` is the target alone, run by the same code."""
+    """Always k candidates (Leviathan et al. 2023).
+
+    >>> Fixed(3)
+    Fixed(k=3)
+    """
 
     short: ClassVar[str] = "fixed:k"
-    k: int = 4
+    k: int = field(default=4, kw_only=False)
     min_tokens: int = field(default=0, init=False, repr=False)
     max_tokens: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise ValueError(f"Fixed needs k of at least 0, got {self.k}; 0 is the target alone")
+        if isinstance(self.k, bool) or not isinstance(self.k, Integral) or self.k < 0:
+            raise ValueError(f"Fixed needs a whole number k of at least 0, got {self.k!r}; 0 is the target alone")
         object.__setattr__(self, "max_tokens", self.k)
+
+
+def NoDraft() -> Fixed:
+    """No candidates: the target alone, run by the same code. It is `Fixed(0)`."""
+    return Fixed(0)
 
 
 @dataclass(frozen=True, kw_only=True)

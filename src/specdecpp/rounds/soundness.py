@@ -10,8 +10,10 @@ from specdecpp.runners import Runner
 
 
 def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:
-    """Raise `UnsoundError` for a rule and a verification that together would change the law unasked, whatever the sampling."""
+    """Raise `UnsoundError` for a rule and a verification that together would change the law unasked, whatever the sampling, and
+    ValueError for a rule made of others that may not be parts of one."""
     check_lossless(verification, lossless=lossless)
+    check_parts(policy)
     if policy.drops_last and not verification.allows_dropping:
         raise UnsoundError(
             f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no longer "
@@ -44,19 +46,19 @@ def check_request(
             f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
             "Use GreedyVerification(), as the Decoder does."
         )
-    _check_parts(policy)
+    check_parts(policy)
     if isinstance(policy, WithCopies) and isinstance(draft, SuffixDrafter):
         raise ValueError("WithCopies is for a pair with a draft model, and this one has but copies. Use CostAware alone.")
     if isinstance(policy, TreePolicy):
         check_trees(policy, verification, is_greedy=is_greedy, runners={"target": target, "draft": draft})
 
 
-def _check_parts(policy: Policy) -> None:
-    """A rule made of others is made of rules for chains of one draft's candidates."""
+def check_parts(policy: Policy) -> None:
+    """Raise ValueError unless a rule made of others is made of rules for chains of one draft's candidates."""
     for part in policy.parts:
         if isinstance(part, TreePolicy | WithCopies):
             what = "takes copies of the text" if isinstance(part, WithCopies) else "drafts trees"
             raise ValueError(
                 f"{type(policy).__name__} is made of rules for chains of one draft, and one of them {what}. Use that alone."
             )
-        _check_parts(part)
+        check_parts(part)

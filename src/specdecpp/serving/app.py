@@ -31,7 +31,7 @@ class Setup:
     """
 
     limits: Limits = field(default_factory=Limits)
-    policy: Policy | None = None
+    policy: Policy | str | None = None
     verification: str = "token"
     name: str | None = None
     api_key: str | None = None
@@ -66,7 +66,7 @@ def build(pair: Pair, setup: Setup) -> FastAPI:
     app.state.house = house
     app.include_router(router)
     hosts = Hosts("*") if setup.api_key is not None and not setup.allowed_hosts else Hosts(*setup.allowed_hosts)
-    app.add_middleware(Gate, api_key=setup.api_key, max_body_bytes=setup.limits.max_body_bytes, hosts=hosts)
+    app.add_middleware(Gate, api_key=setup.api_key, limits=setup.limits, hosts=hosts)
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)

@@ -1,6 +1,7 @@
-"""What is checked of every HTTP request: its name, the host it asks for, its key, the length of its body; and its line in the
-log."""
+"""What is checked of every HTTP request: its name, the host it asks for, its key, the length of its body and when that is here;
+and its line in the log."""
 
+import asyncio
 import hmac
 import ipaddress
 import json
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdecpp.serving import logs
+from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal
 
 GUARDED = "/v1/"
@@ -49,8 +51,8 @@ class Gate:
     and paths under /v1/ need the key, where there is one. HEAD is answered as GET is, without a body (RFC 9110, 9.3.2).
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, api_key: str | None = None, hosts: Hosts | None = None):
-        self._app, self._max_body_bytes, self._hosts = app, max_body_bytes, hosts or Hosts()
+    def __init__(self, app: ASGIApp, *, limits: Limits, api_key: str | None = None, hosts: Hosts | None = None):
+        self._app, self._limits, self._hosts = app, limits, hosts or Hosts()
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +92,7 @@ class Gate:
             message = "this server needs its key, as the header Authorization: Bearer KEY."
             return Refusal(message, status=401, code="invalid_api_key")
         length = headers.get(b"content-length", b"0")
-        return Refusal(self._too_long, status=413) if length.isdigit() and int(length) > self._max_body_bytes else None
+        return Refusal(self._too_long, status=413) if length.isdigit() and int(length) > self._limits.max_body_bytes else None
 
     def _has_key(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether the key is there, after a scheme whose letters may be of either case (RFC 9110, 11.1)."""
@@ -98,22 +100,30 @@ class Gate:
         return self._key is None or (scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(b" "), self._key))
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive`, which raises when more of the body comes than is allowed: its length need not have been told."""
-        num_bytes = 0
+        """`receive`, which raises when more of the body comes than is allowed (its length need not have been told), and when it
+        is late. After the body there is no limit: that the client goes away may be waited for."""
+        num_bytes, until = 0, asyncio.get_running_loop().time() + self._limits.arrival_s
+        is_whole = False
 
         async def bounded() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_whole
+            try:
+                async with asyncio.timeout_at(None if is_whole else until):
+                    message = await receive()
+            except TimeoutError:
+                late = f"the body was not here within {self._limits.arrival_s:g} s; send it again, all of it at once."
+                raise HTTPException(408, late, headers={"connection": "close"}) from None
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
+            if num_bytes > self._limits.max_body_bytes:
                 raise HTTPException(413, self._too_long)
+            is_whole = not message.get("more_body", False)
             return message
 
         return bounded
 
     @property
     def _too_long(self) -> str:
-        return f"the body is longer than {self._max_body_bytes} bytes, the most that is read."
+        return f"the body is longer than {self._limits.max_body_bytes} bytes, the most that is read."
 
 
 def _bare(host: str) -> str:

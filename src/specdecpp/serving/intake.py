@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from specdecpp.costs.measuring import measured
-from specdecpp.decoder import Decoder, Options, default_policy, encode
+from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.policies.trees import TreePolicy
+from specdecpp.prompt import encode
 from specdecpp.request import parse_policy, spec_of
+from specdecpp.rounds.soundness import check_request
 from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
 from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
@@ -74,13 +76,13 @@ class Intake:
         pair: Pair,
         limits: Limits,
         *,
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         verification: str = "token",
         name: str | None = None,
     ):
         self.pair, self.limits = pair, limits
         self.verification = verification
-        self.policy = default_policy(pair) if policy is None else policy
+        self.policy = policy_for(pair, policy)
         self.name = name or model_name(pair)
         self._costs: Costs | None = None
         self._reader = replace(pair, tokenizer=deepcopy(pair.tokenizer))
@@ -107,7 +109,7 @@ class Intake:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._tokens(prompt) for prompt in body.prompts]
-            decoder, kind = self._chosen(body.how, is_greedy=sampling.is_greedy)
+            decoder, kind = self._chosen(body.how, sampling)
         max_tokens = self._room(body, longest=max(map(len, prompts)))
         options = self._options(body, max_tokens, sampling)
         every = [prompt for prompt in prompts for _ in range(body.n)]
@@ -177,14 +179,24 @@ class Intake:
             )
         return asked
 
-    def _chosen(self, how: Speculative, *, is_greedy: bool) -> tuple[Decoder, str]:
+    def _chosen(self, how: Speculative, sampling: Sampling) -> tuple[Decoder, str]:
         """The decoder for `speculative`, and what its verification is called."""
         kind = how.verification or self.verification
         try:
             check_lossless(VERIFICATIONS[kind], lossless=how.lossless)
-            if is_greedy and is_lossless(at(Sampling(temperature=0.0), VERIFICATIONS[kind])):
+            if sampling.is_greedy and is_lossless(at(sampling, VERIFICATIONS[kind])):
                 kind = "greedy"
-            return self._decoder(how.policy, kind), kind
+            decoder = self._decoder(how.policy, kind)
+            check_request(
+                decoder.policy,
+                at(sampling, decoder.verification),
+                target=self.pair.target,
+                draft=self.pair.draft,
+                is_greedy=sampling.is_greedy,
+                has_costs=True,
+                lossless=how.lossless,
+            )
+            return decoder, kind
         except ValueError as error:
             raise Refusal(str(error), param="speculative") from error
 

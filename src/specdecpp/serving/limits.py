@@ -30,6 +30,9 @@ class Limits:
     prefill_s: float = 0.1
     """Others wait so long in a turn for prompts to be read, by what their rows took before; where passes are shared the pieces
     are cut to it."""
+    arrival_s: float = 30.0
+    """The head of a request, and then its body, must be here within this; else the connection is closed, after a 408 where the
+    head had come."""
     timeout_s: float = 300.0
     """From arrival to the last token, waiting included."""
     grace_s: float = 30.0
@@ -38,7 +41,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):
             value, least = getattr(self, name), 0 if name in ("max_waiting", "grace_s", "max_drafted") else 1
-            if name in ("timeout_s", "prefill_s"):
+            if name in ("arrival_s", "timeout_s", "prefill_s"):
                 if not value > 0:
                     raise ValueError(f"{name} must be above 0, got {value}")
             elif value is not None and not value >= least:

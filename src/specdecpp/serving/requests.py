@@ -57,7 +57,7 @@ class Speculative(_Body):
 
     policy: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         default=None,
-        description="When to stop drafting, as on the command line: cost-aware, cumulative:0.2, fixed:4, target, ...",
+        description="When to stop drafting, as on the command line: cost-aware, cumulative:0.2, fixed:4, none, ...",
     )
     verification: Kind | None = Field(default=None, description="How candidates are tested.")
     lossless: bool = Field(default=True, description="false: the law may be another than the target's, as fuzzy has.")
@@ -109,7 +109,7 @@ class Asked(_Body):
         """`speculative` written out: false is the target alone, true and nothing are the server's own."""
         if isinstance(self.speculative, Speculative):
             return self.speculative
-        return Speculative(policy="target" if self.speculative is False else None)
+        return Speculative(policy="none" if self.speculative is False else None)
 
     @property
     def includes_usage(self) -> bool:

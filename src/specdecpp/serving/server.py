@@ -14,6 +14,7 @@ import uvicorn
 from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
 from specdecpp.serving.app import Setup, build
+from specdecpp.serving.arrival import punctual
 from specdecpp.serving.engine import Engine
 from specdecpp.serving.refusals import Refusal
 
@@ -79,6 +80,7 @@ def server_for(
     app = build(pair, setup)
     config = uvicorn.Config(
         app,
+        http=punctual(setup.limits.arrival_s),
         log_config=log_config,
         access_log=False,
         server_header=False,

@@ -103,7 +103,7 @@ def test_the_page_says_what_the_server_says(opened: Callable[..., Page], url: st
 def test_figures_are_those_of_the_reply(opened: Callable[..., Page], url: str) -> None:
     """Catches a mean over something else, and a speed-up that is not over the target beside it, or not of the shown rates."""
     page = opened(url)
-    generated(page, policies=("fixed:4", "target"))
+    generated(page, policies=("fixed:4", "none"))
     expected = told(url, policy="fixed:4")
     figures = {name: lane(page).locator(f"[data-figure={name}]").inner_text() for name in ("length", "accepted", "tokens")}
     assert figures["length"] == f"{expected['mean_acceptance_length']:.2f}"
@@ -259,7 +259,7 @@ def test_kinds_of_tokens_differ_by_more_than_colour(opened: Callable[..., Page],
 def test_it_is_live(opened: Callable[..., Page], endless_url: str) -> None:
     """Catches a page that waits for the whole answer: the beginning is there, with figures, while the rest is being made."""
     page = opened(endless_url)
-    fill(page, policies=("fixed:2", "target"), max_tokens=MANY)
+    fill(page, policies=("fixed:2", "none"), max_tokens=MANY)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(10)).to_be_attached()
     expect(lane(page).locator("[data-figure=rate]")).to_have_text(re.compile(r"\d"))
@@ -273,7 +273,7 @@ def test_stop_frees_the_request(opened: Callable[..., Page], endless_url: str, c
     """Catches a button that only hides what goes on, and work that is left behind."""
     before = counter('specdecpp_requests_total{outcome="cancelled"}')
     page = opened(endless_url)
-    fill(page, policies=("fixed:2", "target"), max_tokens=MANY)
+    fill(page, policies=("fixed:2", "none"), max_tokens=MANY)
     page.get_by_role("button", name="Generate", exact=True).click()
     for i in (0, 1):
         expect(lane(page, i).locator(".strip button").nth(4)).to_be_attached()
@@ -380,7 +380,7 @@ def test_a_server_that_goes_away_is_told_of(
     """Catches a page that waits forever, and half an answer that is shown as a whole one."""
     service = serve(*endless)
     page = opened(service.url, expects=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"))
-    fill(page, policies=("target",), max_tokens=MANY)
+    fill(page, policies=("none",), max_tokens=MANY)
     page.get_by_role("button", name="Generate", exact=True).click()
     expect(lane(page).locator(".strip button").nth(4)).to_be_attached()
     service.process.kill()
@@ -392,7 +392,7 @@ def test_a_server_that_goes_away_is_told_of(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("policies", [("cumulative:0.2",), ("cumulative:0.2", "target")], ids=["one", "two"])
+@pytest.mark.parametrize("policies", [("cumulative:0.2",), ("cumulative:0.2", "none")], ids=["one", "two"])
 def test_nothing_is_wider_than_the_window(opened: Callable[..., Page], url: str, width: int, policies: tuple[str, ...]) -> None:
     """Catches a table, a bar or a long word that pushes the page wide; two answers stand side by side where there is room."""
     page = opened(url, viewport={"width": width, "height": 800}, has_touch=width == 360)
@@ -420,7 +420,7 @@ def test_nothing_is_wider_than_the_window(opened: Callable[..., Page], url: str,
 def test_text_stands_out(opened: Callable[..., Page], url: str, theme: str) -> None:
     """Catches colours below 4.5 to 1 (WCAG 2.2, AA), in either theme and by either way to it."""
     page = opened(url, color_scheme=theme)
-    generated(page, policies=("fixed:4", "target"))
+    generated(page, policies=("fixed:4", "none"))
     assert weak(page) == []
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     other = {"light": "dark", "dark": "light"}[theme]
@@ -465,7 +465,7 @@ def weak(page: Page) -> list[str]:
 def test_everything_has_a_name(opened: Callable[..., Page], url: str) -> None:
     """Catches a control or picture without a name, an id that is there twice, a label for nothing, and a heading that skips."""
     page = opened(url)
-    generated(page, policies=("fixed:4", "target"))
+    generated(page, policies=("fixed:4", "none"))
     nameless = page.locator("button, select, input, textarea, [role=group], [role=img], section").evaluate_all(
         "all => all.filter((e) => e.checkVisibility() && !(e.getAttribute('aria-label') || e.labels?.length || "
         "(e.tagName === 'BUTTON' && e.textContent.trim()))).map((e) => e.outerHTML.slice(0, 80))"

@@ -33,7 +33,7 @@ class Lane {
   }
 
   get isTargetAlone() {
-    return this.setting?.policy === "target";
+    return this.setting?.policy === "none";
   }
 
   clear() {

@@ -11,7 +11,7 @@ const FIELDS = { messages: "prompt", max_completion_tokens: "max_tokens" };
 const THEME = "specdecpp-theme";
 
 const at = (id) => document.getElementById(id);
-const lanes = [new Lane("First rule", ""), new Lane("Second rule", "target")];
+const lanes = [new Lane("First rule", ""), new Lane("Second rule", "none")];
 let running = null;
 let measured = null;
 let isPainting = false;
