@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from peers import environments as env
@@ -153,28 +153,20 @@ def check(bench: Bench) -> None:
     started, verdict, limit_s = time.perf_counter(), None, QUICK_LIMIT_S if bench.plan.is_quick else CHECK_LIMIT_S
     own = _environment(bench.cache, PYTHONUNBUFFERED="1", NO_COLOR="1")
     with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        stopped = _interrupted_after(process, limit_s)
+        timer = Timer(limit_s, process.kill)
+        timer.start()
         lines = []
         for line in process.stdout or ():
             lines.append(line.rstrip())
             if verdict is None and VERDICT.search(line):
                 verdict = time.perf_counter() - started, line.strip()
         code = process.wait()
-        stopped()
+        timer.cancel()
     whole_s = time.perf_counter() - started
     if code and verdict is None and whole_s < limit_s:
         raise RuntimeError(f"specdecpp check ended with {code}: {' '.join(lines[-3:])}")
     seconds, words = verdict or (None, None)
     bench.add("check", "check", seconds=seconds and round(seconds, 2), verdict=words, whole_s=round(whole_s, 2))
-
-
-def _interrupted_after(process: "subprocess.Popen[str]", seconds: float) -> Callable[[], None]:
-    """Interrupt it as Ctrl-C does, if it takes so long; call what is returned when it has ended."""
-    from threading import Timer
-
-    timer = Timer(seconds, lambda: process.send_signal(signal.SIGINT))
-    timer.start()
-    return timer.cancel
 
 
 def rows(bench: Bench) -> None:
