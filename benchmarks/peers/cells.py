@@ -239,10 +239,10 @@ def told(pair: Pair, cells: Sequence[Cell], step: float, versions: dict[str, str
         "pair": {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint, "runners": pair.runners},
         "plan": {name: getattr(args, name) for name in ("prompts", "other_prompts", "tokens", "threads", "runner")},
         "summary": {
-            "default_over_target": _summed(over_target),
-            "default_over_others": {engine: _summed(values) for engine, values in over.items()},
+            "default_over_target": summed(over_target),
+            "default_over_others": {engine: summed(values) for engine, values in over.items()},
             "acceptance": acceptance(pair),
-            "draft_step_over_pass": _rounded(step),
+            "draft_step_over_pass": rounded(step),
         },
         "cells": rows,
     }
@@ -255,20 +255,20 @@ def row(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     others: dict[str, Any] = {}
     for engine in dict.fromkeys(setting.engine for setting in cell.runs if setting.engine != "ours"):
         best = max((s for s in cell.runs if s.engine == engine), key=lambda setting: cell.speed(setting, few))
-        others[engine] = {"default_over": _rounded(cell.speed(default, few) / cell.speed(best, few)), "best": best.name}
+        others[engine] = {"default_over": rounded(cell.speed(default, few) / cell.speed(best, few)), "best": best.name}
     return {
         "dataset": cell.dataset,
         "temperature": cell.temperature,
         "top_p": cell.top_p,
-        "default_over_target": _interval(ratio_of_ratios(*cell.columns(default, num), *cell.columns(alone, num))),
+        "default_over_target": interval(ratio_of_ratios(*cell.columns(default, num), *cell.columns(alone, num))),
         "others": others,
         "rows": [
             {
                 "engine": setting.engine,
                 "setting": setting.name,
                 "prompts": len(runs),
-                "tokens_per_second": _interval(ratio(*cell.columns(setting, num)) if len(runs) > 1 else None)
-                or [_rounded(cell.speed(setting, num))],
+                "tokens_per_second": interval(ratio(*cell.columns(setting, num)) if len(runs) > 1 else None)
+                or [rounded(cell.speed(setting, num))],
                 "tokens_per_round": _per_round(runs),
             }
             for setting, runs in cell.runs.items()
@@ -279,7 +279,7 @@ def row(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 def _per_round(runs: Sequence[tuple[int, float, int]]) -> float | None:
     """None where the engine tells no rounds (vLLM)."""
     tokens, rounds = (sum(run[i] for run in runs) for i in (0, 2))
-    return _rounded(tokens / rounds) if rounds else None
+    return rounded(tokens / rounds) if rounds else None
 
 
 def acceptance(pair: Pair) -> dict[str, float] | None:
@@ -290,16 +290,16 @@ def acceptance(pair: Pair) -> dict[str, float] | None:
     return {name: own[0][name]["0.7"] for name in SETS} if own else None
 
 
-def _summed(values: Sequence[float]) -> dict[str, float] | None:
-    return {"mean": _rounded(mean(values)), "worst": _rounded(min(values))} if values else None
+def summed(values: Sequence[float]) -> dict[str, float] | None:
+    return {"mean": rounded(mean(values)), "worst": rounded(min(values))} if values else None
 
 
-def _interval(found: Any) -> list[float]:
+def interval(found: Any) -> list[float]:
     """Value and bounds; empty for None."""
-    return [] if found is None else [_rounded(x) for x in (found.value, found.low, found.high)]
+    return [] if found is None else [rounded(x) for x in (found.value, found.low, found.high)]
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 

@@ -69,7 +69,8 @@ def make_llama() -> None:
         return
     LLAMA.mkdir(parents=True, exist_ok=True)
     if not (LLAMA / "llama.cpp").exists():
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", LLAMA, BINDING]
+        name = BINDING.partition("=")[0]  # of this alone the sources: what builds it may come built
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", LLAMA, BINDING]
         _run("fetch llama.cpp", fetch)
         with tarfile.open(next(LLAMA.glob("llama_cpp_python-*.tar.gz"))) as archive:
             for member in archive.getmembers():

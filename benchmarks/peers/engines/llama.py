@@ -1,7 +1,7 @@
 """llama.cpp's own server, a process per setting, because the server's speculation is set when it starts. The argument is the
 binary.
 
-Settings: {"n_max": null} for the target alone, or {"n_max": K, "p_min": p}; with
+Settings: {"n_max": null} for the target alone, or {"n_max": K, "p_min": p}, without p_min as the engine has it; with
 `ready` so many parallel slots of 1,024 places.
 
 The cache is float32 for float32 weights; other types have the engine's default. Its own clock is used (reading the prompt and
@@ -21,7 +21,7 @@ from typing import Any
 from peers.environments import BINDING
 from peers.protocol import Answer, Load, Request, serve
 
-FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1"}
+FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1", "q4_k_m": "q4_k_m"}
 
 
 class Server:
@@ -143,7 +143,8 @@ class LlamaCpp:
             command += ["-ctk", "f32", "-ctv", "f32"]
         if options["n_max"]:
             command += ["-md", f"{spec.folder}/{file.format('draft')}", "-td", n, "-tbd", n, "--spec-type", "draft-simple"]
-            command += ["--spec-draft-n-max", str(options["n_max"]), "--spec-draft-p-min", str(options["p_min"])]
+            command += ["--spec-draft-n-max", str(options["n_max"])]
+            command += ["--spec-draft-p-min", str(options["p_min"])] if "p_min" in options else []
             command += ["-ctkd", "f32", "-ctvd", "f32"] if is_exact else []
         return command
 

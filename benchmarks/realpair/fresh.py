@@ -1,0 +1,28 @@
+"""A process of its own that loads a pair and answers one request, as the first thing it does.
+
+    python -m realpair.fresh '{"started": TIME, "target": ..., "draft": ..., "request": {...} or null}'
+
+Prints JSON: seconds from the start of the process to the pair, and tokens and seconds of the answer. They include whatever a
+decoder measures before its first answer.
+"""
+
+import json
+import sys
+import time
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    import specdecpp as sd
+
+    pair = sd.load_pair(asked["target"], draft=asked["draft"])
+    found: dict[str, float] = {"loaded_s": time.time() - asked["started"]}
+    if (request := asked["request"]) is not None:
+        started = time.perf_counter()
+        out = sd.Decoder(pair, reuses=False).generate(request.pop("prompt"), **request)
+        found |= {"tokens": len(out.tokens), "seconds": time.perf_counter() - started, "reading_s": out.metrics.prefill_s}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
