@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdecpp.costs.measuring import measured
+from specdecpp.costs.known import measured
 from specdecpp.decoder import Decoder, Options, default_policy, encode
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
