@@ -170,7 +170,8 @@ class Decoder:
             now = clock and clock.now
             if pair.is_identified:
                 judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-                of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
+                of: dict[str, Any] = {"method": 2}
+                of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
                 of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
                 of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
                 past = since(machine.recall("experience", of), now)

@@ -1,6 +1,6 @@
 """Costs that follow the clock: what rounds take, told anew only when it has moved."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ SETTLED, SETTLED_ALONE = 2, 12
 """Rounds after a switch to those with candidates, and to those without, until the processor's caches hold what they need: what
 the target reads comes back in ten passes, of which the first takes up to twice as long as the last. A trial of drafting
 (`policies.cost_aware.TRIAL`) has rounds beyond the first, or else nothing could correct costs that say that it does not pay."""
-TRUST = 0.5
+TRUST = 0.25
 """Rounds that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""
 TOGETHER = 0.5
 """Of a step that the passes of the target alone move by, the others move by this share, and the other way round: a machine that
@@ -123,7 +123,7 @@ class CostClock:
         self._candidate_s = costs.draft_s or self._narrow_s
         least = LEAST, (LEAST_RISE - 1) * (costs.pass_s(12) / self._narrow_s - 1)
         self._plain = Fit(1.0, 0.0, (TRUST, 1.0))
-        self._passes = Fit(1.0, 0.0, (TRUST, 0.05), least)
+        self._passes = Fit(1.0, 0.0, (TRUST, 0.02), least)
         self._drafting = Fit(costs.start_s / self._candidate_s, costs.draft_s / self._candidate_s, (0.2, 1.0))
 
     def shared(self, num: int) -> Costs:
@@ -163,8 +163,9 @@ class CostClock:
             self._shared = {}
 
     def look(self, outcomes: Iterable[Timed]) -> None:
-        """Learn from rounds that were run to see whether the costs still hold."""
-        for one in outcomes:
+        """Learn from rounds that were run to see whether the costs still hold. They count double, so as to outweigh what was
+        measured (`TRUST`) at once."""
+        for one in 2 * list(outcomes):
             self._see(one.num_drafted, one.verify_s + one.other_s, one.draft_s + one.head_s)
         self._follow()
 
@@ -269,7 +270,12 @@ def _in_proportion(now: Costs, before: Costs, own: Costs) -> Costs:
 
 def are_wrong(kept: Costs, now: Costs) -> bool:
     """Whether rounds stand to the target alone otherwise than in `kept`; a slower machine, which slows all, changes nothing."""
-    return any(not 1 / WRONG <= share / before <= WRONG for share, before in zip(shares(now), shares(kept), strict=True))
+    return differ(shares(kept), shares(now))
+
+
+def differ(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether one of these `shares` differs from the other by a factor of `WRONG`."""
+    return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(before, now, strict=True))
 
 
 def shares(costs: Costs) -> list[float]:

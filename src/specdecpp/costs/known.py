@@ -77,7 +77,7 @@ def _figures(costs: Costs) -> dict[str, Any]:
 def with_trees(pair: Pair, costs: Costs) -> Costs:
     """The same with what trees take on this machine (`Costs.node_s`, `Costs.draft_rows`): of an earlier measurement, or now.
     Where the runners take no trees there is nothing to measure."""
-    if any(refusalof_trees(runner) for runner in (pair.target, pair.draft)):
+    if any(refusal_of_trees(runner) for runner in (pair.target, pair.draft)):
         return costs
     can_tell = pair.is_identified
     of = _about(pair) | {"asked": "CostAwareTree"}

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from specdecpp.costs import Costs
-from specdecpp.costs.clock import WRONG, shares
+from specdecpp.costs.clock import differ, shares
 from specdecpp.policies.protocol import Policy
 
 
@@ -23,10 +23,9 @@ def since(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any
     """What an earlier process has kept, without its gains where it took steps to cost otherwise than they do now."""
     if past is None or now is None or "gains" not in past:
         return past
-    then = past.get("shares")
     try:
-        holds = all(1 / WRONG <= a / b <= WRONG for a, b in zip(then, shares(now), strict=True))  # pyright: ignore
-    except (TypeError, ValueError):
+        holds = not differ(past["shares"], shares(now))
+    except (KeyError, TypeError, ValueError):  # of nobody knows which costs
         holds = False
     return past if holds else {**past, "gains": {}, "lost": 0.0}
 
