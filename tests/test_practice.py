@@ -151,7 +151,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setattr(measuring, "CANDIDATES", (0, 1, 2, 4))
     monkeypatch.setattr(measuring, "CYCLES", 1)
     target, draft = save_tiny_pair(tmp_path / "pair")
-    return load_pair(target, draft=draft, runner="eager")
+    return replace(load_pair(target, draft=draft, runner="eager"), ends=())  # else practice may end with its first token
 
 
 def test_a_pair_practises_in_both_ways_while_it_is_measured(loaded: Pair) -> None:

@@ -198,7 +198,7 @@ class Intake:
                 self.pair,
                 policy=policy,
                 verification=verification,
-                costs=self._costs,
+                costs=None if self.pair.is_identified else self._costs,  # what is kept is looked at, and corrected
                 lossless=is_lossless(verification),  # what was asked for is checked in `_chosen`
             )
         self._decoders.move_to_end(key)
