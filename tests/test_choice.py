@@ -211,6 +211,59 @@ def test_threads_that_wait_for_others_are_no_lasting_measurement() -> None:
     assert _is_crowded({lean: 9.0, one: 6.7, mixed: 15.9, two: 42.9})
 
 
+def test_a_choice_of_a_busy_minute_is_made_again(
+    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches threads that were chosen while others had the machine and were kept for ever, as equal rounds looked steady; a
+    later figure that is worse and replaces a better one; and measuring at every load."""
+    target, draft = folders["llama"]
+    monkeypatch.setattr(choice, "_THREADED", {"lean"})
+    names, measured = ("lean", "eager"), []
+    own = choice._measured
+    monkeypatch.setattr(choice, "_measured", lambda *a: measured.append(1) or own(*a))
+    load_pair(target, draft=draft, runner=names)
+    (file,) = home.glob("runners-*.json")
+    found = json.loads(file.read_text())
+    lean = next(name for name in found["round_s"] if name.startswith("lean"))
+    assert min(found["spread"].values()) >= 1.0
+    file.write_text(json.dumps(found | {"round_s": {lean: 90.0, "eager": 99.0}, "is_steady": True}))
+    load_pair(target, draft=draft, runner=names)
+    assert len(measured) == 2
+    assert max(json.loads(file.read_text())["round_s"].values()) < 90.0
+    file.write_text(json.dumps(found | {"round_s": {lean: 1e-9, "eager": 2e-9}, "num_measured": 1, "is_steady": False}))
+    os.utime(file, (0, 0))
+    load_pair(target, draft=draft, runner=names)
+    assert json.loads(file.read_text())["round_s"].items() >= {lean: 1e-9, "eager": 2e-9}.items(), "the lesser stands"
+    file.write_text(json.dumps(found | {"round_s": {lean: 90.0, "eager": 99.0}, "num_measured": choice.OFTEN}))
+    load_pair(target, draft=draft, runner=names)
+    assert len(measured) == 3, "not at every load"
+
+
+def test_slow_options_have_more_than_one_round(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches threads of a large pair that one round each has chosen."""
+    clock, options = [0.0], [Option(kinds=("native", "native"), threads=threads) for threads in ((1, 1), (2, 1), (2, 2))]
+
+    class Trial:
+        def __init__(self, option: Option):
+            self.seconds = {(1, 1): 0.3, (2, 1): 0.13, (2, 2): 0.12}[option.threads]
+
+        def read(self) -> None:
+            clock[0] += 0.1
+
+        def turn(self, num: int, enough_s: float = 0.0) -> list[float]:
+            clock[0] += num * self.seconds
+            return [self.seconds] * (num - 1)
+
+    monkeypatch.setattr(choice, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(choice, "_runners", lambda target, draft, option, size, **more: {"option": option})
+    monkeypatch.setattr(choice, "_Trial", Trial)
+    nobody: Any = None
+    with unchecked():
+        times, _ = choice._measured(nobody, nobody, options, 8)
+    assert [len(times[option]) for option in options] == [1, 4, 4]
+    assert clock[0] < 2 * choice.BUDGET_S + 2
+
+
 def test_figures_of_a_busy_machine_are_believed_for_ten_minutes(home: Path) -> None:
     """Catches a machine that was busy once and is taken for slow ever after, and one that is measured at every start."""
     assert machine.is_steady([[1.0, 1.1, 1.2], [2.0, 2.1, 9.0]])

@@ -10,11 +10,11 @@ from laws import Request, outcome, random_head, unchecked
 from laws import drafted as host_draft
 
 from specdecpp import Costs, Decoder, Pair
-from specdecpp.costs import measuring
+from specdecpp.costs import known as known_costs
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
 from specdecpp.policies.account import EVERY, STEADY, Account
-from specdecpp.policies.cost_aware import HORIZON, expected_gain
+from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
@@ -189,7 +189,7 @@ def test_an_unjudged_candidate_counts_as_a_mean_one():
 def test_an_empty_round_says_whether_to_draft_at_all(form: str):
     """Catches a lagged head that is taken to have missed a candidate before there is one, a candidate that is worth no more
     than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
-    policy = rule(form, min_tokens=0, prior=0.5, prior_rounds=10**9)
+    policy = rule(form, min_tokens=0, prior=0.5, prior_rounds=10**9, regret=0.0)
     rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0}), 4) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
     assert replace(policy, prior=0.0).rule(Account(), FLAT, 4).least == (np.inf,) * 5
@@ -304,7 +304,7 @@ def test_only_unseeded_requests_follow_the_clock():
 def test_a_measured_head_is_paid_for_by_the_rules_that_ask_it(monkeypatch: pytest.MonkeyPatch):
     """Catches candidates whose judging is free, and rules that pay for a head they do not ask."""
     costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
-    monkeypatch.setattr(measuring, "measured", lambda pair: costs)
+    monkeypatch.setattr(known_costs, "known", lambda pair: known_costs.Known(costs=costs, now=costs))
     assert Decoder(pair()).costs == Costs(draft_s=0.375, passes={1: 1.0})
     assert Decoder(pair(), policy=ArgmaxLength()).costs == costs
     assert Decoder(pair(), costs=costs).costs == Costs(draft_s=0.375, passes={1: 1.0}), "nor where they were given"
@@ -382,6 +382,7 @@ def test_a_beginning_must_be_worth_what_has_to_be_read():
     costs = Costs(draft_s=C, passes={1: 1.0, 9: 1.0, 209: 21.0}, switch_s=0.5)
     poor, good = ({"1": {"num": 50.0, "tokens": 50.0 + gained, "passes": 50.0, "squares": 10.0}} for gained in (-6.0, 12.0))
     past = {"num_tested": 60.0, "num_accepted": 30.0, "num_requests": 9.0, "bias": 0.0, "slope": 1.0}
+    past |= {"num_tokens": 900.0, "lost": 9.0 + NEW * CostAware.regret}  # all that may be lost by looking is lost
     policy = CostAware()
 
     def begins(gains: dict[str, dict[str, float]], num_unread: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from specdecpp import Decoder, NativeRunner, Pair
 from specdecpp.costs import Costs, measuring
-from specdecpp.policies import CostAware, cost_aware
+from specdecpp.policies import CostAware, account
 from specdecpp.runners import native
 from specdecpp.testing import tiny_model, tiny_tokenizer
 
@@ -203,5 +203,5 @@ def test_what_it_saves_is_part_of_the_costs() -> None:
     assert measuring.measure(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), budget_s=0.0).read_along == 2 / 3
     costs = Costs(draft_s=0.3, passes={1: 1.0}, read_along=2 / 3)
     first = CostAware().begin(CostAware().start(), num_tokens=50, is_greedy=False)
-    assert cost_aware._reading_s(costs, first) == pytest.approx(0.1)
-    assert cost_aware._reading_s(costs, replace(first, num_tokens=8)) == pytest.approx(0.3)
+    assert account.reading_s(costs, first) == pytest.approx(0.1)
+    assert account.reading_s(costs, replace(first, num_tokens=8)) == pytest.approx(0.3)

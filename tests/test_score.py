@@ -10,7 +10,7 @@ import pytest
 from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, decoder, machine
-from specdecpp.policies import AutoOff, Bandit, CostAware, Fixed
+from specdecpp.policies import AutoOff, Bandit, CostAware, Fixed, cost_aware
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.experience import Experience
@@ -121,8 +121,9 @@ def test_without_regret_it_never_tries() -> None:
     assert seconds == pytest.approx(300.0)
 
 
-def test_a_draft_that_is_off_reads_nothing_and_catches_up() -> None:
+def test_a_draft_that_is_off_reads_nothing_and_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a prompt that a draft reads for nothing, and candidates from a draft that has missed a part of the context."""
+    monkeypatch.setattr(cost_aware, "NEW", 0)  # else it may look at once
     costs = Costs.relative(0.9)
     alone = Decoder(pair(), policy=Fixed(k=0)).generate([1, 2, 3, 4], max_tokens=60, temperature=0, ignore_eos=True)
     session = Decoder(pair(), policy=CostAware(prior=0.3, regret=0.5), costs=costs).start(

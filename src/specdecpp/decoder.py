@@ -4,19 +4,20 @@ Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll bac
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from specdecpp import machine
+from specdecpp.costs.clock import shares
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
-from specdecpp.policies.experience import Experience, settings
+from specdecpp.policies.experience import Experience, settings, since
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.prompt import Prompt, are_several, encode
@@ -28,6 +29,9 @@ from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.session import FinishReason, Round, Session, advance
 from specdecpp.text import Detokenizer
+
+if TYPE_CHECKING:
+    from specdecpp.costs.known import Known
 
 SAMPLINGS = 64
 """Ways of sampling of which a decoder remembers what requests have taught, those used last."""
@@ -70,12 +74,14 @@ class Decoder:
     head if it is calibrated and by q if it has none (see `default_policy`).
 
     `verification` is how candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs`
-    says what a step costs; without it a policy that needs to know has it measured at the first request
-    (`costs.measuring.measured`). Raises `UnsoundError` for a policy and a verification that together would change the
-    distribution, and unless `lossless` is False for a verification that does so by itself (`rounds.lossy`).
+    says what a step costs; without it a policy that needs to know has it measured, once for a pair and a machine
+    (`costs.known`): here if the pair was loaded by name, else at the first request. Raises `UnsoundError` for a policy and a
+    verification that together would change the distribution, and unless `lossless` is False for a verification that does so by
+    itself (`rounds.lossy`).
 
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
     same answer again. The others update the costs by the clock, and begin with what earlier ones without a seed have learned.
+    The first of both begin with what the prompts that were decoded to measure have taught (`costs.practice`).
 
     Of a prompt that begins as an earlier request's text did (the next turn of a conversation, a common system prompt) only the
     rest is read, where the models are compiled; answers are the same. `reuses=False` reads every prompt whole.
@@ -103,41 +109,88 @@ class Decoder:
         self.pair, self.policy, self.verification = pair, policy, verification
         self.reuses = reuses
         self._costs = costs and costs_for(policy, costs)
+        self._known: Known | None = None
         self._clock: CostClock | None = None
         self._experiences: OrderedDict[Sampling, Experience] = OrderedDict()
+        self._practices: dict[bool, Mapping[str, Any] | None] = {}
+        if pair.is_identified:
+            self._running_costs()
 
     @property
     def costs(self) -> Costs | None:
         """What a step costs as measured or given; None where the policy does not ask."""
         if self._costs is None and self.policy.needs_costs:
-            from specdecpp.costs.measuring import measured, with_trees
+            from specdecpp.costs.known import known
 
-            costs = measured(self.pair)
-            self._costs = costs_for(self.policy, with_trees(self.pair, costs) if isinstance(self.policy, TreePolicy) else costs)
+            self._known = known(self.pair)
+            self._costs = self._priced(self._known.costs)
         return self._costs
 
+    def _priced(self, costs: Costs) -> Costs:
+        """The costs of the pair as this rule has them: with its head, and what trees take."""
+        if isinstance(self.policy, TreePolicy):
+            from specdecpp.costs.known import with_trees
+
+            costs = with_trees(self.pair, costs)
+        return costs_for(self.policy, costs)
+
     def _running_costs(self) -> CostClock | None:
-        """The costs as the clock corrects them, for requests without a seed."""
+        """The costs as the clock corrects them, for requests without a seed. Kept ones are looked at first: where they say that
+        drafting does not pay, nothing else would show that they are wrong."""
         if self._clock is None and self.costs is not None:
-            self._clock = CostClock(now=self.costs)
+            if (known := self._known) is None:
+                self._clock = CostClock(now=self.costs)
+            else:
+                from specdecpp.costs.measuring import glance
+
+                now = self.costs if known.now == known.costs else self._priced(known.now)
+                self._clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
+                if not known.is_new:
+                    self._clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
         return self._clock
+
+    def _keep(self, now: Costs) -> None:
+        """Keep what the clock has made of the costs, without the head that this rule asks."""
+        from specdecpp.costs.known import keep
+
+        known = self._known
+        assert known is not None, "given costs are not kept"
+        if heads(self.policy):
+            head_s = min(known.costs.head_s, now.draft_s)
+            now = replace(now, draft_s=now.draft_s - head_s, head_s=head_s)
+        keep(self.pair, replace(known, now=now))
+
+    def _beginning(self, sampling: Sampling, costs: Costs | None) -> Mapping[str, Any] | None:
+        """What practice has taught the rule, at these costs."""
+        if self._known is None or costs is None:
+            return None
+        return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
 
     def _experience(self, sampling: Sampling) -> Experience:
         """What requests without a seed have taught the rule under this sampling, those of earlier processes included."""
         if sampling not in self._experiences:
-            pair, keep, past = self.pair, None, None
-            if pair.target_fingerprint is not None and pair.draft_fingerprint is not None:
+            pair, clock, keep, past = self.pair, self._running_costs(), None, None
+            now = clock and clock.now
+            if pair.is_identified:
                 judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-                of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
+                of: dict[str, Any] = {"method": 2}
+                of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
                 of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
                 of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
-                past = machine.recall("experience", of)
-                keep = partial(machine.remember, "experience", of)
+                past = since(machine.recall("experience", of), now)
+                keep = partial(_keep_experience, of, clock)
+            past = past or self._beginning(sampling, now)
             self._experiences[sampling] = Experience(self.policy, past, keep=keep)
         self._experiences.move_to_end(sampling)
         while len(self._experiences) > SAMPLINGS:
             self._experiences.popitem(last=False)
         return self._experiences[sampling]
+
+    def _practised(self, sampling: Sampling) -> Experience:
+        """What a request with a seed begins with: practice, at the costs that it sees."""
+        if sampling.is_greedy not in self._practices:
+            self._practices[sampling.is_greedy] = self._beginning(sampling, self.costs)
+        return Experience(self.policy, self._practices[sampling.is_greedy])
 
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
         """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
@@ -178,7 +231,7 @@ class Decoder:
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
             costs=self.costs if seed is not None else self._running_costs(),
-            experience=None if seed is not None else self._experience(sampling),
+            experience=self._practised(sampling) if seed is not None else self._experience(sampling),
             kept=self.pair.kept if self.reuses else None,
         )
 
@@ -244,6 +297,11 @@ class Decoder:
             done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
             running = [one for one in running if one[1].finish_reason is None]
         return [done[i] for i in range(len(prompts))]
+
+
+def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapping[str, Any]) -> None:
+    """Keep what requests have taught, and at which costs."""
+    machine.remember("experience", of, {**found, "shares": clock and shares(clock.now)})
 
 
 def run(session: Session) -> Iterator[Round]:

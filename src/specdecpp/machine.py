@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-STEADY = 1.7
+STEADY = 1.4
 """How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
 BELIEVED_S = 600.0
 """How long the figures of a busy machine are believed."""
@@ -144,22 +144,25 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 def is_steady(times: Iterable[list[float]]) -> bool:
-    """Whether measurements are worth keeping: each list holds seconds of one and the same work.
-
-    Where another process takes the machine away, many of them are far above the fastest.
-    """
-    return all(statistics.median(found) < STEADY * min(found) for found in times if len(found) > 2)
+    """Whether measurements are worth keeping (`spread`): where another process takes the machine away they are not."""
+    return spread(times) < STEADY
 
 
-def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `remember` was given for the same facts; None where nothing readable lies, or what a busy machine gave long ago."""
+def spread(times: Iterable[list[float]]) -> float:
+    """How far the median lies above the fastest, at most: each list holds seconds of one and the same work."""
+    return max((statistics.median(found) / min(found) for found in times if len(found) > 2), default=1.0)
+
+
+def recall(kind: str, of: Mapping[str, Any], *, is_stale: bool = False) -> dict[str, Any] | None:
+    """What `remember` was given for the same facts; None where nothing readable lies, or what a busy machine gave long ago
+    (that too with `is_stale`)."""
     path = _path(kind, of)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         age_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None  # nothing, half a file, or one of another person
-    if not isinstance(found, dict) or (found.get("is_steady") is False and age_s > BELIEVED_S):
+    if not isinstance(found, dict) or (found.get("is_steady") is False and age_s > BELIEVED_S and not is_stale):
         return None
     return found
 

@@ -1,5 +1,6 @@
 """Costs that follow the clock: what rounds take, told anew only when it has moved."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,15 +10,20 @@ MEMORY = 0.02
 """The weight of one round in what is known, once there were many."""
 PAUSE = 4.0
 """How many times what is expected a round may take and still be a measurement; beyond that the machine was elsewhere."""
-SETTLED, SETTLED_ALONE = 4, 12
+SETTLED, SETTLED_ALONE = 2, 12
 """Rounds after a switch to those with candidates, and to those without, until the processor's caches hold what they need: what
-the target reads comes back in ten passes, of which the first takes up to twice as long as the last."""
+the target reads comes back in ten passes, of which the first takes up to twice as long as the last. A trial of drafting
+(`policies.cost_aware.TRIAL`) has rounds beyond the first, or else nothing could correct costs that say that it does not pay."""
+TRUST = 0.25
+"""Rounds that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""
 TOGETHER = 0.5
 """Of a step that the passes of the target alone move by, the others move by this share, and the other way round: a machine that
 slows down slows all passes, and how they stand to each other is seen where both occur."""
-STEP, WAIT = 0.01, 32
-"""Every so many rounds `now` follows, if a round has moved by more than this share: what a rule plans with costs is worked out
-anew for each `now`, and a busy machine moves the means all the time."""
+STEP, FIRST, WAIT = 0.01, 4, 32
+"""`now` follows after the first 4 rounds, after 8 more, 16 more, and then every 32, if a round has moved by more than 1 %: what
+a rule plans with costs is worked out anew for each `now`, and a busy machine moves the means all the time."""
+WRONG = 1.25
+"""Kept costs whose rounds, in passes of the target alone, differ from those of the clock by this factor were measured badly."""
 LEAST = 0.05
 """Of the measured curve: the level of passes is never below that."""
 LEAST_RISE = 0.5
@@ -78,18 +84,25 @@ class CostClock:
     beyond the measured one, drafting a start and a slope, and the target alone a level. Whether drafting pays hangs on the
     first and the last, how far on the second. Where passes of some width lie off that curve (which of them are quicker than
     their neighbours changes from process to process, with the places of the weights in memory) they are known by themselves.
-    `now` stays the same object for `WAIT` rounds and more, until a round has moved by more than `STEP`: a request looks at it
-    every round, and finds its plans kept.
+    `now` stays the same object until a round has moved by more than `STEP`, and after many rounds for `WAIT` of them: a request
+    looks at it every round, and finds its plans kept. What was measured counts for `TRUST` rounds only, so that costs that are
+    wrong by a factor are right again within a request. `keep` is called with `now` after 1, 4, 16, ... requests.
     """
 
     now: Costs
+    keep: Callable[[Costs], None] | None = None
     _alone: float = field(default=1.0, init=False, repr=False)
-    """Level of the target alone, as a multiple of what was measured."""
+    """What the others say of the level of the target alone."""
     _others: float = field(default=1.0, init=False, repr=False)
     """What the target alone says of the level of the others."""
     _seen: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False)
     """Rounds since the last look, by their candidates: how many, seconds of their passes and of drafting."""
     _num_seen: int = field(default=0, init=False, repr=False)
+    _has_plain: bool = field(default=False, init=False, repr=False)
+    """Whether rounds without candidates were seen."""
+    _wait: int = field(default=FIRST, init=False, repr=False)
+    _num_ended: int = field(default=0, init=False, repr=False)
+    _due: int = field(default=1, init=False, repr=False)
     _num_known: float = field(default=0.0, init=False, repr=False)
     """Rounds with candidates that have been learned from."""
     _widest: int = field(default=2, init=False, repr=False)
@@ -109,7 +122,8 @@ class CostClock:
         self._narrow_s = costs.pass_s(2)
         self._candidate_s = costs.draft_s or self._narrow_s
         least = LEAST, (LEAST_RISE - 1) * (costs.pass_s(12) / self._narrow_s - 1)
-        self._passes = Fit(1.0, 0.0, (2.0, 0.05), least)
+        self._plain = Fit(1.0, 0.0, (TRUST, 1.0))
+        self._passes = Fit(1.0, 0.0, (TRUST, 0.02), least)
         self._drafting = Fit(costs.start_s / self._candidate_s, costs.draft_s / self._candidate_s, (0.2, 1.0))
 
     def shared(self, num: int) -> Costs:
@@ -148,6 +162,20 @@ class CostClock:
         elif self._see(num, pass_s, draft_s):
             self._shared = {}
 
+    def look(self, outcomes: Iterable[Timed]) -> None:
+        """Learn from rounds that were run to see whether the costs still hold. They count double, so as to outweigh what was
+        measured (`TRUST`) at once."""
+        for one in 2 * list(outcomes):
+            self._see(one.num_drafted, one.verify_s + one.other_s, one.draft_s + one.head_s)
+        self._follow()
+
+    def end(self) -> None:
+        """A request has ended."""
+        self._num_ended += 1
+        if self.keep is not None and self._num_ended == self._due:
+            self._due *= 4
+            self.keep(self.now)
+
     def _see(self, num: int, pass_s: float, draft_s: float) -> bool:
         """A round with so many candidates. Whether `now` has moved."""
         now, seen = self.now, self._seen.get(num)
@@ -158,9 +186,13 @@ class CostClock:
         if num:
             seen[2] += min(draft_s, PAUSE * max(now.start_s + num * now.draft_s, now.verify_s(1)))
         self._num_seen += 1
-        if self._num_seen < WAIT:
+        if self._num_seen < self._wait:
             return False
-        told = self._told()
+        self._wait = min(2 * self._wait, WAIT)
+        return self._follow()
+
+    def _follow(self) -> bool:
+        now, told = self.now, self._told()
         if any(abs(told.round_s(k) / now.round_s(k) - 1) > STEP for k in range(max(3, self._widest))):
             self.now = told
         return self.now is told
@@ -170,9 +202,9 @@ class CostClock:
         rounds = {num: (count, pass_s / count, draft_s / count) for num, (count, pass_s, draft_s) in self._seen.items()}
         self._seen, self._num_seen = {}, 0
         if found := rounds.pop(0, None):
-            step = (1 - (1 - MEMORY) ** found[0]) * (found[1] / self._pass_s(1) - 1)
-            self._alone *= 1 + step
-            self._others *= (1 + step) ** TOGETHER
+            level, self._has_plain = self._plain.a, True
+            self._plain.add([(found[0], 1.0, 0.0, found[1] / (self._alone * self._measured.pass_s(1)))])
+            self._others *= (self._plain.a / level) ** TOGETHER
         if not rounds:
             return
         by, measured_s = self._others * self._narrow_s, self._measured.pass_s
@@ -196,7 +228,8 @@ class CostClock:
     def _pass_s(self, num_rows: int) -> float:
         """Of the target, as it is known by now."""
         if num_rows == 1:
-            return self._alone * self._measured.pass_s(1)
+            alone_s = self._alone * self._plain.a * self._measured.pass_s(1)
+            return min(alone_s, self._pass_s(2)) if self._off and not self._has_plain else alone_s  # none takes longer
         curve_s = self._curve_s(num_rows)
         return self._others * max(curve_s + self._off_s(num_rows), LEAST * curve_s)
 
@@ -233,3 +266,18 @@ def _in_proportion(now: Costs, before: Costs, own: Costs) -> Costs:
     share = now.num_together / own.num_together
     passes = {n: own.pass_s(n) * seconds / before.pass_s(n) for n, seconds in now.passes.items()}
     return replace(own, draft_s=now.draft_s * share, start_s=now.start_s * share, passes=passes)
+
+
+def are_wrong(kept: Costs, now: Costs) -> bool:
+    """Whether rounds stand to the target alone otherwise than in `kept`; a slower machine, which slows all, changes nothing."""
+    return differ(shares(kept), shares(now))
+
+
+def differ(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether one of these `shares` differs from the other by a factor of `WRONG`."""
+    return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(before, now, strict=True))
+
+
+def shares(costs: Costs) -> list[float]:
+    """Rounds of one, two and four draft tokens, in passes of the target alone."""
+    return [costs.round_s(k) / costs.verify_s(1) for k in (1, 2, 4)]

@@ -1,37 +1,36 @@
-"""What a step costs on this machine, measured with real rounds and remembered.
+"""What a step costs on this machine, timed with real rounds; `known` keeps the figures.
 
-A few rounds of fixed length are decoded on made-up tokens, shortest first and in turns, so that everything a round does is in
-the figures: forwards, draws, the acceptance test. The time of a candidate and of a target pass by width are medians of rounds
-that follow others of their length: a draft leaves little of the target in the caches of the processor, so that a plain pass
-among rounds with candidates takes a third longer than in a row of its like. A machine's speed drifts by a third within a
-second, so lengths are compared within a cycle of turns only, with the plain passes of that cycle, and cycles are short: the
-longest rounds are in every third one. All begin behind the same context, which is read once; models that are slow have fewer
-rounds of fewer widths, which say as much there.
-
-The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
-seed gives the same answer there; those of a machine that was busy meanwhile only for ten minutes.
+Every part of a round is in the figures: forwards, draws, the acceptance test. Rounds of practice come first (`practice`): real
+prompts, answered with rounds of given lengths, which also tell what is accepted. Slow models, which no cache holds, are timed
+by these rounds alone. Of quick ones rounds of fixed length follow on made-up tokens, shortest first and in turns: the time of a
+candidate and of a target pass by width are medians of rounds that follow others of their length, since a draft leaves little of
+the target in the caches of the processor, so that a plain pass among rounds with candidates takes a third longer than in a row
+of its like. A machine's speed drifts by a third within a second, so lengths are compared within a cycle of turns only, with the
+plain passes of that cycle, and cycles are short: the longest rounds are in every third one. All begin behind the same context,
+which is read once.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from specdecpp import machine
+from specdecpp.costs.practice import Practice, judge_name, practice_of, texts
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
-from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
-from specdecpp.policies import Costs, Fixed, Policy, SpecDecPP
-from specdecpp.policies.protocol import Outcome
+from specdecpp.policies import CostAware, Costs, Fixed, Policy, SpecDecPP
+from specdecpp.policies.head import HeadPolicy
+from specdecpp.policies.protocol import Evidence, Outcome, Rule
 from specdecpp.policies.trees import CostAwareTree
-from specdecpp.rounds.verification import TokenVerification
-from specdecpp.runners import Draws, ReadsBoth, Runner, refusal_of_trees
-from specdecpp.sampling import Sampling, streams
+from specdecpp.rounds.verification import TokenVerification, at
+from specdecpp.runners import Draws, ReadsBoth, Runner
+from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Round, Session
 
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
@@ -40,8 +39,15 @@ ALONE = 4
 where models are slow, which no cache holds."""
 LONG, EVERY = 6, 3
 """Rounds with so many candidates are in every third cycle."""
-FEW_CANDIDATES, SHORT_TURN = (0, 1, 4, 16), 2
-"""Where three cycles without the longest rounds would not be over in time."""
+FEW, FOURS = (0, 0, 1, 4, 8, 1, 4), (4,) * 8
+"""Lengths of the rounds that answer a prompt of practice: of slow models, where three cycles without the longest rounds would
+not be over in time, and of others."""
+PRACTISED = 0.3
+"""Share of the budget for practice where cycles follow."""
+GLANCE, SLOW_GLANCE = (16, 6, 4), (4, 2, 1)
+"""Rounds with no, 2 and 4 candidates, by which a process sees whether kept costs still hold. Half of each are not looked at."""
+GLANCE_S = 0.01
+"""Passes that take longer are those of slow models."""
 ALONE_BETWEEN, STINT, VISITS = 16, 8, 2
 """Rounds without candidates, those with one that follow, and how many of these in a cycle, to see what a switch and the way
 back take: after a single round with a candidate the target still finds most of what it reads in the caches."""
@@ -52,27 +58,18 @@ out as six, and requests without a seed then never began to draft."""
 ROWS = (1, 2, 4, 8)
 """Of the passes of a draft that are timed for trees."""
 CONTEXT, CYCLES, BUDGET_S = 96, 9, 2.5
-METHOD = 17
-"""Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
-def measured(pair: Pair) -> Costs:
-    """The costs of a pair on this machine: those of an earlier measurement, else measured now and kept."""
-    if pair.target_fingerprint is None or pair.draft_fingerprint is None:
-        return measure(pair)  # models that cannot be told apart
-    of = _about(pair)
-    if found := machine.recall("costs", of):
-        try:
-            return Costs.parse(found)
-        except ValueError:
-            pass  # of another version: measured again
-    cycles = _cycles(pair, BUDGET_S)
-    costs = _read_along(pair, _costs(cycles))
-    figures = {name: getattr(costs, name) for name in ("draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along")}
-    figures["passes"] = {str(n): s for n, s in costs.passes.items()}
-    is_steady = machine.is_steady([r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in CANDIDATES)
-    machine.remember("costs", of, figures, is_steady=is_steady)
-    return costs
+def glance(pair: Pair, *, is_judged: bool) -> list[Round]:
+    """A few rounds with no, 2 and 4 candidates in empty caches, which the head judges or not, to correct kept costs by."""
+    runners, found = _runners(pair), []
+    first = _session(pair, runners, Fixed(k=0), 3, context=2)
+    is_slow = first is None or min(r.verify_s for r in _turn(first, 3)) > GLANCE_S
+    for k, num in zip((0, 2, 4), SLOW_GLANCE if is_slow else GLANCE, strict=True):
+        policy = _always(pair, k) if is_judged else Fixed(k=k)
+        if (session := _session(pair, runners, policy, num, context=2)) is not None:
+            found += _turn(session, num)[num // 2 :]
+    return found
 
 
 def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
@@ -82,23 +79,7 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. What is
     decoded depends on the time, unless the budget is infinite.
     """
-    return _read_along(pair, _costs(_cycles(pair, budget_s)))
-
-
-def with_trees(pair: Pair, costs: Costs) -> Costs:
-    """The same with what trees take on this machine (`Costs.node_s`, `Costs.draft_rows`): of an earlier measurement, or now.
-    Where the runners take no trees there is nothing to measure."""
-    if any(refusal_of_trees(runner) for runner in (pair.target, pair.draft)):
-        return costs
-    can_tell = pair.target_fingerprint is not None and pair.draft_fingerprint is not None
-    of = _about(pair) | {"asked": "CostAwareTree"}
-    found = machine.recall("tree-costs", of) if can_tell else None
-    if found is None:
-        found = _of_trees(pair, costs)
-        if can_tell:
-            machine.remember("tree-costs", of, found)
-    rows = {int(n): float(times) for n, times in found["draft_rows"].items()}
-    return replace(costs, node_s=float(found["node_s"]), draft_rows=rows)
+    return costs_of(pair, timed(pair, budget_s)[0])
 
 
 class _Asked(CostAwareTree):
@@ -113,9 +94,9 @@ class _Asked(CostAwareTree):
         return not tree.children(node)
 
 
-def _of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
+def of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
     """A chain of three that is asked node by node, in turns with one that is not, and passes of the draft by their rows."""
-    started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else SHORT_TURN
+    started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else 2
     runners = pair.target.fresh(), pair.draft.fresh()
     found = [_session(pair, runners, policy, num, costs) for policy in (Fixed(k=3), _Asked(max_tokens=3))]
     sessions = [session for session in found if session is not None]
@@ -155,31 +136,72 @@ class Cycle:
         return _typical(r.verify_s + r.other_s for r in self.turns[0])
 
 
-def _cycles(pair: Pair, budget_s: float) -> list[Cycle]:
+def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
+    """Rounds, timed, until the budget is spent: of practice, and of models that are quick cycles of turns."""
+    started, runners = perf_counter(), _runners(pair)
+    first = _session(pair, runners, Fixed(k=0), 3, context=2)
+    least_s = math.inf if first is None else min(r.verify_s for r in _turn(first, 3))
+    is_slow = 3 * TURN * LONG * least_s > budget_s
+    exercises, practice = _practised(pair, runners, FEW if is_slow else FOURS, budget_s if is_slow else PRACTISED * budget_s)
+    if is_slow:
+        turns = [{k: [r for r in rounds if r.num_drafted == k] for k in FEW} for rounds in exercises]
+        whole = [turn for turn in turns if all(turn.values())]
+        if whole:
+            return [Cycle(turn, []) for turn in whole], practice
+    return _cycles(pair, runners, budget_s - (perf_counter() - started)), practice
+
+
+def _practised(
+    pair: Pair, runners: tuple[Runner, Runner], lengths: tuple[int, ...], budget_s: float
+) -> tuple[list[list[Round]], Practice]:
+    """Rounds of these lengths behind the prompts of practice, in turn greedy and sampled; those of the first prompt come after
+    two that warm the models up. Without a tokenizer behind made-up tokens, which teach nothing but times."""
+    prompts = [] if isinstance(pair.draft, SuffixDrafter) else texts(pair)
+    made_up = [[i % pair.target.vocab_size for i in range(16)]] * 2
+    asks = asked({}, pair.sampling)
+    ways = Sampling(temperature=0.0), Sampling() if asks.is_greedy else asks
+    exercises: list[list[Round]] = []
+    seen: list[tuple[bool, Round]] = []
+    started, shortest_s, before = perf_counter(), math.inf, []
+    for i, prompt in enumerate(2 * prompts or made_up):
+        began, is_greedy, warm_up = perf_counter(), i % 2 == 0, () if i else (0, 4)
+        policy = _Lengths(
+            head=pair.head, lengths=(*warm_up, *lengths), max_tokens=max(lengths), calibrated=_is_calibrated(pair)
+        )
+        common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, prompt[:-1], strict=False)))
+        session = _session(pair, runners, policy, len(lengths) + 2, prompt=prompt, kept=common, sampling=ways[not is_greedy])
+        if session is None:
+            break
+        before, rounds = prompt, _turn(session, len(policy.lengths))
+        exercises.append(rounds[len(warm_up) :])
+        if prompts:
+            last = next((n for n, r in enumerate(rounds) if {*r.tokens} & {*pair.ends}), len(rounds))
+            seen += [(is_greedy, r) for r in rounds[:last]]  # what follows the end of a text is none
+        ended = perf_counter()
+        shortest_s = min(shortest_s, ended - began)
+        if i and ended - started + shortest_s > budget_s:
+            break  # another prompt would end too late
+    return exercises, practice_of(seen, judge_name(CostAware(head=pair.head)) if _is_calibrated(pair) else "")
+
+
+def _cycles(pair: Pair, runners: tuple[Runner, Runner], budget_s: float) -> list[Cycle]:
     """Cycles of turns until the budget is spent."""
     started, shortest_s = perf_counter(), math.inf
-    copies = isinstance(pair.draft, SuffixDrafter)
-    runners = pair.target.fresh(), _Copies(pair.draft.vocab_size) if copies else pair.draft.fresh()
     sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k), ALONE * TURN))}
-    num, first = TURN, _turn(sessions[0], 2)
-    least_s = min(r.verify_s for r in first)
-    if 3 * TURN * LONG * least_s > budget_s:
-        num, sessions = SHORT_TURN, {k: session for k, session in sessions.items() if k in FEW_CANDIDATES}
-    visiting = _session(pair, runners, _Visits(), VISITS * VISIT) if num == TURN else None
+    visiting = _session(pair, runners, _Visits(), VISITS * VISIT)
     cycles: list[Cycle] = []
     for count in range(1, 2 + CYCLES):
-        began, cycle, size = perf_counter(), Cycle({}, []), SHORT_TURN if count == 1 else num
+        began, cycle, size = perf_counter(), Cycle({}, []), 2 if count == 1 else TURN
         for k, session in sessions.items():
-            if k < LONG or num == SHORT_TURN or count % EVERY == 0:
-                alone = ALONE * size if num == TURN else 2 * size
-                turn = _turn(session, alone if k == 0 else max(size // 2, 2) if k >= LONG else size)
+            if k < LONG or count % EVERY == 0:
+                turn = _turn(session, ALONE * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
                 cycle.turns[k] = turn[len(turn) // 2 :]  # those after rounds of another length find other things in the caches
         if visiting is not None and count > 1:
             cycle.visits.extend(_turn(visiting, VISITS * VISIT))
         cycles.append(cycle)
         ended = perf_counter()
         shortest_s = min(shortest_s, ended - began) if count > 1 else math.inf
-        if (count >= EVERY or num == SHORT_TURN) and ended - started + shortest_s > budget_s:
+        if count >= EVERY and ended - started + shortest_s > budget_s:
             break  # another cycle would end too late
     return cycles[1:] or cycles  # the first is a warm-up
 
@@ -194,7 +216,13 @@ def _turn(session: Session, num: int) -> list[Round]:
     return [session.step() for _ in range(num) if session.finish_reason is None]
 
 
-def _costs(cycles: list[Cycle]) -> Costs:
+def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
+    """What the rounds say of a pair."""
+    read_along = pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0
+    return replace(_costs(cycles, has_head=pair.head is not None), read_along=read_along)
+
+
+def _costs(cycles: list[Cycle], *, has_head: bool = False) -> Costs:
     level = _typical(cycle.plain_s for cycle in cycles)
 
     def typical(seconds: Callable[[Round], float], k: int) -> float:
@@ -202,10 +230,12 @@ def _costs(cycles: list[Cycle]) -> Costs:
         seen = [(cycle.plain_s, cycle.turns[k]) for cycle in cycles if k in cycle.turns]
         return level * _typical(_typical(map(seconds, rounds)) / plain_s for plain_s, rounds in seen)
 
-    lengths = [k for k in CANDIDATES if any(k in cycle.turns for cycle in cycles)]
-    start_s, draft_s = _line({k: typical(lambda r: r.draft_s, k) for k in lengths if k})
+    lengths = sorted({k for cycle in cycles for k in cycle.turns})
+    drafts = {k: typical(lambda r: r.draft_s, k) for k in lengths if k}
+    is_quick = any(cycle.visits for cycle in cycles)
+    start_s, draft_s = _line(drafts) if is_quick else (0.0, _typical(s / k for k, s in drafts.items()) if drafts else 0.0)
     rounds = [r for cycle in cycles for turn in cycle.turns.values() for r in turn]
-    judged = [r for r in rounds if r.judged]
+    judged = [r for r in rounds if r.judged and has_head]
     head_s = _typical(r.head_s / len(r.judged) for r in judged) if judged else 0.0
     passes = _smooth({k + 1: typical(lambda r: r.verify_s + r.other_s, k) for k in lengths})
     costs = Costs(draft_s=draft_s, passes=passes, head_s=head_s, start_s=start_s, other_s=_typical(r.other_s for r in rounds))
@@ -213,10 +243,6 @@ def _costs(cycles: list[Cycle]) -> Costs:
     if not excess:
         return costs
     return replace(costs, switch_s=min(max(0.0, _typical(excess)), MOST_SWITCH * costs.verify_s(1)))
-
-
-def _read_along(pair: Pair, costs: Costs) -> Costs:
-    return replace(costs, read_along=pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0)
 
 
 def _excess_s(cycle: Cycle) -> float:
@@ -288,26 +314,68 @@ class _Visits(Fixed):
         return self.k if memory % VISIT >= ALONE_BETWEEN else 0
 
 
-def _session(
-    pair: Pair, runners: tuple[Runner, Runner], policy: Policy, num_rounds: int = TURN, costs: Costs | None = None
-) -> Session | None:
-    """A request for so many rounds under a policy; None where the contexts of the models are too short.
+@dataclass(frozen=True, kw_only=True)
+class _Lengths(HeadPolicy):
+    """Rounds of given lengths, one after the other, that a head or q judges and nothing stops."""
 
-    The sessions share their `runners`, as they take turns.
+    head: Any = None
+    lengths: tuple[int, ...] = ()
+
+    def start(self) -> int:
+        return 0
+
+    def learn(self, memory: int, outcome: Outcome) -> int:
+        return memory + 1
+
+    def limit(self, memory: int) -> int:
+        return self.lengths[memory % len(self.lengths)]
+
+    def rule(self, memory: int, costs: Costs | None, limit: int) -> Rule:
+        return Rule(Evidence.SURVIVAL, (0.0,) * (limit + 1))
+
+
+def _is_calibrated(pair: Pair) -> bool:
+    return pair.head is None or pair.head.card.is_calibrated
+
+
+def _runners(pair: Pair) -> tuple[Runner, Runner]:
+    """Empty ones, of which the sessions take turns."""
+    draft = _Copies(pair.draft.vocab_size) if isinstance(pair.draft, SuffixDrafter) else pair.draft.fresh()
+    return pair.target.fresh(), draft
+
+
+def _session(
+    pair: Pair,
+    runners: tuple[Runner, Runner],
+    policy: Policy,
+    num_rounds: int = TURN,
+    costs: Costs | None = None,
+    *,
+    context: int = CONTEXT,
+    prompt: list[int] | None = None,
+    kept: int = 0,
+    sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+) -> Session | None:
+    """A request for so many rounds under a policy, behind a prompt or made-up tokens; None where the contexts of the models are
+    too short.
+
+    The sessions share their `runners`, as they take turns. Of what those have read only `kept` tokens stay.
     """
     target, draft = runners
     k = policy.max_tokens
     room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=2**31)
-    context = max(2, min(CONTEXT, room - 2 * (k + 2)))
-    if k and context + 2 * (k + 2) > room:
+    context = max(2, min(context, room - 2 * (k + 2))) if prompt is None else len(prompt)
+    if (k or prompt) and context + 2 * (k + 2) > room:
         return None
+    for runner in runners:
+        runner.rollback(min(runner.length, kept))
     return Session(
         target=target,
         draft=draft,
         policy=policy,
-        verification=TokenVerification(),
-        sampling=Sampling(),
-        prompt=[i % target.vocab_size for i in range(context)],
+        verification=at(sampling, TokenVerification()),
+        sampling=sampling,
+        prompt=[i % target.vocab_size for i in range(context)] if prompt is None else prompt,
         max_tokens=num_rounds * (k + 2),
         randomness=streams(k, draw=draft.draw if isinstance(draft, Draws) else None),
         costs=costs,
@@ -318,21 +386,3 @@ def _always(pair: Pair, k: int) -> Policy:
     """k candidates a round; with a head all are judged, and none stops a round."""
     judging = {"threshold": 1.0, "calibrated": False, "min_tokens": 0, "max_tokens": k}
     return Fixed(k=k) if pair.head is None else SpecDecPP(head=pair.head, **judging)
-
-
-def _about(pair: Pair) -> dict[str, Any]:
-    """What the figures depend on."""
-    card = pair.head.card if pair.head else None
-    runners = pair.target, pair.draft
-    return {
-        "method": METHOD,
-        "head": card and [card.form, card.hidden_size, card.width, card.num_layers, card.scalars],
-        "target": pair.target_fingerprint,
-        "draft": pair.draft_fingerprint,
-        "models": pair.identities,
-        "code": code(),
-        "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in runners],
-        "devices": [str(r.device) for r in runners],
-        "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in runners],
-        **machine.about(),
-    }

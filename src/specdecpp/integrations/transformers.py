@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specdecpp.costs.measuring import measure, measured
+from specdecpp.costs.known import measured
+from specdecpp.costs.measuring import measure
 from specdecpp.decoder import default_policy
 from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead

@@ -30,13 +30,17 @@ from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, streams
 
 BUDGET_S = 1.8
-"""For all options together, once each has had two turns; where that would take longer, each has a single turn of two rounds."""
+"""For all options together, once each has had two rounds."""
 CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
 COPIED_BYTES = 2**28
 """The largest pair that is written as GGUF unasked, to see whether llama.cpp is faster."""
-METHOD = 9
-FAR = 4.0
-"""How much slower than the fastest an option may be in its first rounds and have more of them: the rest cannot catch up."""
+METHOD = 10
+FAR, CLOSE = 4.0, 1.5
+"""How much slower than the fastest an option may be in its first rounds and have more of them, and how much in its first two
+turns: the rest cannot catch up."""
+QUICKER, LOOK, OFTEN = 1.3, 3, 3
+"""Kept figures are those of a busy machine where the option that they chose is quicker by this factor in a turn of so many
+rounds when the pair is loaded again. Then all are measured again, until they were measured three times."""
 LONG_S = 1.0
 """A first round that takes longer says enough; a shorter one may have been spent on beginning."""
 CROWDED = 2.0
@@ -92,22 +96,54 @@ def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collec
         "code": code(),
         **machine.about(),
     }
-    found = _found(machine.recall("runners", of), options)
-    if found is None:
-        times, failed = _measured(target, draft, options, vocab_size)
-        found = {option: _typical(seconds) for option, seconds in times.items()}, failed
-        told = {"round_s": {option.name: s for option, s in found[0].items()}, "failed": failed}
-        is_steady = machine.is_steady(times.values()) and not _is_crowded(found[0])
-        machine.remember("runners", of, told, is_steady=is_steady)
-    seconds, failed = found
+    kept = machine.recall("runners", of)
+    found = _found(kept, options)
+    seconds, failed = found or _kept(of, target, draft, options, vocab_size)
+    best, runners, failed = _best(target, draft, seconds, failed, vocab_size)
+    if kept and found and _num_measured(kept) < OFTEN and _is_quicker(best, runners, seconds[best]):
+        seconds, failed = _kept(of, target, draft, options, vocab_size)
+        best, runners, failed = _best(target, draft, seconds, failed, vocab_size)
+    return Chosen(**runners, reason=_reason(best, seconds, failed, refused))
+
+
+def _kept(
+    of: dict[str, Any], target: Model, draft: Model | None, options: list[Option], vocab_size: int
+) -> tuple[dict[Option, float], dict[str, str]]:
+    """Seconds of a round of each option and why others fail, measured and kept with their spread. Where they were measured
+    before, the lesser figure of each stands: a busy machine adds to rounds, and takes from none."""
+    kept = machine.recall("runners", of, is_stale=True)
+    before, _ = _found(kept, options) or ({}, {})
+    times, failed = _measured(target, draft, options, vocab_size)
+    seconds = {option: min(_typical(found), before.get(option, inf)) for option, found in times.items()}
+    told = {"round_s": {option.name: s for option, s in seconds.items()}, "failed": failed}
+    told["spread"] = {option.name: machine.spread([found]) for option, found in times.items()}
+    told["num_measured"] = _num_measured(kept) + 1
+    is_steady = machine.is_steady(times.values()) and not _is_crowded(seconds)
+    machine.remember("runners", of, told, is_steady=is_steady)
+    return seconds, failed
+
+
+def _num_measured(kept: dict[str, Any] | None) -> int:
+    """How often these figures have been measured."""
+    num = (kept or {}).get("num_measured", 0)
+    return num if isinstance(num, int) else 0
+
+
+def _best(
+    target: Model, draft: Model | None, seconds: dict[Option, float], failed: dict[str, str], vocab_size: int
+) -> tuple[Option, dict[str, Any], dict[str, str]]:
+    """The fastest option that can be made, with its runners; and why others fail."""
     for best in sorted(seconds, key=lambda option: seconds[option]):
         try:
-            runners = _runners(target, draft, best, vocab_size)
+            return best, _runners(target, draft, best, vocab_size), failed
         except RunnerError as error:  # it was fine when it was measured
             failed = {**failed, best.name: str(error)}
-        else:
-            return Chosen(**runners, reason=_reason(best, seconds, failed, refused))
     raise RunnerError(_listed("no runner works", failed))
+
+
+def _is_quicker(option: Option, runners: dict[str, Any], kept_s: float) -> bool:
+    """Whether rounds take far less than was kept. Of options with threads of their own: those a busy machine gets wrong."""
+    return bool(_THREADED & {*option.kinds}) and QUICKER * min(_Trial(**runners).turn(LOOK)) < kept_s
 
 
 def _is_crowded(seconds: dict[Option, float]) -> bool:
@@ -219,7 +255,8 @@ def _measured(
 
     One after another they are looked at, and who is far behind is left out at once: its forwards may take seconds each, and a
     check takes many. The others then take turns of several rounds, of which the first finds the caches as another option left
-    them: a short turn each, and those that are not far behind then take more. One whose runner cannot be made is left out.
+    them: a short turn each, and those that are not far behind, later those that are close, then take more. One whose runner
+    cannot be made is left out.
     """
     trials: dict[Option, _Trial] = {}
     times: dict[Option, list[float]] = {}
@@ -244,13 +281,18 @@ def _measured(
         times[option] = trial.turn(2, FAR * least)
         least = min(least, *times[option])
     near = [option for option in trials if min(times[option]) < FAR * least]
-    if 2 * TURN * sum(sum(times[option]) for option in near) > BUDGET_S:
-        return times, failed
+    is_slow = 2 * TURN * sum(sum(times[option]) for option in near) > BUDGET_S
     started = perf_counter()
     for cycle in range(1, 1 + CYCLES):
+        if is_slow or cycle > 2:
+            least = min(min(times[option]) for option in near)
+            near = [option for option in near if min(times[option]) < CLOSE * least]
+        spent_s, num = perf_counter() - started, 2 if is_slow else TURN
+        if is_slow and (len(near) == 1 or spent_s + num * sum(min(times[option]) for option in near) > BUDGET_S):
+            break
         for option in near:
-            times[option] = (times[option] if cycle > 1 else []) + trials[option].turn(TURN)
-        if cycle > 1 and (1 + 1 / cycle) * (perf_counter() - started) > BUDGET_S:
+            times[option] = (times[option] if cycle > 1 or is_slow else []) + trials[option].turn(num)
+        if not is_slow and cycle > 1 and (1 + 1 / cycle) * (perf_counter() - started) > BUDGET_S:
             break  # another cycle would end too late
     return times, failed
 

@@ -68,6 +68,11 @@ class Pair:
         )
 
     @property
+    def is_identified(self) -> bool:
+        """Whether its models are known from others, so that figures of it can be kept for later processes."""
+        return self.target_fingerprint is not None and self.draft_fingerprint is not None
+
+    @property
     def names(self) -> dict[str, str]:
         """What the models are called where a file travels: no folders of this machine."""
         return {"target": short_name(self.target_name), "draft": short_name(self.draft_name)}

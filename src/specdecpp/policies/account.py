@@ -8,6 +8,7 @@ from specdecpp.policies.gains import Gains, chances, num_expected
 from specdecpp.policies.score import Belief, by_q
 
 if TYPE_CHECKING:
+    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
 STEADY, EVERY = 8, 4
@@ -30,6 +31,11 @@ class Account:
     gains_before: "Mapping[int, Gains]" = field(default_factory=dict)
     gains: "Mapping[int, Gains]" = field(default_factory=dict)
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
+    lost: float = 0.0
+    """Passes of the target alone by which the rounds, with what the draft has read for them, took longer than it would have."""
+    lost_before: float = 0.0
+    num_tokens_before: float = 0.0
+    """What earlier requests have lost, and their tokens."""
     num_unread: int = 0
     """Tokens since the last round with candidates, or those of the prompt."""
     num_running: int = 0
@@ -68,6 +74,7 @@ class Account:
         changes: dict[str, Any] = {
             "num_tokens": self.num_tokens + outcome.num_tokens,
             "seconds": self.seconds + outcome.expected_s,
+            "lost": self.lost + self._lost(outcome),
             "pending": (),
             "planned": [],
         }
@@ -94,6 +101,18 @@ class Account:
             num_running=self.num_running + 1,
             is_off=False,
         )
+
+    def _lost(self, outcome: "Outcome") -> float:
+        """Passes of the target alone that the round took beyond its tokens."""
+        if not outcome.num_drafted or (costs := outcome.costs) is None:
+            return 0.0
+        return (outcome.expected_s + reading_s(costs, self)) / costs.verify_s(1) - outcome.num_tokens
+
+
+def reading_s(costs: "Costs", account: Account) -> float:
+    """Seconds of the draft's pass over what it has missed; before the first token it may read along with the target."""
+    share = 1.0 if account.num_tokens else 1 - costs.read_along
+    return share * costs.draft_pass_s(account.num_unread) if account.num_unread > 1 else 0.0
 
 
 def _with_gain(gains: "Mapping[int, Gains]", outcome: "Outcome") -> "Mapping[int, Gains]":

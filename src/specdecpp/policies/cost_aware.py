@@ -23,7 +23,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
-from specdecpp.policies.account import Account
+from specdecpp.policies.account import Account, reading_s
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Rule, check_probability
@@ -51,6 +51,8 @@ KNOWN = 12
 """What earlier requests teach of it counts for so many rounds of a request's own, where they had as many."""
 TRIAL = 4
 """Rounds with candidates where they are not expected to pay, once it is looked whether they do."""
+NEW = 500
+"""Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
 LOOK = 8
 """Tokens after which it is asked again whether to draft; a round of the target alone may take less than the asking."""
 STAY = 64
@@ -77,8 +79,8 @@ class CostAware(HeadPolicy):
     for `prior_rounds` rounds.
 
     Nothing is drafted where rounds with candidates would not pay even if they gained what can be hoped. Then a few are tried
-    now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`), stays below `regret` of the
-    time that the target alone would have taken.
+    now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`) and to read, stays below
+    `regret` of the time that the target alone would have taken for all requests of the pair that taught this one.
 
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
@@ -111,6 +113,8 @@ class CostAware(HeadPolicy):
             acceptance_before=(past["num_accepted"] + self.prior) / (past["num_tested"] + 1),
             gains_before={int(load): Gains(**sums) for load, sums in past["gains"].items()},
             belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
+            lost_before=past["lost"],
+            num_tokens_before=past["num_tokens"],
         )
 
     def begin(self, memory: Account, *, num_tokens: int, is_greedy: bool) -> Account:
@@ -123,6 +127,7 @@ class CostAware(HeadPolicy):
         score = memory.belief.score
         now = {name: float(getattr(memory, name)) for name in _CARRIED}
         now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
+        now |= {"num_tokens": float(memory.num_tokens), "lost": max(0.0, memory.lost)}
         gains = {str(load): sums._asdict() for load, sums in memory.gains.items()}
         if past is None or not _is_sound(past):
             return now | {"gains": gains}
@@ -182,13 +187,13 @@ class CostAware(HeadPolicy):
         mean, most = self.gain(memory, costs)
         if memory.num_running:
             return most >= 0 or memory.num_running < TRIAL
-        target_s, begin_s = costs.verify_s(1), costs.switch_s + _reading_s(costs, memory)
+        target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
         if most >= 0 and STAY * expected_gain(mean, (most - mean) / BOUND) * target_s >= begin_s:
             return True
         # Candidates that are not expected to pay may be tried for some rounds, to see whether that has changed.
         loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
-        lost_s = memory.seconds - memory.num_tokens * target_s
-        return lost_s + loss_s < self.regret * memory.num_tokens * target_s
+        num_tokens = NEW + memory.num_tokens_before + memory.num_tokens
+        return memory.lost_before + memory.lost + loss_s / target_s < self.regret * num_tokens
 
     def rate(self, memory: Account, costs: Costs) -> float:
         """rho: tokens per second so far, the prior's rounds included; at least that of the target alone."""
@@ -243,10 +248,10 @@ def _none(limit: int) -> Rule:
 
 def _is_sound(past: Mapping[str, Any]) -> bool:
     """Whether figures can be those of `CostAware.carry`."""
-    names, gains = (*_CARRIED, "num_requests", "bias", "slope"), past.get("gains")
+    names, gains = (*_CARRIED, "num_requests", "bias", "slope", "num_tokens", "lost"), past.get("gains")
     if not (_are_numbers(past, names) and isinstance(gains, Mapping)):
         return False
-    tested, accepted, num, bias, slope = (past[name] for name in names)
+    tested, accepted, num, bias, slope, *_ = (past[name] for name in names)
     is_sound = tested >= accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST
     return is_sound and all(
         str(load).isdecimal() and isinstance(sums, Mapping) and sums.keys() == set(_GAINS) and _are_numbers(sums, _GAINS)
@@ -305,9 +310,3 @@ def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
     """Tokens that the best round with candidates brings a chain over the target alone."""
     k = costs.best_length(acceptance, range(1, max(max_tokens, 1) + 1))
     return chain_tokens(acceptance, k) - costs.round_s(k) / costs.verify_s(1)
-
-
-def _reading_s(costs: Costs, memory: Account) -> float:
-    """Seconds of the draft's pass over what it has missed; before the first token it may read along with the target."""
-    share = 1.0 if memory.num_tokens else 1 - costs.read_along
-    return share * costs.draft_pass_s(memory.num_unread) if memory.num_unread > 1 else 0.0

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from specdecpp.costs import Costs
+from specdecpp.costs.clock import differ, shares
 from specdecpp.policies.protocol import Policy
 
 
@@ -15,6 +17,17 @@ def settings(policy: Policy) -> dict[str, Any]:
     """The numbers and words that tell a rule from others of its class."""
     named = {f.name: getattr(policy, f.name) for f in fields(policy) if f.init}
     return {name: value for name, value in named.items() if isinstance(value, int | float | str)}
+
+
+def since(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
+    """What an earlier process has kept, without its gains where it took steps to cost otherwise than they do now."""
+    if past is None or now is None or "gains" not in past:
+        return past
+    try:
+        holds = not differ(past["shares"], shares(now))
+    except (KeyError, TypeError, ValueError):  # of nobody knows which costs
+        holds = False
+    return past if holds else {**past, "gains": {}, "lost": 0.0}
 
 
 class Experience:

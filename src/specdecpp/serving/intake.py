@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdecpp.costs.measuring import measured
+from specdecpp.costs.known import measured
 from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
@@ -210,7 +210,7 @@ class Intake:
                 self.pair,
                 policy=policy,
                 verification=verification,
-                costs=self._costs,
+                costs=None if self.pair.is_identified else self._costs,  # what is kept is looked at, and corrected
                 lossless=is_lossless(verification),  # what was asked for is checked in `_chosen`
             )
         self._decoders.move_to_end(key)

@@ -1,0 +1,140 @@
+"""Practice: what a pair makes of a few prompts of ours, before anybody has asked it anything.
+
+    PROMPTS -> rounds of given lengths, timed (`measuring`) -> Practice -> past: what a rule begins its first request with
+
+The rounds that tell what steps cost have real drafts of a real text, so they also tell how many draft tokens this pair accepts
+and what its q says of that. Greedy requests and sampled ones differ in both, so half of the prompts are answered at temperature
+0 and half as the target's own config asks. A round of k draft tokens holds the round that a rule would have stopped earlier:
+its first tokens have the same distribution. So the rule itself is run over the rounds, and learns what it would have gained.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from specdecpp.costs.curve import Costs
+
+PROMPTS = (
+    "Write a Python function that returns the second largest number of a list.",
+    "Why does bread rise in the oven?",
+    "A box holds 12 pens. How many pens are in 7 boxes, if 5 pens are missing?",
+    "Hi! I could not sleep last night. Any idea what might help?",
+    "Sum up in one sentence: The bridge was closed in May because of rust. Repairs took a year, and cars may use it again.",
+    "Name three rivers in Europe and a city on each.",
+    "def is_prime(n):\n    # finish this function",
+)
+"""An odd number of them, so that each is answered in both ways when they are gone through twice."""
+ENOUGH = 12
+"""Rounds of one way of sampling; where there are fewer, those of the other way count too, which say more than nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A round of given length; `policies.Outcome` without times."""
+
+    num_drafted: int
+    num_accepted: int
+    judged: tuple[float, ...] = ()
+    overlaps: tuple[float, ...] = ()
+    expected_s: float = 0.0
+    costs: Costs | None = None
+    draft_s: float = 0.0
+    head_s: float = 0.0
+    verify_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_accepted + 1
+
+    def cut(self, num: int, costs: Costs) -> "Tried":
+        """The round that the rule would have stopped after `num` draft tokens, at these costs."""
+        accepted = min(self.num_accepted, num)
+        overlaps = self.overlaps[: min(accepted + 1, num)]
+        judged = self.judged[:num]
+        return Tried(
+            num_drafted=num,
+            num_accepted=accepted,
+            judged=judged,
+            overlaps=overlaps,
+            expected_s=costs.round_s(num),
+            costs=costs,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Practice:
+    """Rounds of practice, greedy and sampled; `judge` says whose estimates `Tried.judged` are."""
+
+    greedy: tuple[Tried, ...] = ()
+    sampled: tuple[Tried, ...] = ()
+    judge: str = ""
+
+    @classmethod
+    def parse(cls, values: Any) -> "Practice":
+        """From what JSON has of it. Raises ValueError for anything else."""
+        try:
+            rounds = {name: tuple(map(_tried, values[name])) for name in ("greedy", "sampled")}
+            return cls(judge=str(values["judge"]), **rounds)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"practice has greedy and sampled rounds and a judge, got {values!r}") from error
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"judge": self.judge} | {
+            name: [[r.num_drafted, r.num_accepted, r.judged, r.overlaps] for r in getattr(self, name)]
+            for name in ("greedy", "sampled")
+        }
+
+    def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
+        """What the rule carries on from these rounds (`Policy.carry`); None without any, or where others judged them."""
+        own, other = (self.greedy, self.sampled) if is_greedy else (self.sampled, self.greedy)
+        rounds = own if len(own) >= ENOUGH else other + own
+        if not rounds or self.judge != judge_name(policy):
+            return None
+        memory = policy.begin(policy.start(), num_tokens=0, is_greedy=is_greedy)
+        for one in rounds:
+            rule = policy.rule(memory, costs, one.num_drafted)
+            survivals = accumulate(rule.read(one.judged), mul, initial=1.0)
+            num = next((k for k, s in enumerate(survivals) if s < rule.least[k]), one.num_drafted)
+            memory = policy.learn(memory, one.cut(min(max(num, 1), one.num_drafted), costs))
+        return policy.carry(None, replace(memory.settled(), num_tokens=0, lost=0.0))  # it has cost no request anything
+
+
+def _tried(values: Sequence[Any]) -> Tried:
+    num, accepted, judged, overlaps = values
+    if not 0 <= accepted <= num == len(judged):
+        raise TypeError("a round that cannot be")
+    return Tried(num_drafted=num, num_accepted=accepted, judged=tuple(map(float, judged)), overlaps=tuple(map(float, overlaps)))
+
+
+def judge_name(policy: Any) -> str:
+    """Whose estimates a rule without a threshold goes by; empty for other rules, which practice teaches nothing."""
+    from specdecpp.policies import CostAware
+
+    if type(policy) is not CostAware:
+        return ""
+    return "q" if policy.head is None else f"{policy.head.card.form} {policy.head.card.calibration}"
+
+
+def texts(pair: Any) -> list[list[int]]:
+    """Token ids of the prompts, through the chat template where the pair has one; none where its tokenizer cannot say them."""
+    from specdecpp.decoder import encode
+
+    is_chat = bool(getattr(pair.tokenizer, "chat_template", None))
+    try:
+        return [encode(pair, [{"role": "user", "content": text}] if is_chat else text) for text in PROMPTS]
+    except (ValueError, TypeError, AttributeError):  # PromptError among them; no tokenizer at all
+        return []
+
+
+def practice_of(rounds: Iterable[tuple[bool, Any]], judge: str) -> Practice:
+    """The rounds with draft tokens, each with whether it was greedy."""
+    found: dict[bool, list[Tried]] = {True: [], False: []}
+    for is_greedy, r in rounds:
+        if r.num_drafted and len(r.judged) == r.num_drafted:
+            of = {"num_drafted": r.num_drafted, "num_accepted": r.num_accepted}
+            found[is_greedy].append(Tried(**of, judged=tuple(r.judged), overlaps=tuple(r.overlaps)))
+    return Practice(greedy=tuple(found[True]), sampled=tuple(found[False]), judge=judge)
