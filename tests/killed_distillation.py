@@ -18,7 +18,7 @@ import torch
 
 from specdecpp import machine
 from specdecpp.bench import check
-from specdecpp.bench.practice import Practice
+from specdecpp.bench.turns import Turns
 from specdecpp.distillation import finishing, measuring, saving, start
 from specdecpp.distillation import training as course
 from specdecpp.distillation.network import Shape
@@ -124,7 +124,7 @@ PHASES: dict[str, list[Moment]] = {
         half_of("head.json"),
         before(pipeline, "evaluate_heads"),
     ],
-    "checking": [before(Practice, "add", 5), before(check, "check"), half_of("card.json", 2), before(Practice, "add", 20)],
+    "checking": [before(Turns, "add", 5), before(check, "check"), half_of("card.json", 2), before(Turns, "add", 20)],
 }
 
 

@@ -15,10 +15,10 @@ from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
 from specdecpp import Decoder, cli
-from specdecpp.bench import check, pace, practice
+from specdecpp.bench import check, pace, turns
 from specdecpp.bench.check import Check, Checking, Option, Trial
-from specdecpp.bench.practice import LENGTHS, Sums
 from specdecpp.bench.questions import BUILT_IN, Questions, encoded
+from specdecpp.bench.turns import LENGTHS, Sums
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import CostAware, Costs, Fixed
@@ -35,7 +35,7 @@ def short_answers() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(practice, "ANSWER", 12)
+        patch.setattr(turns, "ANSWER", 12)
         yield
     torch.set_num_threads(before)
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from specdecpp.bench import pace
 from specdecpp.bench.machines import Machine
-from specdecpp.bench.practice import FIRST, LENGTHS, Practice, Sums
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Interval
 from specdecpp.bench.rows import MIN_PROMPTS
+from specdecpp.bench.turns import FIRST, LENGTHS, Sums, Turns
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy
@@ -250,7 +250,7 @@ class Checking:
         self._trial, self._pair = trial, pair
         sides = zip_longest(*((*questions.test, *questions.dev) for questions in sets))
         prompts = [ids for turn in sides for ids in turn if ids is not None]
-        self._practice = Practice(pair, prompts, trial.sampling, max_tokens=trial.max_tokens, seed=trial.seed)
+        self._practice = Turns(pair, prompts, trial.sampling, max_tokens=trial.max_tokens, seed=trial.seed)
         self._began = perf_counter()
 
     def __iter__(self) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from specdecpp.bench.practice import LENGTHS, Sums
+from specdecpp.bench.turns import LENGTHS, Sums
 from specdecpp.costs import Costs
 
 Figure = Any

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from specdecpp.bench.check import CHEAP, GOOD, WIDE, Check, Option
-from specdecpp.bench.practice import LENGTHS
 from specdecpp.bench.rows import MIN_PROMPTS
+from specdecpp.bench.turns import LENGTHS
 from specdecpp.report import render
 from specdecpp.report.sentences import times
 

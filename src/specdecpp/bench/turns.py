@@ -4,7 +4,7 @@ Every answer has the target's distribution whatever the lengths, so one answer s
 the rounds that reached a depth, and what a round takes is known by its length. A machine's speed drifts within a second, and
 others use it too: a stint is told by its median, in passes of the target alone of the same visit, and stints are averaged as
 ratios are (geometrically). Nothing here is counted in tokens: a length has rounds for `STINT_S`, whoever asks says when to
-stop, and what was seen until then is in `Practice.sums`, prompt by prompt.
+stop, and what was seen until then is in `Turns.sums`, prompt by prompt.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -90,8 +90,8 @@ class _Asked(Fixed):
         return memory
 
 
-class Practice:
-    """Practice on some prompts with a pair. `longest` gives the longest length to try from what was seen until then."""
+class Turns:
+    """Rounds in turns on some prompts with a pair. `longest` gives the longest length to try from what was seen until then."""
 
     def __init__(self, pair: Pair, prompts: Sequence[Sequence[int]], sampling: Sampling, *, max_tokens: int, seed: int):
         self.prompts, self.sampling = prompts, sampling
@@ -168,7 +168,7 @@ class Practice:
 class _Lengths:
     """The answer on which the lengths of one prompt take turns, and the next one when it has ended."""
 
-    def __init__(self, practice: Practice, place: int):
+    def __init__(self, practice: Turns, place: int):
         self.practice, self.place = practice, place
         self.decoder, self.session, self.num_answers = practice.decoder(), None, 0
         self.has_drafted = False
