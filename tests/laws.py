@@ -69,6 +69,7 @@ class Request:
     ends: tuple[int, ...] = ()
     detokenizer: Callable[[], Detokenizer] | None = None
     costs: Costs = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.0, 5: 1.3})  # noqa: RUF009 (frozen)
+    tail: int | None = None
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
@@ -83,6 +84,7 @@ class Request:
             ends=self.ends,
             detokenizer=self.detokenizer() if self.detokenizer else None,
             costs=self.costs,
+            tail=self.tail,
         )
 
     def law(

@@ -24,7 +24,7 @@ from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.soundness import check_rule
 from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
-from specdecpp.runners import Draws
+from specdecpp.runners import Draws, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.session import FinishReason, Round, Session, advance
@@ -85,6 +85,9 @@ class Decoder:
 
     Of a prompt that begins as an earlier request's text did (the next turn of a conversation, a common system prompt) only the
     rest is read, where the models are compiled; answers are the same. `reuses=False` reads every prompt whole.
+
+    A compiled draft reads of a long text the end only, as much as pays (`Costs.worth_reading`), unless there is a seed or the
+    rule needs no costs.
 
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
     >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP
@@ -217,7 +220,10 @@ class Decoder:
             raise
 
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
-        seed = options.get("seed")
+        seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
+        costs = self._running_costs() if seed is None else self.costs
+        if seed is not None and isinstance(draft, Skips) and draft.num_skipped:
+            draft = draft.fresh()  # what it has left out depends on the requests before
         return Session(
             target=target,
             draft=draft,
@@ -226,11 +232,12 @@ class Decoder:
             lossless=is_lossless(self.verification),
             sampling=sampling,
             prompt=ids,
-            max_tokens=whole("max_tokens", options.get("max_tokens", 256)),
+            max_tokens=max_tokens,
             randomness=streams(seed, draw=draft.draw if isinstance(draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
-            costs=self.costs if seed is not None else self._running_costs(),
+            costs=costs,
+            tail=costs.now.worth_reading(max_tokens) if isinstance(costs, CostClock) else None,
             experience=self._practised(sampling) if seed is not None else self._experience(sampling),
             kept=self.pair.kept if self.reuses else None,
         )

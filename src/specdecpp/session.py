@@ -225,8 +225,9 @@ class Session:
         """The coming piece of the prompt: to the draft what it lacks of it too, but where nothing can be drafted now. It reads
         the rest once it is asked."""
         target = self.tokens[self.target.length : -1][:most]
-        draft = self.tokens[self.draft.length : self.target.length + len(target)][:most]
-        return Reading(self._request, target, draft if draft and self._decision(self.costs).may_draft else [])
+        end = self.target.length + len(target)
+        may_draft = self.draft.length < end and self._decision(self.costs).may_draft  # which lets the draft begin late
+        return Reading(self._request, target, self.tokens[self.draft.length : end][:most] if may_draft else [])
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""

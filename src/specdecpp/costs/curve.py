@@ -5,12 +5,18 @@ A cost model is a value: measured on the machine (`measuring.measure`), given by
 """
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+SAVED = 0.3
+"""Passes of the target alone that drafting saves a token where the target alone takes 1.4 times as long."""
+ANSWER, LEAST_READ = 256, 256
+"""Tokens of an answer that are counted with at most, and of a text that are worth reading whatever they cost: with the last 256
+the draft of a real pair is accepted as often as with all of a text, but for summaries (.80 for .95; docs/decoding.md)."""
 _FURTHER = ("head_s", "start_s", "switch_s", "node_s", "other_s", "read_along")
 
 
@@ -140,6 +146,17 @@ class Costs:
         if self.draft_rows:
             return self.draft_s * _along(tuple(self.draft_rows), tuple(self.draft_rows.values()), num_rows)
         return self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
+
+    def worth_reading(self, num_tokens: int) -> int:
+        """Tokens of a text that a draft should read at most before an answer of up to `num_tokens`: those whose reading takes
+        as long as drafting saves there where it pays well, `SAVED` of a pass a token.
+
+        >>> Costs(draft_s=2.0, passes={1: 20.0, 2: 21.0, 9: 100.0}).worth_reading(100)
+        534
+        """
+        each_s = (self.draft_pass_s(LEAST_READ + 1) - self.draft_pass_s(1)) / LEAST_READ
+        saved_s = SAVED * self.verify_s(1) * min(num_tokens, ANSWER)
+        return max(LEAST_READ, math.ceil(saved_s / each_s)) if each_s > 0 else sys.maxsize
 
     @property
     def catch_up_s(self) -> float:
