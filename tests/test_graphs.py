@@ -386,11 +386,11 @@ def test_nor_where_the_last_graph_made_room(stand_in: StandIn, monkeypatch: pyte
         runner.extend(TEXT[:n], rows=1)
 
 
-def benchmark() -> Any:
-    path = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+def benchmark(name: str = "gpu") -> Any:
+    path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
     if not path.is_file():
         pytest.skip("the benchmarks are not shipped with the tests")
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", path)
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -416,3 +416,20 @@ def test_the_gpu_benchmark_stops_in_time(tmp_path: Path) -> None:
     benchmark().main(["--device", "cpu", "--tiny", "--budget", "0", "--pairs", "1b,8b", "--out", str(tmp_path / "gpu.json")])
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert [row.get("left_out") for row in result["rows"]] == [None, "no time left", "no time left"]
+
+
+@pytest.mark.parametrize("lines", ["that", pytest.param("", marks=pytest.mark.slow)])
+def test_the_smoke_test_of_a_gpu_runs(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a line that would fail on the one day that a GPU is there, and a result that does not say what was tried."""
+    smoke, out = benchmark("gpu_smoke"), tmp_path / "smoke.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(smoke.LINES, "one that fails", lambda place: 1 / 0)
+    with unchecked():
+        assert smoke.main(["--device", "cpu", "--only", lines, "--budget", "1e9", "--out", str(out)]) == 1
+    found = json.loads(out.read_text())
+    assert (found["is_dry_run"], found["card"]) == (True, None)
+    failed = [row for row in found["lines"] if row["outcome"] == "failed"]
+    assert [row["note"] for row in failed] == ["ZeroDivisionError: division by zero"]
+    assert {row["line"] for row in found["lines"]} == {line for line in smoke.LINES if lines in line}
+    assert smoke.main(["--device", "cpu", "--only", "that grow", "--budget", "0", "--out", str(out)]) == 0
+    assert [row["outcome"] for row in json.loads(out.read_text())["lines"]] == ["left out"]

@@ -94,7 +94,8 @@ class Program:
         graphs: Cuda | None = None,
         beside: "Program | None" = None,
     ):
-        self._work, self._graph = work, None
+        self._work: Callable[[], None] = work
+        self._graph: Any = None
         if graphs is None:
             _rehearse(work, reset)
         else:
