@@ -14,6 +14,7 @@ import torch
 from batched import PROMPTS
 from laws import chi_square_tail, finish, unchecked
 from test_device_drafting import COSTS, POLICIES, SAMPLINGS
+from test_graphs import growing
 
 import specdecpp as sd
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, WithCopies
@@ -112,6 +113,12 @@ def test_requests_in_turns_and_one_after_another(pair: sd.Pair) -> None:
             if session.finish_reason is None:
                 session.step()
     assert [tuple(s.tokens[len(p) :]) for s, p in zip(sessions, prompts, strict=True)] == alone
+
+
+def test_caches_grow_and_sessions_are_dropped() -> None:
+    """Catches the pool of dead graphs that is recorded in again, with which every request failed once a cache had grown."""
+    with unchecked():
+        growing("cuda")
 
 
 def test_seconds_of_drafting_and_verifying_are_told(pair: sd.Pair) -> None:

@@ -5,6 +5,9 @@ import gc
 import importlib.util
 import json
 import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,16 @@ from test_lean import TEXT, VARIANTS, built
 from test_runners import STEPS, check_steps
 from torch import Tensor
 
-from specdecpp import LeanRunner
+import specdecpp as sd
+from specdecpp import LeanRunner, Pair
 from specdecpp.errors import RunnerError
 from specdecpp.loading.models import Checkpoint
-from specdecpp.runners import EagerRunner, GraphRunner
+from specdecpp.policies import CumulativeConfidence, Fixed
+from specdecpp.runners import EagerRunner, GraphRunner, static_cache
 from specdecpp.runners.fused import _kernels
 from specdecpp.runners.lean import FusedNorm, Norm
-from specdecpp.runners.static_cache import WIDTHS, Program, bucket, span_of
-from specdecpp.testing import save_tiny_pair, tiny_model
+from specdecpp.runners.static_cache import WIDTHS, Cuda, Program, _rehearse, bucket, span_of
+from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
 LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
 
@@ -208,7 +213,7 @@ def test_the_program_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch
 def test_a_rehearsal_happens_before_and_resets() -> None:
     """Catches inputs that a rehearsal has used up when the first real run comes."""
     log: list[str] = []
-    program = Program(lambda: log.append("work"), reset=lambda: log.append("reset"), device=torch.device("cpu"))
+    program = Program(lambda: log.append("work"), reset=lambda: log.append("reset"))
     assert log[-1] == "reset"
     program()
     assert log[-1] == "work"
@@ -286,11 +291,106 @@ def test_without_triton_it_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert type(runner.static.body) is LeanRunner
 
 
-def benchmark() -> Any:
-    path = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+class StandIn(Cuda):
+    """CUDA graphs on a CPU, with the rule of their memory: it dies with its last graph, and recording there again fails as it
+    does in torch."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.pools: dict[object, int] = {}
+
+    def settle(self) -> None: ...
+
+    def recorded(self, work: Callable[[], None], reset: Callable[[], object], pool: object) -> Any:
+        _rehearse(work, reset)
+        pool = object() if pool is None else pool
+        if self.pools.get(pool) == 0:
+            raise RunnerError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        graph = Replayed(work, pool)
+        self.pools[pool] = self.pools.get(pool, 0) + 1
+        self.graphs += 1
+        weakref.finalize(graph, self.freed, pool)
+        return graph
+
+    def freed(self, pool: object) -> None:
+        self.pools[pool] -= 1
+
+
+@dataclass(eq=False)
+class Replayed:
+    """A graph of the stand-in."""
+
+    replay: Callable[[], None]
+    memory: object
+
+    def pool(self) -> object:
+        return self.memory
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    graphs = StandIn()
+    monkeypatch.setattr(static_cache, "graphs_of", lambda device: graphs)
+    return graphs
+
+
+def growing_pairs(device: str) -> tuple[Pair, Pair]:
+    """One whose passes are recorded, and the same by `LeanRunner`, in float64."""
+    target = tiny_model("llama", seed=1, max_position_embeddings=4096)
+    models = [model.to(device, torch.float64) for model in (target, tiny_draft(target, noise=0.4))]
+    runners = [[kind(model) for model in models] for kind in (GraphRunner, LeanRunner)]
+    recorded, plain = (Pair(target=p, draft=q, tokenizer=tiny_tokenizer()) for p, q in runners)
+    return recorded, plain
+
+
+def growing(device: str) -> None:
+    """Texts in turns, answers that outgrow a cache, many requests at once and dropped ones: all say what the target says."""
+    pair, plain = growing_pairs(device)
+    options: Any = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+    text = [3 + token % 60 for token in (LONG * 3)[:1500]]
+    expected = {n: sd.Decoder(plain, policy=Fixed(k=0)).generate(text[:n], **options).tokens for n in (20, 200, 400, 1500)}
+    decoder, dropping = (sd.Decoder(pair, policy=CumulativeConfidence(), reuses=reuses) for reuses in (True, False))
+    for n in (20, 400, 1500, 20, 200):
+        assert decoder.generate(text[:n], **options).tokens == expected[n], n
+    for lengths in ((200, 20, 400, 200), (1500, 20, 400)):
+        sessions = [dropping.start(text[:n], **options) for n in lengths]
+        for session in sessions:
+            session.prefill()
+        for _ in range(3):
+            for session in sessions:
+                session.step()
+        del session, sessions
+        gc.collect()
+    for n in (20, 400):
+        assert dropping.generate(text[:n], **options).tokens == expected[n], n
+
+
+def test_the_memory_of_dead_graphs_is_never_recorded_in(stand_in: StandIn) -> None:
+    """Catches a pool that is kept when the cache has grown and its graphs are gone: on a GPU that request and all after it
+    failed."""
+    with unchecked():
+        growing("cpu")
+    assert stand_in.graphs > 20
+    assert any(living == 0 for living in stand_in.pools.values())
+
+
+def test_nor_where_the_last_graph_made_room(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the same where the only program of a store makes room, and graphs of one cache that do not share memory."""
+    runner = GraphRunner(built("llama"))
+    for n in (1, 2, 3):
+        runner.extend(TEXT[:n], rows=1)
+    assert len(stand_in.pools) == 1
+    assert stand_in.graphs > 1
+    monkeypatch.setattr(static_cache, "_MOST_PROGRAMS", 1)
+    for n in (4, 1, 2):
+        runner.extend(TEXT[:n], rows=1)
+
+
+def benchmark(name: str = "gpu") -> Any:
+    path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
     if not path.is_file():
         pytest.skip("the benchmarks are not shipped with the tests")
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", path)
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -316,3 +416,20 @@ def test_the_gpu_benchmark_stops_in_time(tmp_path: Path) -> None:
     benchmark().main(["--device", "cpu", "--tiny", "--budget", "0", "--pairs", "1b,8b", "--out", str(tmp_path / "gpu.json")])
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert [row.get("left_out") for row in result["rows"]] == [None, "no time left", "no time left"]
+
+
+@pytest.mark.parametrize("lines", ["that", pytest.param("", marks=pytest.mark.slow)])
+def test_the_smoke_test_of_a_gpu_runs(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a line that would fail on the one day that a GPU is there, and a result that does not say what was tried."""
+    smoke, out = benchmark("gpu_smoke"), tmp_path / "smoke.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(smoke.LINES, "one that fails", lambda place: 1 / 0)
+    with unchecked():
+        assert smoke.main(["--device", "cpu", "--only", lines, "--budget", "1e9", "--out", str(out)]) == 1
+    found = json.loads(out.read_text())
+    assert (found["is_dry_run"], found["card"]) == (True, None)
+    failed = [row for row in found["lines"] if row["outcome"] == "failed"]
+    assert [row["note"] for row in failed] == ["ZeroDivisionError: division by zero"]
+    assert {row["line"] for row in found["lines"]} == {line for line in smoke.LINES if lines in line}
+    assert smoke.main(["--device", "cpu", "--only", "that grow", "--budget", "0", "--out", str(out)]) == 0
+    assert [row["outcome"] for row in json.loads(out.read_text())["lines"]] == ["left out"]

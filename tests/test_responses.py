@@ -1,5 +1,7 @@
 """Batched sampling: every answer is what the target says alone, in law and, greedily, to the token."""
 
+from typing import Any
+
 import pytest
 import torch
 from kinds import CACHE, KINDS, model_of
@@ -43,7 +45,10 @@ def test_greedy_answers_equal_generate(kind: str) -> None:
     options = {"sampling": GREEDY, "max_tokens": NUM_TOKENS, "generator": seeded()}
     assert sample_responses(runner, PROMPTS, ends=(), **options) == free
     end = free[0][2]
-    assert sample_responses(runner, PROMPTS, ends=(end,), **options) == [own_greedy(kind, p, end=end) for p in PROMPTS]
+    ended = [own_greedy(kind, p, end=end) for p in PROMPTS]
+    assert sample_responses(runner, PROMPTS, ends=(end,), **options) == ended
+    for slots in (1, 3):  # the others wait, and take the places of those that have ended
+        assert sample_responses(runner, PROMPTS * 2, ends=(end,), slots=slots, **options) == ended * 2
 
 
 def test_answers_end_at_different_times_in_the_comparison_above() -> None:
@@ -57,17 +62,23 @@ def test_the_repetition_penalty_follows_each_row() -> None:
     """Catches a penalty that forgets a prompt or an answer, or keeps the rows of those that left."""
     runner, penalised = EagerRunner(model_of("llama")), Sampling(temperature=0.0, repetition_penalty=1.3)
     end = own_greedy("llama", PROMPTS[0], penalty=1.3)[1]
-    answers = sample_responses(runner, PROMPTS, sampling=penalised, max_tokens=NUM_TOKENS, ends=(end,), generator=seeded())
-    assert answers == [own_greedy("llama", p, end=end, penalty=1.3) for p in PROMPTS]
+    options = {"sampling": penalised, "max_tokens": NUM_TOKENS, "ends": (end,), "generator": seeded()}
+    for slots in (None, 2):
+        answers = sample_responses(runner, PROMPTS, slots=slots, **options)
+        assert answers == [own_greedy("llama", p, end=end, penalty=1.3) for p in PROMPTS]
 
 
+@pytest.mark.parametrize("slots", [None, 1000])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=3.0), Sampling(temperature=4.0, top_k=5, top_p=0.9)])
-def test_sampled_answers_follow_the_target(sampling: Sampling) -> None:
-    """Catches a temperature or a filter left out, and draws that depend on each other across rows; alarms once in 1e6."""
+def test_sampled_answers_follow_the_target(sampling: Sampling, slots: int | None) -> None:
+    """Catches a temperature or a filter left out, draws that depend on each other across rows, and answers that are other ones
+    where they begin late; each case alarms once in 1e6."""
     model = tiny_model("llama", vocab_size=8, seed=3)
     runner, prompts, end = EagerRunner(model), [[2, 3, 4], [5]], 1
     num = 3000
-    answers = sample_responses(runner, prompts * num, sampling=sampling, max_tokens=2, ends=(end,), generator=seeded(11))
+    answers = sample_responses(
+        runner, prompts * num, sampling=sampling, max_tokens=2, ends=(end,), generator=seeded(11), slots=slots
+    )
     for i, prompt in enumerate(prompts):
         law: dict[tuple[int, ...], float] = {}
         first = _law(runner, prompt, sampling)
@@ -122,6 +133,26 @@ def test_an_answer_ends_where_the_context_is_full() -> None:
     assert [len(a) for a in answers] == [9, 9, 2, 7]
     with pytest.raises(ValueError, match="no room for an answer in a context of 10"):
         sample_responses(runner, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(), generator=seeded(), max_length=10)
+
+
+def test_places_are_taken_again_as_answers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches batches that end with their longest answer: passes a token, over answers of uneven lengths."""
+    runner, num, slots, widths = EagerRunner(tiny_model("llama", vocab_size=64, seed=3)), 96, 16, []
+    options = {"sampling": Sampling(temperature=1.5), "max_tokens": 60, "ends": range(3), "generator": seeded(5)}
+    forward = runner.forward
+
+    def counted(**given: Any) -> Any:
+        widths.append(given["input_ids"].shape[1])
+        return forward(**given)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    prompts = [[5 + i % 50] * (1 + i % 7) for i in range(num)]
+    in_batches = [sample_responses(runner, prompts[i : i + slots], **options) for i in range(0, num, slots)]
+    before, tokens = len(widths), sum(len(answer) for answers in in_batches for answer in answers)
+    widths.clear()
+    answers = sample_responses(runner, prompts, slots=slots, **options)
+    steps = len(widths) / sum(map(len, answers))
+    assert steps < 0.7 * before / tokens  # with 16 places 1 in 11.3 tokens and not in 6.3
 
 
 def test_progress_counts_every_token_once() -> None:

@@ -17,6 +17,8 @@ EXAMPLES = (
     "specdecpp distil model.gguf --prompts texts.jsonl --minutes 60 --out draft",
     "specdecpp distil TARGET --prompts A --prompt gsm8k --tokens 500000 --out B",
 )
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C has ended."""
 
 
 def distil(
@@ -60,6 +62,7 @@ def distil(
         from specdecpp.distillation import finishing
         from specdecpp.distillation.plan import DistilPlan
         from specdecpp.distillation.run import distil as run
+        from specdecpp.distillation.run import kept
         from specdecpp.distillation.training import Course
         from specdecpp.report import render
         from specdecpp.sampling import Sampling
@@ -89,9 +92,13 @@ def distil(
                 say(_line(step))
                 logged(_line(step))
 
-            card = run(plan, tell=tell, ray=ray)
-            if head:
-                card = finishing.finish(plan, card, tell=say)
+            try:
+                card = run(plan, tell=tell, ray=ray)
+                if head:
+                    card = finishing.finish(plan, card, tell=say)
+            except KeyboardInterrupt:
+                print(f"interrupted. {kept(plan.out)}", file=sys.stderr)
+                raise typer.Exit(INTERRUPTED) from None
         if as_json:
             print_json(card)
         else:

@@ -89,6 +89,7 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     target = Target(plan.target, plan.device)
     network.check(target.model, plan.shape)
     begun = None if plan.start is None else _begun(plan.start, target, plan.shape)
+    saving.check(target, begun and begun.whole)
     prompts = _encoded(texts, plan, target)
     held, prompts = prompts[:HELD], prompts[HELD:]
     settled = _settled(plan, target, begun, prompts, tell)
@@ -118,6 +119,14 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     machine.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
     tell(Step(doing="measuring", done=1.0))
     return card
+
+
+def kept(out: Path) -> str:
+    """What an interrupted distillation has in its folder, and how to go on."""
+    shards = len(text.done(out / TEXT))
+    parts = [f"{shards} {'shards' if shards > 1 else 'shard'} of text"] if shards else []
+    parts += [words for name, words in ((STATE, "the training so far"), (saving.DRAFT, "a draft")) if (out / name).exists()]
+    return f"{out} keeps {', '.join(parts) or 'nothing yet that takes long'}. Run the same command again to go on from there."
 
 
 @dataclass(frozen=True)
@@ -197,9 +206,11 @@ def _settled(
         return _raised(plan, told)
     tell(Step(doing="choosing a shape", done=0.0))
     began = time.perf_counter()
-    first = writer_of(plan, target, 0).pieces([ids for _, ids in prompts[:SHARD]], seed=(plan.seed, 0))
+    some = SHARD * (1 if plan.minutes is None else Texts.together(target))  # the rate is that of a group
+    first = writer_of(plan, target, 0).pieces([ids for _, ids in prompts[:some]], seed=(plan.seed, 0))
     num = sum(piece.num_answer for piece in first)
-    rate = num / (time.perf_counter() - began)
+    rate, first = num / (time.perf_counter() - began), first[:SHARD]
+    num = sum(piece.num_answer for piece in first)
     wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
     tell(Step(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
     fixed, whole = (plan.shape, None) if begun is None else (begun.shape, begun.whole)
@@ -244,24 +255,28 @@ def _write(
     """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other uniforms."""
     texts, num_shards, folder = Texts.of(plan, target, settled.shape.kept), settled.num_shards, plan.out / TEXT
     folder.mkdir(exist_ok=True)
-    finished = set(text.done(folder))
+    finished, size = set(text.done(folder)), texts.together(target)
+    groups = [range(start, min(start + size, num_shards)) for start in range(0, num_shards, size)]
     missing = {
-        index: [prompts[(index * SHARD + i) % len(prompts)][1] for i in range(SHARD)]
-        for index in range(num_shards)
-        if index not in finished
+        number: [[prompts[(index * SHARD + i) % len(prompts)][1] for i in range(SHARD)] for index in group]
+        for number, group in enumerate(groups)
+        if not finished.issuperset(group)
     }
     tokens, began = 0, time.perf_counter()
     if ray is None or not missing:
-        made = ((index, *texts.made(target, index, chosen)) for index, chosen in missing.items())
+        made = ((number, *texts.made(target, number, chosen)) for number, chosen in missing.items())
     else:
         made = spread(texts, missing, address=ray, threads=torch.get_num_threads())
-    for at, (index, content, num) in enumerate(made):
-        text.write(folder, index, content)
+    for at, (number, contents, num) in enumerate(made):
+        for index, content in zip(groups[number], contents, strict=True):
+            if index not in finished:
+                text.write(folder, index, content)
+        finished.update(groups[number])
         tokens += num
         elapsed = time.perf_counter() - began
         left = elapsed / (at + 1) * (len(missing) - at - 1)
         told = f"{tokens:,} tokens, {tokens / elapsed:,.0f} a second, {left / 60:,.0f} min left"
-        tell(Step(doing="the target writes", done=(num_shards - len(missing) + at + 1) / num_shards, told=told))
+        tell(Step(doing="the target writes", done=len(finished) / num_shards, told=told))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,18 +13,38 @@ from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
+from specdecpp.errors import RunnerError, first_line
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf_cutting import cut
 
 DRAFT, FILE = "draft", "draft.gguf"
 
 
+def check(target: Target, small: Target | None) -> None:
+    """Raise `RunnerError` for a draft that could not be written, before it costs anything. `small` is the model that it is
+    trained from where its layers are not the target's."""
+    if precision_of(target) is None:
+        return
+    if small is not None:
+        if gguf_writing.refusal(small.model) is None:
+            gguf_writing.Vocabulary.of(target.tokenizer, size=int(small.model.config.vocab_size))
+    elif reason := gguf_writing.refusal(target.model):
+        raise RunnerError(
+            f"a draft of {target.name} cannot be written as a GGUF file: {reason}. Name the target's checkpoint instead of its "
+            "file: the draft is then a checkpoint too."
+        )
+
+
 def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -> list[str]:
-    """Write both, whole or not at all; their names, the one to use first. `is_cut`: the first layers are the target's."""
+    """Write both, each whole or not at all; their names, the one to use first. `is_cut`: the first layers are the target's.
+
+    Raises `RunnerError` where the file cannot be written; the checkpoint is there then.
+    """
     part = out / f"{DRAFT}.part"
     shutil.rmtree(part, ignore_errors=True)
     half = network.of_layers(draft, [*range(len(draft.model.layers))])
-    half.model.embed_tokens, half.lm_head = copy.deepcopy(draft.model.embed_tokens), copy.deepcopy(draft.lm_head)
+    shared = (draft.model.embed_tokens, draft.lm_head, draft.model.rotary_emb)
+    half.model.embed_tokens, half.lm_head, half.model.rotary_emb = map(copy.deepcopy, shared)
     half.tie_weights()
     half.bfloat16().save_pretrained(part)
     target.tokenizer.save_pretrained(part)
@@ -33,8 +53,14 @@ def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -
     precision = precision_of(target)
     if precision is None or (not is_cut and gguf_writing.refusal(draft)):
         return [DRAFT]
-    if is_cut:
-        cut(target.name, out / FILE, shape.kept, model=draft, precision=precision)
-    else:
-        gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
+    try:
+        if is_cut:
+            cut(target.name, out / FILE, shape.kept, model=draft, precision=precision)
+        else:
+            gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
+    except Exception as error:  # of a disk, of gguf, of numpy: hours of training stand behind it
+        raise RunnerError(
+            f"the draft is trained and {out / FILE} could not be written ({first_line(error)}). Nothing is lost: the draft is "
+            f"the checkpoint {out / DRAFT}, which loads as it is. Run the same command again to go on from here."
+        ) from error
     return [FILE, DRAFT]

@@ -47,8 +47,9 @@ class Said:
 
 
 def said(pieces: Sequence[Piece], rows: Int[Tensor, " V"]) -> Said:
-    top = torch.cat([piece.top for piece in pieces])
-    return Said(p=torch.cat([piece.log_p for piece in pieces]).exp(), row=rows[top])
+    """On the device of `rows`."""
+    top, log_p = (torch.cat(column).to(rows.device) for column in zip(*((p.top, p.log_p) for p in pieces), strict=True))
+    return Said(p=log_p.exp(), row=rows[top])
 
 
 def overlap(logits: Float[Tensor, "A S"], of: Said) -> Float[Tensor, " A"]:
@@ -142,7 +143,8 @@ class Student:
         """`output` are the rows of the output layer that the draft has, `rows` says which is a token's (-1: none). `is_whole`:
         it reads tokens, as none of its layers is the target's. `precision`: what its layers are stored in (`rounding`)."""
         self.is_whole, self.precision = is_whole, precision
-        self.tail, self.output, self.rows, self.course, self.steps, self.step = tail, output, rows, course, steps, 0
+        self.tail, self.output, self.course, self.steps, self.step = tail, output, course, steps, 0
+        self.rows = rows.to(output.device)
         self.own = own_weights(tail)
         for parameter in self.own:
             parameter.data = parameter.data.float()

@@ -4,8 +4,9 @@
 
 On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.extend_all`), and a slot takes the next prompt as
 soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
-answer is the same in whatever company it was written. Elsewhere transformers writes whole batches and reads them again
-(`text.read`). `Texts` makes whole shards, here or on a worker of Ray (`training.workers`).
+answer is the same in whatever company it was written. Elsewhere transformers writes (`training.responses`) and reads again what
+it wrote (`text.read`); there several shards are written together, always the same ones, since the bits of a row depend on
+the others. `Texts` makes whole shards, here or on a worker of Ray (`training.workers`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecpp.distillation.plan import DistilPlan
+from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TOP, Piece, encoded, read
 from specdecpp.errors import PairError
@@ -29,6 +30,8 @@ from specdecpp.training.responses import sample_responses
 
 SLOTS = 16
 """Answers that are written at once: wider passes of the compiled code are no cheaper by the row."""
+WIDE, TOGETHER = 256, 8
+"""The same for transformers on a GPU, where a pass of 256 rows takes about as long as one of 64; and shards of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +60,10 @@ class Writer:
             ends=self.ends,
             generator=generator,
             max_length=self.context,
+            slots=WIDE,
         )
-        return read(runner.model, prompts, answers, layer=self.layer)
+        parts = [slice(i, i + SHARD) for i in range(0, len(prompts), SHARD)]
+        return [piece for at in parts for piece in read(runner.model, prompts[at], answers[at], layer=self.layer)]
 
     def _written(
         self, runner: NativeRunner, prompts: Sequence[Sequence[int]], seed: tuple[int, ...]
@@ -143,8 +148,13 @@ class Texts:
     def device(self) -> str | None:
         return self.plan.device
 
-    def __call__(self, index: int, items: Sequence[Sequence[int]]) -> tuple[bytes, int]:
-        """In a worker: (the file of a shard, how many tokens were written), from its prompts (ids)."""
+    @staticmethod
+    def together(target: Target) -> int:
+        """Shards of a group."""
+        return 1 if isinstance(target.writer, NativeRunner) else TOGETHER
+
+    def __call__(self, index: int, items: Sequence[Sequence[Sequence[int]]]) -> tuple[list[bytes], int]:
+        """In a worker: (the files of a group of shards, how many tokens were written), from the prompts (ids) of each."""
         target = _target(self.plan.target, self.plan.device)
         if target.source.fingerprint != self.fingerprint:
             raise PairError(
@@ -153,10 +163,12 @@ class Texts:
             )
         return self.made(target, index, items)
 
-    def made(self, target: Target, index: int, prompts: Sequence[Sequence[int]]) -> tuple[bytes, int]:
+    def made(self, target: Target, index: int, shards: Sequence[Sequence[Sequence[int]]]) -> tuple[list[bytes], int]:
         """The same by a target that is loaded."""
-        pieces = writer_of(self.plan, target, self.layer).pieces(sorted(prompts, key=len), seed=(self.plan.seed, 1, index))
-        return encoded(pieces), sum(piece.num_answer for piece in pieces)
+        prompts = [prompt for shard in shards for prompt in sorted(shard, key=len)]
+        pieces = iter(writer_of(self.plan, target, self.layer).pieces(prompts, seed=(self.plan.seed, 1, index)))
+        made = [list(islice(pieces, len(shard))) for shard in shards]
+        return [encoded(shard) for shard in made], sum(piece.num_answer for shard in made for piece in shard)
 
 
 @cache

@@ -42,19 +42,64 @@ def span_of(length: int) -> int:
     return span
 
 
+class Cuda:
+    """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it.
+
+    Tests put a stand-in in this place, which holds `StaticCache` to what the memory of dead graphs forbids.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def settle(self) -> None:
+        """Wait for all that was queued."""
+        torch.cuda.synchronize(self._device)
+
+    def recorded(self, work: Callable[[], None], reset: Callable[[], object], pool: object) -> Any:
+        """A graph in this pool or, for None, in one of its own: rehearsed on a stream of its own, as recording asks for, then
+        recorded. Raises `RunnerError`."""
+        with torch.cuda.device(self._device):
+            now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+            aside.wait_stream(now)
+            with torch.cuda.stream(aside):
+                _rehearse(work, reset)
+            now.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # pyright: ignore[reportArgumentType]
+                    work()
+            except RuntimeError as error:
+                raise RunnerError(f"a pass cannot be recorded as a CUDA graph ({error}). Use LeanRunner.") from error
+            return graph
+
+
+def graphs_of(device: torch.device) -> Cuda | None:
+    """Who records on this device; None where work is called instead."""
+    return Cuda(device) if device.type == "cuda" else None
+
+
 class Program:
     """Work on fixed tensors: recorded once and replayed on a GPU, called as it is elsewhere.
 
-    `reset` puts its inputs where a rehearsal leaves no trace. Raises `RunnerError` where the work cannot be recorded.
+    `reset` puts its inputs where a rehearsal leaves no trace. `beside` is a program whose memory the graph shares: memory lives
+    as long as its graphs, and a handle of it that outlives them can never be used again, so that none is kept. Raises
+    `RunnerError` where the work cannot be recorded.
     """
 
-    def __init__(self, work: Callable[[], None], *, reset: Callable[[], object], device: torch.device, pool: object = None):
-        self._work, self._graph = work, None
-        if device.type != "cuda":
+    def __init__(
+        self,
+        work: Callable[[], None],
+        *,
+        reset: Callable[[], object],
+        graphs: Cuda | None = None,
+        beside: "Program | None" = None,
+    ):
+        self._work: Callable[[], None] = work
+        self._graph: Any = None
+        if graphs is None:
             _rehearse(work, reset)
-            return
-        with torch.cuda.device(device):
-            self._graph = _recorded(work, reset, pool)
+        else:
+            self._graph = graphs.recorded(work, reset, beside and beside._graph.pool())
 
     def __call__(self) -> None:
         if self._graph is None:
@@ -68,22 +113,6 @@ def _rehearse(work: Callable[[], None], reset: Callable[[], object]) -> None:
         reset()
         work()
     reset()
-
-
-def _recorded(work: Callable[[], None], reset: Callable[[], object], pool: object) -> torch.cuda.CUDAGraph:
-    """Rehearsed on a stream of its own, as recording asks for, then recorded."""
-    now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-    aside.wait_stream(now)
-    with torch.cuda.stream(aside):
-        _rehearse(work, reset)
-    now.wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # pyright: ignore[reportArgumentType]
-            work()
-    except RuntimeError as error:
-        raise RunnerError(f"a pass cannot be recorded as a CUDA graph ({error}). Use LeanRunner.") from error
-    return graph
 
 
 class StaticCache:
@@ -105,7 +134,7 @@ class StaticCache:
         self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._programs: dict[Hashable, Program] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._graphs = graphs_of(self.device)
 
     @property
     def capacity(self) -> int:
@@ -154,7 +183,8 @@ class StaticCache:
                 self._settle()
                 del self._programs[next(iter(self._programs))]
             began = perf_counter()
-            program = Program(work, reset=reset, device=self.device, pool=self._pool)
+            beside = next(iter(self._programs.values()), None)
+            program = Program(work, reset=reset, graphs=self._graphs, beside=beside)
             self._settle()
             self.recording_s += perf_counter() - began
         self._programs[key] = program
@@ -167,8 +197,8 @@ class StaticCache:
 
     def _settle(self) -> None:
         """A graph must not go while it runs, and its rehearsals are over when recording is."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self._graphs is not None:
+            self._graphs.settle()
 
     def pass_over(self, width: int, span: int) -> Program:
         """Reads `inputs`, fills `hidden` and `logits`."""
