@@ -70,7 +70,7 @@ def main() -> None:
             row[name] = {"all" if tail is None else str(tail): round(sums[tail][i] / num, 3) for tail in TAILS}
         rows.append(row)
         print(json.dumps(row), flush=True)
-    found = {"rows": rows, "tokens": TOKENS, "prompts": args.prompts, **provenance("python benchmarks/reading.py")}
+    found = {"rows": rows, "tokens": TOKENS, "prompts": args.prompts, **provenance("python", "benchmarks/reading.py")}
     args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
