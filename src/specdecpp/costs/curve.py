@@ -16,7 +16,7 @@ SAVED = 0.3
 """Passes of the target alone that drafting saves a token where the target alone takes 1.4 times as long."""
 ANSWER, LEAST_READ = 256, 256
 """Tokens of an answer that are counted with at most, and of a text that are worth reading whatever they cost: with the last 256
-the draft of a real pair is accepted as often as with all of a text, but for summaries (.80 for .95; benchmarks/results/reading.json)."""
+the draft of a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
 _FURTHER = ("head_s", "start_s", "switch_s", "node_s", "other_s", "read_along")
 
 
