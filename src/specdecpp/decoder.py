@@ -119,7 +119,9 @@ class Decoder:
         if self._costs is None and self.policy.needs_costs:
             from specdecpp.costs.known import known
 
-            self._known = known(self.pair)
+            if "known" not in self.pair.measured:
+                self.pair.measured["known"] = known(self.pair)
+            self._known = self.pair.measured["known"]
             self._costs = self._priced(self._known.costs)
         return self._costs
 
@@ -142,7 +144,7 @@ class Decoder:
 
                 now = self.costs if known.now == known.costs else self._priced(known.now)
                 self._clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
-                if not known.is_new:
+                if not known.is_new and self.pair.is_identified:
                     self._clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
         return self._clock
 
