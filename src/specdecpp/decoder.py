@@ -121,8 +121,8 @@ class Decoder:
 
             if "known" not in self.pair.measured:
                 self.pair.measured["known"] = known(self.pair)
-            self._known = self.pair.measured["known"]
-            self._costs = self._priced(self._known.costs)
+            found: Known = self.pair.measured["known"]
+            self._known, self._costs = found, self._priced(found.costs)
         return self._costs
 
     def _priced(self, costs: Costs) -> Costs:

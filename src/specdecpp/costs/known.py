@@ -16,6 +16,7 @@ from specdecpp.costs.measuring import BUDGET_S, CANDIDATES, costs_of, of_trees, 
 from specdecpp.costs.practice import Practice
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
+from specdecpp.runners import refusal_of_trees
 
 METHOD = 18
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
