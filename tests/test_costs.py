@@ -493,7 +493,7 @@ def test_only_a_policy_that_asks_has_costs_measured(pair: Pair, home: Path):
     given.generate([3, 4], max_tokens=4, seed=0)
     assert given.costs is CURVE
     assert not home.exists()
-    Decoder(pair, policy=ArgmaxLength()).generate([3, 4], max_tokens=4, seed=0)
+    Decoder(replace(pair), policy=ArgmaxLength()).generate([3, 4], max_tokens=4, seed=0)
     assert len(list(home.glob("costs-*"))) == 1
 
 

@@ -125,8 +125,10 @@ class Decoder:
         if self._costs is None and self.policy.needs_costs:
             from specdecpp.costs.known import known
 
-            self._known = known(self.pair)
-            self._costs = self._priced(self._known.costs)
+            if "known" not in self.pair.measured:
+                self.pair.measured["known"] = known(self.pair)
+            found: Known = self.pair.measured["known"]
+            self._known, self._costs = found, self._priced(found.costs)
         return self._costs
 
     def _priced(self, costs: Costs) -> Costs:
@@ -148,7 +150,7 @@ class Decoder:
 
                 now = self.costs if known.now == known.costs else self._priced(known.now)
                 self._clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
-                if not known.is_new:
+                if not known.is_new and self.pair.is_identified:
                     self._clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
         return self._clock
 

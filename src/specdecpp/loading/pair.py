@@ -51,6 +51,8 @@ class Pair:
     """What identifies the two models for measurements: a quantised file may have the fingerprint of its checkpoint."""
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
     """The caches of its last requests, for those that begin alike."""
+    measured: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What this process knows of its costs (`costs.known`): the same for all decoders, so that a seed repeats."""
 
     def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:

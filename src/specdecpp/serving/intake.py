@@ -205,12 +205,12 @@ class Intake:
         key = spec, kind
         if key not in self._decoders:
             policy = self.policy if spec is None else self._policy(spec)
-            verification = VERIFICATIONS[kind]
+            verification, heals = VERIFICATIONS[kind], policy.needs_costs and self.pair.is_identified
             self._decoders[key] = Decoder(
                 self.pair,
                 policy=policy,
                 verification=verification,
-                costs=None if self.pair.is_identified else self._costs,  # what is kept is looked at, and corrected
+                costs=None if heals else self._costs,  # given ones stay as they are
                 lossless=is_lossless(verification),  # what was asked for is checked in `_chosen`
             )
         self._decoders.move_to_end(key)
