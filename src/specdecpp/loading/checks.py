@@ -12,6 +12,7 @@ from typing import Any
 from specdecpp import machine, runners
 from specdecpp.errors import RunnerError
 from specdecpp.runners import Runner
+from specdecpp.runners.families import Sketch
 from specdecpp.runners.native import NativeRunner, compiler, library
 
 log = logging.getLogger("specdecpp.loading")
@@ -52,6 +53,7 @@ def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -
     is_known = machine.recall("check", facts) is not None
     if not is_known:
         log.info("comparing %s with transformers on %s", kind.__name__, of.name)
+        model = of.skeleton if isinstance(model, Sketch) else model
     made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
     if not is_known:
         machine.remember("check", facts, {})

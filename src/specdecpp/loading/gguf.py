@@ -8,6 +8,7 @@ llama-cpp-python is installed.
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -19,7 +20,7 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.loading.checks import Runners
+from specdecpp.loading.checks import Runners, code
 from specdecpp.loading.gguf_config import OUTPUT_IDS, unsupported
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
@@ -52,7 +53,7 @@ class GGUF:
                 f"{self._header.path.name} cannot be read here: {self._unsupported}. llama.cpp may know it: pip install "
                 "'specdecpp[gguf]'"
             )
-        self._source = None if self._unsupported else GGUFSource(self._header)
+        self._source = None if self._unsupported else _source(self._header)
         self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
         self._runners = Runners()
         self._digest = self._inspected()
@@ -77,13 +78,19 @@ class GGUF:
         return self._source.stored
 
     @property
+    def skeleton(self) -> Any:
+        """The model of transformers without its weights."""
+        assert self._source is not None, "only files that are read here are compared"
+        return self._source.skeleton
+
+    @property
     def num_rows(self) -> int:
         """Rows of the output layer."""
         return self._file.num_rows if self._source is None else self._source.num_rows
 
     @property
     def _output_ids(self) -> list[int] | None:
-        return None if self._source is None else getattr(self._source.skeleton.config, trimmed.KEY, None)
+        return None if self._source is None else getattr(self._source.described.config, trimmed.KEY, None)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -141,7 +148,7 @@ class GGUF:
             return self.num_bytes
         if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
             return 0
-        return self._dtype.itemsize * sum(parameter.numel() for parameter in self._source.skeleton.parameters())
+        return self._dtype.itemsize * sum(math.prod(stored.shape) for stored in self._source.stored.values())
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:
@@ -153,7 +160,7 @@ class GGUF:
             return dict.fromkeys(("graphs", "native", "native-int8", "lean", "eager"), self._unsupported) | {
                 "llama.cpp": llama_cpp
             }
-        skeleton, is_cuda = self._source.skeleton, self._device.type == "cuda"
+        skeleton, is_cuda = self._source.described, self._device.type == "cuda"
         native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
         native = native or NativeRunner.refusal(skeleton, is_stored=True)
         is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
@@ -172,11 +179,25 @@ class GGUF:
             return GGUFRunner(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
         stored: dict[str, Any] = {"is_checked": is_checked}
         if kind in ("native", "native-int8") and self._source is not None:
-            stored |= {"model": self._source.skeleton, "stored": self._source.stored}
+            stored |= {"model": self._source.described, "stored": self._source.stored}
             stored |= {"activations": "int8"} if kind == "native-int8" else {}
             kind = "native"
         made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
         return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, **stored)
+
+
+def _source(header: Header) -> GGUFSource:
+    """The model in a file, by what was kept of it where the file and the code are the same."""
+    of = {**header.state, "code": code()}
+    try:
+        if known := machine.recall("sketch", of):
+            return GGUFSource(header, known)
+    except (KeyError, TypeError):
+        pass  # of another version, or damaged
+    source = GGUFSource(header)
+    if told := source.told():
+        machine.remember("sketch", of, told)
+    return source
 
 
 def is_gguf(name: str | Path) -> bool:

@@ -70,6 +70,12 @@ def configured(header: Header) -> Any:
         header.fail(f"describes a model that transformers refuses ({told})")
 
 
+def num_heads(header: Header, architecture: str) -> tuple[int, int]:
+    """How many heads of q there are, and of k and v."""
+    heads = header.integer(f"{architecture}.attention.head_count", least=1, most=_WIDEST)
+    return heads, header.integer(f"{architecture}.attention.head_count_kv", heads, least=1, most=_WIDEST)
+
+
 def _head_sizes(header: Header, architecture: str) -> tuple[int, int]:
     heads = header.integer(f"{architecture}.attention.head_count", least=1, most=_WIDEST)
     even = header.integer(f"{architecture}.embedding_length", least=1, most=_WIDEST) // heads
@@ -83,14 +89,14 @@ def _arguments(header: Header, architecture: str) -> dict[str, Any]:
     def integer(key: str, *default: int) -> int:
         return header.integer(f"{architecture}.{key}", *default, least=1, most=_WIDEST)
 
-    heads, size = integer("attention.head_count"), _head_sizes(header, architecture)[0]
+    (heads, kv_heads), size = num_heads(header, architecture), _head_sizes(header, architecture)[0]
     found: dict[str, Any] = {
         "vocab_size": _rows(header, "token_embd.weight"),
         "hidden_size": integer("embedding_length"),
         "intermediate_size": integer("feed_forward_length"),
         "num_hidden_layers": integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": integer("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": size,
         "max_position_embeddings": header.integer(f"{architecture}.context_length", least=1),
         "rms_norm_eps": header.number(f"{architecture}.attention.layer_norm_rms_epsilon", above=0.0, most=1.0),

@@ -1,6 +1,6 @@
 """A GGUF file as a model of transformers, without llama.cpp: its shape, and its weights as they lie in the file.
 
-    Header -> GGUFSource: .skeleton (a model without weights), .stored (bytes by transformers' names), .model(dtype)
+    Header -> GGUFSource: .described (a model without weights, or its sketch), .stored (bytes by names), .model(dtype)
 
 Two things are laid out in a file as transformers does not have them, and put back here: under the architecture "llama" the rows
 of q and k (llama.cpp turns neighbouring pairs, transformers the two halves of a head), which moves whole rows and leaves them
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
 from specdecpp.loading.gguf_bytes import Entry
-from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, unsupported
+from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, num_heads, unsupported
 from specdecpp.loading.gguf_header import Header, opened
+from specdecpp.runners.families import Sketch, refusal
 
 _NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
 
@@ -53,7 +54,8 @@ class Stored:
 
 
 class GGUFSource:
-    """A model in a GGUF file, of an architecture of `FAMILIES`.
+    """A model in a GGUF file, of an architecture of `FAMILIES`. `known` is what `told` has said of the same file before: a
+    sketch of the model stands for it then, and transformers' modelling need not be imported.
 
     Raises `RunnerError`: what is wrong in which file.
 
@@ -61,19 +63,34 @@ class GGUFSource:
     'Q8_0'
     """
 
-    def __init__(self, path: "str | Path | Header"):
+    def __init__(self, path: "str | Path | Header", known: Mapping[str, Any] | None = None):
         self.header = path if isinstance(path, Header) else opened(path)
         self.path = self.header.path
         if reason := unsupported(self.header):
             raise RunnerError(f"{self.path.name} cannot be read here: {reason}.")
-        self._config = configured(self.header)
-        self.skeleton = self._built()
-        self.stored: Mapping[str, Stored] = self._found()
+        self._names: dict[str, str] = dict(known["names"]) if known else self._found()
+        self.described: Any = Sketch.parse(known["sketch"]) if known else self.skeleton
+        self.stored: Mapping[str, Stored] = {name: self._stored(name, own) for name, own in self._names.items()}
+
+    def told(self) -> dict[str, Any] | None:
+        """What to keep of the file for later; None where the model cannot be described."""
+        if refusal(self.skeleton):
+            return None
+        return {"names": self._names, "sketch": Sketch.of(self.skeleton).told()}
+
+    @cached_property
+    def skeleton(self) -> Any:
+        """The model of transformers, its weights on the meta device."""
+        return self._built()
+
+    @cached_property
+    def _config(self) -> Any:
+        return configured(self.header)
 
     @property
     def num_rows(self) -> int:
         """Rows of the output layer."""
-        return int(self._config.vocab_size)
+        return self.described.num_rows if isinstance(self.described, Sketch) else int(self._config.vocab_size)
 
     def model(self, dtype: torch.dtype = torch.float32) -> Any:
         """A model of transformers with the values of the file, on the CPU. One tensor at a time is held twice."""
@@ -115,8 +132,8 @@ class GGUFSource:
         rotary.inv_freq = plain / factors
         rotary.original_inv_freq = rotary.inv_freq.clone()
 
-    def _found(self) -> dict[str, Stored]:
-        """The weight of every parameter; raises for one that is missing, of another shape, or left over."""
+    def _found(self) -> dict[str, str]:
+        """The tensor of every parameter; raises for one that is missing, of another shape, or left over."""
         from gguf.constants import MODEL_ARCH
         from gguf.tensor_mapping import get_tensor_name_map
 
@@ -128,7 +145,7 @@ class GGUFSource:
             if own is None:
                 self.header.fail(f"cannot have {name}, for which files of {architecture} have no name")
             check_shape(self.header, own, tuple(parameter.shape))
-            found[name] = self._stored(name, own)
+            found[name] = own
             rest.discard(own)
         if rest:
             self.header.fail(f"has {len(rest)} tensors that a model of {architecture} has no place for, first {min(rest)}")
@@ -137,8 +154,8 @@ class GGUFSource:
     def _stored(self, name: str, own: str) -> Stored:
         entry, architecture = self.header.tensors[own], self.header.text("general.architecture")
         role = name.split(".")[-2]
-        heads = {"q_proj": self._config.num_attention_heads, "k_proj": self._config.num_key_value_heads}.get(role)
-        if architecture == "llama" and heads:
+        if architecture == "llama" and role in ("q_proj", "k_proj"):
+            heads = num_heads(self.header, architecture)[role == "k_proj"]
             order = _halves(entry.shape[0], heads)
             apart = (entry.shape[0], -1)  # a vector's values, a matrix's rows
             return Stored(entry.kind, entry.shape, lambda: entry.data.reshape(apart)[order].reshape(entry.rows, entry.row))

@@ -26,9 +26,8 @@ from transformers import DynamicCache
 from specdecpp.errors import RunnerError
 from specdecpp.runners import trimmed
 from specdecpp.runners.branches import OpenRows
+from specdecpp.runners.families import POSITIONS
 from specdecpp.runners.protocol import check_rollback
-
-_POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 
 
 class _Tap(threading.local):
@@ -264,7 +263,7 @@ class EagerRunner:
 def max_length(config: Any) -> int | None:
     """The context: what the config says; with LongRoPE, what it says before its angles change with the length, since
     keys in the cache would keep the old ones."""
-    lengths = [int(n) for f in _POSITION_FIELDS if (n := getattr(config, f, None))][:1]
+    lengths = [int(n) for f in POSITIONS if (n := getattr(config, f, None))][:1]
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):
         if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":

@@ -17,15 +17,23 @@ against a model.
 Sources: transformers, models/{llama,mistral,qwen2,qwen3,phi3,gemma3}/modeling_*.py.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
+
+from specdecpp.runners import trimmed
 from specdecpp.runners.angles import frequencies
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _ANGLES = ("default", "linear", "llama3", "yarn", "longrope")
 _TYPES = {"full_attention", "sliding_attention"}
+POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+CONFIG = (*POSITIONS, "rope_parameters", "original_max_position_embeddings", trimmed.KEY)
+"""Fields of a config that say how many tokens a model can hold, the first of `POSITIONS` that there is, and score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +130,55 @@ _FORMS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """A model without weights and without transformers, whose modelling takes seconds to import: its description, and what else
+    a compiled runner asks a model. It stands for one whose weights lie in a file, and can be kept as JSON.
+
+    `config` has the fields `CONFIG` of the model's, `rotary` the frequencies and scalings of its rotary embedding.
+    """
+
+    family: Family
+    num_rows: int
+    config: Any
+    rotary: Any
+
+    @classmethod
+    def of(cls, model: Any) -> "Sketch":
+        """The sketch of a model that `refusal` does not refuse."""
+        rotary, family = model.model.rotary_emb, described(model)
+        found: dict[str, Any] = {"rope_type": rotary.rope_type}
+        for kind in {view.angles for view in family.views}:
+            start = f"{kind}_" if kind else ""
+            for name in (f"{start}inv_freq", f"{start}original_inv_freq", f"{start}attention_scaling"):
+                if (value := getattr(rotary, name, None)) is not None:
+                    found[name] = value
+        config = {name: getattr(model.config, name, None) for name in CONFIG}
+        rows = int(model.get_output_embeddings().weight.shape[0])
+        return cls(family=family, num_rows=rows, config=SimpleNamespace(**config), rotary=SimpleNamespace(**found))
+
+    def told(self) -> dict[str, Any]:
+        """What JSON has of it: float32 values are kept to the bit."""
+        rotary = {name: x.tolist() if isinstance(x, torch.Tensor) else x for name, x in vars(self.rotary).items()}
+        return {"family": asdict(self.family), "num_rows": self.num_rows, "config": vars(self.config), "rotary": rotary}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "Sketch":
+        """The inverse of `told`. Raises KeyError, TypeError for anything else."""
+        family, rotary = dict(values["family"]), dict(values["rotary"])
+        family["views"] = tuple(View(**view) for view in family["views"])
+        family["layers"] = tuple(
+            Layer(**{name: tuple(x) if isinstance(x, list) else x for name, x in layer.items()}) for layer in family["layers"]
+        )
+        rotary = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in rotary.items()}
+        config, found = SimpleNamespace(**values["config"]), SimpleNamespace(**rotary)
+        return cls(family=Family(**family), num_rows=values["num_rows"], config=config, rotary=found)
+
+
 def refusal(model: Any) -> str | None:
     """Why a model is not described here; None where it is. It says nothing of where and in what form the weights are."""
+    if isinstance(model, Sketch):
+        return None
     config = model.config
     form = _FORMS.get(type(model).__name__)
     if form is None:
@@ -153,6 +208,8 @@ def refusal(model: Any) -> str | None:
 
 def described(model: Any) -> Family:
     """The description of a model that `refusal` does not refuse."""
+    if isinstance(model, Sketch):
+        return model.family
     config, body, form = model.config, model.model, _FORMS[type(model).__name__]
     views = [_view(config, form, body.rotary_emb, i) for i in range(len(body.layers))]
     kinds = tuple(dict.fromkeys(views))

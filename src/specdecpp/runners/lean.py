@@ -134,7 +134,7 @@ class LeanRunner(EagerRunner):
     @staticmethod
     def refusal(model: Any) -> str | None:
         """Why this model must be run by transformers; None when it need not."""
-        if reason := families.refusal(model):
+        if (reason := families.refusal(model)) or isinstance(model, families.Sketch):
             return reason
         linear = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
         if linear != {nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:

@@ -47,8 +47,8 @@ class NativeRunner:
     """A model that `families` describes and one sequence in its cache. See `runners.Runner` for the contract.
 
     `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
-    may then be on the meta device. `num_threads` are those of every pass (None: as many as torch has). A pass waits for those
-    of other runners to end.
+    may then be on the meta device; without `probe` a `families.Sketch` will do for the model. `num_threads` are those of every
+    pass (None: as many as torch has). A pass waits for those of other runners to end.
 
     `activations` say how what is multiplied with quantised weights is rounded: "int16" to 32,639 steps of the largest of each
     group of 16 or 32, "float32" not at all. None takes the first where the processor has products of whole numbers, else the
@@ -77,7 +77,8 @@ class NativeRunner:
         if reason := self.refusal(model, is_stored=stored is not None):
             raise RunnerError(f"{type(model).__name__} cannot be run by compiled code: {reason}. Use EagerRunner.")
         family = families.described(model)
-        rows = int(model.get_output_embeddings().weight.shape[0])
+        is_sketch = isinstance(model, families.Sketch)
+        rows = model.num_rows if is_sketch else int(model.get_output_embeddings().weight.shape[0])
         self.vocab_size = rows if vocab_size is None else vocab_size
         if self.vocab_size > rows:
             raise RunnerError(

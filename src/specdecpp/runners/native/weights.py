@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdecpp.errors import RunnerError
 from specdecpp.runners.angles import Angles
-from specdecpp.runners.families import Family, Layer
+from specdecpp.runners.families import Family, Layer, Sketch
 from specdecpp.runners.native.library import library
 
 KINDS = {
@@ -94,7 +94,8 @@ class Weights:
         self.num_ids = num_ids
         self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
         """Of a cache: keys and values in float32."""
-        rotary, size = model.model.rotary_emb, family.head_size
+        rotary = model.rotary if isinstance(model, Sketch) else model.model.rotary_emb
+        size = family.head_size
         self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._common: weakref.WeakKeyDictionary[Weights, int] = weakref.WeakKeyDictionary()
