@@ -79,7 +79,7 @@ def test_first_requests_get_what_the_best_fixed_length_would(acceptance: float) 
     at an acceptance of .2), or not at all where it did.
 
     Of 24 runs the mean has a standard error of 1 to 2 % in the first request and of .7 % over later ones. The true means keep
-    the bounds by 6 and 1.5 %: fewer than one seed in fifty misses one of them by chance.
+    the bounds by 3 and 1.5 %: fewer than one seed in fifty misses one of them by chance.
     """
     fixed = {}
     for k in (0, 1, 2, 3, 5):
@@ -92,7 +92,7 @@ def test_first_requests_get_what_the_best_fixed_length_would(acceptance: float) 
             experience = Experience(CostAware(), practised(acceptance, rng))
             took[run] = [1 / answered(experience, Text(acceptance, rng)) for _ in range(took.shape[1])]
     rates = 1 / took.mean(0)
-    assert rates[0] > 0.9 * max(fixed.values())
+    assert rates[0] > 0.93 * max(fixed.values())
     later = 1 / took[:, 1:].mean()
     assert later > 0.97 * max(fixed.values())
     assert later > 0.97, "and of the target alone"
