@@ -1,0 +1,61 @@
+"""A model's sketch stands for it where its weights lie in a file: kept as JSON, it gives the same bits without transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_gguf_reading import TOKENIZER, model_of
+from test_native import VARIANTS as PLAIN
+from test_native import built as plain
+from test_native_families import VARIANTS, built
+
+from specdecpp import NativeRunner
+from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf_reading import GGUFSource, Stored
+from specdecpp.loading.gguf_writing import write
+from specdecpp.runners import native
+from specdecpp.runners.families import Sketch
+
+TEXT = [1, 7, 3, 9, 12, 30, 2, 5]
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+
+
+def stored(model: Any) -> dict[str, Stored]:
+    """A model's own values, as a file has them."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        data = parameter.detach().float().contiguous()
+        rows = data.reshape(len(data) if data.ndim > 1 else 1, -1)
+        found[name] = Stored("F32", tuple(data.shape), rows.view(torch.uint8).numpy())
+    return found
+
+
+@pytest.mark.parametrize("variant", [*PLAIN, *VARIANTS])
+def test_a_sketch_that_was_kept_gives_the_same_bits(variant: str) -> None:
+    """Catches a field of a family, an angle or a limit of the context that JSON loses or changes."""
+    model = plain(variant) if variant in PLAIN else built(variant)
+    sketch = Sketch.parse(json.loads(json.dumps(Sketch.of(model).told())))
+    runner, kept = (NativeRunner(one, stored=stored(model), num_threads=1, probe=False) for one in (model, sketch))
+    assert sketch.family == Sketch.of(model).family
+    assert (kept.max_length, kept.vocab_size, kept.hidden_size) == (runner.max_length, runner.vocab_size, runner.hidden_size)
+    assert torch.equal(kept.extend(TEXT, rows=8)[0], runner.extend(TEXT, rows=8)[0])
+
+
+def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches two seconds of imports at every load."""
+    path = tmp_path / "model.gguf"
+    write(model_of(), TOKENIZER, path)
+    before = GGUF(path)
+    num = before.num_rows
+    first = before.runner("native", vocab_size=num, num_threads=1)
+
+    def built(self: GGUFSource) -> Any:
+        raise AssertionError("the model was built again")
+
+    monkeypatch.setattr(GGUFSource, "_built", built)
+    again = GGUF(path)
+    assert again.num_rows == num
+    found = again.runner("native", vocab_size=num, num_threads=1)
+    assert torch.equal(found.extend(TEXT, rows=8)[0], first.extend(TEXT, rows=8)[0])
