@@ -228,3 +228,22 @@ def test_llama_cpp_is_given_files_that_are_there_and_its_own_p_min(tmp_path: Pat
         assert files == [tmp_path / f"{role}.gguf" for role in ("target", "draft")][: 1 + (n_max is not None)], setting
         assert "--spec-draft-p-min" not in command
         assert ("--spec-draft-n-max" in command) == (n_max is not None)
+
+
+def test_compiled_code_that_a_process_may_run_is_not_written_again(tmp_path: Path) -> None:
+    """Catches a second run in the same folder that overwrites the library which the first one has mapped, and so kills it."""
+    folders = [tmp_path / name / "specdecpp" for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / "native-1.so").write_bytes(b"1")
+    parts.copy_compiled(tmp_path / "a", tmp_path / "b")
+    copy = folders[1] / "native-1.so"
+    before = copy.stat()
+    (folders[0] / "kept.json").touch()
+    parts.copy_compiled(tmp_path / "a", tmp_path / "b")
+    assert (copy.stat().st_ino, copy.stat().st_mtime_ns, copy.stat().st_ctime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+    )
+    assert [path.name for path in folders[1].iterdir()] == ["native-1.so"]

@@ -26,6 +26,7 @@ import specdecpp as sd
 from realpair.files import REFERENCE, SMOLLM2, Names
 from realpair.log import Log, Turn, turns
 from realpair.prompts import Messages
+from specdecpp import machine
 from specdecpp.decoder import encode
 from specdecpp.loading import shipped
 
@@ -111,10 +112,12 @@ def _empty(compiled: Path | None) -> Iterator[Path]:
 
 
 def copy_compiled(cache: Path, to: Path) -> None:
-    """Compiled code from one cache folder to another."""
+    """Compiled code from one cache folder to another. What is there stays: a process that runs it must not lose it."""
     (to / "specdecpp").mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in cache.glob(COMPILED):
-        shutil.copy2(path, to / "specdecpp")
+        if not (copy := to / "specdecpp" / path.name).exists():
+            with machine.whole(copy) as part:
+                shutil.copy2(path, part)
 
 
 def _fresh(bench: Bench, cache: Path, request: dict[str, Any] | None = None, **more: str) -> tuple[dict[str, Any], str]:
