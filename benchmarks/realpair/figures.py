@@ -86,7 +86,7 @@ def first(log: Log, pair: str, rows: Sequence[Figures] | None) -> Figures | None
         return None
     columns = [np.array([[run["tokens"], run["seconds"]] for run in of]).T for of in zip(*requests, strict=True)]
     told = [
-        {name: record[name] for name in ("set", "temperature", "prompt", "seconds", "loaded_s")}
+        {name: record.get(name) for name in ("set", "temperature", "prompt", "seconds", "loaded_s", "decoder_s")}
         | {"over_best_fixed": rounded(_speed(record) / _speed(best)), "over_no_draft": rounded(_speed(record) / _speed(alone))}
         for record, best, alone in requests
     ]

@@ -2,8 +2,8 @@
 
     python -m realpair.fresh '{"started": TIME, "target": ..., "draft": ..., "request": {...} or null}'
 
-Prints JSON: seconds from the start of the process to the pair, and tokens and seconds of the answer. They include whatever a
-decoder measures before its first answer.
+Prints JSON: seconds from the start of the process to the pair, seconds to make the decoder, which measures what steps cost, and
+tokens and seconds of the answer.
 """
 
 import json
@@ -18,8 +18,11 @@ def main() -> None:
     pair = sd.load_pair(asked["target"], draft=asked["draft"])
     found: dict[str, float] = {"loaded_s": time.time() - asked["started"]}
     if (request := asked["request"]) is not None:
+        made = time.perf_counter()
+        decoder = sd.Decoder(pair, reuses=False)
         started = time.perf_counter()
-        out = sd.Decoder(pair, reuses=False).generate(request.pop("prompt"), **request)
+        found["decoder_s"] = started - made
+        out = decoder.generate(request.pop("prompt"), **request)
         found |= {"tokens": len(out.tokens), "seconds": time.perf_counter() - started, "reading_s": out.metrics.prefill_s}
     print(json.dumps(found))
 
