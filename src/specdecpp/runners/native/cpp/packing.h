@@ -57,7 +57,8 @@ static void read_uneven(const uint8_t* from, uint8_t* codes) {
 }
 // Bits of 32 inputs, one for each, become the fifth of their codes.
 static void add_fifth(const uint8_t* from, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+  uint32_t bits = word(from);
+  for (int i = 0; i < 32; ++i) codes[i] |= uint8_t((bits >> i & 1) << 4);
 }
 // Codes of two bits: four groups of 32 in each 32 bytes.
 static void read_crumbs(const uint8_t* from, uint8_t* codes) {
@@ -126,31 +127,45 @@ static void read_block(int kind, const uint8_t* b, Block& to) {
   }
 }
 
-// Block b of output o of a panel.
-static void put_block(const Matrix& m, uint8_t* panel, int o, int b, const Block& from) {
+// The codes of a group of all outputs of a panel, those of output o from `codes` + o * sizeof(Block) on.
+template <int BITS>
+static void put_codes(const uint8_t* codes, int group, uint8_t* to) {
+  auto four = [&](int o, int quad) { return word(codes + o * sizeof(Block) + 4 * quad); };
+  auto put = [](uint8_t* at, uint32_t w) { std::memcpy(at, &w, 4); };
+  for (int half = 0; half < 2; ++half, codes += LANES * sizeof(Block)) {
+    uint32_t high[LANES] = {};
+    for (int quad = 0; quad < group / 4; quad += BITS == 8 ? 1 : 2) {
+      uint8_t* at = to + 4 * LANES * ((BITS == 8 ? 2 * quad : quad) + half);
+      for (int o = 0; o < LANES; ++o, at += 4) {
+        if (BITS == 8) {
+          put(at, four(o, quad));
+          continue;
+        }
+        uint32_t first = four(o, quad), second = four(o, quad + 1);
+        put(at, (first & 0x0f0f0f0fu) | (second & 0x0f0f0f0fu) << 4);
+        high[o] |= (first >> 4 & 0x03030303u) << quad * (BITS - 4) | (second >> 4 & 0x03030303u) << (quad + 1) * (BITS - 4);
+      }
+    }
+    for (int o = 0; o < LANES && BITS != 4 && BITS != 8; ++o) put(to + 4 * (LANES * (group / 4 + half) + o), high[o]);
+  }
+}
+
+// Block b of a panel, of all its outputs.
+static void put_blocks(const Matrix& m, uint8_t* panel, int b, const Block* blocks) {
   uint8_t* block = panel + b * m.block_bytes();
-  std::memcpy(block + 2 * o, &from.scale, 2);
-  if (m.has_offset) std::memcpy(block + 2 * (PANEL + o), &from.offset, 2);
+  for (int o = 0; o < PANEL; ++o) {
+    std::memcpy(block + 2 * o, &blocks[o].scale, 2);
+    if (m.has_offset) std::memcpy(block + 2 * (PANEL + o), &blocks[o].offset, 2);
+  }
   for (int i = 0; i < m.groups_of_block(); ++i) {
     int g = b * m.groups_of_block() + i;
-    uint8_t *levels = panel + levels_at(m, g, o), *to = panel + codes_at(m, g);
-    if (m.has_levels) {
-      levels[0] = uint8_t(from.levels[i]);
-      if (m.has_offset) levels[PANEL] = uint8_t(from.offset_levels[i]);
+    uint8_t *levels = panel + levels_at(m, g, 0), *to = panel + codes_at(m, g);
+    for (int o = 0; o < PANEL && m.has_levels; ++o) {
+      levels[o] = uint8_t(blocks[o].levels[i]);
+      if (m.has_offset) levels[PANEL + o] = uint8_t(blocks[o].offset_levels[i]);
     }
-    const uint8_t* codes = from.codes + i * m.group;
-    uint32_t high = 0, low = 0;
-    for (int quad = 0; quad < m.group / 4; ++quad) {
-      uint32_t four = word(codes + 4 * quad);
-      if (m.bits == 8) {
-        low = four;
-      } else {
-        low = (quad % 2 ? low : 0) | (four & 0x0f0f0f0fu) << word_bit(m, quad);
-        high |= (four >> 4 & 0x03030303u) << quad * (m.bits - 4);
-      }
-      if (m.bits == 8 || quad % 2) std::memcpy(to + word_at(m, quad, o), &low, 4);
-    }
-    if (m.bits == 5 || m.bits == 6) std::memcpy(to + high_word_at(m, o), &high, 4);
+    const uint8_t* codes = blocks[0].codes + i * m.group;
+    (m.bits == 4 ? put_codes<4> : m.bits == 5 ? put_codes<5> : m.bits == 6 ? put_codes<6> : put_codes<8>)(codes, m.group, to);
   }
 }
 
@@ -192,15 +207,18 @@ static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out
   m.panels = panels;
   together(threads, [&](int t, int threads, Barrier&) {
     Share share(m.num_panels(), t, threads);
-    Block block;
-    for (int p = share.begin; p < share.end; ++p)
-      for (int o = p * PANEL; o < std::min(out, (p + 1) * PANEL); ++o) {
-        uint8_t* panel = panels + p * m.panel_bytes();
-        const uint8_t* row = rows + o * stride;
-        if (!m.is_coded()) put_plain(m, panel, o % PANEL, row, kind == F32);
-        for (int b = 0; m.is_coded() && b < in / layout->block; ++b)
-          read_block(kind, row + b * layout->bytes, block), put_block(m, panel, o % PANEL, b, block);
+    Block blocks[PANEL] = {};  // zeros where a panel has more places than there are outputs
+    int num_blocks = m.is_coded() ? in / layout->block : 0;
+    for (int p = share.begin; p < share.end; ++p) {
+      uint8_t* panel = panels + p * m.panel_bytes();
+      const uint8_t* first = rows + size_t(p) * PANEL * stride;
+      int num = std::min(PANEL, out - p * PANEL);
+      for (int o = 0; o < num && !m.is_coded(); ++o) put_plain(m, panel, o, first + o * stride, kind == F32);
+      for (int b = 0; b < num_blocks; ++b) {
+        for (int o = 0; o < num; ++o) read_block(kind, first + o * stride + b * layout->bytes, blocks[o]);
+        put_blocks(m, panel, b, blocks);
       }
+    }
   });
   return true;
 }
