@@ -144,7 +144,7 @@ def compare(formats: Formats, name: str, index: int, prompt: str, args: argparse
     pair = formats.pairs(name)[index % 2]
     ids = encode(pair, [{"role": "user", "content": prompt}])
     options = {"max_tokens": args.tokens, "temperature": 0.0}
-    own = answers(pair, "target", ids, **options).tokens
+    own = answers(pair, "none", ids, **options).tokens
     found: dict[str, Any] = {}
     for spec in tested(name, index, args.rotate):
         out = answers(pair, spec, ids, **options)

@@ -10,7 +10,7 @@ Parts, each for the real pair, for `smollm2` and for the reference pair, in the 
     rows     passes of 1 to 16 rows beside llama.cpp's, by widths.py, in the environment of `make bench-peers`
     cells    five kinds of prompts that nobody tuned on, greedy and at 0.7 with top-p 0.9, no seed: no draft, fixed K and the
              default answer each prompt in a random order; whole answers, their prompts read in full by whoever needs them
-    first    first requests of the default, each with a cache folder that holds compiled code alone: what it measures is counted,
+    first    first requests of the default, each with a cache folder of compiled code alone: what it measures is counted,
              but for costs, which a decoder measures when it is made (`decoder_s`)
     llama    llama.cpp plain and with the same draft at four settings, beside the default
 

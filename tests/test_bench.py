@@ -727,7 +727,7 @@ def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: 
     ("options", "code", "words"),
     [
         (["--data", "./nowhere.jsonl", "--prompt", "gsm8k"], 1, "there is no file ./nowhere.jsonl"),
-        (["--policy", "clever"], 2, "there is no policy 'clever'. Policies: target, adaptive-entropy:threshold"),
+        (["--policy", "clever"], 2, "there is no policy 'clever'. Policies: none, adaptive-entropy:threshold"),
         (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
         (["--sweep", "specdecpp.threshold=0.5"], 2, "needs an acceptance head"),
         (["--sweep", "threshold=0.5"], 2, "a sweep reads POLICY.PARAMETER=VALUE"),

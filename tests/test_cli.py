@@ -235,7 +235,7 @@ def refused(*arguments: str, code: int, stdin: str | None = None) -> str:
         (["--top-p", "0"], 2, "top_p must lie in (0, 1]"),
         (["--max-tokens", "-1"], 2, "max_tokens must be a whole number, at least 0"),
         (["--stop", ""], 2, "a stop string is empty"),
-        (["--policy", "clever"], 2, "Policies: target, adaptive-entropy:threshold"),
+        (["--policy", "clever"], 2, "Policies: none, adaptive-entropy:threshold"),
         (["--policy", "cumulative:k=3"], 2, "cumulative takes threshold, min_tokens, max_tokens"),
         (["--policy", "cumulative:7"], 2, "must lie in [0, 1], got 7.0"),
         (["--policy", "max-confidence:drop=true"], 2, "removes a sampled candidate"),

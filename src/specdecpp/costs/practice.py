@@ -120,14 +120,16 @@ def judge_name(policy: Any) -> str:
 
 
 def texts(pair: Any) -> list[list[int]]:
-    """Token ids of the prompts, through the chat template where the pair has one; none where its tokenizer cannot say them."""
+    """Token ids of the prompts, through the chat template where the pair has one; none where its tokenizer cannot say them, or
+    not in ids that the models have."""
     from specdecpp.decoder import encode
 
     is_chat = bool(getattr(pair.tokenizer, "chat_template", None))
     try:
-        return [encode(pair, [{"role": "user", "content": text}] if is_chat else text) for text in PROMPTS]
+        found = [encode(pair, [{"role": "user", "content": text}] if is_chat else text) for text in PROMPTS]
     except (ValueError, TypeError, AttributeError):  # PromptError among them; no tokenizer at all
         return []
+    return found if max(map(max, found)) < pair.target.vocab_size else []
 
 
 def practice_of(rounds: Iterable[tuple[bool, Any]], judge: str) -> Practice:
