@@ -167,12 +167,15 @@ class Sketch:
         """The inverse of `told`. Raises KeyError, TypeError for anything else."""
         family, rotary = dict(values["family"]), dict(values["rotary"])
         family["views"] = tuple(View(**view) for view in family["views"])
-        family["layers"] = tuple(
-            Layer(**{name: tuple(x) if isinstance(x, list) else x for name, x in layer.items()}) for layer in family["layers"]
-        )
+        family["layers"] = tuple(Layer(**_tupled(layer)) for layer in family["layers"])
         rotary = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in rotary.items()}
         config, found = SimpleNamespace(**values["config"]), SimpleNamespace(**rotary)
         return cls(family=Family(**family), num_rows=values["num_rows"], config=config, rotary=found)
+
+
+def _tupled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With tuples where JSON has lists."""
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
 
 
 def refusal(model: Any) -> str | None:
