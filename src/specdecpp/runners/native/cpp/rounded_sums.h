@@ -63,28 +63,37 @@ __attribute__((always_inline)) static inline void add_dots(const Words* codes, c
       sums[r][0] = dot<BITS>(sums[r][0], codes[2 * quad], four), sums[r][1] = dot<BITS>(sums[r][1], codes[2 * quad + 1], four);
     }
 }
-template <int GROUP, int R>
-__attribute__((always_inline)) static inline void add_dots_of_words(const Words* codes, const int8_t* x, Ints sums[R][2]) {
-#pragma GCC unroll 8
-  for (int quad = 0; quad < GROUP / 4; ++quad) {
-    Wide u = bits_as<Wide>(codes[2 * quad]), v = bits_as<Wide>(codes[2 * quad + 1]), low = WIDE(set1_epi16)(255);
-    Wide even[2] = {masked(u, low), masked(v, low)}, odd[2] = {WIDE(srli_epi16)(u, 8), WIDE(srli_epi16)(v, 8)};
+// The same with 16 bits of x; the codes are expanded where they are needed.
+template <int BITS, int GROUP, int R>
+__attribute__((always_inline)) static inline void add_dots_of_words(const Group<BITS, GROUP>& group, const int8_t* x, Ints sums[R][2]) {
+#pragma GCC unroll 4
+  for (int first = 0; first < GROUP / 4; first += 2) {
+    Words codes[4];
+    group.eight(first, codes);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // inputs 0 2, 1 3, 4 6, 5 7, and all rows in turn: a product need not wait for the one before it
+      Wide u = bits_as<Wide>(codes[i / 2 * 2]), v = bits_as<Wide>(codes[i / 2 * 2 + 1]), low = WIDE(set1_epi16)(255);
+      Wide a = i % 2 ? WIDE(srli_epi16)(u, 8) : masked(u, low), b = i % 2 ? WIDE(srli_epi16)(v, 8) : masked(v, low);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const int8_t* four = x + (r * GROUP + 4 * quad) * 2;
-      Wide of_even = four_of(four), of_odd = four_of(four + 4);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) sums[r][half] = dot_of_words(dot_of_words(sums[r][half], even[half], of_even), odd[half], of_odd);
+      for (int r = 0; r < R; ++r) {
+        Wide pairs = four_of(x + (r * GROUP + 4 * first + 2 * i) * 2);
+        sums[r][0] = dot_of_words(sums[r][0], a, pairs), sums[r][1] = dot_of_words(sums[r][1], b, pairs);
+      }
     }
   }
 }
 
-// Sums of whole numbers, and so exact, of a group for R rows of x.
+// Sums of whole numbers, and so exact, of the group at w for R rows of x.
 template <int BITS, int GROUP, Codes FORM, int R>
-__attribute__((always_inline)) static inline void sum_group(const Inputs& x, size_t place, const Words* codes, Ints sums[R][2]) {
+__attribute__((always_inline)) static inline void sum_group(const Inputs& x, size_t place, const uint8_t* w, Ints sums[R][2]) {
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Ints{} + x.starts[place + r];
-  if constexpr (FORM == Codes::WORDS) return add_dots_of_words<GROUP, R>(codes, x.codes + place * GROUP * 2, sums);
+  if constexpr (FORM == Codes::WORDS) {
+    add_dots_of_words<BITS, GROUP, R>(Group<BITS, GROUP>(w), x.codes + place * GROUP * 2, sums);
+    return;
+  }
+  Words codes[GROUP / 2];
+  expand<BITS, GROUP>(w, codes);
   if constexpr (FORM == Codes::BYTES) return add_dots<BITS, GROUP, R>(codes, x.codes + place * GROUP, GROUP, sums);
   Ints higher[R][2];
 #pragma GCC unroll 12
@@ -97,9 +106,9 @@ __attribute__((always_inline)) static inline void sum_group(const Inputs& x, siz
 
 // What a group adds to the sums [R, PANEL] of R rows of x, from place to place.
 template <int BITS, int GROUP, Codes FORM, int R>
-__attribute__((always_inline)) static inline void add_group(const Matrix& m, const Inputs& x, size_t place, const Words* codes, const Scales& scales, Vec sums[R][2]) {
+__attribute__((always_inline)) static inline void add_group(const Matrix& m, const Inputs& x, size_t place, const uint8_t* w, const Scales& scales, Vec sums[R][2]) {
   Ints whole[R][2];
-  sum_group<BITS, GROUP, FORM, R>(x, place, codes, whole);
+  sum_group<BITS, GROUP, FORM, R>(x, place, w, whole);
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -124,9 +133,7 @@ static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int
       const uint8_t* w = block + before + in_block * (size_t(PANEL) * GROUP * BITS / 8);
       Scales scales;
       scales.read(m, block, in_block);
-      Words codes[GROUP / 2];
-      expand<BITS, GROUP>(w, codes);
-      add_group<BITS, GROUP, FORM, N>(m, x, place, codes, scales, sums);
+      add_group<BITS, GROUP, FORM, N>(m, x, place, w, scales, sums);
     }
 #pragma GCC unroll 12
   for (int r = 0; r < N; ++r) put(panel, row + r, sums[r][0], sums[r][1]);

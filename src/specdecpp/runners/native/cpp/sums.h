@@ -7,6 +7,8 @@
 
 constexpr size_t AHEAD = 8192;  // bytes: the processor's own reading ahead ends with every page, and is late with several rows
 
+constexpr size_t SOON = 1024;   // what the next group reads: two threads of one core see too little of what comes to ask for it themselves
+
 struct Whole {
   static constexpr size_t STEP = PANEL * 4;
   static void read(const uint8_t* p, Vec& a, Vec& b) { a = floats(words(p)), b = floats(words(p + LANES * 4)); }
@@ -58,37 +60,47 @@ static void plain_sums(const uint8_t* w, size_t step, size_t apart, const float*
 
 // Words that are read in order, and what comes later asked for.
 static inline Words next_words(const uint8_t* p) {
-  __builtin_prefetch(p + AHEAD, 0, 2);
+  __builtin_prefetch(p + AHEAD, 0, 2), __builtin_prefetch(p + SOON, 0, 3);
   return words(p);
 }
 
-// The codes of a group, four inputs in each word, of LANES outputs and of the next LANES in turn.
+// The codes of a group, which begins at w.
+template <int BITS, int GROUP>
+struct Group {
+  static constexpr int QUADS = GROUP / 4, HIGHER = BITS == 8 ? 0 : BITS - 4;
+  const uint8_t* w;
+  Words high[2];
+
+  explicit Group(const uint8_t* w) : w(w) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2 && HIGHER; ++half) high[half] = next_words(w + (QUADS + half) * LANES * 4);
+  }
+  // Eight inputs from 4 `quad` on: four of them in each word, of LANES outputs and of the next LANES in turn.
+  __attribute__((always_inline)) void eight(int quad, Words* codes) const {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      if (BITS == 8) {
+        codes[half] = next_words(w + (2 * quad + half) * LANES * 4), codes[2 + half] = next_words(w + (2 * quad + 2 + half) * LANES * 4);
+        continue;
+      }
+      Words low = next_words(w + (quad + half) * LANES * 4);
+      codes[half] = low & 0x0f0f0f0fu, codes[2 + half] = low >> 4 & 0x0f0f0f0fu;
+#pragma GCC unroll 2
+      for (int i = 0; i < 2 && HIGHER; ++i) {
+        int up = 4 - (quad + i) * HIGHER;
+        codes[2 * i + half] |= (up > 0 ? high[half] << up : high[half] >> -up) & (HIGHER == 2 ? 0x30303030u : 0x10101010u);
+      }
+    }
+  }
+};
+
+// All of them [GROUP / 2].
 template <int BITS, int GROUP>
 __attribute__((always_inline)) static inline void expand(const uint8_t* w, Words* codes) {
-  constexpr int QUADS = GROUP / 4, HIGHER = BITS - 4;
-  constexpr size_t SIZE = LANES * 4;
-  if constexpr (BITS == 8) {
-#pragma GCC unroll 16
-    for (int i = 0; i < 2 * QUADS; ++i) codes[i] = next_words(w + i * SIZE);
-    return;
-  }
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    Words high{};
-    if (HIGHER) high = next_words(w + (QUADS + half) * SIZE);
+  const Group<BITS, GROUP> group(w);
 #pragma GCC unroll 8
-    for (int quad = 0; quad < QUADS; quad += 2) {
-      Words low = next_words(w + (quad + half) * SIZE);
-      codes[2 * quad + half] = low & 0x0f0f0f0fu, codes[2 * quad + 2 + half] = low >> 4 & 0x0f0f0f0fu;
-    }
-#pragma GCC unroll 8
-    for (int quad = 0; quad < QUADS && HIGHER; ++quad) {
-      int up = 4 - quad * HIGHER;
-      codes[2 * quad + half] |= (up > 0 ? high << up : high >> -up) & (HIGHER == 2 ? 0x30303030u : 0x10101010u);
-    }
-  }
+  for (int quad = 0; quad < GROUP / 4; quad += 2) group.eight(quad, codes + 2 * quad);
 }
-
 static void expand(const Matrix& m, const uint8_t* w, Words* codes) {
   if (m.bits == 4) return (m.group == 32 ? expand<4, 32> : expand<4, 16>)(w, codes);
   if (m.bits == 5) return expand<5, 32>(w, codes);
@@ -102,6 +114,7 @@ struct Scales {
 
   // Of group g, which is number `in_block` of the block at `block`.
   void read(const Matrix& m, const uint8_t* block, int in_block) {
+    for (size_t line = 0; line < m.before_codes() && !in_block; line += 64) __builtin_prefetch(block + AHEAD + line, 0, 2);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       scale[half] = halves(block + half * LANES * 2);
