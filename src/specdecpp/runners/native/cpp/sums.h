@@ -7,7 +7,7 @@
 
 constexpr size_t AHEAD = 8192;  // bytes: the processor's own reading ahead ends with every page, and is late with several rows
 
-constexpr size_t SOON = 1024;   // what the next group reads: two threads of one core see too little of what comes to ask for it themselves
+constexpr size_t SOON = 1024;   // about a group: two threads of one core see too little of what comes to ask for it in time
 
 struct Whole {
   static constexpr size_t STEP = PANEL * 4;
