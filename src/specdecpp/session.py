@@ -159,8 +159,9 @@ class Session:
         self._num_before = 1
         self._is_behind = False  # whether the draft has to read what copies brought
         self.num_together = 1
-        reads_along = isinstance(target, ReadsBoth) and target.share_of(draft) > 0
-        self._tail = None if reads_along or not isinstance(draft, Skips) else tail
+        self._tail = tail if isinstance(draft, Skips) else None
+        if self._tail is not None and isinstance(target, ReadsBoth) and target.share_of(draft) > 0:
+            self._tail = None  # it reads along with the target
         memory = policy.start() if experience is None else experience.begin()
         num_read = min(len(prompt), self._tail or len(prompt))
         self._memory = policy.begin(memory, num_tokens=num_read, is_greedy=sampling.is_greedy)

@@ -51,7 +51,7 @@ USUAL_S, QUICK_S = 60.0, 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """How long a check runs, and how it samples. Raises ValueError for what cannot be run."""
+    """Limits and sampling of a check. Raises ValueError for what cannot be run."""
 
     seconds: float = USUAL_S
     max_tokens: int = 96
@@ -96,7 +96,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What is known at a moment. Speed-ups are over the target alone; intervals are 95 % over prompts, None with fewer than
+    """Estimates at a moment. Speed-ups are over the target alone; intervals are 95 % over prompts, None with fewer than
     four prompts. The length that is best is chosen on the rounds that its interval is from."""
 
     sums: tuple[Sums, ...]
@@ -122,7 +122,7 @@ class Check:
 
     @cached_property
     def costs(self) -> Costs:
-        """What steps took; the start of a round is part of its draft tokens."""
+        """Costs of steps; the start of a round is part of its draft tokens."""
         alone_s = float(pace.alone_s(self.total, self.total))
         timed = {k: pace.parts(self.total, i, self.total) for i, k in enumerate(LENGTHS) if k and self.total.lengths[i, 0]}
         draft = sum(part[0] for part in timed.values()) / sum(timed)
@@ -150,7 +150,7 @@ class Check:
 
     @property
     def by_depth(self) -> list[float]:
-        """The same of the first, second, ... draft token, as far as enough were tested."""
+        """Acceptance of the first, second, ... draft token, as far as enough were tested."""
         return [float(accepted / tested) for tested, accepted in self.total.depths if tested >= 10]
 
     @cached_property
@@ -179,7 +179,7 @@ class Check:
 
     @property
     def is_worth(self) -> bool | None:
-        """Whether the whole interval of the best lies above 1; False: below `LEAST_GAIN`. None: too close to call, or too few
+        """True: the whole interval of the best lies above 1; False: below `LEAST_GAIN`. None: too close to call, or too few
         prompts for an interval."""
         if self.best.interval is None:
             return None
@@ -210,7 +210,7 @@ class Check:
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """Of a round of the best fixed length: drafting, and the pass with everything else."""
+        """Shares of a round of the best fixed length: drafting, and the pass with everything else."""
         best = max(self.lengths, key=lambda option: option.speedup).policy.max_tokens
         share = best * self.costs.draft_s / self.costs.round_s(best)
         return {"draft": share, "verify": 1 - share}
@@ -299,7 +299,7 @@ def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tell: Callable
 
 
 def nothing(trial: Trial) -> str:
-    """Why there is no answer."""
+    """Reason why there is no answer."""
     return (
         f"no length could be timed within {trial.seconds:g} s, so nothing is known of this pair. Give it more time "
         "(--minutes), or shorter prompts."

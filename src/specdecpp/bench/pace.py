@@ -23,7 +23,7 @@ MOST = 20
 
 
 def round_of(sums: Sums, k: int, whole: Sums) -> Figure:
-    """What a round with k draft tokens takes, in passes of the target alone."""
+    """Time of a round with k draft tokens, in passes of the target alone."""
     known = [0, *(i for i, (num, *_) in enumerate(whole.lengths) if num and i)]
     above = next(i for i in known if LENGTHS[i] >= k)
     below = max(i for i in known if LENGTHS[i] <= k)

@@ -128,13 +128,15 @@ static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int
   const uint8_t* block = m.panel(panel);
   int num = m.num_groups(), per_block = m.groups_of_block();
   size_t block_bytes = m.block_bytes(), before = m.before_codes(), place = row;
-  for (int g = 0; g < num; block += block_bytes)
+  for (int g = 0; g < num; block += block_bytes) {
+    for (size_t line = 0; line < before; line += 64) __builtin_prefetch(block + AHEAD + line, 0, 2);
     for (int in_block = 0; in_block < per_block; ++in_block, ++g, place += x.n) {
       const uint8_t* w = block + before + in_block * (size_t(PANEL) * GROUP * BITS / 8);
       Scales scales;
       scales.read(m, block, in_block);
       add_group<BITS, GROUP, FORM, N>(m, x, place, w, scales, sums);
     }
+  }
 #pragma GCC unroll 12
   for (int r = 0; r < N; ++r) put(panel, row + r, sums[r][0], sums[r][1]);
 }

@@ -114,7 +114,6 @@ struct Scales {
 
   // Of group g, which is number `in_block` of the block at `block`.
   void read(const Matrix& m, const uint8_t* block, int in_block) {
-    for (size_t line = 0; line < m.before_codes() && !in_block; line += 64) __builtin_prefetch(block + AHEAD + line, 0, 2);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       scale[half] = halves(block + half * LANES * 2);
