@@ -3,7 +3,8 @@
     python benchmarks/real_pair.py --target FILE --draft FILE --data FOLDER
     python benchmarks/real_pair.py --target FILE --draft FILE --data FOLDER --only load --only check --pair real
 
-Parts, each for the real pair, for `smollm2` and for the reference pair, in the same form:
+Parts, each for the real pair, for `smollm2` and for the reference pair, in the same form; with `--pair gpu` those of the last
+two kinds for the real pair on a GPU, `gpu_pair` in the file:
 
     load     seconds to the pair in a process of its own: the first time (compiling apart), later, and importing alone
     check    seconds to the verdict of `specdecpp check`
@@ -26,10 +27,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from peers import environments as env
 from peers.provenance import provenance
 from realpair import figures
-from realpair.files import DRAFT, PAIRS, REAL, REFERENCE, TARGET, WrongFileError, names_of
+from realpair.files import DRAFT, GPU, PAIRS, REAL, REFERENCE, TARGET, WrongFileError, names_of
 from realpair.log import Log, turns
 from realpair.parts import CONTESTANTS, LLAMA, PARTS, Bench, Plan, copy_compiled
 from realpair.prompts import prompts
@@ -38,8 +40,15 @@ from specdecpp import machine
 from specdecpp.errors import SpecdecError
 
 OUT, WORK = env.ROOT / "benchmarks/results/real_pair.json", env.ROOT / "runs/real_pair"
-SECONDS = {"real": (20.0, 60.0, 180.0, 5.5), "smollm2": (6.0, 40.0, 60.0, 0.9), "reference": (4.0, 30.0, 0.0, 0.2)}
+SECONDS = {
+    "real": (7.0, 60.0, 180.0, 3.5),
+    "smollm2": (6.0, 40.0, 60.0, 0.9),
+    "reference": (4.0, 30.0, 0.0, 0.2),
+    "gpu": (10.0, 60.0, 0.0, 0.25),
+}
 """By pair, roughly: a load, a check, passes by their rows, an answer of 96 tokens."""
+GPU_PARTS = "cells", "first"
+PLACES = {GPU: "gpu_pair"}
 COMPILING_S = 60.0
 
 
@@ -48,8 +57,8 @@ def main() -> None:
     plan = Plan(
         prompts=args.prompts, llama_prompts=args.llama_prompts, first=args.first, tokens=args.tokens, is_quick=args.quick
     )
-    pairs = [pair for pair in PAIRS if pair in (args.pair or PAIRS)]
-    parts = [part for part in PARTS if part in (args.only or PARTS)]
+    pairs = [pair for pair in (*PAIRS, GPU) if pair in (args.pair or PAIRS)]
+    parts = [part for part in PARTS if part in (args.only or (GPU_PARTS if args.pair == [GPU] else PARTS))]
     log = Log(args.work / "log.jsonl")
     try:
         names = {pair: names_of(pair, args.target, args.draft) for pair in pairs}
@@ -67,10 +76,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(f"\nStopped. What was measured is in {log.path}; the same command goes on from there.")
     found = written(log, args.out)
+    of = {pair: found[PLACES.get(pair, pair)] if pair != REAL else found for pair in pairs}
     for pair in pairs:
-        print(figures.table(pair, found if pair == REAL else found[pair]), end="\n\n")
-    print(json.dumps({pair: (found if pair == REAL else found[pair])["summary"] for pair in pairs}, indent=1))
-    print(f"gpu_pair {'is kept' if found['gpu_pair'] else 'waits for a card'}. All of it is in {args.out}.")
+        print(figures.table(pair, of[pair]), end="\n\n")
+    print(json.dumps({pair: of[pair]["summary"] for pair in pairs}, indent=1))
+    print(f"gpu_pair {'is there' if found['gpu_pair'] else 'waits for a card'}. All of it is in {args.out}.")
 
 
 def _arguments() -> argparse.Namespace:
@@ -80,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--draft", type=Path, metavar="FILE", help=f"{DRAFT.model} as Q4_K_M")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="the data files with the prompts")
-    parser.add_argument("--pair", action="append", choices=PAIRS, help="only this one; repeatable")
+    parser.add_argument("--pair", action="append", choices=(*PAIRS, GPU), help="only this one; repeatable")
     parser.add_argument("--only", action="append", choices=[*PARTS], help="only this part; repeatable")
     parser.add_argument("--prompts", type=int, default=8, help="of each set (default: 8)")
     parser.add_argument("--llama-prompts", type=int, default=4, help="of each set, beside llama.cpp (default: 4)")
@@ -148,9 +158,10 @@ def _measure(bench: Bench, parts: list[str], out: Path) -> None:
         if left(bench.log, bench.pair, part, bench.plan)[0]:
             print(f"{bench.pair}, {part}", file=sys.stderr, flush=True)
             about = provenance("python", "benchmarks/real_pair.py")
-            bench.add(
-                "sitting", part, about={name: about[name] for name in ("date", "git")} | {"load": about["machine"]["load"]}
-            )
+            sitting = {name: about[name] for name in ("date", "git")} | {"load": about["machine"]["load"]}
+            if bench.pair == GPU:
+                sitting |= {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
+            bench.add("sitting", part, about=sitting)
             PARTS[part](bench)
             written(bench.log, out)
     bench.close()
@@ -160,6 +171,7 @@ def written(log: Log, out: Path) -> dict[str, Any]:
     """The file: the real pair at the top, the others under their names, and what an earlier file has of parts that are not in
     the log."""
     earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    has_gpu = any(True for part in GPU_PARTS for _ in log.of(GPU, part))
     whole = {pair: figures.pair_figures(log, pair, earlier if pair == REAL else earlier.get(pair, {})) for pair in PAIRS}
     found = {
         **provenance("python", "benchmarks/real_pair.py"),
@@ -167,7 +179,7 @@ def written(log: Log, out: Path) -> dict[str, Any]:
         "plan": next(log.of("all", "plan"), {"plan": earlier.get("plan")})["plan"],
         **whole.pop(REAL),
         **whole,
-        "gpu_pair": earlier.get("gpu_pair"),
+        "gpu_pair": figures.pair_figures(log, GPU, earlier.get("gpu_pair") or {}) if has_gpu else earlier.get("gpu_pair"),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with machine.whole(out) as part:

@@ -17,6 +17,9 @@ from test_device_drafting import COSTS, POLICIES, SAMPLINGS
 from test_graphs import growing
 
 import specdecpp as sd
+from specdecpp.loading import gguf_writing
+from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, WithCopies
 from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds.device import Device
@@ -170,3 +173,11 @@ def test_what_loads_by_default() -> None:
         )
         assert first.tokens == again.tokens
         assert len(decoder.generate(prompt, max_tokens=64, temperature=0.7, top_p=0.9, ignore_eos=True).tokens) == 64
+
+
+def test_a_file_becomes_bfloat16_on_a_gpu_unless_a_type_is_named(tmp_path: Any) -> None:
+    """Catches twice the bytes in every pass for who names a device and nothing else."""
+    path = tmp_path / "target.gguf"
+    gguf_writing.convert(REFERENCE / "target", path, precision=gguf_writing.Precision.q8_0)
+    assert GGUF(path, device="cuda").model.dtype == torch.bfloat16
+    assert GGUF(path, device="cuda", dtype="float32").model.dtype == torch.float32

@@ -4,8 +4,9 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-REAL, SMOLLM2, REFERENCE = "real", "smollm2", "reference"
+REAL, SMOLLM2, REFERENCE, GPU = "real", "smollm2", "reference", "gpu"
 PAIRS = REAL, SMOLLM2, REFERENCE
+"""Those that are measured unless one is named. `gpu` is the real pair on a GPU."""
 
 
 class WrongFileError(ValueError):
@@ -75,14 +76,17 @@ class Names:
 
     target: str
     draft: str | None = None
+    device: str | None = None
 
     @property
     def arguments(self) -> list[str]:
-        return [self.target, *(["--draft", self.draft] if self.draft else [])]
+        device = ["--device", self.device] if self.device else []
+        return [self.target, *(["--draft", self.draft] if self.draft else []), *device]
 
 
 def names_of(pair: str, target: Path | None, draft: Path | None) -> Names:
     """Raises `WrongFileError`."""
-    if pair != REAL:
+    if pair not in (REAL, GPU):
         return Names(target=pair)
-    return Names(target=str(TARGET.checked(target)), draft=str(DRAFT.checked(draft)))
+    device = "cuda" if pair == GPU else None
+    return Names(target=str(TARGET.checked(target)), draft=str(DRAFT.checked(draft)), device=device)

@@ -1,6 +1,6 @@
 """A process of its own that loads a pair and answers one request, as the first thing it does.
 
-    python -m realpair.fresh '{"started": TIME, "target": ..., "draft": ..., "request": {...} or null}'
+    python -m realpair.fresh '{"started": TIME, "target": ..., "draft": ..., "device": ..., "request": {...} or null}'
 
 Prints JSON: seconds from the start of the process to the pair, seconds to make the decoder, which measures what steps cost, and
 tokens and seconds of the answer.
@@ -15,7 +15,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     import specdecpp as sd
 
-    pair = sd.load_pair(asked["target"], draft=asked["draft"])
+    pair = sd.load_pair(asked["target"], draft=asked["draft"], device=asked["device"])
     found: dict[str, float] = {"loaded_s": time.time() - asked["started"]}
     if (request := asked["request"]) is not None:
         made = time.perf_counter()

@@ -81,7 +81,7 @@ class Bench:
     def load(self) -> sd.Pair:
         """The pair within this process, loaded once."""
         if not self._loaded:
-            self._loaded.append(sd.load_pair(self.names.target, draft=self.names.draft))
+            self._loaded.append(sd.load_pair(self.names.target, draft=self.names.draft, device=self.names.device))
         return self._loaded[0]
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ def copy_compiled(cache: Path, to: Path) -> None:
 
 def _fresh(bench: Bench, cache: Path, request: dict[str, Any] | None = None, **more: str) -> tuple[dict[str, Any], str]:
     """What `realpair.fresh` says, and what went to its standard error."""
-    asked = {"target": bench.names.target, "draft": bench.names.draft, "request": request, "started": time.time()}
+    asked = {**vars(bench.names), "request": request, "started": time.time()}
     command = [sys.executable, "-m", "realpair.fresh", json.dumps(asked)]
     done = subprocess.run(command, env=_environment(cache, **more), capture_output=True, text=True, check=False)
     if done.returncode:

@@ -35,8 +35,8 @@ log = logging.getLogger("specdecpp.loading")
 
 
 class GGUF:
-    """A GGUF file. dtype and device are those of its values written out ("auto": float32), for all runners but native and
-    llama.cpp.
+    """A GGUF file. dtype and device are those of its values written out ("auto": bfloat16 on a GPU that has it, where a pass
+    takes as long as its bytes, else float32), for all runners but native and llama.cpp.
 
     Raises `RunnerError` for a file that is damaged, `MissingExtraError` for one of another architecture without llama.cpp.
     """
@@ -45,7 +45,8 @@ class GGUF:
         self.name = str(path)
         if device_map is not None:
             raise PairError(f"{self.name} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
-        self._dtype, self._device = _dtype(dtype), torch.device(device or "cpu")
+        self._device = torch.device(device or "cpu")
+        self._dtype = _dtype(dtype, self._device)
         self._header = opened(path)
         self._unsupported = unsupported(self._header)
         if self._unsupported and find_spec("llama_cpp") is None:
@@ -205,8 +206,10 @@ def is_gguf(name: str | Path) -> bool:
     return Path(name).suffix.lower() == ".gguf"
 
 
-def _dtype(dtype: Any) -> torch.dtype:
-    found = torch.float32 if dtype in ("auto", None) else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+def _dtype(dtype: Any, device: torch.device) -> torch.dtype:
+    if dtype in ("auto", None):
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise PairError(f"dtype={dtype!r} is no type of weights. Give a torch dtype, its name, or 'auto'.")
     return found

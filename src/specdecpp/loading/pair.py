@@ -108,7 +108,8 @@ def load_pair(
 
     dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
     is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Of a GGUF file
-    dtype and device are those of its values written out, for the runners of torch; native and llama.cpp take it as it is.
+    dtype ("auto": bfloat16 on a GPU, else float32) and device are those of its values written out, for the runners of torch;
+    native and llama.cpp take it as it is.
 
     `runner` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
     run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.runners` says why.
