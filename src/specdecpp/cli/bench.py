@@ -165,8 +165,8 @@ def _race(
     race = Bench(pair=pair, rules=rules, sets=sets, plan=plan, machine=Machine.here(pair, measure(pair)))
     most = f"at most {race.num_answers:,} answers, {clock(race.most_s)} if all are long and drafting gains nothing"
     try:
-        print(most, file=sys.stderr)
         with interruptible(), render.progress("timing", race.num_answers) as tick:
+            print(most, file=sys.stderr)  # who reads it may interrupt at once
             heats = race.run(tick)
     except KeyboardInterrupt:
         print("interrupted before all rules had answered one test prompt: there is nothing to show.", file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specdecpp.cli.common import Device, Json, Ray, Seed, check_device, print_json, silence, told, write
+from specdecpp.cli.common import Device, Json, Ray, Seed, check_device, interruptible, print_json, silence, told, write
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
@@ -85,7 +85,7 @@ def distil(
         )
         check_device(device)
         silence(target, start)
-        with render.waiting("distilling", quiet=quiet or as_json) as say:
+        with interruptible(), render.waiting("distilling", quiet=quiet or as_json) as say:
             logged = _Logged(is_on=not (quiet or sys.stderr.isatty()))
 
             def tell(step: "Step") -> None:
