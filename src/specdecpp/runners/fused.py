@@ -294,7 +294,7 @@ def fused(runner: LeanRunner) -> LeanRunner:
 
 @cache
 def _kernels(device: torch.device) -> Any:
-    """`kernels` and `products`, if the first of them runs here: Triton is not everywhere, and needs a C compiler and bfloat16."""
+    """`kernels` and `products`, if one of them runs here: Triton is not everywhere, and needs a C compiler and bfloat16."""
     try:
         if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
             raise RuntimeError(f"compute capability {capability[0]}.{capability[1]}, and 8.0 is needed")

@@ -56,7 +56,7 @@ def settle(
 ):
     """out = norm(x) of each row of `size`, after x was made:
 
-    "embedded": x = source[token] * factor; "added": x += source; "normed": x += norm(source), `own` its weight; "given": as it is.
+    "embedded": x = source[token] * factor; "added": x += source; "normed": x += norm(source) by `own`; "given": x stays.
     """
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     inside = at < size

@@ -5,12 +5,12 @@
     `gate`:             activation(gate) * up of gate, up = scale (h W)
     `add`:              x = x + h W;  h' = x * w, and the sums of squares of x by blocks, for the norm that follows
 
-A pass over a few rows is bound by reading the weights, so all rows are done with one reading. A program takes BLOCK outputs; its
-GROUPS warps share the inputs among them, DEPTH at a time, and put their sums together at the end. Nothing depends on the order
-in which programs run, so that bits repeat.
+A pass over a few rows is bound by reading the weights, so all rows are done with one reading. A program makes BLOCK outputs;
+its GROUPS warps share the inputs, DEPTH at a time, and add up their sums at the end. Nothing depends on the order in which
+programs run, so that bits repeat.
 
-RMSNorm takes no launch: x / sqrt(mean x^2) * w is x * w times a number that a row has, and that number leaves the product. `add`
-writes x * w and the sums of squares of its block of x; whoever reads them takes the root.
+RMSNorm takes no launch: x / sqrt(mean x^2) * w is x * w times a number that a row has, and that number leaves the product.
+`add` writes x * w and the sums of squares of its block of x; whoever reads them takes the root.
 
 With IS_EARLY a kernel is launched while the one before it runs (programmatic dependent launch, compute capability 9.0): it asks
 for its first weights, waits until the other is over, and then reads what that has written.
@@ -80,17 +80,23 @@ def _sums(
 
 
 @triton.jit
-def _squares(squares, n, ROWS: tl.constexpr, TILES: tl.constexpr, num_tiles):
-    """Sums of squares by blocks [TILES, ROWS], not yet added: they travel while the product is made."""
-    tile, row = tl.arange(0, TILES), tl.arange(0, ROWS)
-    is_inside = (tile < num_tiles)[:, None] & (row < n)[None, :]
-    return tl.load(squares + tile[:, None] * ROWS + row[None, :], mask=is_inside, other=0.0)
+def _squares(squares, n, num_tiles, ROWS: tl.constexpr, TILES: tl.constexpr):
+    """Sums of squares by blocks [TILES, ROWS], not yet added: they travel while the product is made. Without TILES none."""
+    if TILES == 0:
+        return tl.zeros((1, ROWS), tl.float32)
+    else:  # the compiler goes on behind a return
+        tile, row = tl.arange(0, TILES), tl.arange(0, ROWS)
+        is_inside = (tile < num_tiles)[:, None] & (row < n)[None, :]
+        return tl.load(squares + tile[:, None] * ROWS + row[None, :], mask=is_inside, other=0.0)
 
 
 @triton.jit
-def _scale(squares, eps, divisor):
-    """The number of each row [1, ROWS] that its norm multiplies by."""
-    return (1.0 / tl.sqrt_rn(tl.sum(squares, 0) / divisor + eps))[None, :]
+def _scale(squares, eps, divisor, TILES: tl.constexpr):
+    """The number [1, ROWS] by which the norm multiplies each row; without TILES that was done."""
+    if TILES == 0:
+        return squares + 1.0
+    else:
+        return (1.0 / tl.sqrt_rn(tl.sum(squares, 0) / divisor + eps))[None, :]
 
 
 @triton.jit
@@ -129,11 +135,9 @@ def project(
     at, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     rows = tl.minimum(at, width - 1)
     _begin(weight, rows, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
-    if TILES > 0:
-        parts = _squares(squares, n, ROWS, TILES, num_tiles)
+    parts = _squares(squares, n, num_tiles, ROWS, TILES)
     sums = _sums(h, weight, rows, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
-    if TILES > 0:
-        sums *= _scale(parts, eps, divisor)
+    sums *= _scale(parts, eps, divisor, TILES)
     if HAS_BIAS:
         sums += tl.load(bias + rows).to(tl.float32)[:, None]
     place = row[None, :].to(tl.int64) * width + at[:, None]
@@ -186,12 +190,10 @@ def turn(
     both, row, one = tl.arange(0, BLOCK), tl.arange(0, ROWS), tl.arange(0, HALF)
     at = head * SIZE + first + both % HALF + (both // HALF) * (SIZE // 2)
     _begin(weight, at, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
-    if TILES > 0:
-        parts = _squares(squares, n, ROWS, TILES, num_tiles)
+    parts = _squares(squares, n, num_tiles, ROWS, TILES)
     position = tl.load(start) + row
     sums = _sums(h, weight, at, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
-    if TILES > 0:
-        sums *= _scale(parts, eps, divisor)
+    sums *= _scale(parts, eps, divisor, TILES)
     if HAS_BIAS:
         sums += tl.load(bias + at).to(tl.float32)[:, None]
     a, b = _halves(sums, HALF, ROWS)
@@ -245,11 +247,9 @@ def gate(
     first = tl.program_id(0) * HALF
     at = tl.minimum(first + both % HALF, width - 1) + (both // HALF) * width
     _begin(weight, at, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
-    if TILES > 0:
-        parts = _squares(squares, n, ROWS, TILES, num_tiles)
+    parts = _squares(squares, n, num_tiles, ROWS, TILES)
     sums = _sums(h, weight, at, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
-    if TILES > 0:
-        sums *= _scale(parts, eps, divisor)
+    sums *= _scale(parts, eps, divisor, TILES)
     gated, up = _halves(sums, HALF, ROWS)
     argument = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
     place = first + tl.arange(0, HALF)
