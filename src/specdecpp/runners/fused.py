@@ -1,4 +1,4 @@
-"""The layers of `LeanRunner` by kernels of our own, six or seven launches a layer, for passes that are recorded.
+"""The layers of `LeanRunner` by kernels of our own, five launches a layer or six, for passes that are recorded.
 
 Launched one by one they would be slower than torch's operations: starting a kernel of Triton takes Python longer.
 """

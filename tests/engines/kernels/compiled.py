@@ -1,74 +1,88 @@
-"""Compiles every kernel for GPUs that need not be there: the interpreter takes more of Python than the compiler does."""
+"""Compiles every kernel as passes launch it, for GPUs that need not be there: the interpreter takes more of Python than the
+compiler does. Prints a line for each type of weights and kind of GPU."""
 
-import sys
+import warnings
+from collections import Counter
 from typing import Any
 
+import torch
+import transformers
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from specdecpp.runners import kernels, products
+from specdecpp.runners import GraphRunner, fused, kernels, products
 
-WIDE = dict.fromkeys(("tops", "sums", "mixtures", "squares"), "*fp32")
-NUMBERS = dict.fromkeys(("eps", "divisor", "own_eps", "own_divisor", "factor", "scale"), "fp32")
-OWN = ("x", "h", "out", "qkv", "cosines", "sines", "q_weight", "k_weight", "weight", "bias", "norm", "own", "source", "queries")
-OWN += ("keys", "values")
-SIXTEENS = {*OWN, *WIDE, "size", "width", "by_out", "by_row", "capacity"}
-"""Addresses and numbers that 16 divides, which Triton then knows."""
-
-
-def cases(itemsize: int) -> dict[str, list[tuple[Any, dict[str, Any], int]]]:
-    """(kernel, constants, warps) by name."""
-    cut = {"DEPTH": 128 // itemsize, "GROUPS": 4, "STAGES": 3, "FETCH": 256}
-    narrow, wide = {"BLOCK": 16, "ROWS": 8}, {"BLOCK": 64, "ROWS": 64, "STAGES": 2}
-    product = [cut | narrow | {"IS_EVEN": True}, cut | wide | {"IS_EVEN": False}]
-    normed = [product[0] | {"TILES": 128}, product[1] | {"TILES": 0}]
-    head = {"SIZE": 64, "BLOCK": 64}
-    attend = head | {"ROWS": kernels.ROWS, "POSITIONS": kernels.POSITIONS, "STAGES": 2}
-    settle = ["embedded", "added", "normed", "given"]
-    return {
-        "project": [(products.project, c | {"HAS_BIAS": c["IS_EVEN"]}, 4) for c in normed],
-        "turn": [(products.turn, c | {"SIZE": 64, "HAS_BIAS": c["IS_EVEN"]}, 4) for c in normed],
-        "gate": [(products.gate, c | {"IS_SILU": c["IS_EVEN"]}, 4) for c in normed],
-        "add": [(products.add, c, 4) for c in product],
-        "settle": [(kernels.settle, {"BLOCK": 4096, "HOW": how}, 8) for how in settle],
-        "rotate": [(kernels.rotate, {"SIZE": 96, "BLOCK": 128, "HAS_NORMS": True}, 1)],
-        "attend": [(kernels.attend, attend | {"IS_WHOLE": whole}, 4) for whole in (True, False)],
-        "combine": [(kernels.combine, {"SIZE": 96, "BLOCK": 128, "PARTS": kernels.PARTS}, 1)],
-    }
+SHAPE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 1, "head_dim": 64, "vocab_size": 304}
+SHAPE |= {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}
+KINDS = {
+    "Qwen2": {},
+    "Qwen3": {},
+    "Gemma3Text": {"sliding_window": 256},
+    "Llama": {"hidden_size": 2048, "num_attention_heads": 16},
+}
+CLASSES = {"Gemma3Text": transformers.Gemma3ForCausalLM}
 
 
-def compiled(kernel: Any, constants: dict[str, Any], num_warps: int, dtype: str, capability: int) -> Any:
-    """The code of a kernel for weights of this type."""
-    types = {"start": "*i64", "tokens": "*i64"} | dict.fromkeys(OWN, f"*{dtype}") | WIDE | NUMBERS
-    constants = constants | {"by_in": 1, "by_column": 1, "IS_EARLY": capability >= 90}
-    signature = {p.name: "constexpr" if p.name in constants else types.get(p.name, "i32") for p in kernel.params}
-    values = {(kernel.arg_names.index(key),): value for key, value in constants.items() if key in signature}
-    known = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(kernel.params) if p.name in SIXTEENS}
-    options = {"num_warps": num_warps, "launch_pdl": capability >= 90}
-    return triton.compile(
-        ASTSource(kernel, signature, values, known), target=GPUTarget("cuda", capability, 32), options=options
-    )
+class Absent:
+    """The driver of a GPU that is not there."""
+
+    def __init__(self, capability: int):
+        self._target, self._capability = GPUTarget("cuda", capability, 32), capability
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Triton keeps the kind of each device."""
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-def order(ptx: str) -> None:
-    """Raise AssertionError unless what the kernel before has written is read after it is over."""
+class Compiled(fused.FusedRunner):
+    """A runner that compiles what it would launch."""
+
+    found: Counter[str]
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        early = {"launch_pdl": True} if self.is_early else {}
+        code = kernel.warmup(*args, grid=grid, IS_EARLY=int(self.is_early), **early, **options)
+        assert code.metadata.shared <= fused._SHARED, f"{kernel} takes {code.metadata.shared} bytes of shared memory"
+        if self.is_early:
+            check_order(code.asm["ptx"])
+        self.found[kernel.fn.__name__] += 1
+
+
+def check_order(ptx: str) -> None:
+    """Raise ValueError or AssertionError unless memory is read after the kernel before is over."""
     body = ptx[ptx.index(".entry") :]
     wait = body.index("griddepcontrol.wait")
     for word in ("ld.global", "cp.async.cg", "cp.async.ca", "st.global"):
         assert word not in body[:wait], f"{word} before the wait"
 
 
+@torch.inference_mode()
+def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
+    """Launches of passes of a model by kernel: few rows and many, a text in one portion and in several."""
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | KINDS[kind])
+    build = CLASSES.get(kind) or getattr(transformers, f"{kind}ForCausalLM")
+    runner = GraphRunner(build(config).to(dtype).eval(), probe=False)
+    static = runner.static
+    body = static.body = object.__new__(Compiled)
+    body.__dict__.update(fused.fused(runner).__dict__)
+    body.is_early, body.found = capability >= 90, Counter()
+    for span, width in ((256, 1), (512, 33)):
+        runner.make_room(span - 33)
+        static._pass(width, span)
+    return body.found
+
+
 if __name__ == "__main__":
-    for dtype, itemsize in (("bf16", 2), ("fp16", 2), ("fp32", 4)):
+    warnings.simplefilter("ignore")
+    fused._is_interpreted = lambda: True
+    fused._kernels = lambda device: (kernels, products)  # pyright: ignore[reportAttributeAccessIssue]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for capability in (80, 90):
-            sizes = {}
-            for name, found in cases(itemsize).items():
-                codes = [compiled(*case, dtype, capability) for case in found]
-                sizes[name] = [len(code.asm["cubin"]) for code in codes]
-                if capability >= 90:
-                    for code in codes:
-                        order(code.asm["ptx"])
-                if "-v" in sys.argv:
-                    print(name, [code.metadata.shared for code in codes], flush=True)
-            print(dtype, capability, sizes)
+            triton.runtime.driver.set_active(Absent(capability))
+            print(dtype, capability, dict(sum((compiled(kind, dtype, capability) for kind in KINDS), Counter())), flush=True)

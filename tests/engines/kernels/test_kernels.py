@@ -53,7 +53,7 @@ def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
 
 
 WIDE_HEADS = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2}
-WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024}
+WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024, "rms_norm_eps": 0.1}
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "mistral-window", "qwen3"])
