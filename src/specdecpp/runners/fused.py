@@ -1,88 +1,280 @@
-"""The layers of `LeanRunner` with all that stands between their products in kernels of our own, for passes that are recorded.
+"""The layers of `LeanRunner` by kernels of our own, five launches a layer or six, for passes that are recorded.
 
 Launched one by one they would be slower than torch's operations: starting a kernel of Triton takes Python longer.
 """
 
 import os
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.runners.lean import LeanRunner, Norm
+from specdecpp.runners import trimmed
+from specdecpp.runners.lean import LeanRunner, Norm, _Layer
 
 _PROGRAMS = 512
 """Of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
+_WHOLE = 256
+"""Positions that are not read in portions: putting them together takes as long."""
+_SHARED = 96 * 1024
+"""Bytes of shared memory that a program may take on every GPU of compute capability 8.0 and above."""
+_FETCHED = 4096
+"""Most bytes of each row of weights that a kernel asks for before its turn."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _Tables = list[tuple[Tensor, Tensor]]
+
+
+class Shape(NamedTuple):
+    """How a product is cut: outputs a program, inputs a step of a warp, warps, steps that are read ahead."""
+
+    block: int
+    depth: int
+    groups: int
+    stages: int
+
+
+def shape_of(outputs: int, inputs: int, rows: int, itemsize: int) -> Shape:
+    """A fixed choice for a matrix, so that a seed gives the same bits again."""
+    block = 16 if rows <= 16 and outputs <= 8192 else 32 if rows <= 32 else 64
+    depth, groups = 128 // itemsize, 4
+    stages = 8 if outputs <= 132 * block else 6 if outputs <= 264 * block else 4
+    return Shape(block, depth, groups, max(2, min(stages, _SHARED // ((block + rows) * depth * groups * itemsize))))
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What the layers add to, and its norm, the scale of each row left to those who read it: see `products`.
+
+    Without `tiles` the norm is complete.
+    """
+
+    x: Float[Tensor, "n D"]
+    h: Float[Tensor, "n D"]
+    squares: Float[Tensor, "tiles rows"]
+    norm: Norm
+    tiles: int = 0
 
 
 class FusedRunner(LeanRunner):
     """See `fused`, which makes one. It keeps its sequence where its `StaticCache` does."""
 
     kernels: Any
+    products: Any
+    is_early: bool
+    """Kernels are launched while the one before them runs."""
+    shapes: dict[tuple[int, int, int], Shape]
 
-    def attend_static(
+    def read_static(
         self,
+        tokens: Int[Tensor, " n"],
         start: Int[Tensor, " 1"],
         span: int,
         tables: _Tables,
         keys: list[Tensor],
         values: list[Tensor],
-        i: int,
-        qkv: Float[Tensor, "n heads size"],
-    ) -> Float[Tensor, "n E"]:
-        """Attention of n rows, the first at `start`, to the text before them, in caches [kv heads, capacity, size] of each
-        layer. Their own keys and values are put there. The text ends within `span`."""
-        n, size, kv, groups = len(qkv), self._head_size, self._kv_heads, self._heads // self._kv_heads
-        layer, k, v = self._layers[i], keys[i], values[i]
-        block, capacity = self.kernels.block_of(size), k.shape[1]
-        cos, sin = tables[layer.view]
+        out: Float[Tensor, "n D"] | None = None,
+    ) -> Float[Tensor, "n D"]:
+        """What the output layer reads for n rows, the first at `start`, in caches [kv heads, capacity, size] of each layer. The
+        text ends within `span`."""
+        x = self._embedding.new_empty(len(tokens), self.hidden_size)
+        squares = x.new_empty(0, dtype=torch.float32)
+        rows = _Rows(x, torch.empty_like(x), squares, self._layers[0].norm)
+        self._settle(rows, "embedded", self._embedding, tokens=tokens)
+        for i, layer in enumerate(self._layers):
+            queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
+            mixed = self._mixed(queries, layer, start, span, keys[i], values[i])
+            self._add(rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
+            gated = self._through_gate(rows, layer.gate_up)
+            last = i + 1 == len(self._layers)
+            self._add(rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
+        rows.h = torch.empty_like(x) if out is None else out
+        self._settle(rows, "given", x)
+        return rows.h
+
+    def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        logits = self.logits(hidden, hidden.new_empty(len(hidden), self._output.shape[1]))
+        return logits if self.output_ids is None else trimmed.widened(logits, self.output_ids, vocab_size=self.vocab_size)
+
+    def _settle(self, rows: _Rows, how: str, source: Tensor, *, tokens: Tensor | None = None, own: Norm | None = None) -> None:
+        size, norm = rows.x.shape[1], rows.norm
+        own = own or norm
+        self._launch(
+            *(
+                self.kernels.settle,
+                (len(rows.x),),
+                source,
+                source if tokens is None else tokens,
+                own.weight,
+                rows.x,
+                norm.weight,
+            ),
+            *(rows.h, self.family.embedding_scale, own.eps, own.divisor, norm.eps, norm.divisor, size, *source.stride()),
+            BLOCK=self.kernels.block_of(size),
+            HOW=how,
+            num_warps=8,
+        )
+        rows.tiles = 0
+
+    def _queries(
+        self, rows: _Rows, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+    ) -> Float[Tensor, "n heads size"]:
+        """Queries, turned; keys and values are put into the cache."""
+        n, size, heads, kv = len(rows.x), self._head_size, self._heads, self._kv_heads
+        bias = rows.x if layer.qkv_bias is None else layer.qkv_bias
+        queries = rows.x.new_empty(n, heads, size)
+        shape = self._shape(layer.qkv, n)
+        capacity = keys.shape[1]
+        if layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
+            self._launch(
+                *(
+                    self.products.turn,
+                    ((heads + 2 * kv) * size // shape.block,),
+                    rows.h,
+                    layer.qkv,
+                    rows.squares,
+                    bias,
+                    *tables,
+                ),
+                *(start, queries, keys, values, n, layer.qkv.shape[0], heads, kv, capacity, *_strides(layer.qkv)),
+                *(rows.tiles, rows.norm.eps, rows.norm.divisor, size),
+                HAS_BIAS=layer.qkv_bias is not None,
+                **self._constants(layer.qkv, n, tiles=rows.tiles),
+            )
+            return queries
+        qkv = rows.x.new_empty(n, layer.qkv.shape[1])
+        self._project(rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
         q_norm, k_norm = layer.head_norms or (layer.norm, layer.norm)
-        queries = qkv.new_empty(n, self._heads, size)
-        self.kernels.rotate[n, self._heads + 2 * kv](
-            *(qkv, cos, sin, q_norm.weight, k_norm.weight, start, queries, k, v, q_norm.eps, q_norm.divisor),
-            *(self._heads, kv, capacity, self._turned[0], size, block, layer.head_norms is not None),
+        self._launch(
+            *(
+                self.kernels.rotate,
+                (n, heads + 2 * kv),
+                qkv,
+                *tables,
+                q_norm.weight,
+                k_norm.weight,
+                start,
+                queries,
+                keys,
+                values,
+            ),
+            *(q_norm.eps, q_norm.divisor, heads, kv, capacity, self._turned[0], size, self.kernels.block_of(size)),
+            HAS_NORMS=layer.head_norms is not None,
             num_warps=1,
         )
-        rows = self.kernels.ROWS
-        blocks, most = -(-n * groups // rows), span // self.kernels.POSITIONS
-        parts = max(1, min(most, _PROGRAMS // (kv * blocks), self.kernels.PARTS))
-        portion = -(-most // parts) * self.kernels.POSITIONS
-        tops, sums = qkv.new_empty(2, kv, parts, n * groups, dtype=torch.float32)
-        mixtures = qkv.new_empty(kv, parts, n * groups, size, dtype=torch.float32)
+        return queries
+
+    def _mixed(
+        self, queries: Tensor, layer: _Layer, start: Tensor, span: int, keys: Tensor, values: Tensor
+    ) -> Float[Tensor, "n E"]:
+        """Attention to the text up to each row."""
+        n, _, size = queries.shape
+        kv, groups = self._kv_heads, self._heads // self._kv_heads
+        block, lines, positions = self.kernels.block_of(size), self.kernels.ROWS, self.kernels.POSITIONS
+        blocks, most = -(-n * groups // lines), span // positions
+        parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), self.kernels.PARTS))
+        portion = -(-most // parts) * positions
+        is_whole, out = parts == 1, torch.empty_like(queries)
+        tops, sums = queries.new_empty(2, kv, parts, n * groups, dtype=torch.float32)
+        mixtures = queries.new_empty(kv, parts, n * groups, 0 if is_whole else size, dtype=torch.float32)
         window, scale = self.family.views[layer.view].window or 0, self.family.score_scale
-        self.kernels.attend[kv, parts, blocks](
-            *(queries, k, v, start, tops, sums, mixtures, n, kv, groups, capacity, window, portion, scale),
-            *(size, block, rows, self.kernels.POSITIONS),
+        self._launch(
+            *(self.kernels.attend, (kv, parts, blocks), queries, keys, values, start, tops, sums, mixtures, out, n, kv, groups),
+            *(keys.shape[1], window, portion, scale, size, block, lines, positions),
+            STAGES=self.kernels.STAGES,
+            IS_WHOLE=is_whole,
+            num_warps=self.kernels.WARPS,
         )
-        out = torch.empty_like(queries)
-        self.kernels.combine[kv, n * groups](
-            *(tops, sums, mixtures, out, n, groups, parts, size, block, self.kernels.PARTS), num_warps=1
-        )
+        if not is_whole:
+            self._launch(
+                *(self.kernels.combine, (kv, n * groups), tops, sums, mixtures, out, n, groups, parts),
+                *(size, block, self.kernels.PARTS),
+                num_warps=1,
+            )
         return out.view(n, -1)
 
-    def _normed(self, x: Float[Tensor, "n D"], norm: Norm) -> Float[Tensor, "n D"]:
-        out, size = torch.empty_like(x), x.shape[1]
-        self.kernels.norm[(len(x),)](
-            x, norm.weight, out, norm.eps, norm.divisor, size, self.kernels.block_of(size), num_warps=8
+    def _through_gate(self, rows: _Rows, weight: Tensor) -> Float[Tensor, "n F"]:
+        n, width = len(rows.x), weight.shape[1] // 2
+        out = rows.x.new_empty(n, width)
+        shape = self._shape(weight, n)
+        self._launch(
+            *(self.products.gate, (-(-width // (shape.block // 2)),), rows.h, weight, rows.squares, out),
+            *(n, weight.shape[0], width, *_strides(weight), rows.tiles, rows.norm.eps, rows.norm.divisor),
+            IS_SILU=self.family.activation == "silu",
+            **self._constants(weight, n, tiles=rows.tiles),
         )
         return out
 
-    def _gated(self, h: Float[Tensor, "n F2"]) -> Float[Tensor, "n F"]:
-        size, block = h.shape[1] // 2, 512
-        out = h.new_empty(len(h), size)
-        grid = (-(-out.numel() // block),)
-        self.kernels.gate[grid](h, out, size, out.numel(), self.family.activation == "silu", block)
+    def _add(self, rows: _Rows, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
+        """Add a product, which may have a norm of its own, and begin the norm after it. x times its weight may leave the range
+        of float16, so that it is scaled at once."""
+        n, width = rows.x.shape
+        rows.norm = after
+        if norm is not None or rows.x.dtype == torch.float16:
+            more = torch.empty_like(rows.x)
+            self._project(h, weight, more)
+            self._settle(rows, "added" if norm is None else "normed", more, own=norm)
+            return
+        shape = self._shape(weight, n)
+        rows.tiles = -(-width // shape.block)
+        rows.squares = rows.x.new_empty(rows.tiles, _padded(n), dtype=torch.float32)
+        self._launch(
+            *(self.products.add, (rows.tiles,), h, weight, rows.x, after.weight, rows.h, rows.squares),
+            *(n, weight.shape[0], width, *_strides(weight)),
+            **self._constants(weight, n),
+        )
+
+    def logits(self, hidden: Float[Tensor, "n D"], out: Float[Tensor, "n S"]) -> Float[Tensor, "n S"]:
+        """Those of the tokens that are scored, put into `out`."""
+        return self._project(hidden, self._output, out)
+
+    def _project(
+        self, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Rows | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        n, tiles, norm = len(h), rows.tiles if rows else 0, rows.norm if rows else self._norm
+        squares = rows.squares if rows else out
+        shape = self._shape(weight, n)
+        self._launch(
+            *(self.products.project, (-(-weight.shape[1] // shape.block),), h, weight, squares, out if bias is None else bias),
+            *(out, n, *weight.shape, *_strides(weight), tiles, norm.eps, norm.divisor),
+            HAS_BIAS=bias is not None,
+            **self._constants(weight, n, tiles=tiles),
+        )
         return out
 
-    def _added(self, x: Tensor, h: Tensor, weight: Tensor, norm: Norm | None) -> Tensor:
-        """In place: what comes in is a pass's own."""
-        return x.addmm_(h, weight) if norm is None else x.add_(self._normed(torch.mm(h, weight), norm))
+    def _shape(self, weight: Tensor, n: int) -> Shape:
+        key = (weight.shape[1], weight.shape[0], _padded(n))
+        if key not in self.shapes:
+            self.shapes[key] = shape_of(*key, weight.element_size())
+        return self.shapes[key]
+
+    def _constants(self, weight: Tensor, n: int, tiles: int | None = None) -> dict[str, Any]:
+        shape, bytes_ = self._shape(weight, n), weight.element_size()
+        threads = 32 * shape.groups // shape.block  # that share a row of weights
+        fetched = min(_FETCHED, weight.shape[0] * bytes_) // threads // 16 * 16
+        return {
+            **{"BLOCK": shape.block, "DEPTH": shape.depth, "GROUPS": shape.groups, "STAGES": shape.stages},
+            **{"ROWS": _padded(n), "IS_EVEN": weight.shape[0] % (shape.groups * shape.depth) == 0},
+            **{"FETCH": fetched if self.is_early else 0, "num_warps": shape.groups},
+            **({} if tiles is None else {"TILES": 1 << (tiles - 1).bit_length() if tiles else 0}),
+        }
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        kernel[grid](*args, IS_EARLY=int(self.is_early), **({"launch_pdl": True} if self.is_early else {}), **options)
+
+
+def _padded(n: int) -> int:
+    """The rows of a product that has n: a power of two, and what the matrix units take."""
+    return max(8, 1 << (n - 1).bit_length())
+
+
+def _strides(weight: Tensor) -> tuple[int, int]:
+    """From output to output, and from input to input, of a weight [in, out]."""
+    return weight.stride(1), weight.stride(0)
 
 
 def fused(runner: LeanRunner) -> LeanRunner:
@@ -95,27 +287,31 @@ def fused(runner: LeanRunner) -> LeanRunner:
         return body
     own = object.__new__(FusedRunner)
     own.__dict__.update(body.__dict__)
-    own.kernels = kernels
+    own.kernels, own.products = kernels
+    own.is_early, own.shapes = False, {}
     return own
 
 
 @cache
 def _kernels(device: torch.device) -> Any:
-    """`kernels`, if the first of them runs here: Triton is not everywhere, and needs a C compiler and bfloat16."""
+    """`kernels` and `products`, if one of them runs here: Triton is not everywhere, and needs a C compiler and bfloat16."""
     try:
         if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
             raise RuntimeError(f"compute capability {capability[0]}.{capability[1]}, and 8.0 is needed")
-        kernels: Any = import_module("specdecpp.runners.kernels")
+        kernels, products = (import_module(f"specdecpp.runners.{name}") for name in ("kernels", "products"))
         x = torch.ones(1, 16, device=device)
         with torch.cuda.device_of(x):
-            kernels.norm[(1,)](x, x[0], torch.empty_like(x), 1e-6, 16.0, 16, 16)
+            y = torch.empty_like(x)
+            kernels.settle[(1,)](
+                x, x, x, x, x, y, 1.0, 1e-6, 16.0, 1e-6, 16.0, 16, 16, 1, BLOCK=16, HOW="given", IS_EARLY=False
+            )
     except Exception as error:  # of a compiler, a driver, an import: all mean the same here
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         warnings.warn(
             f"Triton does not work here ({why}). Passes on the GPU are up to a third slower without it.", stacklevel=2
         )
         return None
-    return kernels
+    return kernels, products
 
 
 def _is_interpreted() -> bool:

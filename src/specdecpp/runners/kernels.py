@@ -1,8 +1,11 @@
-"""What stands between the products of a layer, in Triton: norms, rotary angles, attention and gates, each in one launch or two.
+"""What stands between the products of a layer, in Triton: attention, and what `products` does not do on its way.
 
-A pass over a few rows is bound by the number of its launches, of which torch makes twenty-two a layer; here it is eleven.
+    settle   the embedding and its norm; residuals and norms of families whose norms stand after the products
+    rotate   norms of single heads, angles of part of a head; keys and values go into the cache
+    attend   attention to portions of the text, which `combine` puts together
+
 Numbers are loaded in the type of the model, worked on in float32 and stored in the type of the model. Where the text ends is
-read from the device, so that all of this can be recorded (`static_cache`).
+read from the device, so that all of this can be recorded (`static_cache`). IS_EARLY: see `products`.
 
 Sources: RMSNorm, Zhang and Sennrich 2019; rotary embeddings, Su et al. 2021; attention in portions of the text that are put
 together afterwards, Flash-Decoding, Dao et al. 2023.
@@ -12,13 +15,18 @@ TRITON_INTERPRET=1 runs them on a CPU, slowly: tests do (`make engine-kernels`).
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # pyright: ignore[reportMissingImports]
 
 ROWS = 16
 """Rows of queries that one program of `attend` takes: the fewest that the matrix units do."""
-POSITIONS = 32
+POSITIONS = 64
 """Positions that it reads at a time."""
 PARTS = 32
 """Most portions of a text."""
+WARPS = 4
+"""Of a program of `attend`."""
+STAGES = 2
+"""Steps of `attend` that are read ahead, and the one that it is at."""
 
 
 def block_of(size: int) -> int:
@@ -26,15 +34,61 @@ def block_of(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-@triton.jit
-def norm(x, weight, out, eps, divisor, size, BLOCK: tl.constexpr):
-    """out = x / sqrt(sum(x^2) / divisor + eps) * weight, of each row of `size`."""
+@triton.jit(do_not_specialize=["factor", "eps", "divisor", "own_eps", "own_divisor"])
+def settle(
+    source,
+    tokens,
+    own,
+    x,
+    weight,
+    out,
+    factor,
+    own_eps,
+    own_divisor,
+    eps,
+    divisor,
+    size,
+    by_row,
+    by_column,
+    BLOCK: tl.constexpr,
+    HOW: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """out = norm(x) of each row of `size`, after x was made:
+
+    "embedded": x = source[token] * factor; "added": x += source; "normed": x += norm(source) by `own`; "given": x stays.
+    """
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     inside = at < size
-    values = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    if IS_EARLY:
+        if IS_EARLY == 2:
+            gdc_launch_dependents()
+        gdc_wait()
+        if IS_EARLY == 1:
+            gdc_launch_dependents()
+    place = row * size + at
+    if HOW == "embedded":
+        cells = tl.load(tokens + row).to(tl.int64) * by_row + at * by_column
+        values = tl.load(source + cells, mask=inside, other=0.0).to(tl.float32) * factor
+    else:
+        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        if HOW != "given":
+            more = tl.load(source + row * by_row + at * by_column, mask=inside, other=0.0).to(tl.float32)
+            if HOW == "normed":
+                more = _normed(more, own, at, inside, own_eps, own_divisor).to(x.dtype.element_ty).to(tl.float32)
+            values += more
+    if HOW != "given":
+        rounded = values.to(x.dtype.element_ty)
+        tl.store(x + place, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    tl.store(out + place, _normed(values, weight, at, inside, eps, divisor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _normed(values, weight, at, inside, eps, divisor):
+    """values / sqrt(sum(values^2) / divisor + eps) * weight."""
     scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, 0) / divisor + eps)
-    values = values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * size + at, values.to(out.dtype.element_ty), mask=inside)
+    return values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["eps", "divisor"])
@@ -57,6 +111,7 @@ def rotate(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Norms and angles of one head of one row of `qkv` [n, heads + 2 kv heads, SIZE]; keys and values go to their places.
 
@@ -64,6 +119,12 @@ def rotate(
     """
     row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     inside = at < SIZE
+    if IS_EARLY:
+        if IS_EARLY == 2:
+            gdc_launch_dependents()
+        gdc_wait()
+        if IS_EARLY == 1:
+            gdc_launch_dependents()
     position = tl.load(start) + row
     source = qkv + (row * (heads + 2 * kv_heads) + head) * SIZE
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
@@ -99,6 +160,7 @@ def attend(
     tops,
     sums,
     mixtures,
+    out,
     n,
     kv_heads,
     groups,
@@ -110,15 +172,24 @@ def attend(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     POSITIONS: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
-    """Attention of up to ROWS queries of one kv head to one portion of the text.
+    """Attention of up to ROWS queries of one kv head to one portion of the text. A window of 0 is none.
 
-    Gives their greatest score and the sum of exponentials [kv heads, portions, n * groups], and what they mix
-    [kv heads, portions, n * groups, SIZE], not yet divided by the sum. A window of 0 is none.
+    Of the whole text: out [n, kv heads, groups, SIZE]. Of a portion: the greatest score and the sum of exponentials
+    [kv heads, portions, n * groups], and what they mix [kv heads, portions, n * groups, SIZE], not yet divided by the sum.
     """
     kv, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     is_row, inside = row < n * groups, at < SIZE
+    if IS_EARLY:
+        if IS_EARLY == 2:
+            gdc_launch_dependents()
+        gdc_wait()
+        if IS_EARLY == 1:
+            gdc_launch_dependents()
     first = tl.load(start).to(tl.int32)
     own = first + row // groups
     place = ((row // groups) * kv_heads * groups + kv * groups + row % groups) * SIZE
@@ -127,12 +198,13 @@ def attend(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, BLOCK), tl.float32)
     begin, end = part * portion, tl.minimum((part + 1) * portion, first + n)
-    while begin < end:
-        position = begin + tl.arange(0, POSITIONS)
+    for some in tl.range(begin, end, POSITIONS, num_stages=STAGES):
+        position = some + tl.arange(0, POSITIONS)
         cells = (kv * capacity + position)[:, None] * SIZE + at[None, :]
         is_cell = (position < end)[:, None] & inside[None, :]
         key = tl.load(keys + cells, mask=is_cell, other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        value = tl.load(values + cells, mask=is_cell, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * scale
         behind = own[:, None] - position[None, :]
         is_seen = (behind >= 0) & ((behind < window) | (window == 0)) & (position < end)[None, :]
         scores = tl.where(is_seen, scores, -float("inf"))
@@ -141,22 +213,42 @@ def attend(
         weights = tl.exp(scores - base[:, None])
         decay = tl.exp(top - base)
         total = total * decay + tl.sum(weights, 1)
-        value = tl.load(values + cells, mask=is_cell, other=0.0)
-        mixed = mixed * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        mixed = mixed * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="tf32x3")
         top = higher
-        begin += POSITIONS
-    line = (kv * num_parts + part) * n * groups + row
-    tl.store(tops + line, top, mask=is_row)
-    tl.store(sums + line, total, mask=is_row)
-    tl.store(mixtures + line[:, None] * SIZE + at[None, :], mixed, mask=is_row[:, None] & inside[None, :])
+    if IS_WHOLE:
+        made = (mixed / tl.maximum(total, 1.0)[:, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] + at[None, :], made, mask=is_row[:, None] & inside[None, :])
+    else:
+        line = (kv * num_parts + part) * n * groups + row
+        tl.store(tops + line, top, mask=is_row)
+        tl.store(sums + line, total, mask=is_row)
+        tl.store(mixtures + line[:, None] * SIZE + at[None, :], mixed, mask=is_row[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["n", "num_parts"])
-def combine(tops, sums, mixtures, out, n, groups, num_parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+def combine(
+    tops,
+    sums,
+    mixtures,
+    out,
+    n,
+    groups,
+    num_parts,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
     """The portions of `attend` as one: out [n, kv heads, groups, SIZE]."""
     kv, kv_heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     at, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
     inside, is_part = at < SIZE, part < num_parts
+    if IS_EARLY:
+        if IS_EARLY == 2:
+            gdc_launch_dependents()
+        gdc_wait()
+        if IS_EARLY == 1:
+            gdc_launch_dependents()
     lines = (kv * num_parts + part) * n * groups + row
     top = tl.load(tops + lines, mask=is_part, other=-float("inf"))
     weight = tl.exp(top - tl.max(top, 0))
@@ -166,15 +258,3 @@ def combine(tops, sums, mixtures, out, n, groups, num_parts, SIZE: tl.constexpr,
     mixed = tl.sum(mixed * weight[:, None], 0) / total
     place = ((row // groups) * kv_heads * groups + kv * groups + row % groups) * SIZE
     tl.store(out + place + at, mixed.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def gate(x, out, size, total, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
-    """out [n, size] = activation(x[:, :size]) * x[:, size:], the activation SiLU or GELU by its tangent."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < total
-    source = x + (place // size) * 2 * size + place % size
-    gated = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
-    argument = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
-    tl.store(out + place, (gated * tl.sigmoid(argument) * up).to(out.dtype.element_ty), mask=inside)

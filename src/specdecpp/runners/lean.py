@@ -237,10 +237,10 @@ class LeanRunner(EagerRunner):
         if (scale := self.family.embedding_scale) != 1.0:
             x = x * scale
         for i, layer in enumerate(self._layers):
-            h = self._normed(x, layer.norm)
+            h = layer.norm(x)
             qkv = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
             x = self._added(x, attend(i, qkv.view(len(x), -1, self._head_size)), layer.out, layer.out_norm)
-            h = self._gated(torch.mm(self._normed(x, layer.mlp_norm), layer.gate_up))
+            h = self._gated(torch.mm(layer.mlp_norm(x), layer.gate_up))
             x = self._added(x, h, layer.down, layer.down_norm)
         return x
 
@@ -265,15 +265,12 @@ class LeanRunner(EagerRunner):
         mixed = torch.bmm(weights, values)
         return mixed.view(kv, groups, n, size).permute(2, 0, 1, 3).reshape(n, -1)
 
-    def _normed(self, x: Float[Tensor, "... D"], norm: Norm) -> Float[Tensor, "... D"]:
-        return norm(x)
-
     def _gated(self, h: Float[Tensor, "n F2"]) -> Float[Tensor, "n F"]:
         gate, up = h.chunk(2, -1)
         return self._activation(gate) * up
 
     def _added(self, x: Tensor, h: Tensor, weight: Tensor, norm: Norm | None) -> Tensor:
-        return torch.addmm(x, h, weight) if norm is None else x + self._normed(torch.mm(h, weight), norm)
+        return torch.addmm(x, h, weight) if norm is None else x + norm(torch.mm(h, weight))
 
     def _head_normed(self, qk: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
         parts = qk.split((self._heads, self._kv_heads), 1)

@@ -145,15 +145,16 @@ class StaticCache:
         if span not in self._tables:
             self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
 
-    def read(self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int) -> Float[Tensor, "W D"]:
+    def read(
+        self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int, *, out: Tensor | None = None
+    ) -> Float[Tensor, "W D"]:
         """Put tokens through all layers at start, start + 1, ... of the cache; what the output layer reads."""
         body = self.body
-        x = F.embedding(tokens, body._embedding)
         if isinstance(body, FusedRunner):
-            attend = partial(body.attend_static, start, span, self._tables[span], self.keys, self.values)
-        else:
-            attend = self._attending(x, start, span)
-        return body._normed(body._through(x, attend), body._norm)
+            return body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, out)
+        x = F.embedding(tokens, body._embedding)
+        hidden = body._norm(body._through(x, self._attending(x, start, span)))
+        return hidden if out is None else out.copy_(hidden)
 
     def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
         positions = start + torch.arange(len(x), device=self.device)
@@ -206,9 +207,11 @@ class StaticCache:
         return self.program(("pass", width, span), partial(self._pass, width, span), reset=lambda: self.rest(self.inputs, span))
 
     def _pass(self, width: int, span: int) -> None:
-        hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span)
-        self.hidden[:width] = hidden
-        self.logits[:width] = self.score(hidden)
+        hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span, out=self.hidden[:width])
+        if isinstance(self.body, FusedRunner) and self.body.output_ids is None:
+            self.body.logits(hidden, self.logits[:width])
+        else:
+            self.logits[:width] = self.score(hidden)
 
     @staticmethod
     def rest(start: Int[Tensor, " n"], span: int) -> None:

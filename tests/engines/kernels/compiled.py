@@ -1,34 +1,88 @@
-"""Compiles every kernel for GPUs that need not be there: the interpreter takes more of Python than the compiler does."""
+"""Compiles every kernel as passes launch it, for GPUs that need not be there: the interpreter takes more of Python than the
+compiler does. Prints a line for each type of weights and kind of GPU."""
 
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+import transformers
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from specdecpp.runners import kernels
+from specdecpp.runners import GraphRunner, fused, kernels, products
 
-WIDE = dict.fromkeys(("tops", "sums", "mixtures"), "*fp32")
-NUMBERS = dict.fromkeys(("eps", "divisor", "scale"), "fp32")
-OWN = ("x", "out", "qkv", "cosines", "sines", "q_weight", "k_weight", "weight", "queries", "keys", "values")
-CONSTANTS = {
-    "norm": {"BLOCK": 4096},
-    "rotate": {"SIZE": 96, "BLOCK": 128, "HAS_NORMS": True},
-    "attend": {"SIZE": 96, "BLOCK": 128, "ROWS": kernels.ROWS, "POSITIONS": kernels.POSITIONS},
-    "combine": {"SIZE": 96, "BLOCK": 128, "PARTS": kernels.PARTS},
-    "gate": {"IS_SILU": False, "BLOCK": 512},
+SHAPE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 1, "head_dim": 64, "vocab_size": 304}
+SHAPE |= {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}
+KINDS = {
+    "Qwen2": {},
+    "Qwen3": {},
+    "Gemma3Text": {"sliding_window": 256},
+    "Llama": {"hidden_size": 2048, "num_attention_heads": 16},
 }
+CLASSES = {"Gemma3Text": transformers.Gemma3ForCausalLM}
 
 
-def compiled(name: str, dtype: str, capability: int) -> int:
-    """Bytes of the machine code of a kernel for weights of this type."""
-    kernel, constants = getattr(kernels, name), CONSTANTS[name]
-    types = {"start": "*i64"} | dict.fromkeys(OWN, f"*{dtype}") | WIDE | NUMBERS
-    signature = {p.name: "constexpr" if p.is_constexpr else types.get(p.name, "i32") for p in kernel.params}
-    values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
-    code = triton.compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", capability, 32))
-    return len(code.asm["cubin"])
+class Absent:
+    """The driver of a GPU that is not there."""
+
+    def __init__(self, capability: int):
+        self._target, self._capability = GPUTarget("cuda", capability, 32), capability
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Triton keeps the kind of each device."""
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiled(fused.FusedRunner):
+    """A runner that compiles what it would launch."""
+
+    found: Counter[str]
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        early = {"launch_pdl": True} if self.is_early else {}
+        code = kernel.warmup(*args, grid=grid, IS_EARLY=int(self.is_early), **early, **options)
+        assert code.metadata.shared <= fused._SHARED, f"{kernel} takes {code.metadata.shared} bytes of shared memory"
+        if self.is_early:
+            check_order(code.asm["ptx"])
+        self.found[kernel.fn.__name__] += 1
+
+
+def check_order(ptx: str) -> None:
+    """Raise ValueError or AssertionError unless memory is read after the kernel before is over."""
+    body = ptx[ptx.index(".entry") :]
+    wait = body.index("griddepcontrol.wait")
+    for word in ("ld.global", "cp.async.cg", "cp.async.ca", "st.global"):
+        assert word not in body[:wait], f"{word} before the wait"
+
+
+@torch.inference_mode()
+def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
+    """Launches of passes of a model by kernel: few rows and many, a text in one portion and in several."""
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | KINDS[kind])
+    build = CLASSES.get(kind) or getattr(transformers, f"{kind}ForCausalLM")
+    runner = GraphRunner(build(config).to(dtype).eval(), probe=False)
+    static = runner.static
+    body = static.body = object.__new__(Compiled)
+    body.__dict__.update(fused.fused(runner).__dict__)
+    body.is_early, body.found = capability >= 90, Counter()
+    for span, width in ((256, 1), (512, 33)):
+        runner.make_room(span - 33)
+        static._pass(width, span)
+    return body.found
 
 
 if __name__ == "__main__":
-    for dtype in ("bf16", "fp16", "fp32"):
+    warnings.simplefilter("ignore")
+    fused._is_interpreted = lambda: True
+    fused._kernels = lambda device: (kernels, products)  # pyright: ignore[reportAttributeAccessIssue]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for capability in (80, 90):
-            print(dtype, capability, {name: compiled(name, dtype, capability) for name in CONSTANTS})
+            triton.runtime.driver.set_active(Absent(capability))
+            print(dtype, capability, dict(sum((compiled(kind, dtype, capability) for kind in KINDS), Counter())), flush=True)

@@ -4,6 +4,7 @@ transformers in every family, text that is read in parts, padded and forgotten, 
 import os
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ from laws import unchecked
 from test_lean import TEXT, built
 
 import specdecpp as sd
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, kernels
 from specdecpp.runners.fused import FusedRunner
-from specdecpp.runners.kernels import PARTS, POSITIONS
-from specdecpp.runners.lean import FusedNorm, Norm
-from specdecpp.runners.static_cache import span_of
+from specdecpp.runners.static_cache import WIDTHS, span_of
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,6 +30,10 @@ def graphs(model: Any) -> GraphRunner:
     runner = GraphRunner(model.to(DEVICE), probe=False)
     assert isinstance(runner.static.body, FusedRunner)
     return runner
+
+
+def noise(length: int) -> list[int]:
+    return torch.randint(0, 64, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def parts(runner: Any, tokens: list[int], *cuts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,6 +52,33 @@ def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
 
+WIDE_HEADS = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024, "rms_norm_eps": 0.1}
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "mistral-window", "qwen3"])
+def test_every_width_of_wide_heads(variant: str) -> None:
+    """Catches halves of a head that are turned with another's, biases and scales of another row or output, and sums of squares
+    that are left out: heads that take two programs, inputs that warps share evenly, rows without padding."""
+    text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
+    with unchecked():
+        expected = LeanRunner(built(variant, **WIDE_HEADS).to(DEVICE), probe=False).extend(text, rows=len(text))
+        for own, theirs in zip(parts(graphs(built(variant, **WIDE_HEADS)), text, *ends[:-1]), expected, strict=True):
+            torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 191, 222, 223, 319, 320])
+def test_texts_that_end_where_a_portion_ends(length: int) -> None:
+    """Catches a position too many or too few: rows on both sides of the end of a step, of a portion and of a span."""
+    text = noise(length + 3)
+    with unchecked():
+        own, theirs = (built("llama", **WIDE_HEADS) for _ in range(2))
+        expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).extend(text, rows=3)
+        runner = graphs(own)
+        runner.extend(text[:length], rows=1)
+        torch.testing.assert_close(runner.extend(text[length:], rows=3)[0], expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_close_as_without_kernels(dtype: torch.dtype) -> None:
     """Catches a sum in half precision. Both beside float32 of the same weights, to twice the other's error."""
@@ -62,11 +92,16 @@ def test_half_precision_is_as_close_as_without_kernels(dtype: torch.dtype) -> No
     assert (own.float() - exact).abs().mean() < 2 * (lean.float() - exact).abs().mean()
 
 
-@pytest.mark.parametrize(("length", "portions"), [(300, 16), (1100, 32)])
-def test_long_texts_are_put_together_from_portions(length: int, portions: int) -> None:
-    """Catches portions weighed wrongly, left out or counted twice: of 32 positions, and of 64, which are read in two."""
-    text = torch.randint(0, 64, (length + 5,), generator=torch.Generator().manual_seed(0)).tolist()
-    assert portions == min(PARTS, span_of(length + 5) // POSITIONS)
+@pytest.mark.parametrize(("length", "most", "portions"), [(200, 32, 1), (300, 32, 8), (300, 4, 4), (1100, 32, 32)])
+def test_long_texts_are_put_together_from_portions(
+    length: int, most: int, portions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches portions weighed wrongly, left out or counted twice: the whole text at once, and portions read in one step and
+    in two."""
+    monkeypatch.setattr(kernels, "PARTS", most)
+    text = noise(length + 5)
+    span = span_of(length + 5)
+    assert portions == (1 if span == 256 else min(most, span // kernels.POSITIONS))
     with unchecked():
         for variant in ("llama", "mistral-window"):
             own, theirs = (built(variant, num_hidden_layers=1, max_position_embeddings=2048) for _ in range(2))
@@ -87,14 +122,6 @@ def test_what_was_forgotten_and_what_was_padded_leaves_no_trace() -> None:
         runner.rollback(5)
         after, _ = runner.extend(TEXT[5:9], rows=4)
     assert torch.equal(before, after)
-
-
-def test_a_kernels_norm_is_that_of_torch() -> None:
-    """Catches a weight that is scaled and a mean that is not: torch's own norm, and ours with Gemma's offset."""
-    runner, x = graphs(built("llama")), torch.randn(3, 40, device=DEVICE)
-    weight = torch.randn(40, device=DEVICE)
-    for norm in (FusedNorm(weight, eps=1e-5), Norm(weight, eps=1e-5, offset=1.0)):
-        torch.testing.assert_close(runner.static.body._normed(x, norm), norm(x), atol=1e-5, rtol=1e-5)
 
 
 def test_greedy_answers_are_those_of_the_target() -> None:
