@@ -125,6 +125,7 @@ class StaticCache:
     def __init__(self, body: LeanRunner):
         self.body, self.device = body, body.device
         self.record: Any = None  # of rounds on the device (`rounds.device_steps`), made by the first of them
+        self.launches: dict[int, Any] = {}  # what follows a pass there (`rounds.device_launches`), likewise
         self.recording_s = 0.0  # that recording has taken so far, which happens once
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
