@@ -108,10 +108,11 @@ def test_a_rollback_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_cache_that_grows_keeps_what_it_held(device: str) -> None:
+def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
     back over a growth and on."""
     variant = {"max_position_embeddings": 1024}
+    monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 0)
     eager, runner = EagerRunner(built("llama", **variant).to(device)), GraphRunner(built("llama", **variant).to(device))
     expected, _ = eager.extend(LONG, rows=len(LONG))
     at, capacities = 0, set()
@@ -124,6 +125,20 @@ def test_a_cache_that_grows_keeps_what_it_held(device: str) -> None:
     assert capacities == {256, 512, 1024}
     runner.rollback(100)
     torch.testing.assert_close(runner.extend(LONG[100:105], rows=5)[0], expected[100:105], atol=1e-3, rtol=1e-3)
+
+
+def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a cache that grows, and forgets what was recorded, where there is room for the whole context."""
+    held = 2 * 2 * 2 * 2048 * 8 * 4  # keys and values of two layers, two heads of 8 numbers in float32
+    for free, capacities, is_kept in ((32 * held, {2048}, True), (32 * held - 1, {256, 512}, False)):
+        monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device, free=free: free)
+        runner = GraphRunner(built("llama", max_position_embeddings=1024))
+        runner.extend(LONG[:3], rows=1)
+        before, found = dict(runner.static._programs), {runner.static.capacity}
+        runner.extend(LONG[3:300], rows=1)
+        runner.extend(LONG[300:303], rows=1)
+        assert found | {runner.static.capacity} == capacities
+        assert (before.items() <= runner.static._programs.items()) == is_kept
 
 
 def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:

@@ -22,7 +22,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 BLOCK = 1024
 """Tokens of a part."""
 FAN = 64
-"""Thresholds that one launch of `narrow` tries."""
+"""Thresholds that one launch of `narrow` tries: 6 bits of a key."""
 PIECE = 4
 """Of them at a time."""
 LEVELS = 5
@@ -73,22 +73,23 @@ def _share(key):
 
 
 @triton.jit
-def _found(sums, need, FIRST: tl.constexpr, LAST: tl.constexpr, FAN: tl.constexpr):
-    """(key as far as its digits are known, sum above it): the greatest key from which on the sum is at least `need`."""
+def _found(sums, need, num, LEVELS: tl.constexpr, FAN: tl.constexpr):
+    """(the first `num` digits of a key, the sum above it): the greatest key from which on the sum is at least `need`."""
     digits = tl.arange(0, FAN)
     key, above = tl.full((), 0, tl.int32), tl.full((), 0, tl.int64)
-    for level in tl.static_range(FIRST, LAST):
+    for level in tl.static_range(LEVELS):
         cells = tl.load(sums + level * FAN + digits)
         digit = tl.sum((cells + above >= need).to(tl.int32), 0) - 1
-        above += tl.sum(tl.where(digits == digit + 1, cells, 0), 0)
-        key = key * FAN + digit
+        more = tl.sum(tl.where(digits == digit + 1, cells, 0), 0)
+        above += tl.where(level < num, more, 0)
+        key = tl.where(level < num, key * FAN + digit, key)
     return key, above
 
 
 @triton.jit
-def _needed(sums, top_p, COUNTS: tl.constexpr, FAN: tl.constexpr):
+def _needed(sums, top_p):
     """The share `top_p` of a row's weight, rounded up."""
-    whole = tl.load(sums + COUNTS * FAN)
+    whole = tl.load(sums)
     need = tl.ceil(whole.to(tl.float64) * top_p).to(tl.int64)
     return tl.maximum(tl.minimum(need, whole), 1)
 
@@ -134,7 +135,7 @@ def _top(highest, num_parts, PARTS: tl.constexpr):
     return tl.max(tl.load(highest + part, mask=part < num_parts, other=-float("inf")), 0)
 
 
-@triton.jit(do_not_specialize=["num_parts", "top_k"])
+@triton.jit(do_not_specialize=["num_parts", "top_k", "level"])
 def narrow(
     logits,
     seen,
@@ -149,10 +150,11 @@ def narrow(
     penalty,
     top_k,
     top_p,
+    level,
     HAS_SEEN: tl.constexpr,
     DRAFTS: tl.constexpr,
-    LEVEL: tl.constexpr,
     COUNTS: tl.constexpr,
+    IS_COUNT: tl.constexpr,
     CELLS: tl.constexpr,
     LEVELS: tl.constexpr,
     FAN: tl.constexpr,
@@ -160,8 +162,9 @@ def narrow(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The next digit of a threshold: tokens (levels below COUNTS) or their weights (the others) from each of FAN keys on, as
-    far as they lie inside the bracket; at the last level also how many of a part have each key."""
+    """The next digit of a threshold: tokens or their weights from each of FAN keys on, as far as they lie inside the bracket;
+    of weights at the last level also how many tokens of a part have each key. Those of weights follow COUNTS levels of tokens.
+    """
     part, row = tl.program_id(0), tl.program_id(1)
     source, num_more, is_idle = _source(order, row, DRAFTS)
     if is_idle:
@@ -171,34 +174,30 @@ def narrow(
     z = _logits(logits + source * vocab, seen, line, at, inside, num_more, temperature, penalty, HAS_SEEN)
     share = tl.exp(z - _top(highest + row * num_parts, num_parts, PARTS))
     key, own = _key(share), sums + row * CELLS
-    if LEVEL < COUNTS:
-        known, _ = _found(own, top_k, 0, LEVEL, FAN)
+    if IS_COUNT:
+        known, _ = _found(own, top_k, level, LEVELS, FAN)
     else:
         if COUNTS > 0:
-            least, _ = _found(own, top_k, 0, COUNTS, FAN)
+            least, _ = _found(own, top_k, COUNTS, LEVELS, FAN)
             inside = inside & (key >= least)
-        if LEVEL > COUNTS:
-            known, _ = _found(own, _needed(own, top_p, COUNTS, FAN), COUNTS, LEVEL, FAN)
-        else:
-            known = tl.full((), 0, tl.int32)
-    step: tl.constexpr = FAN ** (LEVELS - 1 - LEVEL % LEVELS)
-    digit = tl.where(inside, key // step - known * FAN, -1)
-    inside = (digit >= 0) & (digit < FAN)
+        own += COUNTS * FAN
+        known, _ = _found(own, _needed(own, top_p), level, LEVELS, FAN)
+    digit = (key >> (6 * (LEVELS - 1 - level))) - known * FAN
+    inside = inside & (digit >= 0) & (digit < FAN)
     digit = tl.where(inside, digit, -1)
-    is_last: tl.constexpr = LEVEL == COUNTS + LEVELS - 1
     counts = ties + (row * num_parts + part) * FAN
     if tl.max(inside.to(tl.int32), 0) > 0:
         weight = tl.where(inside, _weight(share), 0)
         for first in range(0, FAN, PIECE):
             digits = first + tl.arange(0, PIECE)
-            if LEVEL < COUNTS:
+            if IS_COUNT:
                 made = tl.sum((digit[:, None] >= digits[None, :]).to(tl.int32), 0).to(tl.int64)
             else:
                 made = tl.sum(tl.where(digit[:, None] >= digits[None, :], weight[:, None], 0), 0)
-            tl.atomic_add(own + LEVEL * FAN + digits, made, mask=made > 0, sem="relaxed")
-            if is_last:
-                tl.store(counts + digits, tl.sum((digit[:, None] == digits[None, :]).to(tl.int32), 0))
-    elif is_last:
+                if level == LEVELS - 1:
+                    tl.store(counts + digits, tl.sum((digit[:, None] == digits[None, :]).to(tl.int32), 0))
+            tl.atomic_add(own + level * FAN + digits, made, mask=made > 0, sem="relaxed")
+    elif level == LEVELS - 1:
         tl.store(counts + tl.arange(0, FAN), tl.zeros((FAN,), tl.int32))
 
 
@@ -249,11 +248,12 @@ def weigh(
     key, own = _key(share), sums + row * CELLS
     is_kept = inside & (key > 0) & (share >= min_p)
     if COUNTS > 0:
-        least, _ = _found(own, top_k, 0, COUNTS, FAN)
+        least, _ = _found(own, top_k, COUNTS, LEVELS, FAN)
         is_kept = is_kept & (key >= least)
+        own += COUNTS * FAN
     if HAS_TOP_P:
-        need = _needed(own, top_p, COUNTS, FAN)
-        least, above = _found(own, need, COUNTS, COUNTS + LEVELS, FAN)
+        need = _needed(own, top_p)
+        least, above = _found(own, need, LEVELS, LEVELS, FAN)
         weight = tl.maximum(_weight(_share(least)), 1)
         num_equal = (need - above + weight - 1) // weight
         others = tl.arange(0, PARTS)
@@ -448,7 +448,8 @@ def _rest(p, q, p_total, q_total, factor, at, inside, is_taken):
     """((factor p - q)+, min(p, q), weights of p) of some tokens of a row; q is 0 where there is no candidate."""
     weight = _weight(tl.load(p + at, mask=inside, other=0.0))
     own = weight.to(tl.float64) / p_total.to(tl.float64)
-    given = _weight(tl.load(q + at, mask=inside & is_taken, other=0.0)).to(tl.float64) / q_total.to(tl.float64)
+    given = _weight(tl.load(q + at, mask=inside, other=0.0)).to(tl.float64) / tl.maximum(q_total, 1).to(tl.float64)
+    given = tl.where(is_taken, given, 0.0)
     return tl.maximum(factor * own - given, 0.0), tl.minimum(own, given), weight
 
 
@@ -465,8 +466,7 @@ def residues(p, q, p_totals, q_totals, carries, order, rests, commons, vocab, nu
         factor = tl.load(carries + row)
     base = row.to(tl.int64) * vocab
     is_taken = row < num
-    q_total = tl.load(q_totals + row, mask=is_taken, other=1)
-    rest, common, _ = _rest(p + base, q + base, tl.load(p_totals + row), q_total, factor, at, at < vocab, is_taken)
+    rest, common, _ = _rest(p + base, q + base, tl.load(p_totals + row), tl.load(q_totals + row), factor, at, at < vocab, is_taken)
     tl.store(rests + row * num_parts + part, tl.sum(rest, 0))
     tl.store(commons + row * num_parts + part, tl.sum(common, 0))
 
@@ -535,8 +535,8 @@ def judge(
     before = tl.sum(tl.where(parts < part, mass, 0.0), 0)
     at = part * BLOCK + places
     base, is_taken = count.to(tl.int64) * vocab, count < num
-    q_total = tl.load(q_totals + count, mask=is_taken, other=1)
-    rest, _, weight = _rest(p + base, q + base, tl.load(p_totals + count), q_total, factor, at, at < vocab, is_taken)
+    p_total, q_total = tl.load(p_totals + count), tl.load(q_totals + count)
+    rest, _, weight = _rest(p + base, q + base, p_total, q_total, factor, at, at < vocab, is_taken)
     rest = tl.where(has_rest, rest, weight.to(tl.float64))
     last = tl.max(tl.where(rest > 0, places, 0), 0)
     is_first = (rest > 0) & (before + tl.cumsum(rest, 0) > point)

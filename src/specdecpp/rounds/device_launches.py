@@ -65,8 +65,10 @@ class RowKernels:
         grid, source, numbers, same = self._asked(sampling, order, line, seen, num)
         counts, has_top_p = kernels.LEVELS if top_k else 0, top_p < 1.0
         same |= {"COUNTS": counts, "LEVELS": kernels.LEVELS, "FAN": kernels.FAN, "PARTS": self._parts}
-        for level in range(counts + kernels.LEVELS * has_top_p):
-            kernels.narrow[grid](*source, self._sums, self._ties, *numbers, top_k, top_p, **same, LEVEL=level, PIECE=kernels.PIECE)
+        for is_count in [True] * (counts > 0) + [False] * has_top_p:
+            for level in range(kernels.LEVELS):
+                cuts = (*numbers, top_k, top_p, level)
+                kernels.narrow[grid](*source, self._sums, self._ties, *cuts, **same, IS_COUNT=is_count, PIECE=kernels.PIECE)
         made = (self._sums, self._ties, rows, self._masses, self._totals, self._leans)
         kernels.weigh[grid](*source, *made, *numbers, top_k, top_p, min_p, **same, HAS_TOP_P=has_top_p)
 

@@ -42,6 +42,11 @@ def span_of(length: int) -> int:
     return span
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody holds; none is counted elsewhere, where caches grow with their texts."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
 class Cuda:
     """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it.
 

@@ -218,9 +218,9 @@ class Judged:
 
     def __init__(self, p: Tensor, q: Tensor, sampling: Sampling, verification: Any):
         self.num, self.sampling, self.verification = len(q) - 1, sampling, verification
-        self.record, width = record_of(p.shape[1], 33), 9
-        padded = torch.cat((p, torch.full((width - len(p), p.shape[1]), 3.0, dtype=p.dtype, device=DEVICE)))
-        self.kernels = RowKernels(padded, width)
+        self.record, self.width = record_of(p.shape[1], 33), len(p) + 1
+        padded = torch.cat((p, torch.full((1, p.shape[1]), 3.0, dtype=p.dtype, device=DEVICE)))
+        self.kernels = RowKernels(padded, self.width)
         for i in range(self.num):
             drawing = RowKernels(q[i : i + 1].clone(), 1)
             self.record.order.copy_(torch.tensor([i, 0, 1]))
@@ -234,7 +234,7 @@ class Judged:
         record.line[1 : num + 1] = torch.tensor(tokens, dtype=torch.long)
         record.verify_uniforms.fill_(1e-9)
         record.verify_uniforms[: len(uniforms)] = torch.tensor(uniforms, dtype=torch.float64)
-        self.kernels.judge(record, self.sampling, self.verification, 9)
+        self.kernels.judge(record, self.sampling, self.verification, self.width)
         count, token = record.outcome[:2].tolist()
         return int(count), int(token)
 
@@ -247,11 +247,11 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}[kind]
     made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     for length in range(3):
-        for prefix in torch.cartesian_prod(*[torch.arange(4)] * length).view(-1, length).tolist() if length else [[]]:
-            p, q = tables(4, 0, seed=hash(tuple(prefix)) % 1000)
+        for prefix in torch.cartesian_prod(*[torch.arange(3)] * length).view(-1, length).tolist() if length else [[]]:
+            p, q = tables(3, 0, seed=sum(3**i * (1 + token) for i, token in enumerate(prefix)))
             made[tuple(prefix)] = p, q
     plain, law = Sampling(), defaultdict(float)
-    paths = torch.cartesian_prod(*[torch.arange(4)] * num).view(-1, num).tolist() if num else [[]]
+    paths = torch.cartesian_prod(*[torch.arange(3)] * num).view(-1, num).tolist() if num else [[]]
     for path in paths:
         along = [tuple(path[:i]) for i in range(num + 1)]
         p, q = (torch.cat([made[prefix][which] for prefix in along]) for which in (0, 1))
