@@ -29,7 +29,10 @@ def sampled(**options: Any) -> Callable[[Any], Any]:
     decorate = _jaxtyped(**options)
 
     def decorated(of: Any) -> Any:
-        if of.__module__ in ("specdecpp.runners.kernels", "specdecpp.rounds.device_kernels"):  # Triton reads their text and never calls them
+        if of.__module__ in (
+            "specdecpp.runners.kernels",
+            "specdecpp.rounds.device_kernels",
+        ):  # Triton reads their text and never calls them
             return of
         checked = decorate(of)
         if not inspect.isfunction(of) or inspect.iscoroutinefunction(of):

@@ -389,6 +389,25 @@ def test_the_memory_of_dead_graphs_is_never_recorded_in(stand_in: StandIn) -> No
     assert any(living == 0 for living in stand_in.pools.values())
 
 
+def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a request that waits for the recording of a pass: of every width, and over a growing text."""
+    monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 2**40)
+    pair, _ = growing_pairs("cpu")
+
+    def passes() -> list[set[Any]]:
+        stores = [runner._idle for runner in (pair.target, pair.draft)]  # pyright: ignore[reportAttributeAccessIssue]
+        return [{key for key in store[0]._programs if key[0] == "pass"} for store in stores]  # pyright: ignore[reportIndexIssue]
+
+    with unchecked():
+        decoder = sd.Decoder(pair, policy=Fixed(k=4))
+        before = passes()
+        for prompt in ([3, 5, 9], [3 + token % 60 for token in LONG[:500]]):
+            decoder.generate(prompt, max_tokens=40, temperature=0.0, ignore_eos=True)
+            gc.collect()
+    assert [len(keys) for keys in before] == [3 * 7, 3 * 2]
+    assert passes() == before
+
+
 def test_nor_where_the_last_graph_made_room(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches the same where the only program of a store makes room, and graphs of one cache that do not share memory."""
     runner = GraphRunner(built("llama"))

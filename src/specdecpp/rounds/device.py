@@ -29,6 +29,7 @@ from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, V
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.runners import Runner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.static_cache import WIDTHS, Program, StaticCache, bucket
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
@@ -37,8 +38,18 @@ _LARGE_DRAFT = 10**9
 """Bytes that a large GPU reads in half a millisecond: more than the host needs to read a flag and launch a target's pass."""
 _AHEAD = 1
 """Steps of a smaller draft that are queued before the flag of one is read."""
+_COMMON = 900
+"""Tokens of a text whose passes are recorded when a pair is loaded."""
 _JUDGED = (9, WIDTHS[-1])
 """Rows of a verdict by kernels of our own: those behind the last candidate cost nothing."""
+
+
+def record_passes(target: Runner, draft: Runner) -> None:
+    """Record what rounds of a pair will need, when it is loaded: passes of the target by width, and of the draft, over texts of
+    common lengths. What follows them is recorded for each way of sampling, which takes little."""
+    for runner, widths in ((target, WIDTHS), (draft, WIDTHS[:2])):
+        if isinstance(runner, GraphRunner):
+            runner.record(widths, _COMMON)
 
 
 class Device:

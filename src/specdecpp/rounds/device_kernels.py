@@ -392,7 +392,18 @@ def note(
 
 @triton.jit(do_not_specialize=["num_parts"])
 def choose(
-    rows, highest, whose, masses, order, uniforms, chosen, vocab, num_parts, GREEDY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    rows,
+    highest,
+    whose,
+    masses,
+    order,
+    uniforms,
+    chosen,
+    vocab,
+    num_parts,
+    GREEDY: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """A token of each row: the likeliest, or drawn."""
     row = tl.program_id(0)
@@ -402,7 +413,9 @@ def choose(
     if GREEDY:
         token = _likeliest(highest + base, whose + base, vocab, num_parts, PARTS)
     else:
-        token, _, _ = _drawn(rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, num_parts, PARTS, BLOCK)
+        token, _, _ = _drawn(
+            rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, num_parts, PARTS, BLOCK
+        )
     tl.store(chosen + row, token.to(tl.int64))
 
 
@@ -454,7 +467,9 @@ def _rest(p, q, p_total, q_total, factor, at, inside, is_taken):
 
 
 @triton.jit(do_not_specialize=["num_parts"])
-def residues(p, q, p_totals, q_totals, carries, order, rests, commons, vocab, num_parts, IS_BLOCK: tl.constexpr, BLOCK: tl.constexpr):
+def residues(
+    p, q, p_totals, q_totals, carries, order, rests, commons, vocab, num_parts, IS_BLOCK: tl.constexpr, BLOCK: tl.constexpr
+):
     """What each part of each row adds to sum (w p - q)+ and to sum min(p, q)."""
     part, row = tl.program_id(0), tl.program_id(1)
     num = tl.load(order)
@@ -466,7 +481,9 @@ def residues(p, q, p_totals, q_totals, carries, order, rests, commons, vocab, nu
         factor = tl.load(carries + row)
     base = row.to(tl.int64) * vocab
     is_taken = row < num
-    rest, common, _ = _rest(p + base, q + base, tl.load(p_totals + row), tl.load(q_totals + row), factor, at, at < vocab, is_taken)
+    rest, common, _ = _rest(
+        p + base, q + base, tl.load(p_totals + row), tl.load(q_totals + row), factor, at, at < vocab, is_taken
+    )
     tl.store(rests + row * num_parts + part, tl.sum(rest, 0))
     tl.store(commons + row * num_parts + part, tl.sum(common, 0))
 

@@ -47,11 +47,17 @@ class Record:
         self.pending = whole[3:6]  # where the draft stands, and what it reads first
         self.task = whole[6:]  # where the target stands, and the line: the last token and the candidates
         self.line = self.task[1:]
-        self.evidence, self.score, self.least = real[:1], real[1:3], real[3 : MOST + 4]  # its score's bias and slope, thresholds
+        self.evidence, self.score, self.least = (
+            real[:1],
+            real[1:3],
+            real[3 : MOST + 4],
+        )  # its score's bias and slope, thresholds
         self.uniforms, self.verify_uniforms = real[MOST + 4 : 2 * MOST + 4], real[2 * MOST + 4 :]
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
         self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, of any positive scale
-        self.totals = torch.zeros(WIDTHS[-1], dtype=torch.long, device=device)  # of their weights, as kernels of our own have them
+        self.totals = torch.zeros(
+            WIDTHS[-1], dtype=torch.long, device=device
+        )  # of their weights, as kernels of our own have them
         self.scalars = torch.zeros(1, 4, device=device)
         self.context = torch.zeros(body.vocab_size, dtype=torch.bool, device=device)  # its tokens, for a repetition penalty
         self.seen = self.context.clone()  # and those of the candidates

@@ -143,6 +143,11 @@ class StaticCache:
         self._graphs = graphs_of(self.device)
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether programs are recorded here rather than called."""
+        return self._graphs is not None
+
+    @property
     def capacity(self) -> int:
         return self.keys[0].shape[1] if self.keys else 0
 

@@ -78,7 +78,10 @@ def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
     """Catches a part left out, a threshold one off, a penalty on the wrong side: vocabularies of one part and of three, none a
     power of two."""
     for seed in range(6):
-        logits, seen = logits_of(vocab_size, 1, seed), torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < 0.3
+        logits, seen = (
+            logits_of(vocab_size, 1, seed),
+            torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < 0.3,
+        )
         seen = seen.to(DEVICE)
         expected = probabilities(logits[0].double(), SAMPLINGS[name], seen)
         torch.testing.assert_close(weighed(logits, SAMPLINGS[name], seen), expected, atol=2e-6, rtol=1e-5)
@@ -138,9 +141,7 @@ ENDS = torch.tensor([3, 900], device=DEVICE)
 
 def note(kernels: RowKernels, record: Any, *, sampling: Sampling, evidence: Evidence = Evidence.NOTHING, **how: Any) -> None:
     options = {"judges": False, "scores": False, "draws_only": False} | how
-    kernels.note(
-        record, INPUTS, ENDS, is_greedy=sampling.is_greedy, evidence=evidence, has_seen=sampling.needs_seen, **options
-    )
+    kernels.note(record, INPUTS, ENDS, is_greedy=sampling.is_greedy, evidence=evidence, has_seen=sampling.needs_seen, **options)
 
 
 @pytest.mark.parametrize("evidence", list(Evidence))
@@ -157,7 +158,9 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
     INPUTS.copy_(torch.tensor([100, 7, 8, 9]))
     for i in range(4):
         row = logits[2:] if i == 0 else logits[:1]
-        believed = penalised(row[0], sampling, seen).softmax(-1) if sampling.is_greedy else probabilities(row[0], sampling, seen)
+        believed = (
+            penalised(row[0], sampling, seen).softmax(-1) if sampling.is_greedy else probabilities(row[0], sampling, seen)
+        )
         if i == 3:
             record.least[4] = torch.inf
         kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
