@@ -35,16 +35,18 @@ class RowKernels:
         kernels: Any = import_module("specdecpp.rounds.device_kernels")
         self._kernels, self._logits, self.vocab_size = kernels, logits, logits.shape[1]
         self.num_parts = -(-self.vocab_size // kernels.BLOCK)
-        self._parts = max(32, 1 << (self.num_parts - 1).bit_length())
-        shape, whole, wide = (num_rows, self.num_parts), {"dtype": torch.long}, {"dtype": torch.float64}
+        self._parts = max(256, 1 << (self.num_parts - 1).bit_length())  # compiled once for most vocabularies
+        shape, device = (num_rows, self.num_parts), logits.device
+        whole: dict[str, Any] = {"dtype": torch.long, "device": device}
+        wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
         self._highest = logits.new_empty(shape, dtype=torch.float32)
         self._whose = logits.new_empty(shape, dtype=torch.int32)
-        self._masses, self._totals = logits.new_zeros(shape, **whole), logits.new_zeros(num_rows, **whole)
-        self._sums = logits.new_empty(num_rows, _CELLS, **whole)
+        self._masses, self._totals = torch.zeros(shape, **whole), torch.zeros(num_rows, **whole)
+        self._sums = torch.zeros(num_rows, _CELLS, **whole)
         self._ties = logits.new_empty(*shape, kernels.FAN, dtype=torch.int32)
-        self._leans, self._rests, self._commons = (logits.new_empty(shape, **wide) for _ in range(3))
-        self._carries = logits.new_ones(2 * kernels.LINES, **wide)
-        self._chosen = logits.new_zeros(kernels.LINES, **whole)
+        self._leans, self._rests, self._commons = (torch.zeros(shape, **wide) for _ in range(3))
+        self._carries = torch.ones(2 * kernels.LINES, **wide)
+        self._chosen = torch.zeros(kernels.LINES, **whole)
         self._rows: Tensor | None = None
 
     @property

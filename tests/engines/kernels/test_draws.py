@@ -1,6 +1,8 @@
 """Draws, stop tests and verdicts by kernels of our own against the functions of the host: distributions as they are and as
 integrated over uniforms, cuts with ties, every evidence, whole rounds."""
 
+import os
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -147,8 +149,8 @@ def note(kernels: RowKernels, record: Any, *, sampling: Sampling, evidence: Evid
 @pytest.mark.parametrize("evidence", list(Evidence))
 @pytest.mark.parametrize("name", ["greedy", "plain", "all"])
 def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
-    """Catches evidence of another kind, a score on the wrong scale, a flag of another bit or place, and a step after a stop that
-    writes anything."""
+    """Catches evidence of another kind, a score on the wrong scale, a flag of another bit or place, and a step after a stop
+    that writes anything."""
     sampling = Sampling(temperature=0.0, repetition_penalty=1.3) if name == "greedy" else SAMPLINGS[name]
     vocab_size, by_q = 1300, evidence is Evidence.SURVIVAL
     logits = logits_of(vocab_size, 3, seed=4)
@@ -321,3 +323,13 @@ class Told:
 
     def categorical(self, p: Tensor) -> int:
         return inverted(p, self._uniforms.pop(0))
+
+
+def test_every_kernel_compiles() -> None:
+    """Catches what the interpreter takes and the compiler does not: two types of logits, two kinds of GPU, which need not be
+    there."""
+    program = Path(__file__).with_name("compiled_draws.py")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 3
