@@ -1,6 +1,7 @@
 """Draws, stop tests and verdicts by kernels of our own against the functions of the host: distributions as they are and as
 integrated over uniforms, cuts with ties, every evidence, whole rounds."""
 
+import math
 import os
 import subprocess
 import sys
@@ -124,8 +125,9 @@ def test_a_draw_is_the_hosts(name: str) -> None:
     uniforms = torch.rand(40, generator=generator, dtype=torch.float64).tolist()
     likely = int(weights.argmax())
     borders = [float(ends[likely] - weights[likely]) / float(ends[-1]), float(ends[likely]) / float(ends[-1])]
+    exact = [first_at(int(ends[place]), float(ends[-1])) for place in (likely, 1023)]  # within a part, and where one ends
     same = 0
-    for u in [*uniforms, 0.0, 1 - 2**-53, borders[0] + 1e-9, borders[1] - 1e-9]:
+    for u in [*uniforms, 0.0, 1 - 2**-53, *exact, borders[0] + 1e-9, borders[1] - 1e-9]:
         record.order.copy_(torch.tensor([0, 0, 1]))
         record.uniforms[0] = u
         note(kernels, record, sampling=sampling)
@@ -135,6 +137,14 @@ def test_a_draw_is_the_hosts(name: str) -> None:
         assert float(record.records[0, 1]) == pytest.approx(float(weights[token]) / float(ends[-1]), rel=1e-12)
     assert token == likely
     assert same >= 43  # rounding may move a border past a uniform
+
+
+def first_at(point: int, total: float) -> float:
+    """The least uniform that stands for this point, or the greatest where that is none."""
+    u = min(point / total, 1 - 2**-53)
+    while int(u * total) < point and u < 1 - 2**-53:
+        u = math.nextafter(u, 1.0)
+    return u
 
 
 INPUTS = torch.zeros(4, dtype=torch.long, device=DEVICE)
