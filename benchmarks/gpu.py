@@ -271,13 +271,17 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
 def draft_step_of(session: Session) -> Callable[[], None]:
     """The recorded step of a session's rounds, at one place of the text."""
     cache = session.draft.static  # pyright: ignore[reportAttributeAccessIssue]
-    program = next(p for key, p in cache._programs.items() if isinstance(key, tuple) and key[:2] == ("draft", 1))
+    read = next(p for key, p in reversed(cache._programs.items()) if key[:2] == ("pass", 1))
+    note = next(p for key, p in cache._programs.items() if key[0] == "draft")
 
     @torch.inference_mode()
     def step() -> None:
-        cache.record.order[:2].zero_()  # the number of the candidate, and the place in the text: written over, then let go
-        program()
+        cache.record.order.copy_(order)  # the number of the candidate, and the place in the text: written over, then let go
+        cache.inputs[:1].zero_()
+        read()
+        note()
 
+    order = torch.tensor([0, 0, 1], device=cache.device)
     return step
 
 

@@ -32,6 +32,7 @@ def sampled(**options: Any) -> Callable[[Any], Any]:
         if of.__module__ in (
             "specdecpp.runners.kernels",
             "specdecpp.runners.products",
+            "specdecpp.rounds.device_kernels",
         ):  # Triton reads their text and never calls them
             return of
         checked = decorate(of)

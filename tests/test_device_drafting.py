@@ -212,11 +212,9 @@ def cost_aware(head: Any) -> CostAware:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "cumulative q", "specdecpp, lagged", "specdecpp, look-ahead"])
-def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(
-    policy: str, two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a host that runs ahead, and a decision that looks at the discarded candidate: other uniforms for it, and for all
-    after it, change nothing that is decided."""
+def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a step that draws, counts or moves on after a stop, a host that does not see one, and a decision that looks at
+    what was not drawn: by 0, 1, 2 or all steps ahead, and other uniforms behind the last candidate, everything is the same."""
     streams = Given(), Given()
     request = two.request(POLICIES[policy](), TokenVerification(), Sampling(), streams)
     generator = torch.Generator().manual_seed(0)
@@ -224,21 +222,24 @@ def test_at_most_one_step_is_drawn_in_vain_and_nothing_depends_on_it(
     for _ in range(15):
         uniforms = torch.rand(20, generator=generator, dtype=torch.float64).tolist()
         tests = torch.rand(21, generator=generator, dtype=torch.float64).tolist()
-        streams[0].points, streams[1].points = uniforms, tests
-        first = one_round(request, context)
-        in_vain.add(int(two.record_of(request).count) - first.num_drafted)
-        others = torch.rand(20, generator=generator, dtype=torch.float64).tolist()
-        streams[0].points, streams[1].points = uniforms[: first.num_drafted] + others, tests
-        again = one_round(request, context)
-        assert (again.tokens, again.num_accepted, again.next_token) == (first.tokens, first.num_accepted, first.next_token)
-        monkeypatch.setattr("specdecpp.rounds.device._LARGE_DRAFT", 0)  # a draft so large that the host waits for every flag
-        streams[0].points, streams[1].points = uniforms, tests
-        waited = one_round(request, context)
-        monkeypatch.undo()
-        assert (waited.tokens, waited.num_accepted, waited.next_token) == (first.tokens, first.num_accepted, first.next_token)
-        assert int(two.record_of(request).count) == waited.num_drafted
-    assert in_vain <= {0, 1}
-    assert (1 in in_vain) == (policy != "fixed")
+        told, first = [], None
+        for ahead in (0, 1, 2, 40, 1):
+            monkeypatch.setattr("specdecpp.rounds.device._AHEAD", ahead)
+            drawn = uniforms if first is None else uniforms[: first.num_drafted] + uniforms[::-1]
+            streams[0].points, streams[1].points = drawn, list(tests)
+            made = one_round(request, context)
+            record, cache = two.record_of(request), request.draft.static  # pyright: ignore[reportAttributeAccessIssue]
+            k = made.num_drafted
+            left = [record.order, record.evidence, record.line[: k + 1], record.records[:k], record.rows[:k], cache.inputs[:2]]
+            said = made.tokens, made.num_accepted, made.next_token, made.stop, made.q, made.judged
+            told.append((said, [tensor.tolist() for tensor in left]))
+            read = request.draft.length - len(context) + 1
+            in_vain.add((ahead, read - k))
+            first = made
+        assert all(one == told[0] for one in told)
+        assert record.order.tolist()[::2] == [k, 1]
+    assert in_vain <= {(ahead, extra) for ahead in (0, 1, 2, 40) for extra in ((0,) if ahead == 0 else (0, 1))}
+    assert ((1, 1) in in_vain) == (policy != "fixed")
 
 
 @pytest.mark.parametrize("policy", ["fixed", "none", "cumulative q", "specdecpp, lagged", "costs, look-ahead"])

@@ -108,10 +108,11 @@ def test_a_rollback_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_cache_that_grows_keeps_what_it_held(device: str) -> None:
+def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
     back over a growth and on."""
     variant = {"max_position_embeddings": 1024}
+    monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 0)
     eager, runner = EagerRunner(built("llama", **variant).to(device)), GraphRunner(built("llama", **variant).to(device))
     expected, _ = eager.extend(LONG, rows=len(LONG))
     at, capacities = 0, set()
@@ -124,6 +125,20 @@ def test_a_cache_that_grows_keeps_what_it_held(device: str) -> None:
     assert capacities == {256, 512, 1024}
     runner.rollback(100)
     torch.testing.assert_close(runner.extend(LONG[100:105], rows=5)[0], expected[100:105], atol=1e-3, rtol=1e-3)
+
+
+def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a cache that grows, and forgets what was recorded, where there is room for the whole context."""
+    held = 2 * 2 * 2 * 2048 * 8 * 4  # keys and values of two layers, two heads of 8 numbers in float32
+    for free, capacities, is_kept in ((32 * held, {2048}, True), (32 * held - 1, {256, 512}, False)):
+        monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device, free=free: free)
+        runner = GraphRunner(built("llama", max_position_embeddings=1024))
+        runner.extend(LONG[:3], rows=1)
+        before, found = dict(runner.static._programs), {runner.static.capacity}
+        runner.extend(LONG[3:300], rows=1)
+        runner.extend(LONG[300:303], rows=1)
+        assert found | {runner.static.capacity} == capacities
+        assert (before.items() <= runner.static._programs.items()) == is_kept
 
 
 def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:
@@ -372,6 +387,25 @@ def test_the_memory_of_dead_graphs_is_never_recorded_in(stand_in: StandIn) -> No
         growing("cpu")
     assert stand_in.graphs > 20
     assert any(living == 0 for living in stand_in.pools.values())
+
+
+def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a request that waits for the recording of a pass: of every width, and over a growing text."""
+    monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 2**40)
+    pair, _ = growing_pairs("cpu")
+
+    def passes() -> list[set[Any]]:
+        stores = [runner._idle for runner in (pair.target, pair.draft)]  # pyright: ignore[reportAttributeAccessIssue]
+        return [{key for key in store[0]._programs if key[0] == "pass"} for store in stores]  # pyright: ignore[reportIndexIssue]
+
+    with unchecked():
+        decoder = sd.Decoder(pair, policy=Fixed(k=4))
+        before = passes()
+        for prompt in ([3, 5, 9], [3 + token % 60 for token in LONG[:500]]):
+            decoder.generate(prompt, max_tokens=40, temperature=0.0, ignore_eos=True)
+            gc.collect()
+    assert [len(keys) for keys in before] == [3 * 7, 3 * 2]
+    assert passes() == before
 
 
 def test_nor_where_the_last_graph_made_room(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

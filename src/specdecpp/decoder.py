@@ -22,6 +22,7 @@ from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.request import parse_policy, spec_of
+from specdecpp.rounds.device import record_passes
 from specdecpp.rounds.soundness import check_rule
 from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
 from specdecpp.runners import Draws, Skips
@@ -116,6 +117,7 @@ class Decoder:
         self._clock: CostClock | None = None
         self._experiences: OrderedDict[Sampling, Experience] = OrderedDict()
         self._practices: dict[bool, Mapping[str, Any] | None] = {}
+        record_passes(pair.target, pair.draft)
         if pair.is_identified:
             self._running_costs()
 

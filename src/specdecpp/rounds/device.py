@@ -1,15 +1,15 @@
 """The round on a device: drafting and verification without the host, but for one thing it must know, where drafting stops.
 
     host    launch 1   launch 2   read flag 1   launch 3   read flag 2 (stop)   launch verify(2)   wait ... verdict
-    device             step 1     step 2                   step 3 (discarded)   pass, verdict
+    device             step 1     step 2                   step 3 (in vain)     pass, verdict
 
 The host reads the flag of step k once step k + 1 is queued, so the device never waits for it: when drafting stops after k
-candidates, one more is being drawn. It is discarded, unseen. That keeps the target's distribution: that drafting ends at k was
-decided by Y_1..Y_k alone, and Y_{k+1} was never looked at, so its uniform may be used again. The candidates are those of the
-host, an adapted stopping of the draft's own process (`policies.protocol`). Nothing but the draft's cache remembers that step:
-it has read Y_k, which is rolled back like any other token.
+candidates, one more pass is queued. Nothing is drawn by it, for the device knows of the stop (`DraftStep`): that drafting ends
+at k was decided by Y_1..Y_k alone, and the uniform of Y_{k+1} is that of the next draw. The candidates are those of the host,
+an adapted stopping of the draft's own process (`policies.protocol`). Nothing but the draft's cache remembers that pass: it has
+read Y_k, which is rolled back like any other token. So any number of steps may be queued ahead.
 
-A step that takes longer than the host needs to launch what follows a stop is not worth drawing in vain: where the draft has
+A step that takes longer than the host needs to launch what follows a stop is not worth a pass in vain: where the draft has
 much to read, the host reads flag k before it queues step k + 1. The size of its weights decides and no clock does: a step that
 reads two tokens has other rounding errors than two steps, and a seed is to mean the same answer.
 """
@@ -24,16 +24,32 @@ import torch
 from specdecpp.head import Calibration
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
+from specdecpp.rounds.device_launches import RowKernels, has_kernels
 from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, Verdict
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.runners import Runner
 from specdecpp.runners.graphs import GraphRunner
-from specdecpp.runners.static_cache import Program, bucket
+from specdecpp.runners.static_cache import WIDTHS, Program, StaticCache, bucket
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
 
 _LARGE_DRAFT = 10**9
 """Bytes that a large GPU reads in half a millisecond: more than the host needs to read a flag and launch a target's pass."""
+_AHEAD = 1
+"""Steps of a smaller draft that are queued before the flag of one is read."""
+_COMMON = 900
+"""Tokens of a text whose passes are recorded when a pair is loaded."""
+_JUDGED = (9, WIDTHS[-1])
+"""Rows of a verdict by kernels of our own: those behind the last candidate cost nothing."""
+
+
+def record_passes(target: Runner, draft: Runner) -> None:
+    """Record what rounds of a pair will need, when it is loaded: passes of the target by width, and of the draft, over texts of
+    common lengths. What follows them is recorded for each way of sampling, which takes little."""
+    for runner, widths in ((target, WIDTHS), (draft, WIDTHS[:2])):
+        if isinstance(runner, GraphRunner):
+            runner.record(widths, _COMMON)
 
 
 class Device:
@@ -119,8 +135,10 @@ class _Rounds:
         records = None
         if self._drops and 0 < num < decision.limit:  # whether it has ended or was stopped must be known before it is verified
             records = self._records(num)
-            num -= not self._has_ended(records)
-        num_accepted, next_token = self._verify(plan.tokens, decision.limit, num)
+            if not self._has_ended(records):
+                num -= 1
+                self.record.count.fill_(num)
+        num_accepted, next_token = self._verify(decision.limit, num)
         records = records or self._records(num)
         if self._has_clock and num:  # the device may have gone on drafting after the host
             drafted += max(0.0, self._marks[0].elapsed_time(self._marks[1]) / 1e3 - (drafted - started))
@@ -137,7 +155,7 @@ class _Rounds:
             verify_s=perf_counter() - drafted - (once_s - drafting_s),
             once_s=once_s,
             rows=self._rows(num) if plan.wants_rows else None,
-            overlaps=self.record.mirrors["overlaps"][: min(num_accepted + 1, num)].tolist() if self._has_overlaps else (),
+            overlaps=self.record.mirrors["outcome"][2:][: min(num_accepted + 1, num)].tolist() if self._has_overlaps else (),
         )
 
     def _propose(self, tokens: list[int], decision: Decision) -> int:
@@ -145,66 +163,68 @@ class _Rounds:
         rule: Any = decision.rule
         limit = decision.limit
         least = [*rule.least[:limit], *[-torch.inf] * (MOST + 1)][: MOST + 1]
+        is_greedy = self._sampling.is_greedy
+        draws, tests = ([], []) if is_greedy else (self._uniforms[0].peek(limit), self._uniforms[1].peek(limit + 1))
+        numbers = [1.0, *(rule.score or (0.0, 1.0)), *least, *draws, *[0.0] * (MOST - len(draws)), *tests]
         if not limit or not least[0] <= 1.0:
-            self._send("order", [0, 0, 0, tokens[-1]])
+            self.record.send([0, 0, 1, 0, 0, 0, self._target_start(tokens), tokens[-1]], numbers)
             return 0
         unread = tokens[self._draft.length :]
         if len(unread) > 2:
             self._draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
-        span = self._draft.make_room(self._draft.length + len(unread) - 1 + limit)
-        later = self._step(1, span, rule)
-        step = self._step(len(unread), span, rule)
+        span, cache = self._draft.make_room(self._draft.length + len(unread) - 1 + limit), self._draft.static
+        step = self._step(rule)
+        reads = [cache.pass_over(width, span) for width in (len(unread), 1)]
         if self._seen is not None:  # now: a step that was new has been tried out
             self.record.seen.copy_(self._seen)
-        self._send("order", [0, self._draft.length, unread[0], unread[-1]])
-        self._send("weights", [1.0, *((rule.score.bias, rule.score.slope) if rule.score else (0.0, 1.0)), *least])
-        if not self._sampling.is_greedy:
-            self._send("uniforms", self._uniforms[0].peek(limit))
-        num = self._run(step, later, len(unread), limit)
-        if not self._sampling.is_greedy:
+        start = self._target_start(tokens)
+        self.record.send([0, 0, len(unread), self._draft.length, unread[0], unread[-1], start, tokens[-1]], numbers)
+        cache.inputs[:3].copy_(self.record.pending)
+        num, num_queued = self._run(step, reads, limit)
+        self._draft.advance(len(unread) + min(num_queued, num + 1) - 1)
+        if not is_greedy:
             self._uniforms[0].take(num)
         return num
 
-    def _run(self, step: Program, later: Program, num_unread: int, limit: int) -> int:
-        num_ahead = 1 if self._draft.num_bytes < _LARGE_DRAFT else 0
-        for num in range(1, limit + 1):
-            step()
-            self._report(num - 1)
-            self._draft.advance(num_unread if num == 1 else 1)
-            step, known = later, num - num_ahead
-            if 0 < known < limit and self._flag_of(known - 1):
-                return known
-        return limit
+    def _run(self, step: Program, reads: Sequence[Program], limit: int) -> tuple[int, int]:
+        """(candidates, steps that were queued)."""
+        num_ahead = _AHEAD if self._draft.num_bytes < _LARGE_DRAFT else 0
+        for i in range(limit + max(0, num_ahead - 1)):
+            if i < limit:
+                reads[i > 0]()
+                step()
+                self._report(i)
+            if 0 <= i - num_ahead < limit - 1 and self._flag_of(i - num_ahead):
+                return i - num_ahead + 1, min(i + 1, limit)
+        return limit, limit
 
-    def _verify(self, tokens: list[int], limit: int, num: int) -> tuple[int, int]:
-        """One target pass over what it has not read and the candidates, and the acceptance test: (accepted, next token).
+    def _target_start(self, tokens: list[int]) -> int:
+        """Where the target's coming pass begins: with the last token, all before it having been read."""
+        if unread := tokens[self._target.length : -1]:
+            self._target.extend(unread, rows=1)
+        return self._target.length
+
+    def _verify(self, limit: int, num: int) -> tuple[int, int]:
+        """One target pass over the last token and the candidates, and the acceptance test: (accepted, next token).
 
         Waits for the device: the one time in a round that its queue runs empty.
         """
-        record = self.record
-        if unread := tokens[self._target.length : -1]:
-            self._target.extend(unread, rows=1)
+        record, cache = self.record, self._target.static
         width, span = bucket(num + 1), self._target.make_room(self._target.length + limit + 1)
-        cache = self._target.static
-        read, judge = cache.pass_over(width, span), self._verdict(width)
+        read, judge = cache.pass_over(width, span), self._verdict(num)
         if self._seen is not None:
             record.context.copy_(self._seen)
-        cache.inputs[:1].fill_(self._target.length)
-        cache.inputs[1:].copy_(record.line)
-        self._send("task", [num])
-        if not self._sampling.is_greedy:
-            uniforms = self._uniforms[1].peek(num + 1)
-            self._send("verify_uniforms", uniforms if self._compares else [uniforms[-1], *uniforms[:-1]])
+        cache.inputs.copy_(record.task)
         read()
         judge()
-        for name in ("verdict", "overlaps") if self._has_overlaps else ("verdict",):
-            record.mirrors[name].copy_(getattr(record, name), non_blocking=True)
+        outcome = record.mirrors["outcome"]
+        outcome.copy_(record.outcome, non_blocking=True)
         if self._done is not None:
             self._mark_by(self._done)
             self._done.synchronize()
         self._target.advance(num + 1)
-        num_accepted, next_token = record.mirrors["verdict"].tolist()
+        num_accepted, next_token = map(int, outcome[:2].tolist())
         if not self._sampling.is_greedy:
             self._uniforms[1].take(num_accepted + 1 if self._compares else num + 1)
         return num_accepted, next_token
@@ -235,27 +255,32 @@ class _Rounds:
     def _rows(self, num: int) -> Rows:
         drawn = self.record.rows[:num]
         logits = at_least_float32(self._target.static.logits[: num + 1]).clone()
-        q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
+        q = drawn / drawn.sum(-1, keepdim=True)
         seen = None if self._seen is None else seen_rows(self._seen, self.record.line[1 : num + 1])
         return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
 
-    def _step(self, width: int, span: int, rule: Rule) -> Program:
+    def _step(self, rule: Rule) -> Program:
         cache, record, scores = self._draft.static, self.record, rule.score is not None
-        key = ("draft", width, span, self._judge, rule.evidence, scores, self._ends)
-        step = DraftStep(cache, record, self._judge, rule.evidence, scores, self._ends_there, width, span)
-        return cache.program(key, step, reset=lambda: (record.count.zero_(), cache.rest(record.start, span)))
+        launches = self._launches(cache, 1)
+        key = ("draft", self._judge, rule.evidence, scores, self._ends, launches)
+        step = DraftStep(cache, record, self._judge, rule.evidence, scores, self._ends_there, launches)
+        return cache.program(key, step, reset=record.rest)
 
-    def _verdict(self, width: int) -> Program:
+    def _verdict(self, num: int) -> Program:
         cache, record = self._target.static, self.record
-        key = ("verdict", width, self._sampling, self._verification, record)
-        verdict = Verdict(cache, record, self._sampling, self._verification, width)
-        return cache.program(key, verdict, reset=record.task.zero_)  # an earlier round's may be more than this width takes
+        launches = self._launches(cache, WIDTHS[-1])
+        width = bucket(num + 1) if launches is None else next(width for width in _JUDGED if width > num)
+        key = ("verdict", width, self._sampling, self._verification, record, launches)
+        verdict = Verdict(cache, record, self._sampling, self._verification, width, launches)
+        return cache.program(key, verdict, reset=lambda: None)
 
-    def _send(self, name: str, values: Sequence[int | float]) -> None:
-        """Numbers to the device, without waiting."""
-        mirror = self.record.mirrors[name]
-        mirror[: len(values)] = torch.tensor(values, dtype=mirror.dtype)
-        getattr(self.record, name)[: len(mirror)].copy_(mirror, non_blocking=True)
+    def _launches(self, cache: StaticCache, num_rows: int) -> RowKernels | None:
+        """What kernels of our own leave for each other beside this cache; None where one of the two has no such kernels."""
+        if not has_kernels(self._draft.static, self._target.static):
+            return None
+        if num_rows not in cache.launches:
+            cache.launches[num_rows] = RowKernels(cache.logits, num_rows)
+        return cache.launches[num_rows]
 
     def _report(self, i: int) -> None:
         """Have the record of step i written to the host."""

@@ -5,6 +5,7 @@ every candidate. Both pieces only launch kernels, so that they can be recorded (
 and the caches, never a runner or a session, whose end frees the caches for the next request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,47 +15,71 @@ from torch import Tensor
 from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
+from specdecpp.rounds.device_launches import RowKernels
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.rounds.ratio import overlap
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
 from specdecpp.runners.static_cache import WIDTHS, StaticCache
 from specdecpp.sampling import Sampling, at_least_float32, penalised, probabilities
 
-_SENT = ("records", "task", "verdict", "overlaps", "weights", "uniforms", "verify_uniforms")
 MOST = WIDTHS[-1] - 1
 """The most candidates of a round on a device: the widest recorded pass reads them and the token before them."""
+_WHOLE, _REAL = 8 + MOST, 4 + 2 * MOST + WIDTHS[-1]
+_TINY = 1e-30
 STOP, END = 1, 2
 """Flags of a record: the rule stops here; the text ends here."""
 
 
 class Record:
-    """The tensors of one draft's rounds, on its device, and their mirrors in pinned memory."""
+    """The tensors of one draft's rounds, on its device, and their mirrors in pinned memory.
+
+    What the host knows when a round begins is one sheet, which is sent at once: whole numbers, then real ones by their bits.
+    """
 
     def __init__(self, cache: StaticCache):
         device, body = cache.device, cache.body
-        whole = {"dtype": torch.long, "device": device}
         wide = {"dtype": torch.float64, "device": device}
-        self.order = torch.zeros(3 + MOST + 1, **whole)  # candidates so far, where the draft stands, a token before, the line
-        self.count, self.start, self.tail, self.line = self.order[:1], self.order[1:2], self.order[2:4], self.order[3:]
-        self.weights = torch.zeros(3 + MOST + 1, **wide)  # the evidence, bias and slope of its score, its thresholds
-        self.evidence, self.score, self.least = self.weights[:1], self.weights[1:3], self.weights[3:]
-        self.uniforms = torch.zeros(MOST, **wide)
-        self.verify_uniforms = torch.zeros(WIDTHS[-1], **wide)
+        self.sheet = torch.zeros(_WHOLE + _REAL, dtype=torch.long, device=device)
+        self._mirror = _pinned(self.sheet)
+        whole, real = self.sheet[:_WHOLE], self.sheet[_WHOLE:].view(torch.float64)
+        self.order = whole[:3]  # candidates so far, whether drafting has stopped, tokens that the coming step reads
+        self.count, self.halt, self.width = self.order[:1], self.order[1:2], self.order[2:]
+        self.pending = whole[3:6]  # where the draft stands, and what it reads first
+        self.task = whole[6:]  # where the target stands, and the line: the last token and the candidates
+        self.line = self.task[1:]
+        self.evidence, self.score, self.least = (
+            real[:1],
+            real[1:3],
+            real[3 : MOST + 4],
+        )  # its score's bias and slope, thresholds
+        self.uniforms, self.verify_uniforms = real[MOST + 4 : 2 * MOST + 4], real[2 * MOST + 4 :]
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
-        self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, under greedy drafting logits
+        self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, of any positive scale
+        self.totals = torch.zeros(
+            WIDTHS[-1], dtype=torch.long, device=device
+        )  # of their weights, as kernels of our own have them
         self.scalars = torch.zeros(1, 4, device=device)
         self.context = torch.zeros(body.vocab_size, dtype=torch.bool, device=device)  # its tokens, for a repetition penalty
         self.seen = self.context.clone()  # and those of the candidates
         self.records = torch.zeros(MOST, 5, **wide)  # token, q, the head's estimate, flags, evidence
-        self.task = torch.zeros(1, **whole)  # number of candidates
-        self.verdict = torch.zeros(2, **whole)
-        self.overlaps = torch.zeros(MOST, **wide)  # of the ratio test, behind the candidates of no meaning
+        self.outcome = torch.zeros(2 + MOST, **wide)  # accepted, the token after them, overlaps of the ratio test
         # The host writes to a mirror only after the round that read it is over.
-        self.mirrors = {name: _mirror(getattr(self, name)) for name in _SENT}
-        self.mirrors["order"] = _mirror(self.order[:4])
+        self.mirrors = {name: _pinned(getattr(self, name)) for name in ("records", "outcome")}
+
+    def send(self, whole: Sequence[int], real: Sequence[float]) -> None:
+        """Begin a round: the sheet to the device, without waiting."""
+        numbers = self._mirror.numpy()
+        numbers[: len(whole)] = whole
+        numbers[_WHOLE : _WHOLE + len(real)].view("f8")[:] = real
+        self.sheet.copy_(self._mirror, non_blocking=True)
+
+    def rest(self) -> None:
+        """Make it one that a rehearsal may write to."""
+        self.sheet.zero_()
+        self.width.fill_(1)
 
 
-def _mirror(tensor: Tensor) -> Tensor:
+def _pinned(tensor: Tensor) -> Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
@@ -75,10 +100,11 @@ class Judge:
 
 @dataclass(frozen=True, eq=False)
 class DraftStep:
-    """One candidate: a forward pass, a draw, the head's estimate, the stop test. See `host.propose` for the loop.
+    """One candidate, once its pass is over: a draw, the head's estimate, the stop test. See `host.propose` for the loop.
 
-    The candidate's number, the place in the cache and the evidence are counted on by the step itself. A step of width two
-    first reads the token before the last one, which the draft has missed when all its candidates were accepted.
+    It counts on by itself: the candidate's number, the evidence, and in the cache's inputs what the next pass reads. Drafting
+    that has stopped leaves all of that as it is, however many steps are queued behind: their passes read the last candidate
+    once more, in its place. So its text is rolled back like any other, and its uniforms are those of the next round.
     """
 
     cache: StaticCache
@@ -87,45 +113,70 @@ class DraftStep:
     evidence: Evidence
     scores: bool
     ends: Int[Tensor, " ends"]
-    width: int
-    span: int
+    launches: RowKernels | None = None
 
     def __call__(self) -> None:
-        record = self.record
-        before, after = record.count.clone(), record.count + 1
-        unread = record.line.index_select(0, before) if self.width == 1 else record.tail
-        hidden = self.cache.read(unread, record.start, self.span)[-1:]
-        row, belief = self._distribution(self.cache.score(hidden))
-        token = row.argmax(-1) if self.judge.sampling.is_greedy else pick(row, record.uniforms.index_select(0, before))
-        q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
-        accept = self._judged(hidden, token, belief, after)
+        record, launches, sampling = self.record, self.launches, self.judge.sampling
+        if launches is None:
+            self._write(*self._drawn())
+            return
+        launches.weigh(record.rows, sampling, record.order, record.line, record.seen)
+        launches.note(
+            record,
+            self.cache.inputs,
+            self.ends,
+            is_greedy=sampling.is_greedy,
+            evidence=self.evidence,
+            judges=self.judge.judges_by_q,
+            scores=self.scores,
+            has_seen=sampling.needs_seen,
+            draws_only=self.judge.head is not None,
+        )
+        if self.judge.head is not None:
+            drawn = record.records.index_select(0, record.count)
+            row = record.rows.index_select(0, record.count)
+            self._write(drawn[:, 0].long(), drawn[:, 1], row / row.sum(-1, keepdim=True).clamp(min=_TINY))
+
+    def _drawn(self) -> tuple[Int[Tensor, " 1"], Float[Tensor, " 1"], Float[Tensor, "1 V"]]:
+        """A token, its q, and q; under greedy drafting the softmax of the logits."""
+        record, sampling = self.record, self.judge.sampling
+        logits = self.cache.logits.index_select(0, record.width - 1)
+        seen = record.seen if sampling.needs_seen else None
+        if sampling.is_greedy:
+            logits = penalised(logits, sampling, seen)
+            row, token = logits.softmax(-1), logits.argmax(-1)
+        else:
+            row = probabilities(logits, sampling, seen)
+            token = pick(row, record.uniforms.index_select(0, record.count))
+        record.rows.index_copy_(0, record.count, row)
+        return token, row.gather(-1, token.unsqueeze(-1)).squeeze(-1).double(), row
+
+    def _write(self, token: Int[Tensor, " 1"], q: Float[Tensor, " 1"], belief: Float[Tensor, "1 V"]) -> None:
+        """Judge, test and write down. What lies behind the candidates so far may be written over at any time."""
+        record, inputs = self.record, self.cache.inputs
+        goes_on, before = record.halt == 0, record.count.clone()
+        after = before + 1
+        accept = self._judged(token, q, belief, after)
+        value = record.evidence
         if self.evidence is Evidence.LAST_Q:
-            record.evidence.copy_(q)
+            value = q
         elif self.evidence is Evidence.NEGATIVE_ENTROPY:
-            record.evidence.copy_(-features.entropy(belief))
+            value = -features.entropy(belief).double()
         elif self.evidence is Evidence.PRODUCT_OF_Q:
-            record.evidence.mul_(q)
+            value = value * q
         elif self.evidence is Evidence.SURVIVAL:
-            record.evidence.mul_(self._scored(accept, after) if self.scores else accept)
-        is_undercut = ~(record.evidence >= record.least.index_select(0, after))
+            value = value * (self._scored(accept, after) if self.scores else accept)
+        is_undercut = ~(value >= record.least.index_select(0, after))
         is_end = (token == self.ends).any().view(1)
-        flags = STOP * is_undercut.double() + END * is_end.double()
-        record.records.index_copy_(0, before, torch.stack((token.double(), q, accept, flags, record.evidence), -1))
-        record.rows.index_copy_(0, before, row)
+        flags = STOP * is_undercut.long() + END * is_end.long()
+        record.records.index_copy_(0, before, torch.stack((token.double(), q, accept, flags.double(), value), -1))
         record.line.index_copy_(0, after, token)
         if self.judge.sampling.needs_seen:
-            record.seen.index_fill_(0, token, True)
-        record.count.copy_(after)
-        record.start.add_(self.width)
-
-    def _distribution(self, logits: Float[Tensor, "1 V"]) -> tuple[Float[Tensor, "1 V"], Float[Tensor, "1 V"]]:
-        """The row that is kept, and what the draft believes: q and q; greedy: the logits, and their softmax."""
-        seen = self.record.seen if self.judge.sampling.needs_seen else None
-        if self.judge.sampling.is_greedy:
-            logits = penalised(logits, self.judge.sampling, seen)
-            return logits, logits.softmax(-1)
-        q = probabilities(logits, self.judge.sampling, seen)
-        return q, q
+            record.seen.index_copy_(0, token, record.seen.index_select(0, token) | goes_on)
+        record.evidence.copy_(torch.where(goes_on, value, record.evidence))
+        inputs[:1].add_(record.width * goes_on)
+        inputs[1:2].copy_(torch.where(goes_on, token, inputs[1:2]))
+        record.order.copy_(torch.where(goes_on, torch.cat((after, (flags != 0).long(), torch.ones_like(after))), record.order))
 
     def _scored(self, accept: Float[Tensor, " 1"], after: Int[Tensor, " 1"]) -> Float[Tensor, " 1"]:
         """As `policies.score.Score` reads it; the 1 of a lagged head that has judged nothing stays."""
@@ -135,29 +186,25 @@ class DraftStep:
         return probability if self.judge.looks_ahead else torch.where(after > 1, probability, 1.0)
 
     def _judged(
-        self,
-        hidden: Float[Tensor, "1 D"],
-        token: Int[Tensor, " 1"],
-        belief: Float[Tensor, "1 V"],
-        after: Int[Tensor, " 1"],
+        self, token: Int[Tensor, " 1"], q: Float[Tensor, " 1"], belief: Float[Tensor, "1 V"], after: Int[Tensor, " 1"]
     ) -> Float[Tensor, " 1"]:
         """P(accepted) of this candidate or, by a lagged head, of the one before it (1 where there is none)."""
-        head = self.judge.head
+        head, record = self.judge.head, self.record
         if self.judge.judges_by_q:
-            q = belief.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
             return 1 / (1 + (1 - q).clamp(min=score.REST))
         if head is None:
-            return self.record.evidence.new_ones(1)
+            return record.evidence.new_ones(1)
         now = features.rows(head.card.scalars, tokens=token, q=belief, depth=after)
-        known = now if self.judge.looks_ahead else self.record.scalars[:, : now.shape[1]].clone()
+        known = now if self.judge.looks_ahead else record.scalars[:, : now.shape[1]].clone()
+        hidden = self.cache.hidden.index_select(0, record.width - 1)
         accept = torch.sigmoid(self.judge.calibration.apply(head(hidden, token, known)).double())
-        self.record.scalars[:, : now.shape[1]] = now
+        record.scalars[:, : now.shape[1]] = now
         return accept if self.judge.looks_ahead else torch.where(after > 1, accept, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The acceptance test, on the logits of a target pass over the last token and the candidates, padded to `width`.
+    """The acceptance test, on the logits of a target pass over the last token and at most `width - 1` candidates.
 
     The pass is recorded for itself (`StaticCache.pass_over`): it takes long to record, and is the same under every sampling.
     """
@@ -167,25 +214,29 @@ class Verdict:
     sampling: Sampling
     verification: Verification
     width: int
+    launches: RowKernels | None = None
 
     def __call__(self) -> None:
-        record = self.record
-        num, logits = record.task, self.cache.logits[: self.width]
-        tokens = record.line[1 : self.width]
+        record, num = self.record, self.record.count
+        if self.launches is not None:
+            self.launches.judge(record, self.sampling, self.verification, self.width)
+            return
+        logits, tokens = self.cache.logits[: self.width], record.line[1 : self.width]
         seen = self._seen(tokens) if self.sampling.needs_seen else None
         if self.sampling.is_greedy:
-            record.verdict.copy_(greedy_verdict(penalised(logits, self.sampling, seen), tokens, num))
+            record.outcome[:2] = greedy_verdict(penalised(logits, self.sampling, seen), tokens, num)
             return
         p, uniforms = probabilities(logits, self.sampling, seen), record.verify_uniforms[: self.width]
         if isinstance(self.verification, CompareVerification):
-            record.verdict.copy_(compare_verdict(p, tokens, num, uniforms))
+            record.outcome[:2] = compare_verdict(p, tokens, num, uniforms)
             return
         q = record.rows[: self.width]
+        uniforms = torch.cat((record.verify_uniforms.index_select(0, num), uniforms[:-1]))  # the last one draws
         if isinstance(self.verification, BlockVerification):
-            record.verdict.copy_(block_verdict(p, q, tokens, num, uniforms))
+            record.outcome[:2] = block_verdict(p, q, tokens, num, uniforms)
             return
-        record.verdict.copy_(token_verdict(p, q, tokens, num, uniforms))
-        record.overlaps[: self.width - 1].copy_(overlap(p[:-1], q[:-1]))
+        record.outcome[:2] = token_verdict(p, q, tokens, num, uniforms)
+        record.outcome[2 : self.width + 1] = overlap(p[:-1], q[:-1])
 
     def _seen(self, tokens: Int[Tensor, " K"]) -> Bool[Tensor, "W V"]:
         """The contexts of all places, see `sampling.seen_rows`."""

@@ -20,7 +20,10 @@ from torch import Tensor
 from specdecpp.errors import RunnerError
 from specdecpp.runners.fused import fused
 from specdecpp.runners.lean import LeanRunner
-from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, span_of
+from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
+
+_SHARE = 1 / 32
+"""Of the free memory: what one cache may take in advance."""
 
 
 class GraphRunner(LeanRunner):
@@ -68,6 +71,19 @@ class GraphRunner(LeanRunner):
         other._reset()
         return other
 
+    @torch.inference_mode()
+    def record(self, widths: Sequence[int], length: int) -> None:
+        """Record passes of these widths over texts up to this length, on the cache of the next request: recorded when they are
+        first needed they would hold a request up. Nothing is done where nothing is recorded."""
+        other = self.fresh()
+        if not other.static.is_recorded:
+            return
+        span, last = span_of(0), other.make_room(min(length, self.max_length or length))
+        while span <= last:
+            for width in widths:
+                other.static.pass_over(width, span)
+            span *= 2
+
     @property
     def static(self) -> StaticCache:
         """The cache of this sequence, taken from the store at the first use."""
@@ -108,5 +124,12 @@ class GraphRunner(LeanRunner):
         static, span = self.static, span_of(length)
         if span > static.capacity:
             static.forget()
-            super()._make_room(span)
+            super()._make_room(max(span, self._reserved()))
         static.prepare(span)
+
+    def _reserved(self) -> int:
+        """Positions of the whole context, where they take a small share of the memory that is free: growing throws away what
+        was recorded, which takes seconds to record anew. 0 where they do not."""
+        span = span_of(self.max_length or 0)
+        num_bytes = 2 * len(self._layers) * self._kv_heads * span * self._head_size * self._embedding.element_size()
+        return span if num_bytes <= _SHARE * free_bytes(self.device) else 0

@@ -42,6 +42,11 @@ def span_of(length: int) -> int:
     return span
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody holds; none is counted elsewhere, where caches grow with their texts."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
 class Cuda:
     """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it.
 
@@ -125,6 +130,7 @@ class StaticCache:
     def __init__(self, body: LeanRunner):
         self.body, self.device = body, body.device
         self.record: Any = None  # of rounds on the device (`rounds.device_steps`), made by the first of them
+        self.launches: dict[int, Any] = {}  # what follows a pass there (`rounds.device_launches`), likewise
         self.recording_s = 0.0  # that recording has taken so far, which happens once
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -135,6 +141,11 @@ class StaticCache:
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._programs: dict[Hashable, Program] = {}
         self._graphs = graphs_of(self.device)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether programs are recorded here rather than called."""
+        return self._graphs is not None
 
     @property
     def capacity(self) -> int:

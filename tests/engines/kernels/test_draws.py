@@ -1,0 +1,345 @@
+"""Draws, stop tests and verdicts by kernels of our own against the functions of the host: distributions as they are and as
+integrated over uniforms, cuts with ties, every evidence, whole rounds."""
+
+import math
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from integration import Law, compared, completed, outcomes
+from laws import largest_difference
+
+from specdecpp.policies import score
+from specdecpp.policies.protocol import Evidence
+from specdecpp.rounds.device_launches import RowKernels
+from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.sampling import Sampling, inverted, penalised, probabilities, seen_rows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAMPLINGS = {
+    "plain": Sampling(),
+    "warm": Sampling(temperature=0.7),
+    "nucleus": Sampling(temperature=0.7, top_p=0.9),
+    "small nucleus": Sampling(top_p=1e-6),
+    "few": Sampling(top_k=5),
+    "one": Sampling(top_k=1),
+    "all": Sampling(temperature=1.3, top_k=20, top_p=0.8, min_p=0.02, repetition_penalty=1.3),
+    "least": Sampling(min_p=0.1),
+    "penalised": Sampling(repetition_penalty=1.2),
+}
+
+
+def record_of(vocab_size: int, num_rows: int) -> Any:
+    """What a round is written down in, as `device_steps.Record` has it."""
+    wide: dict[str, Any] = {"dtype": torch.float64, "device": DEVICE}
+    whole: dict[str, Any] = {"dtype": torch.long, "device": DEVICE}
+    return SimpleNamespace(
+        rows=torch.zeros(num_rows, vocab_size, device=DEVICE),
+        order=torch.tensor([0, 0, 1], **whole),
+        line=torch.zeros(num_rows + 1, **whole),
+        evidence=torch.ones(1, **wide),
+        score=torch.tensor([0.3, 1.4], **wide),
+        least=torch.full((num_rows + 1,), -torch.inf, **wide),
+        uniforms=torch.zeros(num_rows, **wide),
+        verify_uniforms=torch.zeros(num_rows, **wide),
+        records=torch.zeros(num_rows, 5, **wide),
+        totals=torch.zeros(num_rows, **whole),
+        seen=torch.zeros(vocab_size, dtype=torch.bool, device=DEVICE),
+        context=torch.zeros(vocab_size, dtype=torch.bool, device=DEVICE),
+        outcome=torch.zeros(2 + num_rows, **wide),
+    )
+
+
+def logits_of(vocab_size: int, rows: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 3.0) -> Tensor:
+    made = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+    return made.to(dtype).to(DEVICE)
+
+
+def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """The distribution of a draft's row as the kernels have it."""
+    record = record_of(logits.shape[1], 1)
+    record.seen = record.seen if seen is None else seen
+    kernels = RowKernels(logits, 1)
+    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    row = record.rows[0].double()
+    return row / row.sum()
+
+
+@pytest.mark.parametrize("name", list(SAMPLINGS))
+@pytest.mark.parametrize("vocab_size", [7, 1000, 2500])
+def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
+    """Catches a part left out, a threshold one off, a penalty on the wrong side: vocabularies of one part and of three, none a
+    power of two."""
+    for seed in range(6):
+        logits, seen = (
+            logits_of(vocab_size, 1, seed),
+            torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < 0.3,
+        )
+        seen = seen.to(DEVICE)
+        expected = probabilities(logits[0].double(), SAMPLINGS[name], seen)
+        torch.testing.assert_close(weighed(logits, SAMPLINGS[name], seen), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nucleus", "few", "all", "least", "small nucleus"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ties_are_cut_as_the_host_cuts_them(name: str, dtype: torch.dtype) -> None:
+    """Catches equal tokens that are all kept by top-p, or cut by top-k, and ranks that do not count the parts before: logits of
+    few values, in types that have few."""
+    for seed in range(6):
+        logits = (logits_of(2500, 1, seed, scale=2.0) * 2).round().to(dtype) / 2
+        expected = probabilities(logits.double(), SAMPLINGS[name])[0]
+        own = weighed(logits, SAMPLINGS[name])
+        assert torch.equal(own > 0, expected > 0)
+        torch.testing.assert_close(own, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_equal_logits_everywhere() -> None:
+    """Catches a threshold that is not found where all tokens are equal."""
+    own = weighed(torch.zeros(1, 2500, device=DEVICE), Sampling(top_p=0.25))
+    assert own[:625].gt(0).all()
+    assert not own[625:].any()
+
+
+@pytest.mark.parametrize("name", list(SAMPLINGS))
+def test_a_draw_is_the_hosts(name: str) -> None:
+    """Catches a running sum that begins one token late, in another part or with another scale. The host's token for the same
+    uniform, and the law as integrated over them: q of the record is the length of the interval that gives the token."""
+    sampling, vocab_size = SAMPLINGS[name], 1300
+    logits = logits_of(vocab_size, 1, seed=1)
+    record, kernels = record_of(vocab_size, 4), RowKernels(logits, 1)
+    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    weights = (record.rows[0].double() * 2.0**42).long()
+    ends = weights.cumsum(0)
+    expected = probabilities(logits.cpu(), sampling)[0]
+    generator = torch.Generator().manual_seed(2)
+    uniforms = torch.rand(40, generator=generator, dtype=torch.float64).tolist()
+    likely = int(weights.argmax())
+    borders = [float(ends[likely] - weights[likely]) / float(ends[-1]), float(ends[likely]) / float(ends[-1])]
+    exact = [first_at(int(ends[place]), float(ends[-1])) for place in (likely, 1023)]  # within a part, and where one ends
+    same = 0
+    for u in [*uniforms, 0.0, 1 - 2**-53, *exact, borders[0] + 1e-9, borders[1] - 1e-9]:
+        record.order.copy_(torch.tensor([0, 0, 1]))
+        record.uniforms[0] = u
+        note(kernels, record, sampling=sampling)
+        token = int(record.records[0, 0])
+        same += token == inverted(expected, u)
+        assert int(ends[token] - weights[token]) <= int(u * float(ends[-1])) < int(ends[token])
+        assert float(record.records[0, 1]) == pytest.approx(float(weights[token]) / float(ends[-1]), rel=1e-12)
+    assert token == likely
+    assert same >= 43  # rounding may move a border past a uniform
+
+
+def first_at(point: int, total: float) -> float:
+    """The least uniform that stands for this point, or the greatest where that is none."""
+    u = min(point / total, 1 - 2**-53)
+    while int(u * total) < point and u < 1 - 2**-53:
+        u = math.nextafter(u, 1.0)
+    return u
+
+
+INPUTS = torch.zeros(4, dtype=torch.long, device=DEVICE)
+ENDS = torch.tensor([3, 900], device=DEVICE)
+
+
+def note(kernels: RowKernels, record: Any, *, sampling: Sampling, evidence: Evidence = Evidence.NOTHING, **how: Any) -> None:
+    options = {"judges": False, "scores": False, "draws_only": False} | how
+    kernels.note(record, INPUTS, ENDS, is_greedy=sampling.is_greedy, evidence=evidence, has_seen=sampling.needs_seen, **options)
+
+
+@pytest.mark.parametrize("evidence", list(Evidence))
+@pytest.mark.parametrize("name", ["greedy", "plain", "all"])
+def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
+    """Catches evidence of another kind, a score on the wrong scale, a flag of another bit or place, and a step after a stop
+    that writes anything."""
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.3) if name == "greedy" else SAMPLINGS[name]
+    vocab_size, by_q = 1300, evidence is Evidence.SURVIVAL
+    logits = logits_of(vocab_size, 3, seed=4)
+    record, kernels = record_of(vocab_size, 6), RowKernels(logits, 1)
+    record.uniforms.copy_(torch.rand(6, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    record.order[2], seen, value = 3, record.seen.clone(), 1.0
+    INPUTS.copy_(torch.tensor([100, 7, 8, 9]))
+    for i in range(4):
+        row = logits[2:] if i == 0 else logits[:1]
+        believed = (
+            penalised(row[0], sampling, seen).softmax(-1) if sampling.is_greedy else probabilities(row[0], sampling, seen)
+        )
+        if i == 3:
+            record.least[4] = torch.inf
+        kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+        note(kernels, record, sampling=sampling, evidence=evidence, judges=by_q, scores=by_q)
+        token, q, accept, flags, noted = record.records[i].tolist()
+        if sampling.is_greedy:
+            assert token == int(believed.argmax())
+        assert q == pytest.approx(float(believed[int(token)]), rel=1e-5)
+        entropy = float(torch.special.entr(believed.double()).sum())
+        factor = score.Score(0.3, 1.4)(score.by_q(q))
+        kinds = {Evidence.LAST_Q: q, Evidence.PRODUCT_OF_Q: value * q, Evidence.NEGATIVE_ENTROPY: -entropy}
+        value = (kinds | {Evidence.SURVIVAL: value * factor}).get(evidence, 1.0)
+        assert noted == pytest.approx(value, rel=1e-5)
+        assert accept == pytest.approx(score.by_q(q) if by_q else 1.0, rel=1e-9)
+        assert flags == (1 if i == 3 else 0) + 2 * (int(token) in (3, 900))
+        seen[int(token)] = True
+        assert not sampling.needs_seen or torch.equal(record.seen, seen)
+        assert record.line[i + 1] == token
+        assert INPUTS.tolist() == [103 + i, token, 8, 9]
+        assert record.order.tolist() == [i + 1, int(flags != 0), 1]
+        assert int(record.totals[i]) == int((record.rows[i].double() * 2.0**42).long().sum())
+        record.order[1] = int(i == 3)
+    names = ("rows", "order", "line", "evidence", "records", "totals", "seen")
+    before = [getattr(record, name).clone() for name in names] + [INPUTS.clone()]
+    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    note(kernels, record, sampling=sampling, evidence=evidence, judges=by_q, scores=by_q)
+    after = [getattr(record, name) for name in names] + [INPUTS]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_an_end_stops() -> None:
+    """Catches an end of text that is not seen."""
+    logits = torch.zeros(1, 1300, device=DEVICE)
+    logits[0, 900] = 5.0
+    record, kernels = record_of(1300, 2), RowKernels(logits, 1)
+    greedy = Sampling(temperature=0.0)
+    kernels.weigh(record.rows, greedy, record.order, record.line, record.seen)
+    note(kernels, record, sampling=greedy)
+    assert record.records[0, 3] == 2
+    assert record.order.tolist() == [1, 1, 1]
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------------
+
+
+def tables(vocab_size: int, num: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Logits of p and q, some of tokens that one of the two does not have."""
+    p, q = logits_of(vocab_size, num + 1, seed, scale=1.0), logits_of(vocab_size, num + 1, seed + 50, scale=1.0)
+    for rows, own in ((p, seed + 100), (q, seed + 150)):
+        is_out = torch.rand(rows.shape, generator=torch.Generator().manual_seed(own)) < 0.2
+        rows[is_out.to(DEVICE)] = -torch.inf
+        rows[:, 0] = 0.0
+    return p, q
+
+
+class Judged:
+    """A verdict of the kernels on candidates drawn by them from rows of q."""
+
+    def __init__(self, p: Tensor, q: Tensor, sampling: Sampling, verification: Any):
+        self.num, self.sampling, self.verification = len(q) - 1, sampling, verification
+        self.record, self.width = record_of(p.shape[1], 33), len(p) + 1
+        padded = torch.cat((p, torch.full((1, p.shape[1]), 3.0, dtype=p.dtype, device=DEVICE)))
+        self.kernels = RowKernels(padded, self.width)
+        for i in range(self.num):
+            drawing = RowKernels(q[i : i + 1].clone(), 1)
+            self.record.order.copy_(torch.tensor([i, 0, 1]))
+            drawing.weigh(self.record.rows, sampling, self.record.order, self.record.line, self.record.seen)
+            note(drawing, self.record, sampling=sampling)
+
+    def given(self, tokens: list[int], uniforms: list[float]) -> tuple[int, int]:
+        record, num = self.record, self.num
+        record.order[0] = num
+        record.line.fill_(1)
+        record.line[1 : num + 1] = torch.tensor(tokens, dtype=torch.long)
+        record.verify_uniforms.fill_(1e-9)
+        record.verify_uniforms[: len(uniforms)] = torch.tensor(uniforms, dtype=torch.float64)
+        self.kernels.judge(record, self.sampling, self.verification, self.width)
+        count, token = record.outcome[:2].tolist()
+        return int(count), int(token)
+
+
+@pytest.mark.parametrize("num", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["token", "block", "compare"])
+def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
+    """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-6 (the
+    kernels' exponentials)."""
+    judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}[kind]
+    made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+    for length in range(3):
+        for prefix in torch.cartesian_prod(*[torch.arange(3)] * length).view(-1, length).tolist() if length else [[]]:
+            p, q = tables(3, 0, seed=sum(3**i * (1 + token) for i, token in enumerate(prefix)))
+            made[tuple(prefix)] = p, q
+    plain, law = Sampling(), defaultdict(float)
+    paths = torch.cartesian_prod(*[torch.arange(3)] * num).view(-1, num).tolist() if num else [[]]
+    for path in paths:
+        along = [tuple(path[:i]) for i in range(num + 1)]
+        p, q = (torch.cat([made[prefix][which] for prefix in along]) for which in (0, 1))
+        p_rows, q_rows = (probabilities(rows.double().cpu(), plain) for rows in (p, q[:num]))
+        drawn = float(torch.stack([q_rows[i, path[i]] for i in range(num)]).prod()) if num else 1.0
+        if drawn == 0:
+            continue
+        verdicts, tokens = Judged(p, q, plain, judge), torch.tensor(path, dtype=torch.long)
+        expected = compared(p_rows, tokens) if kind == "compare" else outcomes(p_rows, q_rows, tokens, kind)
+        for verdict, chance, uniforms in expected:
+            for u in zip(*uniforms, strict=True):
+                assert verdicts.given(path, list(u)) == verdict
+            law[(*path[: verdict[0]], verdict[1])] += drawn * chance
+    own: Law = {(): 1.0}
+
+    def p_of(prefix: tuple[int, ...]) -> Tensor:
+        return probabilities(made[prefix][0].double().cpu(), plain)[0]
+
+    assert largest_difference(completed(law, p_of, num + 1), completed(own, p_of, num + 1)) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["plain", "nucleus", "all", "penalised"])
+@pytest.mark.parametrize("kind", ["token", "block", "compare", "greedy"])
+def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
+    """Catches parts of a residual that are left out, contexts that lack the candidates, and overlaps of other rows."""
+    judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}.get(kind)
+    sampling, vocab_size, num = SAMPLINGS[name], 2500, 4
+    if kind == "greedy":
+        sampling, judge = Sampling(temperature=0.0, repetition_penalty=sampling.repetition_penalty), GreedyVerification()
+    same, counts = 0, set()
+    for seed in range(12):
+        p = logits_of(vocab_size, num + 1, seed, torch.bfloat16)
+        q = (p.float() + logits_of(vocab_size, num + 1, seed + 99, scale=0.3)).bfloat16()
+        verdicts = Judged(p, q, sampling, judge)
+        generator = torch.Generator().manual_seed(seed)
+        context = (torch.rand(vocab_size, generator=generator) < 0.1).to(DEVICE)
+        verdicts.record.context = context
+        believed = (verdicts.record.rows[:num] / verdicts.record.rows[:num].sum(-1, keepdim=True)).cpu()
+        tokens = believed.argmax(-1) if sampling.is_greedy else believed.double().multinomial(1, generator=generator)[:, 0]
+        seen = seen_rows(context.cpu(), tokens)
+        uniforms = torch.rand(num + 1, generator=generator, dtype=torch.float64).tolist()
+        made = penalised if sampling.is_greedy else probabilities
+        expected = judge(made(p.cpu(), sampling, seen), believed, tokens, Told(uniforms))
+        own = verdicts.given(tokens.tolist(), uniforms)
+        same += own == (expected.num_accepted, expected.next_token)
+        counts.add(own[0])
+        if kind == "token":
+            torch.testing.assert_close(
+                verdicts.record.outcome[2 : 2 + len(expected.overlaps)].tolist(), list(expected.overlaps), atol=1e-5, rtol=1e-5
+            )
+    assert same >= 11  # a uniform may lie where rounding decides
+    assert len(counts) > 1
+
+
+class Told:
+    """Uniforms in the order of a stream."""
+
+    def __init__(self, uniforms: list[float]):
+        self._uniforms = uniforms
+
+    def bernoulli(self, h: Tensor) -> Tensor:
+        taken, self._uniforms = self._uniforms[: len(h)], self._uniforms[len(h) :]
+        return torch.tensor(taken) < h
+
+    def categorical(self, p: Tensor) -> int:
+        return inverted(p, self._uniforms.pop(0))
+
+
+def test_every_kernel_compiles() -> None:
+    """Catches what the interpreter takes and the compiler does not: two types of logits, two kinds of GPU, which need not be
+    there."""
+    program = Path(__file__).with_name("compiled_draws.py")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 3
