@@ -263,7 +263,7 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
     made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     for length in range(3):
         for prefix in torch.cartesian_prod(*[torch.arange(3)] * length).view(-1, length).tolist() if length else [[]]:
-            p, q = tables(3, 0, seed=sum(3**i * (1 + token) for i, token in enumerate(prefix)))
+            p, q = tables(3, 0, seed=10 + sum(3**i * (1 + token) for i, token in enumerate(prefix)))
             made[tuple(prefix)] = p, q
     plain, law = Sampling(), defaultdict(float)
     paths = torch.cartesian_prod(*[torch.arange(3)] * num).view(-1, num).tolist() if num else [[]]
@@ -277,7 +277,7 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
         verdicts, tokens = Judged(p, q, plain, judge), torch.tensor(path, dtype=torch.long)
         expected = compared(p_rows, tokens) if kind == "compare" else outcomes(p_rows, q_rows, tokens, kind)
         for verdict, chance, uniforms in expected:
-            for u in zip(*uniforms, strict=True):
+            for u in list(zip(*uniforms, strict=True))[: 1 + (num < 2)]:  # both ends of the piece, of long ones the first
                 assert verdicts.given(path, list(u)) == verdict
             law[(*path[: verdict[0]], verdict[1])] += drawn * chance
     own: Law = {(): 1.0}
@@ -293,11 +293,11 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
 def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
     """Catches parts of a residual that are left out, contexts that lack the candidates, and overlaps of other rows."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}.get(kind)
-    sampling, vocab_size, num = SAMPLINGS[name], 2500, 4
+    sampling, vocab_size, num = SAMPLINGS[name], 1500, 4
     if kind == "greedy":
         sampling, judge = Sampling(temperature=0.0, repetition_penalty=sampling.repetition_penalty), GreedyVerification()
     same, counts = 0, set()
-    for seed in range(12):
+    for seed in range(6):
         p = logits_of(vocab_size, num + 1, seed, torch.bfloat16)
         q = (p.float() + logits_of(vocab_size, num + 1, seed + 99, scale=0.3)).bfloat16()
         verdicts = Judged(p, q, sampling, judge)
@@ -309,15 +309,19 @@ def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> N
         seen = seen_rows(context.cpu(), tokens)
         uniforms = torch.rand(num + 1, generator=generator, dtype=torch.float64).tolist()
         made = penalised if sampling.is_greedy else probabilities
-        expected = judge(made(p.cpu(), sampling, seen), believed, tokens, Told(uniforms))
+        rows = made(p.cpu(), sampling, seen)
+        expected = judge(rows, believed, tokens, Told(list(uniforms)))
         own = verdicts.given(tokens.tolist(), uniforms)
+        if not sampling.is_greedy:
+            weighed_rows = verdicts.kernels._own[: num + 1].cpu()
+            torch.testing.assert_close(weighed_rows / weighed_rows.sum(-1, keepdim=True), rows, atol=2e-6, rtol=1e-5)
         same += own == (expected.num_accepted, expected.next_token)
         counts.add(own[0])
         if kind == "token":
             torch.testing.assert_close(
                 verdicts.record.outcome[2 : 2 + len(expected.overlaps)].tolist(), list(expected.overlaps), atol=1e-5, rtol=1e-5
             )
-    assert same >= 11  # a uniform may lie where rounding decides
+    assert same >= 5  # a uniform may lie where rounding decides
     assert len(counts) > 1
 
 
