@@ -28,7 +28,7 @@ from specdecpp.policies import (
 )
 from specdecpp.policies.protocol import decide
 from specdecpp.rounds import Plan, Request, Result
-from specdecpp.rounds.device import Device
+from specdecpp.rounds.device import Device, steps_ahead
 from specdecpp.rounds.device_verification import block_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.rounds.verification import (
     BlockVerification,
@@ -224,7 +224,7 @@ def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Two, monkey
         tests = torch.rand(21, generator=generator, dtype=torch.float64).tolist()
         told, first = [], None
         for ahead in (0, 1, 2, 40, 1):
-            monkeypatch.setattr("specdecpp.rounds.device._AHEAD", ahead)
+            monkeypatch.setattr("specdecpp.rounds.device.steps_ahead", lambda least, limit, num=ahead: num)
             drawn = uniforms if first is None else uniforms[: first.num_drafted] + uniforms[::-1]
             streams[0].points, streams[1].points = drawn, list(tests)
             made = one_round(request, context)
@@ -299,13 +299,13 @@ def test_one_seed_gives_one_output(two: Two) -> None:
 
 
 @pytest.mark.parametrize("policy", ["cumulative q", "specdecpp, lagged", "costs, look-ahead", "fixed"])
-def test_a_host_that_waits_for_every_flag_decodes_the_same(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_reads_every_flag_late_decodes_the_same(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a draft that then lacks its last candidate: whole texts, with and without steps in vain."""
     pair = Pair(target=two.target, draft=two.draft, tokenizer=tiny_tokenizer())
     decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
     told = []
-    for much in (10**9, 0):
-        monkeypatch.setattr("specdecpp.rounds.device._LARGE_DRAFT", much)
+    for ahead in (steps_ahead, lambda least, limit: 1):
+        monkeypatch.setattr("specdecpp.rounds.device.steps_ahead", ahead)
         with unchecked():
             outs = [
                 decoder.generate([3, 5], max_tokens=40, seed=1, temperature=temperature, ignore_eos=True)
