@@ -23,14 +23,17 @@ _WHOLE = 256
 """Positions that are not read in portions: putting them together takes as long."""
 _SHARED = 96 * 1024
 """Bytes of shared memory that a program may take on every GPU of compute capability 8.0 and above."""
-_FETCHED = 4096
-"""Most bytes of each row of weights that a kernel asks for before its turn."""
+_ACTIVATED = 1024
+"""Outputs of a program of `products.activate`."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _Tables = list[tuple[Tensor, Tensor]]
 
 
 class Shape(NamedTuple):
-    """How a product is cut: outputs a program, inputs a step of a warp, warps, steps that are read ahead."""
+    """How a product is cut: outputs a program, inputs a step of a warp, warps, steps that are read ahead.
+
+    Without stages a program asks for all of its weights at once, in one step.
+    """
 
     block: int
     depth: int
@@ -38,12 +41,28 @@ class Shape(NamedTuple):
     stages: int
 
 
-def shape_of(outputs: int, inputs: int, rows: int, itemsize: int) -> Shape:
-    """A fixed choice for a matrix, so that a seed gives the same bits again."""
-    block = 16 if rows <= 16 and outputs <= 8192 else 32 if rows <= 32 else 64
+CHOICES: dict[tuple[int, int, int], Shape | None] = {}
+"""What was measured to be best for (outputs, inputs, padded rows), where `shape_of` is not; None is torch's own product."""
+EARLY = frozenset({"settle", "attend", "out"})
+"""Launches that begin while the kernel before them runs, where the GPU can: they gain by it, others lose."""
+
+
+def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: bool = False) -> Shape | None:
+    """A fixed choice for a matrix, so that a seed gives the same bits again. None: torch's own product."""
+    if (outputs, inputs, rows) in CHOICES:
+        return CHOICES[outputs, inputs, rows]
+    if rows >= 64 or (rows >= 32 and outputs > 8192):
+        return None
+    if is_new and itemsize == 2 and rows <= 16 and 512 < inputs <= 2048 and outputs <= 8192:
+        return Shape(16, 128 if inputs <= 1024 else 256, 8, 1)
+    block = 16 if rows <= 16 and outputs <= 8192 else 32
     depth, groups = 128 // itemsize, 4
     stages = 8 if outputs <= 132 * block else 6 if outputs <= 264 * block else 4
     return Shape(block, depth, groups, max(2, min(stages, _SHARED // ((block + rows) * depth * groups * itemsize))))
+
+
+_PLAIN = Shape(16, 32, 4, 2)
+"""Of a product that torch would make, had its rows been scaled."""
 
 
 @dataclass(slots=True)
@@ -65,9 +84,10 @@ class FusedRunner(LeanRunner):
 
     kernels: Any
     products: Any
-    is_early: bool
-    """Kernels are launched while the one before them runs."""
-    shapes: dict[tuple[int, int, int], Shape]
+    is_new: bool
+    """The GPU can launch kernels while the one before them runs."""
+    early: frozenset[str]
+    """Those that are: see `EARLY`."""
 
     def read_static(
         self,
@@ -88,10 +108,10 @@ class FusedRunner(LeanRunner):
         for i, layer in enumerate(self._layers):
             queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
             mixed = self._mixed(queries, layer, start, span, keys[i], values[i])
-            self._add(rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
+            self._add("out", rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
             gated = self._through_gate(rows, layer.gate_up)
             last = i + 1 == len(self._layers)
-            self._add(rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
+            self._add("down", rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
         rows.h = torch.empty_like(x) if out is None else out
         self._settle(rows, "given", x)
         return rows.h
@@ -104,6 +124,7 @@ class FusedRunner(LeanRunner):
         size, norm = rows.x.shape[1], rows.norm
         own = own or norm
         self._launch(
+            "settle",
             *(
                 self.kernels.settle,
                 (len(rows.x),),
@@ -129,8 +150,9 @@ class FusedRunner(LeanRunner):
         queries = rows.x.new_empty(n, heads, size)
         shape = self._shape(layer.qkv, n)
         capacity = keys.shape[1]
-        if layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
+        if shape and layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
             self._launch(
+                "queries",
                 *(
                     self.products.turn,
                     ((heads + 2 * kv) * size // shape.block,),
@@ -143,13 +165,14 @@ class FusedRunner(LeanRunner):
                 *(start, queries, keys, values, n, layer.qkv.shape[0], heads, kv, capacity, *_strides(layer.qkv)),
                 *(rows.tiles, rows.norm.eps, rows.norm.divisor, size),
                 HAS_BIAS=layer.qkv_bias is not None,
-                **self._constants(layer.qkv, n, tiles=rows.tiles),
+                **self._constants("queries", layer.qkv, shape, n, tiles=rows.tiles),
             )
             return queries
         qkv = rows.x.new_empty(n, layer.qkv.shape[1])
-        self._project(rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
+        self._project("queries", rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
         q_norm, k_norm = layer.head_norms or (layer.norm, layer.norm)
         self._launch(
+            "rotate",
             *(
                 self.kernels.rotate,
                 (n, heads + 2 * kv),
@@ -183,6 +206,7 @@ class FusedRunner(LeanRunner):
         mixtures = queries.new_empty(kv, parts, n * groups, 0 if is_whole else size, dtype=torch.float32)
         window, scale = self.family.views[layer.view].window or 0, self.family.score_scale
         self._launch(
+            "attend",
             *(self.kernels.attend, (kv, parts, blocks), queries, keys, values, start, tops, sums, mixtures, out, n, kv, groups),
             *(keys.shape[1], window, portion, scale, size, block, lines, positions),
             STAGES=self.kernels.STAGES,
@@ -191,6 +215,7 @@ class FusedRunner(LeanRunner):
         )
         if not is_whole:
             self._launch(
+                "combine",
                 *(self.kernels.combine, (kv, n * groups), tops, sums, mixtures, out, n, groups, parts),
                 *(size, block, self.kernels.PARTS),
                 num_warps=1,
@@ -200,71 +225,85 @@ class FusedRunner(LeanRunner):
     def _through_gate(self, rows: _Rows, weight: Tensor) -> Float[Tensor, "n F"]:
         n, width = len(rows.x), weight.shape[1] // 2
         out = rows.x.new_empty(n, width)
-        shape = self._shape(weight, n)
+        scale, is_silu = (rows.tiles, rows.norm.eps, rows.norm.divisor), self.family.activation == "silu"
+        if shape := self._shape(weight, n):
+            self._launch(
+                *("gate", self.products.gate, (-(-width // (shape.block // 2)),), rows.h, weight, rows.squares, out),
+                *(n, weight.shape[0], width, *_strides(weight), *scale),
+                IS_SILU=is_silu,
+                **self._constants("gate", weight, shape, n, tiles=rows.tiles),
+            )
+            return out
         self._launch(
-            *(self.products.gate, (-(-width // (shape.block // 2)),), rows.h, weight, rows.squares, out),
-            *(n, weight.shape[0], width, *_strides(weight), rows.tiles, rows.norm.eps, rows.norm.divisor),
-            IS_SILU=self.family.activation == "silu",
-            **self._constants(weight, n, tiles=rows.tiles),
+            *("activate", self.products.activate, (n, -(-width // _ACTIVATED)), torch.mm(rows.h, weight), rows.squares, out),
+            *(width, *scale, _padded(n), _blocks(rows.tiles), _ACTIVATED, is_silu),
+            num_warps=4,
         )
         return out
 
-    def _add(self, rows: _Rows, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
+    def _add(self, kind: str, rows: _Rows, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
         """Add a product, which may have a norm of its own, and begin the norm after it. x times its weight may leave the range
         of float16, so that it is scaled at once."""
         n, width = rows.x.shape
         rows.norm = after
         if norm is not None or rows.x.dtype == torch.float16:
             more = torch.empty_like(rows.x)
-            self._project(h, weight, more)
+            self._project(kind, h, weight, more)
             self._settle(rows, "added" if norm is None else "normed", more, own=norm)
             return
         shape = self._shape(weight, n)
+        if shape is None:
+            torch.addmm(rows.x, h, weight, out=rows.x)
+            self._settle(rows, "given", rows.x)
+            return
         rows.tiles = -(-width // shape.block)
         rows.squares = rows.x.new_empty(rows.tiles, _padded(n), dtype=torch.float32)
         self._launch(
-            *(self.products.add, (rows.tiles,), h, weight, rows.x, after.weight, rows.h, rows.squares),
+            *(kind, self.products.add, (rows.tiles,), h, weight, rows.x, after.weight, rows.h, rows.squares),
             *(n, weight.shape[0], width, *_strides(weight)),
-            **self._constants(weight, n),
+            **self._constants(kind, weight, shape, n),
         )
 
     def logits(self, hidden: Float[Tensor, "n D"], out: Float[Tensor, "n S"]) -> Float[Tensor, "n S"]:
         """Those of the tokens that are scored, put into `out`."""
-        return self._project(hidden, self._output, out)
+        return self._project("output", hidden, self._output, out)
 
     def _project(
-        self, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Rows | None = None, bias: Tensor | None = None
+        self, kind: str, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Rows | None = None, bias: Tensor | None = None
     ) -> Tensor:
         n, tiles, norm = len(h), rows.tiles if rows else 0, rows.norm if rows else self._norm
         squares = rows.squares if rows else out
         shape = self._shape(weight, n)
+        if shape is None and not tiles:
+            return torch.mm(h, weight, out=out) if bias is None else torch.addmm(bias, h, weight, out=out)
+        shape = shape or _PLAIN
         self._launch(
-            *(self.products.project, (-(-weight.shape[1] // shape.block),), h, weight, squares, out if bias is None else bias),
-            *(out, n, *weight.shape, *_strides(weight), tiles, norm.eps, norm.divisor),
+            *(kind, self.products.project, (-(-weight.shape[1] // shape.block),), h, weight, squares),
+            *(out if bias is None else bias, out, n, *weight.shape, *_strides(weight), tiles, norm.eps, norm.divisor),
             HAS_BIAS=bias is not None,
-            **self._constants(weight, n, tiles=tiles),
+            **self._constants(kind, weight, shape, n, tiles=tiles),
         )
         return out
 
-    def _shape(self, weight: Tensor, n: int) -> Shape:
-        key = (weight.shape[1], weight.shape[0], _padded(n))
-        if key not in self.shapes:
-            self.shapes[key] = shape_of(*key, weight.element_size())
-        return self.shapes[key]
+    def _shape(self, weight: Tensor, n: int) -> Shape | None:
+        return shape_of(weight.shape[1], weight.shape[0], _padded(n), weight.element_size(), is_new=self.is_new)
 
-    def _constants(self, weight: Tensor, n: int, tiles: int | None = None) -> dict[str, Any]:
-        shape, bytes_ = self._shape(weight, n), weight.element_size()
-        threads = 32 * shape.groups // shape.block  # that share a row of weights
-        fetched = min(_FETCHED, weight.shape[0] * bytes_) // threads // 16 * 16
+    def _constants(self, kind: str, weight: Tensor, shape: Shape, n: int, tiles: int | None = None) -> dict[str, Any]:
         return {
             **{"BLOCK": shape.block, "DEPTH": shape.depth, "GROUPS": shape.groups, "STAGES": shape.stages},
-            **{"ROWS": _padded(n), "IS_EVEN": weight.shape[0] % (shape.groups * shape.depth) == 0},
-            **{"FETCH": fetched if self.is_early else 0, "num_warps": shape.groups},
-            **({} if tiles is None else {"TILES": 1 << (tiles - 1).bit_length() if tiles else 0}),
+            **{"ROWS": _padded(n), "IS_EVEN": weight.shape[0] % (shape.groups * shape.depth) == 0, "num_warps": shape.groups},
+            "IS_HELD": shape.stages == 1 or kind in self.early,
+            **({} if tiles is None else {"TILES": _blocks(tiles)}),
         }
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-        kernel[grid](*args, IS_EARLY=int(self.is_early), **({"launch_pdl": True} if self.is_early else {}), **options)
+    def _launch(self, kind: str, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        early = {"launch_pdl": True} if self.is_new and kind in self.early else {}
+        kernel[grid](*args, IS_EARLY=self.is_new, **early, **options)
+
+
+def _blocks(tiles: int) -> int:
+    """The block that holds so many sums of squares, 0 for none."""
+    return 1 << (tiles - 1).bit_length() if tiles else 0
 
 
 def _padded(n: int) -> int:
@@ -288,7 +327,8 @@ def fused(runner: LeanRunner) -> LeanRunner:
     own = object.__new__(FusedRunner)
     own.__dict__.update(body.__dict__)
     own.kernels, own.products = kernels
-    own.is_early, own.shapes = False, {}
+    own.is_new = like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
+    own.early = EARLY if own.is_new else frozenset()
     return own
 
 

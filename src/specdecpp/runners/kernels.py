@@ -61,11 +61,8 @@ def settle(
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     inside = at < size
     if IS_EARLY:
-        if IS_EARLY == 2:
-            gdc_launch_dependents()
         gdc_wait()
-        if IS_EARLY == 1:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     place = row * size + at
     if HOW == "embedded":
         cells = tl.load(tokens + row).to(tl.int64) * by_row + at * by_column
@@ -120,11 +117,8 @@ def rotate(
     row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     inside = at < SIZE
     if IS_EARLY:
-        if IS_EARLY == 2:
-            gdc_launch_dependents()
         gdc_wait()
-        if IS_EARLY == 1:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     position = tl.load(start) + row
     source = qkv + (row * (heads + 2 * kv_heads) + head) * SIZE
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
@@ -184,13 +178,10 @@ def attend(
     kv, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     is_row, inside = row < n * groups, at < SIZE
+    first = tl.load(start, cache_modifier=".cg").to(tl.int32)
     if IS_EARLY:
-        if IS_EARLY == 2:
-            gdc_launch_dependents()
         gdc_wait()
-        if IS_EARLY == 1:
-            gdc_launch_dependents()
-    first = tl.load(start).to(tl.int32)
+        gdc_launch_dependents()
     own = first + row // groups
     place = ((row // groups) * kv_heads * groups + kv * groups + row % groups) * SIZE
     query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
@@ -244,11 +235,8 @@ def combine(
     at, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
     inside, is_part = at < SIZE, part < num_parts
     if IS_EARLY:
-        if IS_EARLY == 2:
-            gdc_launch_dependents()
         gdc_wait()
-        if IS_EARLY == 1:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     lines = (kv * num_parts + part) * n * groups + row
     top = tl.load(tops + lines, mask=is_part, other=-float("inf"))
     weight = tl.exp(top - tl.max(top, 0))

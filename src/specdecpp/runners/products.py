@@ -12,8 +12,9 @@ programs run, so that bits repeat.
 RMSNorm takes no launch: x / sqrt(mean x^2) * w is x * w times a number that a row has, and that number leaves the product.
 `add` writes x * w and the sums of squares of its block of x; whoever reads them takes the root.
 
-With IS_EARLY a kernel is launched while the one before it runs (programmatic dependent launch, compute capability 9.0): it asks
-for its first weights, waits until the other is over, and then reads what that has written.
+With IS_HELD a kernel asks for the weights of its first step before all else. One that is launched while the kernel before it
+runs (IS_EARLY: programmatic dependent launch, compute capability 9.0) has them on their way when the other is over; until then
+it reads nothing but weights and the start of the pass, which no kernel of a layer writes.
 
 Sources: RMSNorm, Zhang and Sennrich 2019; rotary embeddings, Su et al. 2021; sums shared among warps, "split K" of CUTLASS.
 """
@@ -24,29 +25,36 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # pyrigh
 
 
 @triton.jit
-def _begin(weight, at, by_out, GROUPS: tl.constexpr, BLOCK: tl.constexpr, IS_EARLY: tl.constexpr, FETCH: tl.constexpr):
-    """Bring the first bytes of these rows of the weights near, FETCH by each thread, and wait for the kernel before."""
+def _held(
+    weight,
+    at,
+    size,
+    by_out,
+    by_in,
+    DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    IS_HELD: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """Weights [GROUPS, len(at), DEPTH] of the first step, on their way while the kernel before runs; then wait for that one."""
+    some = 0
+    if IS_HELD:
+        inputs = tl.arange(0, GROUPS)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
+        places = weight + at.to(tl.int64)[None, :, None] * by_out + inputs * by_in
+        if IS_EVEN:
+            some = tl.load(places, eviction_policy="evict_first")
+        else:
+            some = tl.load(places, mask=inputs < size, other=0.0, eviction_policy="evict_first")
     if IS_EARLY:
-        if IS_EARLY == 2:
-            gdc_launch_dependents()
-        if FETCH > 0:
-            each: tl.constexpr = FETCH * 8 // weight.dtype.element_ty.primitive_bitwidth
-            places = at.to(tl.int64)[:, None] * by_out + tl.arange(0, GROUPS * 32 // BLOCK)[None, :] * each
-            tl.inline_asm_elementwise(
-                f"cp.async.bulk.prefetch.L2.global [$1], {FETCH}; mov.u32 $0, 0;",
-                "=r,l",
-                [weight + places],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
         gdc_wait()
-        if IS_EARLY == 1:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
+    return some
 
 
 @triton.jit
 def _sums(
+    held,
     h,
     weight,
     at,
@@ -59,23 +67,29 @@ def _sums(
     GROUPS: tl.constexpr,
     STAGES: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    IS_HELD: tl.constexpr,
 ):
-    """[len(at), ROWS] in float32: rows `at` of the weights [outputs, size] times rows of h [n, size]."""
+    """[len(at), ROWS] in float32: rows `at` of the weights [outputs, size] times rows of h [n, size]. STAGES of 1: one step."""
     group, row, depth = tl.arange(0, GROUPS), tl.arange(0, ROWS), tl.arange(0, DEPTH)
     inputs = group[:, None, None] * DEPTH + depth[None, None, :]
     weights = weight + at.to(tl.int64)[None, :, None] * by_out + inputs * by_in
     rows = h + row[None, :, None] * size + inputs
     is_row = row[None, :, None] < n
     sums = tl.zeros((GROUPS, at.shape[0], ROWS), tl.float32)
-    for first in tl.range(0, size, GROUPS * DEPTH, num_stages=STAGES):
-        if IS_EVEN:
-            some = tl.load(weights + first * by_in, eviction_policy="evict_first")
-            own = tl.load(rows + first, mask=is_row, other=0.0)
-        else:
-            is_input = first + inputs < size
-            some = tl.load(weights + first * by_in, mask=is_input, other=0.0, eviction_policy="evict_first")
-            own = tl.load(rows + first, mask=is_row & is_input, other=0.0)
-        sums = tl.dot(some, tl.permute(own, (0, 2, 1)), sums, input_precision="tf32x3")
+    if IS_HELD:
+        early = tl.load(rows, mask=is_row if IS_EVEN else is_row & (inputs < size), other=0.0)
+    if STAGES > 1:
+        for first in tl.range(GROUPS * DEPTH if IS_HELD else 0, size, GROUPS * DEPTH, num_stages=STAGES):
+            if IS_EVEN:
+                some = tl.load(weights + first * by_in, eviction_policy="evict_first")
+                own = tl.load(rows + first, mask=is_row, other=0.0)
+            else:
+                is_input = first + inputs < size
+                some = tl.load(weights + first * by_in, mask=is_input, other=0.0, eviction_policy="evict_first")
+                own = tl.load(rows + first, mask=is_row & is_input, other=0.0)
+            sums = tl.dot(some, tl.permute(own, (0, 2, 1)), sums, input_precision="tf32x3")
+    if IS_HELD:
+        sums = tl.dot(held, tl.permute(early, (0, 2, 1)), sums, input_precision="tf32x3")
     return tl.sum(sums, 0)
 
 
@@ -105,6 +119,13 @@ def _halves(sums, HALF: tl.constexpr, ROWS: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(sums, (2, HALF, ROWS)), (1, 2, 0)))
 
 
+@triton.jit
+def _gated(gated, up, IS_SILU: tl.constexpr):
+    """activation(gate) * up."""
+    argument = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
+    return gated * tl.sigmoid(argument) * up
+
+
 @triton.jit(do_not_specialize=["n", "eps", "divisor", "num_tiles"])
 def project(
     h,
@@ -128,15 +149,15 @@ def project(
     TILES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    IS_HELD: tl.constexpr,
     IS_EARLY: tl.constexpr,
-    FETCH: tl.constexpr,
 ):
     """out [n, width] = scale (h W) + bias; without TILES the scale is 1."""
     at, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     rows = tl.minimum(at, width - 1)
-    _begin(weight, rows, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
+    held = _held(weight, rows, size, by_out, by_in, DEPTH, GROUPS, IS_EVEN, IS_HELD, IS_EARLY)
     parts = _squares(squares, n, num_tiles, ROWS, TILES)
-    sums = _sums(h, weight, rows, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
+    sums = _sums(held, h, weight, rows, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN, IS_HELD)
     sums *= _scale(parts, eps, divisor, TILES)
     if HAS_BIAS:
         sums += tl.load(bias + rows).to(tl.float32)[:, None]
@@ -175,8 +196,8 @@ def turn(
     TILES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    IS_HELD: tl.constexpr,
     IS_EARLY: tl.constexpr,
-    FETCH: tl.constexpr,
 ):
     """Queries [n, heads, SIZE], and keys and values at their places of the cache [kv heads, capacity, SIZE].
 
@@ -189,10 +210,10 @@ def turn(
     first = (tl.program_id(0) % each) * HALF
     both, row, one = tl.arange(0, BLOCK), tl.arange(0, ROWS), tl.arange(0, HALF)
     at = head * SIZE + first + both % HALF + (both // HALF) * (SIZE // 2)
-    _begin(weight, at, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
+    position = tl.load(start, cache_modifier=".cg") + row
+    held = _held(weight, at, size, by_out, by_in, DEPTH, GROUPS, IS_EVEN, IS_HELD, IS_EARLY)
     parts = _squares(squares, n, num_tiles, ROWS, TILES)
-    position = tl.load(start) + row
-    sums = _sums(h, weight, at, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
+    sums = _sums(held, h, weight, at, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN, IS_HELD)
     sums *= _scale(parts, eps, divisor, TILES)
     if HAS_BIAS:
         sums += tl.load(bias + at).to(tl.float32)[:, None]
@@ -238,24 +259,54 @@ def gate(
     STAGES: tl.constexpr,
     TILES: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    IS_HELD: tl.constexpr,
     IS_EARLY: tl.constexpr,
-    FETCH: tl.constexpr,
 ):
     """out [n, width] = activation(gate) * up, the activation SiLU or GELU by its tangent; rows of W: all of gate, all of up."""
     HALF: tl.constexpr = BLOCK // 2
     both, row = tl.arange(0, BLOCK), tl.arange(0, ROWS)
     first = tl.program_id(0) * HALF
     at = tl.minimum(first + both % HALF, width - 1) + (both // HALF) * width
-    _begin(weight, at, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
+    held = _held(weight, at, size, by_out, by_in, DEPTH, GROUPS, IS_EVEN, IS_HELD, IS_EARLY)
     parts = _squares(squares, n, num_tiles, ROWS, TILES)
-    sums = _sums(h, weight, at, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
+    sums = _sums(held, h, weight, at, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN, IS_HELD)
     sums *= _scale(parts, eps, divisor, TILES)
     gated, up = _halves(sums, HALF, ROWS)
-    argument = gated if IS_SILU else 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
     place = first + tl.arange(0, HALF)
     inside = (row < n)[None, :] & (place < width)[:, None]
-    made = (gated * tl.sigmoid(argument) * up).to(out.dtype.element_ty)
-    tl.store(out + row[None, :] * width + place[:, None], made, mask=inside)
+    tl.store(out + row[None, :] * width + place[:, None], _gated(gated, up, IS_SILU).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tiles", "eps", "divisor"])
+def activate(
+    h,
+    squares,
+    out,
+    width,
+    num_tiles,
+    eps,
+    divisor,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_SILU: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """What `gate` does after its product: out [n, width] from h [n, 2 width], all of gate and all of up."""
+    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    if IS_EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    gated = tl.load(h + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(h + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
+    if TILES > 0:
+        tile = tl.arange(0, TILES)
+        parts = tl.load(squares + tile * ROWS + row, mask=tile < num_tiles, other=0.0)
+        scale = 1.0 / tl.sqrt_rn(tl.sum(parts, 0) / divisor + eps)
+        gated *= scale
+        up *= scale
+    tl.store(out + row * width + at, _gated(gated, up, IS_SILU).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -277,18 +328,18 @@ def add(
     GROUPS: tl.constexpr,
     STAGES: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    IS_HELD: tl.constexpr,
     IS_EARLY: tl.constexpr,
-    FETCH: tl.constexpr,
 ):
     """x [n, width] += h W; out = x * norm; squares [blocks, ROWS] = sums of x^2 over the outputs of a block."""
     at, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     rows = tl.minimum(at, width - 1)
-    _begin(weight, rows, by_out, GROUPS, BLOCK, IS_EARLY, FETCH)
+    held = _held(weight, rows, size, by_out, by_in, DEPTH, GROUPS, IS_EVEN, IS_HELD, IS_EARLY)
     place = row[None, :] * width + at[:, None]
     inside = (row < n)[None, :] & (at < width)[:, None]
     before = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(norm + rows).to(tl.float32)
-    sums = _sums(h, weight, rows, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN)
+    sums = _sums(held, h, weight, rows, n, size, by_out, by_in, ROWS, DEPTH, GROUPS, STAGES, IS_EVEN, IS_HELD)
     after = (before + sums).to(x.dtype.element_ty)
     tl.store(x + place, after, mask=inside)
     wide = tl.where(inside, after.to(tl.float32), 0.0)

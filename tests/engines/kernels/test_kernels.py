@@ -17,7 +17,7 @@ from laws import unchecked
 from test_lean import TEXT, built
 
 import specdecpp as sd
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, kernels
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, fused, kernels
 from specdecpp.runners.fused import FusedRunner
 from specdecpp.runners.static_cache import WIDTHS, span_of
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
@@ -64,6 +64,20 @@ def test_every_width_of_wide_heads(variant: str) -> None:
     with unchecked():
         expected = LeanRunner(built(variant, **WIDE_HEADS).to(DEVICE), probe=False).extend(text, rows=len(text))
         for own, theirs in zip(parts(graphs(built(variant, **WIDE_HEADS)), text, *ends[:-1]), expected, strict=True):
+            torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [None, fused.Shape(16, 32, 2, 2), fused.Shape(16, 128, 2, 1)])
+def test_every_way_to_make_a_product(shape: fused.Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a first step of weights that is counted twice or not at all, and a scale that is left out after torch's product."""
+    adding = fused.Shape(16, 32, 2, 2)  # so that what torch multiplies next has no scale yet
+    monkeypatch.setattr(fused, "shape_of", lambda outputs, *_, **__: shape or (None if outputs > 128 else adding))
+    text = noise(10)
+    with unchecked():
+        expected = LeanRunner(built("qwen2", **WIDE_HEADS).to(DEVICE), probe=False).extend(text, rows=len(text))
+        runner = graphs(built("qwen2", **WIDE_HEADS))
+        monkeypatch.setattr(runner.static.body, "early", frozenset({"queries", "out", "gate", "down", "output"}))
+        for own, theirs in zip(parts(runner, text, 1), expected, strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
 
