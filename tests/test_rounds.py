@@ -46,7 +46,7 @@ from specdecpp.rounds import Engine, Plan, Request, Result
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.lossy import Chow, Fuzzy, Lossy, OptimalDeferral, TokenCascade, TVBudget, Typical
+from specdecpp.rounds.lossy import Fuzzy, Lossy
 from specdecpp.rounds.native import Native
 from specdecpp.rounds.verification import (
     VERIFICATIONS,
@@ -229,26 +229,10 @@ def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> No
         assert "eos" in ended
 
 
-OTHER_LAWS = (
-    *(Fuzzy(1.0, "kl"), Fuzzy(0.15, "js"), Fuzzy(0.4, "tv")),
-    *(Chow(0.9), OptimalDeferral(0.2), TokenCascade(0.6), Typical(0.2), Typical(0.3, 0.1), TVBudget(0.1)),
-)
-
-
 @needs_compiler
-@pytest.mark.parametrize("manner", ["greedy", "penalty, greedy", "warm", "top-p", "penalty"])
-@pytest.mark.parametrize("rule", OTHER_LAWS, ids=str)
-def test_rounds_of_other_laws_are_those_of_the_host(rule: Lossy, manner: str) -> None:
-    """Catches a law that compiled code has in another way, a token after a rejection that is of p, and a deviation that is
-    told of another place."""
-    models, sampling, spent = models_of("native"), MANNERS[manner][0], 0.0
-    with unchecked():
-        for seed in range(3):
-            own, hosts = (models.session(Fixed(k=3), sampling, rule, seed=seed, ends=()) for _ in range(2))
-            assert type(own.engine) is Native
-            hosts.engine = Host()
-            spent += sum(r.tv for r in same(own, hosts))
-    assert spent > 0 or manner != "warm"  # greedily the likeliest tokens seldom differ, and KL is infinite under top-p
+def test_a_verification_that_compiled_code_does_not_know_is_the_hosts() -> None:
+    """Catches a lossy answer by the code of another verification."""
+    assert type(models_of("native").session(Fixed(k=3), MANNERS["warm"][0], Fuzzy(0.15), ends=()).engine) is Host
 
 
 @pytest.mark.parametrize("manner", ["greedy", "plain", "block", "all"])
