@@ -8,17 +8,8 @@ from test_law import table
 from test_rounds import Models, models_of, needs_compiler, same
 
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.policies import (
-    AutoOff,
-    Bandit,
-    CostAware,
-    Costs,
-    CumulativeConfidence,
-    Entropy,
-    Fixed,
-    MaxConfidence,
-    WithCopies,
-)
+from specdecpp.lab import AutoOff, Bandit
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, WithCopies
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds import Either

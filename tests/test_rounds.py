@@ -19,27 +19,20 @@ from torch import Tensor
 
 from specdecpp import Decoder, NativeRunner, Pair, Round, Sampling
 from specdecpp.cli.common import kind_of
-from specdecpp.policies import (
+from specdecpp.lab import (
     AcceptanceEMA,
     AdaptiveEntropy,
     ArgmaxLength,
     AutoOff,
     Bandit,
     Cascade,
-    CostAware,
-    Costs,
-    CumulativeConfidence,
     Disco,
     DraftVerify,
-    Entropy,
-    Fixed,
     Heuristic,
-    MaxConfidence,
     OnlineLogistic,
-    Policy,
-    SpecDecPP,
     UCBSpecStop,
 )
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.request import VERIFICATION_NAMES
 from specdecpp.rounds import Engine, Plan, Request, Result
