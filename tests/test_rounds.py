@@ -32,6 +32,7 @@ from specdecpp.lab import (
     OnlineLogistic,
     UCBSpecStop,
 )
+from specdecpp.lab.lossy import Fuzzy, Lossy
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.request import VERIFICATION_NAMES
@@ -39,16 +40,15 @@ from specdecpp.rounds import Engine, Plan, Request, Result
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.lossy import Fuzzy, Lossy
 from specdecpp.rounds.native import Native
 from specdecpp.rounds.verification import (
-    VERIFICATIONS,
     BlockVerification,
     CompareVerification,
     GreedyVerification,
     TokenVerification,
     Verdict,
     at,
+    verifications,
 )
 from specdecpp.runners import GraphRunner, native
 from specdecpp.runners.native import Filters, Verifying
@@ -77,7 +77,7 @@ class Models:
         self, policy: Policy, sampling: Sampling, verification: str | Lossy = "token", *, seed: int = 0, **more: Any
     ) -> Session:
         if isinstance(verification, str):
-            named = VERIFICATIONS["greedy" if sampling.is_greedy and verification != "compare" else verification]
+            named = verifications()["greedy" if sampling.is_greedy and verification != "compare" else verification]
         else:
             named, more = at(sampling, verification), more | {"lossless": False}
         options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
@@ -397,7 +397,7 @@ def test_the_law_of_a_round_is_the_targets(kind: str, rule: str, verification: s
         target=table.models.target.fresh(),
         draft=table.models.draft.fresh(),
         policy=policy,
-        verification=VERIFICATIONS[verification],
+        verification=verifications()[verification],
         sampling=how,
         randomness=streams,
     )
@@ -656,7 +656,7 @@ def test_block_verification_after_a_wider_round() -> None:
 
 def test_one_list_names_the_verifications() -> None:
     """Catches a verification that can be typed in one place only, and one that a request may name though it is never chosen."""
-    named = set(VERIFICATIONS) - {"greedy"}
+    named = set(verifications()) - {"greedy"}
     served = Speculative.model_json_schema()["properties"]["verification"]["anyOf"][0]
     assert named == set(VERIFICATION_NAMES) == set(served["enum"]) == {kind_of(name) for name in named}
-    assert {type(v) for v in VERIFICATIONS.values()} >= {BlockVerification, CompareVerification, GreedyVerification}
+    assert {type(v) for v in verifications().values()} >= {BlockVerification, CompareVerification, GreedyVerification}

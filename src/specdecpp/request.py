@@ -18,7 +18,7 @@ from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, nam
 from specdecpp.policies.head import takes_head
 from specdecpp.policies.trees import TreePolicy, parse_tree, tree_spec
 from specdecpp.rounds.soundness import check_parts
-from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.rounds.verification import verifications
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specdecpp.session import Round
 
 NO_DRAFT, TREE = "none", "tree"
-VERIFICATION_NAMES = tuple(name for name, kind in VERIFICATIONS.items() if not kind.greedy_only)
+VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
 """Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
 

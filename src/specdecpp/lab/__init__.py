@@ -15,7 +15,7 @@
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 
 `mdp` solves the exact stopping problem, `together` shares a budget of draft tokens between requests (TETRIS), `parallel` drafts
-by heads on a draft's last state.
+by heads on a draft's last state, `lossy` has verifications that keep another distribution than the target's.
 
 No module outside this package imports it. `--policy` and `bench` find its rules by the entry point `specdecpp.policies`.
 """
