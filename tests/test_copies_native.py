@@ -56,7 +56,7 @@ def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: S
         assert own.tokens == hosts.tokens
 
 
-@pytest.mark.parametrize("verification", [name for name, kind in verifications.items() if not is_lossless(kind)])
+@pytest.mark.parametrize("verification", [name for name, kind in verifications().items() if not is_lossless(kind)])
 def test_copies_under_a_lossy_verification_are_the_hosts(verification: str):
     """Catches compiled rounds, which compare copies with draws from p, taken for a law that weighs q too."""
     session = start(Fixed(k=5), WARM, verification, 0, lossless=False)
