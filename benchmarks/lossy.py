@@ -21,9 +21,9 @@ from peers.provenance import provenance
 
 import specdecpp as sd
 from specdecpp.bench.interleaving import interleaved
+from specdecpp.lab.lossy import Chow, Fuzzy, OptimalDeferral, TokenCascade, TVBudget, Typical
 from specdecpp.metrics import Metrics
 from specdecpp.request import as_prompt, label_of, parse_policy
-from specdecpp.rounds.lossy import Chow, Fuzzy, OptimalDeferral, TokenCascade, TVBudget, Typical
 from specdecpp.rounds.verification import BlockVerification, TokenVerification, at, is_lossless
 from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import gsm8k

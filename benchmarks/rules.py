@@ -30,27 +30,20 @@ from peers.provenance import provenance
 import specdecpp as sd
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.costs.known import measured
-from specdecpp.policies import (
+from specdecpp.lab import (
     AcceptanceEMA,
     AdaptiveEntropy,
     ArgmaxLength,
     AutoOff,
     Bandit,
     Cascade,
-    CostAware,
-    Costs,
-    CumulativeConfidence,
     Disco,
     DraftVerify,
-    Entropy,
-    Fixed,
     Heuristic,
-    MaxConfidence,
     OnlineLogistic,
-    Policy,
-    SpecDecPP,
     UCBSpecStop,
 )
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.score import REST
 from specdecpp.request import as_prompt

@@ -8,9 +8,10 @@ from laws import drafted as host_draft
 from laws import outcome
 
 from specdecpp import Costs
-from specdecpp.policies import AcceptanceEMA, AdaptiveEntropy, ArgmaxLength, DraftVerify, Policy
-from specdecpp.policies.adaptive import Drift
-from specdecpp.policies.history import Counts
+from specdecpp.lab import AcceptanceEMA, AdaptiveEntropy, ArgmaxLength, DraftVerify
+from specdecpp.lab.adaptive import Drift
+from specdecpp.lab.history import Counts
+from specdecpp.policies import Policy
 from specdecpp.policies.protocol import Evidence, Stop
 from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams

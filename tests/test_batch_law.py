@@ -22,7 +22,7 @@ from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, 
 from specdecpp.policies.protocol import decide
 from specdecpp.rounds import Plan, Reading, Request, Result
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.rounds.verification import verifications
 from specdecpp.runners import native
 from specdecpp.sampling import probabilities
 from specdecpp.session import advance
@@ -76,7 +76,7 @@ class One:
             target=target,
             draft=draft,
             policy=self.policy,
-            verification=VERIFICATIONS[self.verification],
+            verification=verifications()[self.verification],
             sampling=self.sampling,
             randomness=self.streams,
         )

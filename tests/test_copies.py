@@ -8,23 +8,14 @@ from test_law import table
 from test_rounds import Models, models_of, needs_compiler, same
 
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.policies import (
-    AutoOff,
-    Bandit,
-    CostAware,
-    Costs,
-    CumulativeConfidence,
-    Entropy,
-    Fixed,
-    MaxConfidence,
-    WithCopies,
-)
+from specdecpp.lab import AutoOff, Bandit
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, WithCopies
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds import Either
 from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.verification import VERIFICATIONS, GreedyVerification, TokenVerification
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session, advance
 
@@ -57,7 +48,7 @@ def test_the_law_is_that_of_the_target(policy: str, verification: str, situation
     """Catches a model that has not read what was copied, copies tested with a q of the model's, and a choice that looks at this
     round's draws."""
     request = over(**situation)
-    law = request.law(WithCopies(policy=MODEL[policy]), VERIFICATIONS[verification])
+    law = request.law(WithCopies(policy=MODEL[policy]), verifications()[verification])
     assert largest_difference(law, request.own_law()) < 1e-12
 
 
@@ -81,7 +72,7 @@ def test_a_dropping_rule_is_exact_under_comparison_only():
     rule = WithCopies(policy=MaxConfidence(threshold=0.4, drop=True))
     assert rule.drops_last
     request = over()
-    assert largest_difference(request.law(rule, VERIFICATIONS["compare"]), request.own_law()) < 1e-12
+    assert largest_difference(request.law(rule, verifications()["compare"]), request.own_law()) < 1e-12
 
 
 @needs_compiler

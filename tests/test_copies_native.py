@@ -12,7 +12,7 @@ from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import VERIFICATIONS, is_lossless
+from specdecpp.rounds.verification import is_lossless, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session, advance
 
@@ -26,7 +26,7 @@ def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **op
         target=target.fresh(),
         draft=SuffixDrafter(target.vocab_size),
         policy=policy,
-        verification=VERIFICATIONS[verification],
+        verification=verifications()[verification],
         sampling=sampling,
         prompt=[3, 5, 2, 9, 3, 5],
         max_tokens=40,
@@ -56,7 +56,7 @@ def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: S
         assert own.tokens == hosts.tokens
 
 
-@pytest.mark.parametrize("verification", [name for name, kind in VERIFICATIONS.items() if not is_lossless(kind)])
+@pytest.mark.parametrize("verification", [name for name, kind in verifications().items() if not is_lossless(kind)])
 def test_copies_under_a_lossy_verification_are_the_hosts(verification: str):
     """Catches compiled rounds, which compare copies with draws from p, taken for a law that weighs q too."""
     session = start(Fixed(k=5), WARM, verification, 0, lossless=False)

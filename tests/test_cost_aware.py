@@ -12,7 +12,8 @@ from laws import drafted as host_draft
 from specdecpp import Costs, Decoder, Pair
 from specdecpp.costs import known as known_costs
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
-from specdecpp.policies import ArgmaxLength, AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy
+from specdecpp.lab import ArgmaxLength, AutoOff, Bandit
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy
 from specdecpp.policies.account import EVERY, STEADY, Account
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
 from specdecpp.rounds.draft import Draft

@@ -29,6 +29,7 @@ from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
 from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.training.calibrate import calibrate_live
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -181,3 +182,11 @@ def test_a_file_becomes_bfloat16_on_a_gpu_unless_a_type_is_named(tmp_path: Any) 
     gguf_writing.convert(REFERENCE / "target", path, precision=gguf_writing.Precision.q8_0)
     assert GGUF(path, device="cuda").model.dtype == torch.bfloat16
     assert GGUF(path, device="cuda", dtype="float32").model.dtype == torch.float32
+
+
+def test_a_head_is_calibrated_on_rounds_of_a_gpu() -> None:
+    """Catches a head that stays on the CPU, and its figures asked of tensors that are elsewhere."""
+    pair = sd.load_pair("reference", device="cuda")
+    assert pair.head is not None
+    found = calibrate_live(pair.head.cpu(), pair, practice_prompts()[:3], max_tokens=24)
+    assert found.card.notes["calibration"]

@@ -15,17 +15,8 @@ from laws import chi_square_tail, finish, largest_difference, random_head, unche
 from torch import Tensor
 
 from specdecpp import Decoder, LeanRunner, Pair
-from specdecpp.policies import (
-    AutoOff,
-    CostAware,
-    Costs,
-    CumulativeConfidence,
-    Fixed,
-    Heuristic,
-    MaxConfidence,
-    Policy,
-    SpecDecPP,
-)
+from specdecpp.lab import AutoOff, Heuristic
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.rounds import Plan, Request, Result
 from specdecpp.rounds.device import Device, steps_ahead

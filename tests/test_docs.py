@@ -34,6 +34,7 @@ import specdecpp
 from specdecpp import Metrics, cli
 from specdecpp.bench.results import Results, Row
 from specdecpp.costs import measuring
+from specdecpp.lab.mdp import Lattice, Process, fixed, optimum
 from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs
@@ -41,7 +42,6 @@ from specdecpp.report.boards import boards
 from specdecpp.report.pictures import gallery
 from specdecpp.request import policy_names
 from specdecpp.testing import practice_prompts
-from specdecpp.theory.mdp import Lattice, Process, fixed, optimum
 from specdecpp.training.prompts import split_of
 
 ROOT = Path(__file__).parent.parent
@@ -351,7 +351,7 @@ def test_pictures_are_what_is_drawn_now() -> None:
 
 @pytest.mark.parametrize(("acceptance", "c", "slope"), [(0.8, 0.22, 0.0), (0.95, 0.05, 0.02), (0.3, 0.5, 0.0), (0.6, 0.1, 0.2)])
 def test_the_sliders_say_what_the_theory_says(acceptance: float, c: float, slope: float) -> None:
-    """Catches a page whose script computes something else than `theory.mdp`."""
+    """Catches a page whose script computes something else than `lab.mdp`."""
     script = f"console.log(JSON.stringify(require({str(ROOT / 'docs/site/stopping.js')!r}).plan({acceptance},{c},{slope})))"
     done = node(["-e", script], return_completed_process=True, capture_output=True, text=True)
     found = json.loads(done.stdout)

@@ -12,6 +12,7 @@ from laws import unchecked
 from transformers import BatchEncoding
 
 import specdecpp as sd
+from specdecpp import lab
 from specdecpp.loading.pair import Pair
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -53,7 +54,7 @@ def decoder(pair: Pair) -> sd.Decoder:
         ("none", sd.NoDraft()),
         ("target", sd.NoDraft()),
         ("cumulative:0.2", sd.CumulativeConfidence(threshold=0.2)),
-        ("auto-off:fixed:2", sd.AutoOff(policy=sd.Fixed(2))),
+        ("auto-off:fixed:2", lab.AutoOff(policy=sd.Fixed(2))),
         ("tree:2x1", sd.Widths(widths=(2, 1))),
     ],
 )

@@ -30,27 +30,29 @@ from laws import drafted as host_draft
 from specdecpp.decoder import Decoder
 from specdecpp.errors import UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.loading.pair import Pair
-from specdecpp.policies import (
+from specdecpp.lab import (
     AcceptanceEMA,
     AdaptiveEntropy,
     ArgmaxLength,
     AutoOff,
     Bandit,
-    Candidates,
     Cascade,
-    CostAware,
-    CumulativeConfidence,
     Disco,
     DraftVerify,
+    Heuristic,
+    OnlineLogistic,
+    UCBSpecStop,
+)
+from specdecpp.loading.pair import Pair
+from specdecpp.policies import (
+    Candidates,
+    CostAware,
+    CumulativeConfidence,
     Entropy,
     Fixed,
-    Heuristic,
     MaxConfidence,
-    OnlineLogistic,
     Policy,
     SpecDecPP,
-    UCBSpecStop,
     WithCopies,
     named,
 )

@@ -17,9 +17,7 @@ from typer.testing import CliRunner, Result
 from specdecpp import cli
 from specdecpp.decoder import Decoder
 from specdecpp.errors import UnsoundError
-from specdecpp.loading.pair import Pair, load_pair
-from specdecpp.policies import Fixed
-from specdecpp.rounds.lossy import (
+from specdecpp.lab.lossy import (
     LOSSY,
     AtZero,
     Chow,
@@ -33,7 +31,9 @@ from specdecpp.rounds.lossy import (
     divergence,
     variation,
 )
-from specdecpp.rounds.verification import VERIFICATIONS, GreedyVerification, TokenVerification, at
+from specdecpp.loading.pair import Pair, load_pair
+from specdecpp.policies import Fixed
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification, at, verifications
 from specdecpp.sampling import Sampling
 from specdecpp.serving.app import Setup, build
 from specdecpp.session import Session
@@ -274,7 +274,7 @@ def test_refused_unless_it_is_asked_for(name: str):
     from specdecpp.bench.run import Plan
     from specdecpp.integrations.transformers import custom_generate
 
-    rule: Any = VERIFICATIONS[name]
+    rule: Any = verifications()[name]
     target, draft = pair_of(1)
     request, pair = Request(target=target, draft=draft), Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(3))
     with pytest.raises(UnsoundError, match="lossless=False"):

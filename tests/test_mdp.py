@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from laws import Request, law_of, unchecked
 
 from specdecpp.costs import Costs
+from specdecpp.lab import mdp
+from specdecpp.lab.mdp import Lattice, Process, Tally, bounds, fixed, hindsight, look_ahead, optimum, settled_rate, threshold
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel
-from specdecpp.theory import mdp
-from specdecpp.theory.mdp import Lattice, Process, Tally, bounds, fixed, hindsight, look_ahead, optimum, settled_rate, threshold
 
 PAGE = Path(__file__).parent.parent / "docs" / "stopping.md"
 TIGHT = {"rel": 1e-9, "abs": 1e-12}

@@ -10,20 +10,10 @@ from laws import Request, finish, outcome, random_head
 
 from specdecpp import AcceptanceHead, Costs, Decoder, HeadError, Pair
 from specdecpp.head import Calibration
-from specdecpp.policies import (
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    CostAware,
-    CumulativeConfidence,
-    Fixed,
-    Heuristic,
-    MaxConfidence,
-    Policy,
-    SpecDecPP,
-)
+from specdecpp.lab import ArgmaxLength, AutoOff, Bandit, Heuristic
+from specdecpp.lab.meta import Arm, Arms, Gain
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
-from specdecpp.policies.meta import Arm, Arms, Gain
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams

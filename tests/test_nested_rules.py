@@ -7,7 +7,7 @@ from served import Served, served
 from typer.testing import CliRunner
 
 import specdecpp as sd
-from specdecpp import cli
+from specdecpp import cli, lab
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.loading.pair import Pair
 from specdecpp.policies.trees import Widths
@@ -76,4 +76,4 @@ def test_it_is_refused_on_the_command_line_and_in_python(pair: Pair) -> None:
     assert (said.exit_code, said.stdout) == (2, "")
     assert said.stderr.startswith("error: AutoOff is made of rules for chains of one draft, and one of them drafts trees.")
     with pytest.raises(ValueError, match="one of them drafts trees"):
-        sd.Decoder(pair, policy=sd.AutoOff(policy=Widths()))
+        sd.Decoder(pair, policy=lab.AutoOff(policy=Widths()))

@@ -11,9 +11,10 @@ from laws import Request, unchecked
 from records import Process, records
 from tables import Recording
 
-from specdecpp.policies import Costs, CumulativeConfidence, Fixed, Heuristic
+from specdecpp.lab import Heuristic, mdp
+from specdecpp.policies import Costs, CumulativeConfidence, Fixed
 from specdecpp.testing import TableModel
-from specdecpp.theory import mdp, oracles
+from specdecpp.theory import oracles
 from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling, share_of_headroom
 from specdecpp.theory.replay import replay
 from specdecpp.theory.trace import Opinion, Trace

@@ -9,9 +9,8 @@ import torch
 from laws import Request, largest_difference
 
 import specdecpp as sd
-from specdecpp.drafters import ParallelDraft, ParallelHeads
-from specdecpp.drafters.parallel import WEIGHTS
 from specdecpp.errors import DataError
+from specdecpp.lab.parallel import WEIGHTS, ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.runners import EagerRunner, Runner

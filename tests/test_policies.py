@@ -9,15 +9,8 @@ from laws import drafted as host_draft
 from laws import outcome, random_head
 
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
-from specdecpp.policies import (
-    CumulativeConfidence,
-    Entropy,
-    Fixed,
-    Heuristic,
-    MaxConfidence,
-    Policy,
-    SpecDecPP,
-)
+from specdecpp.lab import Heuristic
+from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel

@@ -8,7 +8,8 @@ import pytest
 from laws import Request, finish, largest_difference
 
 from specdecpp import Decoder, load_pair
-from specdecpp.policies import CostAware, Costs, Fixed, Heuristic, Policy
+from specdecpp.lab import Heuristic
+from specdecpp.policies import CostAware, Costs, Fixed, Policy
 from specdecpp.rounds.verification import BlockVerification, TokenVerification, Verification
 from specdecpp.runners import Skips, native
 from specdecpp.sampling import Sampling, streams

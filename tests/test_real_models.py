@@ -26,13 +26,13 @@ from specdecpp import (
     Fixed,
     GreedyVerification,
     HeadCard,
-    Heuristic,
     MaxConfidence,
     Pair,
     Policy,
     SpecDecPP,
     TokenVerification,
 )
+from specdecpp.lab import Heuristic
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 NUM_TOKENS = 20

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import specdecpp as sd
+from specdecpp import lab
 from specdecpp.decoder import default_policy, encode
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.testing import practice_prompts
@@ -16,7 +17,7 @@ TIE = 1e-3
 """Logits in float32 differ by less between runners and machines: by some 1e-5."""
 POLICIES = {
     "fixed": lambda pair: sd.Fixed(k=4),
-    "heuristic": lambda pair: sd.Heuristic(),
+    "heuristic": lambda pair: lab.Heuristic(),
     "max_confidence": lambda pair: sd.MaxConfidence(),
     "cumulative": lambda pair: sd.CumulativeConfidence(),
     "entropy": lambda pair: sd.Entropy(),

@@ -10,33 +10,35 @@ from laws import Request, finish, largest_difference, random_head, unchecked
 from tables import COSTS, Recording, greedy_trace, of_replay, of_session
 
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.policies import (
+from specdecpp.lab import (
     AcceptanceEMA,
     ArgmaxLength,
     AutoOff,
     Bandit,
-    Candidates,
     Cascade,
+    Disco,
+    DraftVerify,
+    Heuristic,
+    OnlineLogistic,
+    UCBSpecStop,
+    mdp,
+)
+from specdecpp.policies import (
+    Candidates,
     CostAware,
     Costs,
     CumulativeConfidence,
-    Disco,
-    DraftVerify,
     Entropy,
     Fixed,
-    Heuristic,
     MaxConfidence,
-    OnlineLogistic,
     Outcome,
     Policy,
     SpecDecPP,
-    UCBSpecStop,
 )
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.rounds.verification import GreedyVerification
 from specdecpp.sampling import Sampling
 from specdecpp.testing import Enumerator, TableModel
-from specdecpp.theory import mdp
 from specdecpp.theory.replay import Player, replay
 from specdecpp.theory.replayed import Replayed
 from specdecpp.theory.trace import Opinion, Trace

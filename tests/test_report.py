@@ -29,13 +29,13 @@ from typer.testing import CliRunner, Result
 from specdecpp import cli
 from specdecpp.bench.results import Results, Row
 from specdecpp.errors import MissingExtraError
+from specdecpp.lab.mdp import speed_up
 from specdecpp.report import page, render, tables
 from specdecpp.report.boards import Board, boards
 from specdecpp.report.drawing import DARK, LIGHT, WIDTH, Picture, Sheet, styled
 from specdecpp.report.labels import TEXT, Labels, spread
 from specdecpp.report.pareto import equal_speeds, linear_c
 from specdecpp.report.pictures import gallery, over_costs
-from specdecpp.theory.mdp import speed_up
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
 SVG = "{http://www.w3.org/2000/svg}"

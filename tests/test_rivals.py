@@ -8,9 +8,10 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from specdecpp.policies import ArgmaxLength, Cascade, Costs, Disco, OnlineLogistic, Policy, UCBSpecStop
+from specdecpp.lab import ArgmaxLength, Cascade, Disco, OnlineLogistic, UCBSpecStop
+from specdecpp.lab.history import Counts
+from specdecpp.policies import Costs, Policy
 from specdecpp.policies.experience import Experience
-from specdecpp.policies.history import Counts
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.score import by_q
 from specdecpp.theory.replayed import Round

@@ -19,43 +19,36 @@ from torch import Tensor
 
 from specdecpp import Decoder, NativeRunner, Pair, Round, Sampling
 from specdecpp.cli.common import kind_of
-from specdecpp.policies import (
+from specdecpp.lab import (
     AcceptanceEMA,
     AdaptiveEntropy,
     ArgmaxLength,
     AutoOff,
     Bandit,
     Cascade,
-    CostAware,
-    Costs,
-    CumulativeConfidence,
     Disco,
     DraftVerify,
-    Entropy,
-    Fixed,
     Heuristic,
-    MaxConfidence,
     OnlineLogistic,
-    Policy,
-    SpecDecPP,
     UCBSpecStop,
 )
+from specdecpp.lab.lossy import Fuzzy, Lossy
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.request import VERIFICATION_NAMES
 from specdecpp.rounds import Engine, Plan, Request, Result
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.rounds.host import Host
-from specdecpp.rounds.lossy import Chow, Fuzzy, Lossy, OptimalDeferral, TokenCascade, TVBudget, Typical
 from specdecpp.rounds.native import Native
 from specdecpp.rounds.verification import (
-    VERIFICATIONS,
     BlockVerification,
     CompareVerification,
     GreedyVerification,
     TokenVerification,
     Verdict,
     at,
+    verifications,
 )
 from specdecpp.runners import GraphRunner, native
 from specdecpp.runners.native import Filters, Verifying
@@ -84,7 +77,7 @@ class Models:
         self, policy: Policy, sampling: Sampling, verification: str | Lossy = "token", *, seed: int = 0, **more: Any
     ) -> Session:
         if isinstance(verification, str):
-            named = VERIFICATIONS["greedy" if sampling.is_greedy and verification != "compare" else verification]
+            named = verifications()["greedy" if sampling.is_greedy and verification != "compare" else verification]
         else:
             named, more = at(sampling, verification), more | {"lossless": False}
         options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
@@ -229,26 +222,10 @@ def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> No
         assert "eos" in ended
 
 
-OTHER_LAWS = (
-    *(Fuzzy(1.0, "kl"), Fuzzy(0.15, "js"), Fuzzy(0.4, "tv")),
-    *(Chow(0.9), OptimalDeferral(0.2), TokenCascade(0.6), Typical(0.2), Typical(0.3, 0.1), TVBudget(0.1)),
-)
-
-
 @needs_compiler
-@pytest.mark.parametrize("manner", ["greedy", "penalty, greedy", "warm", "top-p", "penalty"])
-@pytest.mark.parametrize("rule", OTHER_LAWS, ids=str)
-def test_rounds_of_other_laws_are_those_of_the_host(rule: Lossy, manner: str) -> None:
-    """Catches a law that compiled code has in another way, a token after a rejection that is of p, and a deviation that is
-    told of another place."""
-    models, sampling, spent = models_of("native"), MANNERS[manner][0], 0.0
-    with unchecked():
-        for seed in range(3):
-            own, hosts = (models.session(Fixed(k=3), sampling, rule, seed=seed, ends=()) for _ in range(2))
-            assert type(own.engine) is Native
-            hosts.engine = Host()
-            spent += sum(r.tv for r in same(own, hosts))
-    assert spent > 0 or manner != "warm"  # greedily the likeliest tokens seldom differ, and KL is infinite under top-p
+def test_a_verification_that_compiled_code_does_not_know_is_the_hosts() -> None:
+    """Catches a lossy answer by the code of another verification."""
+    assert type(models_of("native").session(Fixed(k=3), MANNERS["warm"][0], Fuzzy(0.15), ends=()).engine) is Host
 
 
 @pytest.mark.parametrize("manner", ["greedy", "plain", "block", "all"])
@@ -420,7 +397,7 @@ def test_the_law_of_a_round_is_the_targets(kind: str, rule: str, verification: s
         target=table.models.target.fresh(),
         draft=table.models.draft.fresh(),
         policy=policy,
-        verification=VERIFICATIONS[verification],
+        verification=verifications()[verification],
         sampling=how,
         randomness=streams,
     )
@@ -679,7 +656,7 @@ def test_block_verification_after_a_wider_round() -> None:
 
 def test_one_list_names_the_verifications() -> None:
     """Catches a verification that can be typed in one place only, and one that a request may name though it is never chosen."""
-    named = set(VERIFICATIONS) - {"greedy"}
+    named = set(verifications()) - {"greedy"}
     served = Speculative.model_json_schema()["properties"]["verification"]["anyOf"][0]
     assert named == set(VERIFICATION_NAMES) == set(served["enum"]) == {kind_of(name) for name in named}
-    assert {type(v) for v in VERIFICATIONS.values()} >= {BlockVerification, CompareVerification, GreedyVerification}
+    assert {type(v) for v in verifications().values()} >= {BlockVerification, CompareVerification, GreedyVerification}

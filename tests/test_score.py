@@ -10,7 +10,8 @@ import pytest
 from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, decoder, machine
-from specdecpp.policies import AutoOff, Bandit, CostAware, Fixed, cost_aware
+from specdecpp.lab import AutoOff, Bandit
+from specdecpp.policies import CostAware, Fixed, cost_aware
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.experience import Experience

@@ -8,7 +8,8 @@ import torch
 from laws import Request, finish, random_head, total_variation
 
 from specdecpp.errors import PromptError, UnsoundError
-from specdecpp.policies import AutoOff, Bandit, CumulativeConfidence, Fixed, Heuristic, MaxConfidence, SpecDecPP
+from specdecpp.lab import AutoOff, Bandit, Heuristic
+from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.testing import TableModel, tiny_tokenizer

@@ -18,7 +18,7 @@ from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
 from specdecpp.rounds import Plan, engine_for
 from specdecpp.rounds.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
-from specdecpp.rounds.verification import VERIFICATIONS, GreedyVerification, TokenVerification
+from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session, advance
 from specdecpp.testing import tiny_tokenizer
@@ -73,7 +73,7 @@ def read(tokens: list[int]) -> SuffixDrafter:
 def test_the_law_is_that_of_the_target(policy: str, verification: str, situation: dict):
     """Catches a candidate that is accepted too often, a residual that still holds it, and one that follows an end."""
     request = over(**situation)
-    law = request.law(POLICIES[policy], VERIFICATIONS[verification])
+    law = request.law(POLICIES[policy], verifications()[verification])
     assert largest_difference(law, request.own_law()) < 1e-12
 
 

@@ -11,7 +11,8 @@ from tables import greedy_trace
 from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 
 from specdecpp import Decoder, UnsoundError
-from specdecpp.policies import AutoOff, CostAware, Costs, Fixed
+from specdecpp.lab import AutoOff
+from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
 from specdecpp.rounds import tree_verification
 from specdecpp.rounds.host import Host

@@ -27,11 +27,12 @@ from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Rounds, Seen
 from specdecpp.integrations.vllm.settings import Settings
 from specdecpp.integrations.vllm.unread import Span, Unread, portions
+from specdecpp.lab import Heuristic
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.metrics import Metrics
-from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Heuristic, Policy, SpecDecPP
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import Evidence, Rule
 from specdecpp.request import parse_policy
 from specdecpp.rounds.draft import Draft

@@ -1,16 +1,16 @@
 """The picture of docs/stopping.md: what the next candidate is worth, what it costs, and the speed that comes of it.
 
-Constant acceptance 0.8 and c = 0.22, the page's first example; everything is computed by `specdecpp.theory.mdp`. Run it with:
+Constant acceptance 0.8 and c = 0.22, the page's first example; everything is computed by `specdecpp.lab.mdp`. Run it with:
 python docs/figures/stopping.py
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdecpp.lab.mdp import Lattice, Process, fixed, optimum
 from specdecpp.policies import Costs
 from specdecpp.report.drawing import Picture, Sheet, styled
 from specdecpp.report.theme import LIGHT
-from specdecpp.theory.mdp import Lattice, Process, fixed, optimum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

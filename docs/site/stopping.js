@@ -1,4 +1,4 @@
-// The figure of docs/stopping.md with sliders. plan() is specdecpp.theory.mdp for constant acceptance, and tested against it.
+// The figure of docs/stopping.md with sliders. plan() is specdecpp.lab.mdp for constant acceptance, and tested against it.
 const MOST = 20
 
 function plan(acceptance, c, slope) {

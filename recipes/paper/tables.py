@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import specdecpp as sd
+from specdecpp import lab
 from specdecpp.bench.contestants import Rule
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Recording, Stage, recorded
@@ -67,7 +68,7 @@ def field(head: sd.AcceptanceHead, lagged: sd.AcceptanceHead) -> list[Named]:
         Named("cumulative", Rule(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in CUMULATIVE))),
         Named("max_confidence", one("free", sd.MaxConfidence())),
         Named("entropy", one("free", sd.Entropy())),
-        Named("heuristic", one("free", sd.Heuristic())),
+        Named("heuristic", one("free", lab.Heuristic())),
         Named("specdecpp_lagged", tuned(lagged)),
         Named("specdecpp", tuned(head)),
         Named("cost_aware_by_q", one("free", CostAware())),

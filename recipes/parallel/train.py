@@ -23,7 +23,7 @@ import torch
 import specdecpp as sd
 from specdecpp.bench.interleaving import interleaved
 from specdecpp.decoder import run
-from specdecpp.drafters import ParallelDraft, ParallelHeads
+from specdecpp.lab.parallel import ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed
 from specdecpp.request import as_prompt, label_of
 from specdecpp.runners import Runner

@@ -78,7 +78,7 @@ class Decoder:
     says what a step costs; without it a policy that needs to know has it measured, once for a pair and a machine
     (`costs.known`): here if the pair was loaded by name, else at the first request. Raises `UnsoundError` for a policy and a
     verification that together would change the distribution, and unless `lossless` is False for a verification that does so by
-    itself (`rounds.lossy`).
+    itself (`lab.lossy`).
 
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
     same answer again. The others update the costs by the clock, and begin with what earlier ones without a seed have learned.

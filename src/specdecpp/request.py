@@ -12,13 +12,13 @@ Trees of candidates are named by their shape: tree:costs, tree:4x2x1.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
-from specdecpp.policies import Bandit, CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
+from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
 from specdecpp.policies.head import takes_head
 from specdecpp.policies.trees import TreePolicy, parse_tree, tree_spec
 from specdecpp.rounds.soundness import check_parts
-from specdecpp.rounds.verification import VERIFICATIONS
+from specdecpp.rounds.verification import verifications
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specdecpp.session import Round
 
 NO_DRAFT, TREE = "none", "tree"
-VERIFICATION_NAMES = tuple(name for name, kind in VERIFICATIONS.items() if not kind.greedy_only)
+VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
 """Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
 
@@ -119,7 +119,8 @@ def parse_policy(spec: str) -> PolicySpec:
 def policy_names() -> list[str]:
     """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, copies:POLICY, tree:SHAPE."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
-    return [NO_DRAFT, *names, "auto-off:POLICY", "bandit:POLICY|POLICY", "copies:POLICY", f"{TREE}:SHAPE"]
+    wrappers = [f"{name}:{'POLICY|POLICY' if _takes_many(kind) else 'POLICY'}" for name, (kind, _, _) in WRAPPERS.items()]
+    return [NO_DRAFT, *names, *wrappers, f"{TREE}:SHAPE"]
 
 
 def spec_of(policy: Policy) -> str:
@@ -153,8 +154,8 @@ def label_of(policy: Policy) -> str:
             return f"SpecDec++ {threshold:g}{'' if calibrated else ' raw'}"
         case CostAware(head=head) if policy == CostAware(head=head):
             return "cost-aware by q" if head is None else "cost-aware"
-        case Bandit(arms=arms):
-            return f"bandit of {len(arms)}"
+    if len(policy.parts) > 1:
+        return f"{_name_of(policy)} of {len(policy.parts)}"
     return spec_of(policy).replace(":", " ").replace(",", " ")
 
 
@@ -203,7 +204,7 @@ def to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any
 
 
 def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
-    """`name:[key=value,...:]POLICY`, for a bandit POLICY|POLICY."""
+    """`name:[key=value,...:]POLICY`, for a rule made of several POLICY|POLICY."""
     kind, _, own = WRAPPERS[name]
     first, _, others = rest.partition(":")
     values: dict[str, Any] = {}
@@ -211,15 +212,21 @@ def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
         values, rest = _values(spec, kind, first, "", own), others
     if not rest:
         raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
-    parts = tuple(map(parse_policy, rest.split("|") if kind is Bandit else [rest]))
+    parts = tuple(map(parse_policy, rest.split("|") if _takes_many(kind) else [rest]))
     policy = _wrap(kind, [part.policy for part in parts], values)
     check_parts(policy)
     return PolicySpec(policy, typed=values, parts=parts)
 
 
+def _takes_many(kind: type[Policy]) -> bool:
+    """Tells whether a rule is made of several others."""
+    main = kind.short.partition(":")[2]
+    return next(get_origin(f.type) is tuple for f in fields(kind) if f.name == main)
+
+
 def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]) -> Policy:
     name = next(of for wrapper, of, _ in WRAPPERS.values() if wrapper is kind)
-    return kind(**{name: tuple(parts) if kind is Bandit else parts[0]}, **values)
+    return kind(**{name: tuple(parts) if _takes_many(kind) else parts[0]}, **values)
 
 
 def _name_of(policy: Policy) -> str:

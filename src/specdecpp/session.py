@@ -107,7 +107,7 @@ class Session:
 
     `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
     is for requests that nobody wants to repeat, and so is an `experience`, which they share. `watch`, where it is set,
-    sees every round; that changes nothing else. A verification of `rounds.lossy` needs lossless=False (`UnsoundError`).
+    sees every round; that changes nothing else. A verification of `lab.lossy` needs lossless=False (`UnsoundError`).
 
     With `tail` a draft that can (`runners.Skips`) reads at most so many tokens of the text when it is first asked, the last
     ones. The output's distribution is the same; what is drafted is not.

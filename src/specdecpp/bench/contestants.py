@@ -9,9 +9,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from specdecpp.bench.results import Role
-from specdecpp.policies import AutoOff, Bandit, CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import takes_head
-from specdecpp.request import KINDS, PolicySpec, parse_policy
+from specdecpp.request import KINDS, WRAPPERS, PolicySpec, parse_policy
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -21,10 +21,8 @@ COARSE = (1, 2, 3, 4, 6, 8, 11, 15, 20)
 CUMULATIVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 SPECDECPP = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 TARGET = Fixed(k=0)
-MADE_OF_OTHERS = (
-    AutoOff(policy=CumulativeConfidence()),
-    Bandit(arms=(Fixed(k=2), Fixed(k=5), CumulativeConfidence())),
-)
+MADE_OF_OTHERS = ("auto-off:cumulative:0.2", "bandit:fixed:2|fixed:5|cumulative:0.2")
+"""Those that take part where there are such rules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,8 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
         thresholds = _thin(CUMULATIVE, quick) if isinstance(policy, CumulativeConfidence) else ()
         settings = tuple(replace(policy, threshold=t) for t in thresholds) or (policy,)
         rules.append(Rule(role="free", settings=settings))
-    rules += [Rule(role="other", settings=(policy,)) for policy in MADE_OF_OTHERS]
+    others = [parse_policy(spec).policy for spec in MADE_OF_OTHERS if spec.partition(":")[0] in WRAPPERS]
+    rules += [Rule(role="other", settings=(policy,)) for policy in others]
     if not any(head.card.is_calibrated for head in heads):
         rules.append(Rule(role="cost_aware", settings=(CostAware(),)))
     return (*rules, *(rule for head in heads for rule in head_rules(head, quick=quick)))

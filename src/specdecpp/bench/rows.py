@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from specdecpp.bench.results import Interval, Role, Row
 from specdecpp.metrics import Metrics
-from specdecpp.rounds.lossy import LOSSY
+from specdecpp.rounds.verification import is_lossless, verifications
 from specdecpp.theory.intervals import ratio, ratio_of_ratios
 from specdecpp.theory.oracles import share_of_headroom
 
@@ -126,7 +126,7 @@ def _row(entry: Entry, against: _Yardstick, *, seed: int) -> Row:
         num_prompts=len(own.tokens),
         num_tokens=round(num_tokens),
         rate_interval=rate_interval(own, seed=seed),
-        lossless=entry.verification not in LOSSY,
+        lossless=is_lossless(verifications()[entry.verification]),
         mean_tv=float(own.tv / num_tokens),
     )
 

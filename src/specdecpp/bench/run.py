@@ -22,7 +22,7 @@ from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import VERIFICATION_NAMES, label_of, spec_of
-from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
+from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.sampling import Sampling
 
 WARM_UP_TOKENS = 4
@@ -62,7 +62,7 @@ class Plan:
     num_cycles: int = USUAL.num_cycles
     seed: int = 0
     lossless: bool = True
-    """Whether verifications that change the law (`rounds.lossy`) are refused."""
+    """Whether verifications that change the law (`lab.lossy`) are refused."""
 
     def __post_init__(self) -> None:
         if not (self.temperatures and self.verifications and self.max_tokens >= 2 and self.num_cycles >= 1):
@@ -73,14 +73,14 @@ class Plan:
         if unknown := [v for v in self.verifications if v not in VERIFICATION_NAMES]:
             raise ValueError(f"there is no verification {unknown[0]!r} to choose. There are {', '.join(VERIFICATION_NAMES)}.")
         for name in self.verifications:
-            check_lossless(VERIFICATIONS[name], lossless=self.lossless)
+            check_lossless(verifications()[name], lossless=self.lossless)
         for temperature in self.temperatures:
             Sampling(temperature=temperature, top_p=self.top_p)
 
     def verifications_at(self, temperature: float) -> tuple[str, ...]:
         if temperature:
             return self.verifications
-        other = [v for v in self.verifications if not is_lossless(at(Sampling(temperature=0.0), VERIFICATIONS[v]))]
+        other = [v for v in self.verifications if not is_lossless(at(Sampling(temperature=0.0), verifications()[v]))]
         return ("greedy", *other)
 
 
@@ -263,7 +263,7 @@ class Bench:
             tick(label_of(contestant.policy))
 
     def _decoder(self, contestant: Contestant) -> Decoder:
-        verification = VERIFICATIONS[contestant.verification]
+        verification = verifications()[contestant.verification]
         return Decoder(
             self.pair,
             policy=contestant.policy,

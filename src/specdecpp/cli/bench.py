@@ -103,10 +103,11 @@ def bench(
         from specdecpp.bench import contestants, questions
         from specdecpp.bench.run import QUICK, USUAL, Plan
         from specdecpp.request import parse_policy
-        from specdecpp.rounds.lossy import LOSSY
+        from specdecpp.rounds.verification import is_lossless, verifications
 
         if lossy and verify_lossless:
             raise ValueError("--lossy permits other laws than the target's, and --verify-lossless tests for it. Give one.")
+        of_lossy = ("token", *(name for name, kind in verifications().items() if not is_lossless(kind)))
         size = QUICK if quick else USUAL
         size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
         name = usual(target, draft, head)
@@ -114,7 +115,7 @@ def bench(
         plan = Plan(
             temperatures=temperatures,
             top_p=mass,
-            verifications=tuple(dict.fromkeys(verification or (("token", *LOSSY) if lossy else Plan.verifications))),
+            verifications=tuple(dict.fromkeys(verification or (of_lossy if lossy else Plan.verifications))),
             lossless=not lossy,
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,

@@ -126,11 +126,11 @@ def _prompt_text(argument: str | None) -> str:
 
 def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool, lossless: bool) -> "Decoder":
     from specdecpp.decoder import Decoder
-    from specdecpp.rounds.verification import VERIFICATIONS, is_lossless
+    from specdecpp.rounds.verification import is_lossless, verifications
 
-    if is_greedy and is_lossless(VERIFICATIONS[kind]):
+    if is_greedy and is_lossless(verifications()[kind]):
         kind = "greedy"
-    return Decoder(pair, policy=policy, verification=VERIFICATIONS[kind], lossless=lossless)
+    return Decoder(pair, policy=policy, verification=verifications()[kind], lossless=lossless)
 
 
 def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":

@@ -45,7 +45,8 @@ class RowEstimator:
     @np.errstate(invalid="ignore")  # a BLAS may compute with what lies beside a short row, and numpy warns of that
     def __call__(self, hidden: Tensor, token: int, scalars: tuple[float, ...]) -> float:
         weight, table, _, _, output, output_bias = self.arrays
-        x = hidden.numpy() if hidden.dtype == torch.float32 and not hidden.requires_grad else hidden.detach().float().numpy()
+        is_plain = hidden.dtype == torch.float32 and not hidden.requires_grad and hidden.device.type == "cpu"
+        x = hidden.numpy() if is_plain else hidden.detach().float().cpu().numpy()
         if weight is not None:
             if scalars:
                 x = np.concatenate((x, np.array(scalars, np.float32)))

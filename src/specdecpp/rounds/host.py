@@ -19,7 +19,6 @@ from specdecpp.policies.protocol import END_OF_TEXT, Decision
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds import tree_host
 from specdecpp.rounds.draft import Draft
-from specdecpp.rounds.lossy import AtZero
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.ratio import Verdict
 from specdecpp.runners import Runner
@@ -145,7 +144,7 @@ def _draw(
 
 def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
     """The verdict on the candidates, the pass's seconds, and the rows where somebody wants them."""
-    needs_all = isinstance(plan.request.verification, AtZero)  # those of greedy drafting too
+    needs_all = getattr(plan.request.verification, "reads_q", False)  # the distributions of greedy drafting too
     drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
     verdict, pass_s, logits, seen = verified(plan, draft.tokens, [row for row in drawn if row is not None])
     rows = None

@@ -23,13 +23,16 @@ from specdecpp.drafters import SuffixDrafter
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
-from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds.copying import Copied, Copying, propose
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.rounds.tree_native import Trees
-from specdecpp.rounds.verification import CompareVerification, TokenVerification
-from specdecpp.rounds.verification_codes import COMPARE, coded, is_lossy
+from specdecpp.rounds.verification import (
+    BlockVerification,
+    CompareVerification,
+    GreedyVerification,
+    TokenVerification,
+    Verification,
+)
 from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
 from specdecpp.sampling import Uniforms, seen_rows
 
@@ -37,20 +40,21 @@ _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
 _STOPPED, _ENDED = 1, 2
+COMPARE = 2
+_SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: COMPARE}
+_GREEDY = {GreedyVerification: 0, CompareVerification: COMPARE}
 _LONG = 32
 """Tokens of a prompt that are quicker read by its two models in one pass than beside the rounds of others."""
 
 
 class Native:
-    """Takes requests whose target is a `NativeRunner`, and the draft another or a `SuffixDrafter`. Trees are grown by
-    their rule in Python around compiled code (`tree_native`); a policy that has to be asked candidate by candidate, and a
-    verification or a way to judge of the user's own, are run by the host."""
+    """Takes requests whose target is a `NativeRunner`, and the draft another or a `SuffixDrafter`. A policy that has to be
+    asked candidate by candidate, and another verification or way to judge, are run by the host."""
 
     has_batches = True
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Rounds | _Copies] = WeakKeyDictionary()
-        self._trees: WeakKeyDictionary[Request, Trees] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
         self._host, self._copying = Host(), Copying()
 
@@ -60,10 +64,7 @@ class Native:
             return "its models are not both run by compiled code"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
-        told = coded(request.verification, is_greedy=request.sampling.is_greedy)
-        if told is not None and is_lossy(told) and isinstance(request.draft, SuffixDrafter):
-            return "of copies it knows the target's own law only"
-        if told is None:
+        if _code(request) is None:
             return f"{type(request.verification).__name__} is not known to it at temperature {request.sampling.temperature:g}"
         judge = judge_of(request.policy)
         if judge is not None and not judges_plainly(judge):
@@ -76,9 +77,7 @@ class Native:
         results: dict[int, Result] = {}
         groups: dict[Any, tuple[list[int], list[Reading]]] = defaultdict(lambda: ([], []))
         for i, plan in enumerate(plans):
-            if plan.decision.rule is None and isinstance(plan.request.policy, TreePolicy):
-                results[i] = self._trees_of(plan.request).run(plan)
-            elif plan.decision.rule is None:
+            if plan.decision.rule is None:
                 aside = self._copying if isinstance(plan.request.draft, SuffixDrafter) else self._host
                 (results[i],) = aside.run([plan])
             else:
@@ -98,13 +97,6 @@ class Native:
             rounds = self._requests[request] = _Copies(request) if copies else _Rounds(request, self._head_of(request))
         return rounds
 
-    def _trees_of(self, request: Request) -> Trees:
-        if request not in self._trees:
-            told = coded(request.verification, is_greedy=request.sampling.is_greedy)
-            assert told is not None, "others are refused"
-            self._trees[request] = Trees(request, Filters.of(request.sampling, request.seen), told.verification)
-        return self._trees[request]
-
     def _head_of(self, request: Request) -> "_CompiledHead | None":
         judge: Any = judge_of(request.policy)
         if judge is None or judges_by_q(judge):
@@ -113,6 +105,12 @@ class Native:
         if estimator not in self._heads:
             self._heads[estimator] = _CompiledHead(estimator)
         return self._heads[estimator]
+
+
+def _code(request: Request) -> int | None:
+    """The compiled code's number for the verification of a request; None for one that it does not know."""
+    known: dict[type[Verification], int] = _GREEDY if request.sampling.is_greedy else _SAMPLED
+    return known.get(type(request.verification))
 
 
 def _weights(request: Request) -> tuple[Any, Any]:
@@ -213,13 +211,11 @@ class _Rounds:
         self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
         sampling = Filters.of(request.sampling, request.seen)
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
-        told = coded(request.verification, is_greedy=request.sampling.is_greedy)
-        assert told is not None, "others are refused"
-        self._is_lossy = is_lossy(told)
-        self._verifying = Verifying(sampling=sampling, **told._asdict())
-        self._compares = type(request.verification) is CompareVerification
-        is_ratio_test = self._is_lossy or type(request.verification) is TokenVerification
-        self._has_overlaps = is_ratio_test and not request.sampling.is_greedy
+        code = _code(request)
+        assert code is not None, "others are refused"
+        self._verifying = Verifying(sampling=sampling, verification=code)
+        self._compares = code == COMPARE
+        self._has_overlaps = type(request.verification) is TokenVerification and not request.sampling.is_greedy
         self._judges = head is not None or judges_by_q(judge_of(request.policy))
         if head is not None:
             self._drafting.head = ctypes.addressof(head.told)
@@ -290,9 +286,6 @@ class _Rounds:
         self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
         self._overlaps = (ctypes.c_double * limit)()
         self._verifying.overlaps = ctypes.addressof(self._overlaps)
-        if self._is_lossy:
-            self._tv = (ctypes.c_double * (limit + 1))()
-            self._verifying.tv = ctypes.addressof(self._tv)
 
     def verifies(self, plan: Plan) -> Verifying:
         """Arguments of the target's call."""
@@ -332,7 +325,6 @@ class _Rounds:
             verify_s=verify_s,
             forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
             rows=None if self._raw is None else self._said(self._raw, tokens),
-            tv=self._tv[: said.num_accepted + 1] if self._is_lossy else (),
             overlaps=self._overlaps[: min(said.num_accepted + 1, len(tokens))] if self._has_overlaps else (),
         )
 

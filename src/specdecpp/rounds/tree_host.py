@@ -54,7 +54,7 @@ def run(plan: Plan) -> Result:
 
 
 def run_by(plan: Plan, grower: Drafter, verify: Callable[[Plan, Tree], Verified]) -> Result:
-    """The same with the given means of reading, drawing and verifying (`tree_native` has its own)."""
+    """The same with the given means of reading, drawing and verifying."""
     request, started = plan.request, perf_counter()
     policy: Any = request.policy
     grow(

@@ -1,8 +1,8 @@
 """How many candidates are accepted, and which token follows them: pure functions of p, q and randomness.
 
 K candidates Y_1..Y_K were drawn from q[0..K-1]; p has K + 1 rows, row i being the target's distribution after
-Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's law exactly,
-and those of `lossy`, which must be asked for, keep another:
+Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's distribution exactly.
+Those that entry points name (`specdecpp.verifications`) may keep another, and must be asked for:
 
 token    accept Y_i with probability min(1, p(Y_i)/q(Y_i)), stop at the first rejection and draw from norm((p - q)+); if
          all are accepted draw the bonus from p. One step emits y with probability
@@ -20,6 +20,8 @@ Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 20
 """
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -27,7 +29,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.errors import UnsoundError
-from specdecpp.rounds.lossy import LOSSY, AtZero, Lossy
 from specdecpp.rounds.ratio import Verdict, overlap, residual, token_acceptance
 from specdecpp.sampling import Randomness, Sampling
 
@@ -139,19 +140,22 @@ class CompareVerification:
         return Verdict(num_accepted=len(tokens), next_token=randomness.categorical(p[len(tokens)]))
 
 
-VERIFICATIONS: dict[str, Verification] = {
-    "token": TokenVerification(),
-    "block": BlockVerification(),
-    "compare": CompareVerification(),
-    "greedy": GreedyVerification(),
-    **LOSSY,
-}
-"""By the names that people type; `greedy` is what temperature 0 always has, but for those of `lossy`."""
+@cache
+def verifications() -> dict[str, Verification]:
+    """All kinds by the names that people type, those that entry points name among them. `greedy` is what temperature 0 has,
+    unless a kind has a form of its own for it (`at_zero`)."""
+    own = {
+        "token": TokenVerification(),
+        "block": BlockVerification(),
+        "compare": CompareVerification(),
+        "greedy": GreedyVerification(),
+    }
+    return own | {name: kind for point in entry_points(group="specdecpp.verifications") for name, kind in point.load().items()}
 
 
 def is_lossless(verification: Verification) -> bool:
-    """Whether the output keeps the target's law."""
-    return not isinstance(verification, Lossy | AtZero)
+    """Whether the output keeps the target's distribution: all do but those that say `is_lossless = False`."""
+    return getattr(verification, "is_lossless", True)
 
 
 def check_lossless(verification: Verification, *, lossless: bool) -> None:
@@ -167,4 +171,4 @@ def at(sampling: Sampling, verification: Verification) -> Verification:
     """The verification as a request under this sampling has it: temperature 0 compares the likeliest tokens."""
     if not sampling.is_greedy:
         return verification
-    return AtZero(verification) if isinstance(verification, Lossy) and verification.changes_greedy else GreedyVerification()
+    return getattr(verification, "at_zero", None) or GreedyVerification()

@@ -22,7 +22,7 @@ from specdecpp.policies.trees import TreePolicy
 from specdecpp.prompt import encode
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.soundness import check_request
-from specdecpp.rounds.verification import VERIFICATIONS, at, check_lossless, is_lossless
+from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.engine import End, Part, Step, Work
@@ -89,7 +89,7 @@ class Intake:
         self._decoders: OrderedDict[tuple[str | None, str], Decoder] = OrderedDict()
         self._lock = threading.Lock()
         check_own(verification)
-        Decoder(pair, policy=self.policy, verification=VERIFICATIONS[verification])
+        Decoder(pair, policy=self.policy, verification=verifications()[verification])
 
     def prepare(self) -> None:
         """Measure what a step costs, or read it from the file of an earlier measurement, and run the models once."""
@@ -183,8 +183,8 @@ class Intake:
         """The decoder for `speculative`, and what its verification is called."""
         kind = how.verification or self.verification
         try:
-            check_lossless(VERIFICATIONS[kind], lossless=how.lossless)
-            if sampling.is_greedy and is_lossless(at(sampling, VERIFICATIONS[kind])):
+            check_lossless(verifications()[kind], lossless=how.lossless)
+            if sampling.is_greedy and is_lossless(at(sampling, verifications()[kind])):
                 kind = "greedy"
             decoder = self._decoder(how.policy, kind)
             check_request(
@@ -205,7 +205,7 @@ class Intake:
         key = spec, kind
         if key not in self._decoders:
             policy = self.policy if spec is None else self._policy(spec)
-            verification, heals = VERIFICATIONS[kind], policy.needs_costs and self.pair.is_identified
+            verification, heals = verifications()[kind], policy.needs_costs and self.pair.is_identified
             self._decoders[key] = Decoder(
                 self.pair,
                 policy=policy,
@@ -228,7 +228,7 @@ class Intake:
 
 def check_own(verification: str) -> None:
     """Raise `UnsoundError` for a server's own verification that changes the law: only a request may ask for that."""
-    if not is_lossless(VERIFICATIONS[verification]):
+    if not is_lossless(verifications()[verification]):
         raise UnsoundError(
             f"a server's own verification is lossless, and {verification} is not. Leave it out; a request has it by "
             f'"speculative": {{"verification": "{verification}", "lossless": false}}.'

@@ -81,6 +81,7 @@ def listen(
     >>> heard = next(listen(pair, pair.head, ["Why is the sky blue?"], sampling=Sampling()))     # doctest: +SKIP
     >>> heard.per_token().label.mean()                                                           # doctest: +SKIP
     """
+    head = head.with_card().to(pair.draft.device)  # where `load_pair` has it
     num_unjudged = head.card.form == "lagged"  # the last candidate of a round, which the draft has not read
     policy = HeadPolicy(head=head, calibrated=False, max_tokens=length + num_unjudged)
     decoder = Decoder(pair, policy=policy)

@@ -6,7 +6,7 @@ native.cpp  the code: a pass, and the halves of a round around it
 """
 
 from specdecpp.runners.native.compilation import compiler
-from specdecpp.runners.native.library import Drafting, Filters, Head, Opening, Testing, Verifying
+from specdecpp.runners.native.library import Drafting, Filters, Head, Verifying
 from specdecpp.runners.native.runner import NativeRunner
 
-__all__ = ["Drafting", "Filters", "Head", "NativeRunner", "Opening", "Testing", "Verifying", "compiler"]
+__all__ = ["Drafting", "Filters", "Head", "NativeRunner", "Verifying", "compiler"]

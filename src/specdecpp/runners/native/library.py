@@ -78,30 +78,9 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """Arguments and results of `native_verify`: see there."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw", "tv", "overlaps")]
-    _fields_ += [(name, ctypes.c_double) for name in ("first", "second")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "uniforms", "q", "logits", "states", "raw", "overlaps")]
     _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_int32) for name in ("num_accepted", "num_tokens", "num", "start", "verification")]
-    _fields_ += [("sampling", Filters)]
-
-
-class Opening(ctypes.Structure):
-    """Arguments and results of `native_tree_open`: see `tree.h`."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "rows", "likeliest", "chances")]
-    _fields_ += [("forward_s", ctypes.c_double)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("known", "num", "start", "text", "most")]
-    _fields_ += [("sampling", Filters)]
-
-
-class Testing(ctypes.Structure):
-    """Arguments and results of `native_tree_test`: see there."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "parents", "open", "uniforms", "q", "logits", "states", "raw")]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("path", "tried", "overlaps")]
-    _fields_ += [("next", ctypes.c_int64), ("forward_s", ctypes.c_double)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("num_path", "num_tried", "num", "start", "text")]
-    _fields_ += [(name, ctypes.c_int32) for name in ("verification", "is_drawn")]
     _fields_ += [("sampling", Filters)]
 
 
@@ -239,9 +218,6 @@ def _bound(lib: Any) -> Any:
         "native_extend_both": (None, [pointer, number, pointer, pointer, number, pointer, pointer, *[number] * 3]),
         "native_propose": (None, [pointer, number, pointer, pointer, number, pointer]),
         "native_verify": (None, [pointer, number, pointer, pointer, number]),
-        "native_tree_open": (None, [pointer, number, pointer, pointer]),
-        "native_tree_draw": (ctypes.c_int64, [pointer, number, pointer, number, ctypes.c_double, pointer]),
-        "native_tree_test": (None, [pointer, number, pointer, pointer]),
         "native_judge": (ctypes.c_double, [pointer, pointer, ctypes.c_int64, number, pointer, pointer, number, ctypes.c_float]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
         "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 2]),

@@ -324,22 +324,6 @@ class NativeRunner:
         for runner in runners:
             runner._parents.clear()
 
-    def tree(self, name: str, task: Any, num: int, parents: Sequence[int] | None) -> None:
-        """A call of `tree.h` for a task over `num` tokens (`rounds.tree_native`): open rows with these parents, else text."""
-        if parents is None:
-            self._parents.clear()
-        known = [*self._parents, *(parents or ())]
-        tree, weights = (ctypes.c_int32 * len(known))(*known), self._weights
-        task.parents = None if parents is None else ctypes.addressof(tree)
-        task.start, task.text = self._length + len(self._parents), self._length
-        with _LOCK:
-            weights.see_to(task.start + num)
-            sequence = self._room_for(task.start + num, len(self._parents))
-            getattr(weights.lib, name)(weights.handle, self.num_threads, sequence, ctypes.byref(task))
-        if parents is None:
-            self._length += num
-        self._parents = known
-
     @property
     def batch_key(self) -> tuple[int, int]:
         """Equal for runners whose sequences one pass can read: those over the same weights, with as many threads."""
@@ -356,14 +340,6 @@ class NativeRunner:
         self._num_skipped = min(length, self._num_skipped)
         self._length = length - self._num_skipped
         self._parents.clear()
-
-    def draw_without(self, q: int, tokens: Sequence[int], u: float) -> tuple[int, float]:
-        """(A token drawn from the distribution [V] at an address, none of `tokens`; the share that they leave): -1 where they
-        leave nothing."""
-        left, num = ctypes.c_double(), len(tokens)
-        given = (ctypes.c_int64 * num)(*tokens)
-        token = self._weights.lib.native_tree_draw(q, self.vocab_size, given, num, u, ctypes.byref(left))
-        return token, left.value
 
     def draw(self, p: Float[Tensor, " V"], u: float) -> int:
         """`sampling.inverted` in one call of compiled code."""

@@ -1,10 +1,10 @@
 // A pass of a Llama-like model as one call, sums in float32, and the halves of a round: what `library.py` compiles or has shipped.
 //
-//   vectors -> memory, threads -> matrix -> packing, inputs -> sums, rounded_sums -> products -> model -> pass -> round -> tree
+//   vectors -> memory, threads -> matrix -> packing, inputs -> sums, rounded_sums -> products -> model -> pass -> round
 //
 // Every weight is read once for all rows of a pass, and the bits of a row do not depend on how many there are.
 
-#include "tree.h"
+#include "round.h"
 
 extern "C" {
 
@@ -152,12 +152,5 @@ void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
 }
 
 void native_verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) { verify(m, threads, seqs, tasks, count); }
-
-// Of a tree of candidates: `tree.h`.
-void native_tree_open(Model* m, int threads, Sequence* seq, Opening* task) { open(m, threads, seq, *task); }
-
-int64_t native_tree_draw(float* q, int n, const int64_t* tokens, int num, double u, double* left) { return draw_without(q, n, tokens, num, u, left); }
-
-void native_tree_test(Model* m, int threads, Sequence* seq, Testing* task) { test(m, threads, seq, *task); }
 
 }  // extern "C"

@@ -6,7 +6,6 @@
 
 #include <chrono>
 
-#include "lossy.h"
 #include "pass.h"
 #include "sampling.h"
 
@@ -23,6 +22,7 @@ struct Head {
 enum { LOG_Q, ENTROPY, GAP, DEPTH };
 enum { NOTHING, LAST_Q, PRODUCT_OF_Q, NEGATIVE_ENTROPY, SURVIVAL };  // the evidence that a rule looks at
 enum { ON, STOPPED, ENDED };
+enum { TOKEN, BLOCK, COMPARE };  // verifications
 
 // What a half round is told and says. With a `limit` of 0 the draft reads `unread`, with a `num` of -1 the target reads `tokens`: no more.
 struct Drafting {
@@ -45,9 +45,7 @@ struct Verifying {
   const float* q;
   float *logits, *states;  // [num + 1, v], [num + 1, w]
   float* raw;              // the logits again, as they were before sampling; null where nobody asks
-  double* tv;              // [num + 1] said by a law that is not p: how far each token's was from p
   double* overlaps;        // [num] said by the ratio test of each candidate tested, null where nobody asks: how likely one drawn from q passes
-  double first, second;    // that law's numbers
   int64_t next;            // said
   double forward_s;
   int32_t num_accepted;
@@ -228,10 +226,8 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, in
   const float* q = v.q;
   int count = 0;
   float w = 1.0f, carry = 1.0f;
-  static thread_local std::vector<float> rest, mixture;
+  static thread_local std::vector<float> rest;
   rest.resize(vocab);
-  bool mixes = is_lossy(v.verification);
-  if (mixes) mixture.resize(vocab);
   const Sampling& s = v.sampling;
   Seen seen(s);
   auto row = [&](int i) {
@@ -242,11 +238,9 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, in
   float* p = row(0);
   for (int i = 0; i < v.num; ++i, q += vocab) {
     if (v.verification == COMPARE && (*next = draw(p, vocab, v.uniforms[i])) != candidates[i]) return count;
-    if (mixes) v.tv[i] = mixed(v.verification, p, q, vocab, v.first, v.second, mixture.data()), p = mixture.data();
     float ratio = v.verification == COMPARE ? 1.0f : p[candidates[i]] / q[candidates[i]];
-    bool is_token = v.verification == TOKEN || mixes;
-    if (is_token && v.overlaps) v.overlaps[i] = overlap(p, q, vocab);
-    if (is_token && !(v.uniforms[i] < ratio)) break;
+    if (v.verification == TOKEN && v.overlaps) v.overlaps[i] = overlap(p, q, vocab);
+    if (v.verification == TOKEN && !(v.uniforms[i] < ratio)) break;
     seen.add(candidates[i]);
     p = row(i + 1);
     if (v.verification != BLOCK) {
@@ -260,32 +254,19 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, in
     }
     if (v.uniforms[i] < heads) count = i + 1, carry = w;
   }
-  bool is_whole = count == v.num;
-  if (!mixes || is_whole) p = v.logits + size_t(count) * vocab;
-  if (mixes && is_whole) v.tv[count] = 0;
+  p = v.logits + size_t(count) * vocab;
   bool is_drawn_anew = count < v.num && residual(p, v.q + size_t(count) * vocab, carry, vocab, rest.data()) > 0;
   *next = draw(is_drawn_anew ? rest.data() : p, vocab, v.uniforms[v.num]);
   return count;
 }
 
-// The same at temperature 0; a law that is not p is that of both at temperature 1, and its likeliest token is taken.
+// The same at temperature 0.
 static int agreed(const Verifying& v, const int64_t* candidates, int vocab, int64_t* next) {
-  static thread_local std::vector<float> p, q, mixture;
   Seen seen(v.sampling);
   for (int i = 0;; seen.add(candidates[i++])) {
     float* row = v.logits + size_t(i) * vocab;
     penalise(row, vocab, v.sampling);
     *next = argmax(row, vocab);
-    if (is_lossy(v.verification)) {
-      v.tv[i] = 0;
-      if (i < v.num) {
-        p.resize(vocab), q.resize(vocab), mixture.resize(vocab);
-        law(row, vocab, 1.0f, p.data()), law(v.q + size_t(i) * vocab, vocab, 1.0f, q.data());
-        mixed(v.verification, p.data(), q.data(), vocab, v.first, v.second, mixture.data());
-        int64_t best = *next;
-        *next = argmax(mixture.data(), vocab), v.tv[i] = best != *next;
-      }
-    }
     if (i == v.num || *next != candidates[i]) return i;
   }
 }

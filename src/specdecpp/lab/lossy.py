@@ -50,8 +50,14 @@ class Lossy:
 
     allows_dropping: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
+    is_lossless: ClassVar[bool] = False
     changes_greedy: ClassVar[bool] = True
     """Whether temperature 0 is anything but the target's own text."""
+
+    @property
+    def at_zero(self) -> "AtZero | None":
+        """Its form at temperature 0; None for the target's own text."""
+        return AtZero(self) if self.changes_greedy else None
 
     def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         """m(p, q), the law of a token whose candidate was drawn from q."""
@@ -187,6 +193,8 @@ class AtZero:
     """A lossy rule at temperature 0: accept while the candidate is the likeliest token of m(p, q), p and q at temperature 1."""
 
     rule: Lossy
+    is_lossless: ClassVar[bool] = False
+    reads_q: ClassVar[bool] = True
     allows_dropping: ClassVar[bool] = True
     greedy_only: ClassVar[bool] = True  # p are logits
 

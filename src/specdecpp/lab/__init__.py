@@ -1,0 +1,48 @@
+"""What the paper's neighbours do and what we tried: kept in Python, on the specification, to be measured against.
+
+| rule | stops when | looks at | file |
+|---|---|---|---|
+| `Heuristic` | k candidates, k + 2 after a round accepted whole, else k - 1 | outcomes | fixed.py |
+| `AcceptanceEMA` | one candidate more than was accepted lately | outcomes | history.py |
+| `ArgmaxLength` | the length that is fastest at the acceptance so far, or lately | outcomes, costs | history.py |
+| `UCBSpecStop` | the length that may be the fastest, by an upper bound | outcomes, costs | history.py |
+| `Cascade` | the length that was fastest in a test, none where that did not pay | outcomes, costs | cascade.py |
+| `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
+| `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
+| `OnlineLogistic` | another would not raise the round's tokens a second | q, outcomes, costs | logistic.py |
+| `Disco` | a classifier of the last candidate < threshold | q | logistic.py |
+| `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
+| `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
+
+`mdp` solves the exact stopping problem, `together` shares a budget of draft tokens between requests (TETRIS), `parallel` drafts
+by heads on a draft's last state, `lossy` has verifications that keep another distribution than the target's.
+
+No module outside this package imports it. `--policy` and `bench` find its rules by the entry point `specdecpp.policies`.
+"""
+
+from specdecpp.lab.adaptive import AdaptiveEntropy as AdaptiveEntropy
+from specdecpp.lab.adaptive import DraftVerify as DraftVerify
+from specdecpp.lab.cascade import Cascade as Cascade
+from specdecpp.lab.heuristic import Heuristic as Heuristic
+from specdecpp.lab.history import AcceptanceEMA as AcceptanceEMA
+from specdecpp.lab.history import ArgmaxLength as ArgmaxLength
+from specdecpp.lab.history import UCBSpecStop as UCBSpecStop
+from specdecpp.lab.logistic import Disco as Disco
+from specdecpp.lab.logistic import OnlineLogistic as OnlineLogistic
+from specdecpp.lab.meta import AutoOff as AutoOff
+from specdecpp.lab.meta import Bandit as Bandit
+
+RULES = (
+    AcceptanceEMA,
+    AdaptiveEntropy,
+    ArgmaxLength,
+    AutoOff,
+    Bandit,
+    Cascade,
+    Disco,
+    DraftVerify,
+    Heuristic,
+    OnlineLogistic,
+    UCBSpecStop,
+)
+"""All of them, for the entry point."""
