@@ -41,7 +41,9 @@ class Shape(NamedTuple):
     stages: int
 
 
-CHOICES: dict[tuple[int, int, int], Shape | None] = {}
+CHOICES: dict[tuple[int, int, int], Shape | None] = {
+    (11264, 2048, 8): Shape(32, 64, 2, 6),
+}
 """What was measured to be best for (outputs, inputs, padded rows), where `shape_of` is not; None is torch's own product."""
 EARLY = frozenset({"settle", "attend", "out"})
 """Launches that begin while the kernel before them runs, where the GPU can: they gain by it, others lose."""
@@ -55,14 +57,15 @@ def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: boo
         return None
     if is_new and itemsize == 2 and rows <= 16 and 512 < inputs <= 2048 and outputs <= 8192:
         return Shape(16, 128 if inputs <= 1024 else 256, 8, 1)
+    return _steps(outputs, rows, itemsize)
+
+
+def _steps(outputs: int, rows: int, itemsize: int) -> Shape:
+    """Inputs in many steps."""
     block = 16 if rows <= 16 and outputs <= 8192 else 32
     depth, groups = 128 // itemsize, 4
     stages = 8 if outputs <= 132 * block else 6 if outputs <= 264 * block else 4
     return Shape(block, depth, groups, max(2, min(stages, _SHARED // ((block + rows) * depth * groups * itemsize))))
-
-
-_PLAIN = Shape(16, 32, 4, 2)
-"""Of a product that torch would make, had its rows been scaled."""
 
 
 @dataclass(slots=True)
@@ -148,7 +151,7 @@ class FusedRunner(LeanRunner):
         n, size, heads, kv = len(rows.x), self._head_size, self._heads, self._kv_heads
         bias = rows.x if layer.qkv_bias is None else layer.qkv_bias
         queries = rows.x.new_empty(n, heads, size)
-        shape = self._shape(layer.qkv, n)
+        shape = self._shape(layer.qkv, n, rows.tiles)
         capacity = keys.shape[1]
         if shape and layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
             self._launch(
@@ -273,10 +276,9 @@ class FusedRunner(LeanRunner):
     ) -> Tensor:
         n, tiles, norm = len(h), rows.tiles if rows else 0, rows.norm if rows else self._norm
         squares = rows.squares if rows else out
-        shape = self._shape(weight, n)
-        if shape is None and not tiles:
+        shape = self._shape(weight, n, tiles)
+        if shape is None:
             return torch.mm(h, weight, out=out) if bias is None else torch.addmm(bias, h, weight, out=out)
-        shape = shape or _PLAIN
         self._launch(
             *(kind, self.products.project, (-(-weight.shape[1] // shape.block),), h, weight, squares),
             *(out if bias is None else bias, out, n, *weight.shape, *_strides(weight), tiles, norm.eps, norm.divisor),
@@ -285,8 +287,11 @@ class FusedRunner(LeanRunner):
         )
         return out
 
-    def _shape(self, weight: Tensor, n: int) -> Shape | None:
-        return shape_of(weight.shape[1], weight.shape[0], _padded(n), weight.element_size(), is_new=self.is_new)
+    def _shape(self, weight: Tensor, n: int, tiles: int = 0) -> Shape | None:
+        """The choice for n rows; for rows that have no scale yet never torch's product, which leaves it out."""
+        outputs, rows, size = weight.shape[1], _padded(n), weight.element_size()
+        shape = shape_of(outputs, weight.shape[0], rows, size, is_new=self.is_new)
+        return _steps(outputs, rows, size) if shape is None and tiles else shape
 
     def _constants(self, kind: str, weight: Tensor, shape: Shape, n: int, tiles: int | None = None) -> dict[str, Any]:
         return {

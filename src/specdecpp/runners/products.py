@@ -49,6 +49,11 @@ def _held(
     if IS_EARLY:
         gdc_wait()
         gdc_launch_dependents()
+        if IS_HELD:  # else the compiler waits for the weights first, to lay them out
+            pack: tl.constexpr = 32 // weight.dtype.element_ty.primitive_bitwidth
+            some = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [some], dtype=weight.dtype.element_ty, is_pure=False, pack=pack
+            )
     return some
 
 
@@ -75,7 +80,7 @@ def _sums(
     weights = weight + at.to(tl.int64)[None, :, None] * by_out + inputs * by_in
     rows = h + row[None, :, None] * size + inputs
     is_row = row[None, :, None] < n
-    sums = tl.zeros((GROUPS, at.shape[0], ROWS), tl.float32)
+    sums, early = tl.zeros((GROUPS, at.shape[0], ROWS), tl.float32), 0
     if IS_HELD:
         early = tl.load(rows, mask=is_row if IS_EVEN else is_row & (inputs < size), other=0.0)
     if STAGES > 1:
