@@ -1,10 +1,11 @@
 """The length of a batch's rounds, chosen before each round from what earlier ones took and brought.
 
 Tokens per second are E[tokens] / E[seconds] of a round. The seconds are those between the outputs of two steps of the engine,
-a running mean for every load (requests together, by powers of two) and length: with scheduling ahead of the device they
-hold the drafting of a round and the pass that verifies it, and all that the host adds. The tokens follow from how often draft
-token j was accepted where j - 1 were. The best length is taken, 0 included. What has not been timed is: at a new load
-a few rounds of each of `TIMED` lengths are made, and a length between them lies on the line. Where 0 is best, a few rounds
+by load (requests together, in powers of two): a running mean for rounds without draft tokens, a line in the length for the
+others. With scheduling ahead of the device they hold the drafting of a round and the pass that verifies it, and what the host
+adds. The tokens follow from how often draft
+token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a few rounds
+without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few rounds
 are made with draft tokens as often as what they may lose stays below a hundredth of the time.
 """
 
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdecpp.costs.clock import MEMORY, PAUSE
+from specdecpp.integrations.vllm.clock import Line, Mean
 from specdecpp.policies.cost_aware import TRIAL, CostAware
 
 PRIOR, WEIGHT = CostAware.prior, 8.0
@@ -26,40 +27,24 @@ AGAIN, MOST_AGAIN = 256, 4096
 
 
 @dataclass
-class Mean:
-    """A running mean of seconds, older ones fading."""
-
-    seconds: float = 0.0
-    num: int = 0
-
-    def add(self, seconds: float) -> None:
-        if self.num:
-            seconds = min(seconds, PAUSE * self.seconds)
-        self.num += 1
-        self.seconds += max(1 / self.num, MEMORY) * (seconds - self.seconds)
-
-
-@dataclass
 class Load:
-    """Seconds of rounds by their length, at one number of requests together."""
+    """Seconds of rounds at one number of requests together: without draft tokens, and with them as a line in their number."""
 
-    times: dict[int, Mean] = field(default_factory=dict)
+    plain: Mean = field(default_factory=Mean)
+    drafting: Line = field(default_factory=Line)
     plan: deque[int] = field(default_factory=deque)
     num_off: int = 0
     num_on: int = 0
     again: int = AGAIN
 
+    def add(self, length: int, seconds: float) -> None:
+        if length:
+            self.drafting.add(length, seconds)
+        else:
+            self.plain.add(seconds)
+
     def seconds(self, length: int) -> float:
-        """Those of a length: measured, or on the line between the nearest two with draft tokens that were."""
-        if length in self.times:
-            return self.times[length].seconds
-        known = sorted(k for k in self.times if k)
-        if len(known) < 2:
-            return self.times[known[0]].seconds
-        upper = next((i for i, k in enumerate(known) if k > length), len(known) - 1) or 1
-        low, high = known[upper - 1], known[upper]
-        slope = (self.times[high].seconds - self.times[low].seconds) / (high - low)
-        return self.times[low].seconds + max(0.0, slope) * (length - low)
+        return self.drafting.at(length) if length or not self.plain.num else self.plain.seconds
 
 
 class Acceptance:
@@ -97,13 +82,13 @@ class Lengths:
     def __getitem__(self, num_reqs: int) -> int:
         """The length of the round that is being scheduled."""
         load = self._load(num_reqs)
-        if not load.plan and not load.times:
+        if not load.plan and not load.drafting.weight and not load.plain.num:
             drafting = [k for k in self._choices if k]
             for k in dict.fromkeys((0 if 0 in self._choices else drafting[0], drafting[len(drafting) // 2], drafting[-1])):
                 load.plan.extend([k] * (SETTLE + TIMED_FOR))
         if load.plan:
             return load.plan.popleft()
-        if not any(load.times):  # the rounds of the plan are on their way
+        if not load.drafting.weight:  # the rounds of the plan are on their way
             return self._choices[len(self._choices) // 2]
         best = max(self._choices, key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k))
         return self._tried(load) if not best else self._timed(load, best)
@@ -137,7 +122,7 @@ class Lengths:
         if last is not None and length is not None and last[1:3] == (num_reqs, length):
             streak = last[3] + 1
             if streak >= SETTLE:
-                self._load(num_reqs).times.setdefault(length, Mean()).add(now - last[0])
+                self._load(num_reqs).add(length, now - last[0])
         self._last = None if length is None else (now, num_reqs, length, streak)
 
     def _load(self, num_reqs: int) -> Load:
