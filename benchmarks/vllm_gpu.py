@@ -84,7 +84,9 @@ def measure(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
         "v2": config.use_v2_model_runner, "async": bool(config.scheduler_config.async_scheduling), "rows": [], "answers": {},
     }  # fmt: skip
     if contestant != "none":
-        runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        core = getattr(engine.engine_core, "engine_core", None)
+        worker = getattr(getattr(core, "model_executor", None), "driver_worker", None)
+        runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
         found["speculator"] = type(getattr(runner, "speculator", None)).__name__
 
     def run(prompts: list[list[int]], at_once: int, sampling: dict[str, float]) -> tuple[float, list[Any], int]:

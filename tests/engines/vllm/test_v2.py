@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,3 +100,82 @@ def test_what_was_missed_is_read_in_passes_that_fit(draft: Table, target: Table)
     found.step(3)
     assert all(sum(widths) <= 16 for widths in found.draft.passes)
     assert all(r.draft[:3] == argmaxes(draft, r.tokens, 3) for r in found.requests.values())
+
+
+class Whole:
+    """A model of the reference pair, asked for whole contexts in float32."""
+
+    def __init__(self, folder: str):
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+        self.num_ids = self._model.config.vocab_size
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def __call__(self, context: Sequence[int]) -> torch.Tensor:
+        key = tuple(context)
+        if key not in self._known:
+            self._known[key] = self._model(torch.tensor([key])).logits[0, -1]
+        return self._known[key]
+
+
+@pytest.mark.parametrize("policy", ["cumulative:0.3", "max-confidence:0.4", "fixed:3"])
+def test_every_round_is_the_librarys_own(policy: str) -> None:
+    """Catches a score, a threshold or a product that is not the rule's: a step late, of another request, at another scale."""
+    from conftest import DRAFT, TARGET
+
+    from specdecpp.decoder import Decoder
+    from specdecpp.loading.pair import load_pair
+    from specdecpp.request import parse_policy
+
+    ours = {"policy": policy} | ({} if policy.startswith("fixed") else {"ends": "now"})
+    found = world(Whole(DRAFT), Whole(TARGET), ours, most=6, max_model_len=128, max_num_tokens=128)
+    pair = load_pair(runner="eager")
+    rule = replace(parse_policy(policy).policy, **({} if policy.startswith("fixed") else {"max_tokens": 6}))
+    decoder = Decoder(pair, policy=rule)
+    prompts = {text: pair.tokenizer(text).input_ids for text in ("Tom has 3 apples", "def fib(n):\n")}
+    for name, prompt in prompts.items():  # one after the other: a batch goes on while any request does
+        found.add(name, prompt)
+        for _ in range(14):
+            found.step(3 if policy.startswith("fixed") else 6)
+        request = found.requests[name]
+        own = decoder.generate([*prompt, request.tokens[len(prompt)]], max_tokens=80, temperature=0.0, ignore_eos=True)
+        assert request.rounds == [(r.num_drafted, r.num_accepted) for r in own.rounds[: len(request.rounds)]]
+        assert request.tokens[len(prompt) + 1 :] == list(own.tokens)[: len(request.tokens) - len(prompt) - 1]
+        assert policy.startswith("fixed") or len({num for num, _ in request.rounds}) >= 3
+        found.remove(name)
+
+
+PROMPTS = [[a, b, (a * b + 1) % 7] for a in range(3) for b in range(4)]
+
+
+def first_lengths(ends: str, draft: Table, target: Table) -> list[int]:
+    """Draft tokens of each prompt's first round, alone."""
+    found, lengths = world(draft, target, {"policy": "cumulative:0.3", "ends": ends}), []
+    for prompt in PROMPTS:
+        found.add("a", prompt)
+        found.step(4)
+        lengths.append(sum(t >= 0 for t in found.requests["a"].draft))
+        found.remove("a")
+    return lengths
+
+
+def test_a_batch_goes_on_while_any_request_does(draft: Table, target: Table) -> None:
+    """Catches a loop that ends with the first request that stops, and tokens that are thrown away after they were drawn."""
+    lengths = first_lengths("now", draft, target)
+    shortest, longest = (PROMPTS[lengths.index(find(lengths))] for find in (min, max))
+    found = world(draft, target, {"policy": "cumulative:0.3", "ends": "now"})
+    found.add("a", shortest)
+    found.add("b", longest)
+    found.step(4)
+    assert min(lengths) < max(lengths)
+    assert [sum(t >= 0 for t in r.draft) for r in found.requests.values()] == [max(lengths)] * 2
+
+
+@pytest.mark.parametrize("ends", ["late", "poll"])
+def test_a_flag_that_is_read_late_ends_a_round_one_token_later(ends: str, draft: Table, target: Table) -> None:
+    """Catches a lag of two, and one that is not there: on a CPU the flag of the step before is always known."""
+    at_once = first_lengths("now", draft, target)
+    assert first_lengths(ends, draft, target) == [min(4, n + 1) for n in at_once]
+    assert min(at_once) < 3

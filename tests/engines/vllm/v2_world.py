@@ -179,7 +179,10 @@ class World:
             self.states.total_len.gpu[r.slot] = len(r.tokens)
             self.states.all_token_ids.gpu[r.slot, : len(r.tokens)] = torch.tensor(r.tokens)
         slots = np.array([r.slot for r in rows])
-        upper = [c + n if p else len(r.tokens) - s + n for r, p, c, n, s in zip(rows, prefilling, computed, scheduled, sampled, strict=True)]
+        upper = [
+            c + n if p else len(r.tokens) - s + n
+            for r, p, c, n, s in zip(rows, prefilling, computed, scheduled, sampled, strict=True)
+        ]
         batch = SimpleNamespace(
             num_reqs=len(rows),
             idx_mapping=torch.tensor(slots),
@@ -212,7 +215,8 @@ def configuration(num_ids: int, ours: Any, most: int, max_num_reqs: int, max_mod
         model_config=model,
         speculative_config=SimpleNamespace(
             method="draft_model", num_speculative_tokens=most, draft_model_config=model, use_local_argmax_reduction=False,
-            enable_adaptive_verification=False, draft_sample_method="greedy", uses_draft_model=lambda: True, kv_cache_dtype=None,
+            enable_adaptive_verification=False, draft_sample_method="greedy", uses_draft_model=lambda: True,
+            kv_cache_dtype=None,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs, max_num_batched_tokens=max_num_tokens),
         parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0, decode_context_parallel_size=1),
