@@ -55,10 +55,12 @@ def argmaxes(network: Table, context: list[int], num: int) -> list[int]:
     return alone(network, context, len(context) + num)[len(context) :]
 
 
-def test_draft_tokens_are_those_of_the_draft_whatever_happened_before(draft: Table, target: Table) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_draft_tokens_are_those_of_the_draft_whatever_happened_before(graphs: bool, draft: Table, target: Table) -> None:
     """Catches a draft that reads too little, or too much, after rounds of other lengths, none, prompts in parts, and a slot's
-    next request: every draft token is the draft's own behind the true context (the cache notices anything else)."""
-    found = world(draft, target)
+    next request: every draft token is the draft's own behind the true context (the cache notices anything else). As by graphs
+    it also catches a pass that reads what is not in a buffer, and rows of padding that write."""
+    found = world(draft, target, graphs=graphs)
     prompts = {"a": [1, 2, 3, 4, 5, 6, 1, 2, 3], "b": [4], "c": [6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5]}
     lengths = [3, 3, 0, 0, 0, 2, 4, 1, 1, 4, 0, 4, 4]
     for i, length in enumerate(lengths):

@@ -84,6 +84,33 @@ class ContextDraft(nn.Module):
         return hidden
 
 
+class Recorded:
+    """A graph manager: passes over a number of requests that is padded to a power of two, with metadata made once.
+
+    What a graph holds are the addresses of buffers, so the pass must find all it reads there.
+    """
+
+    def __init__(self, speculator: Any, run: Any, width: int):
+        self._speculator, self._run, self._width = speculator, run, width
+
+    def dispatch(self, num_reqs: int, num_tokens: int, uniform_token_count: int, num_active_loras: int) -> Any:
+        from vllm.config.compilation import CUDAGraphMode
+        from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+
+        assert (num_tokens, uniform_token_count) == (num_reqs * self._width, self._width)
+        padded = 1 << (num_reqs - 1).bit_length()
+        return BatchExecutionDescriptor(cg_mode=CUDAGraphMode.FULL, num_tokens=padded * self._width, num_reqs=padded)
+
+    def run_fullgraph(self, chosen: Any) -> None:
+        num, buffers, tables = chosen.num_reqs, self._speculator.input_buffers, self._speculator.block_tables
+        metadata = SimpleNamespace(
+            query_start_loc=buffers.query_start_loc[: num + 1],
+            seq_lens=buffers.seq_lens[:num],
+            block_table=tables.input_block_tables[0][:num],
+        )
+        self._run(num, chosen.num_tokens, metadata, tables.slot_mappings[0], None, None, num_speculative_steps=4)
+
+
 @dataclass
 class Request:
     slot: int
@@ -122,6 +149,9 @@ class World:
         self.speculator.kv_cache_config = None
         self.speculator.attn_groups = []
         self.speculator.expanded_slot_mappings = torch.zeros(1, max_num_tokens + max_num_reqs, dtype=torch.int64)
+        if sizes.get("graphs"):
+            self.speculator._first_graphs = Recorded(self.speculator, self.speculator._first, v2.FIRST)
+            self.speculator._next_graphs = Recorded(self.speculator, self.speculator._next, 1)
         self.requests: dict[str, Request] = {}
         self._free = list(range(max_num_reqs))
         self._next_block = 1
