@@ -4,6 +4,7 @@ The engine itself is tested in tests/engines/vllm.
 """
 
 import gc
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from specdecpp.integrations.vllm import heads, routes
 from specdecpp.integrations.vllm.clock import StepClock, Worth
 from specdecpp.integrations.vllm.custom import Threads
 from specdecpp.integrations.vllm.judging import Judging
+from specdecpp.integrations.vllm.lengths import Lengths
 from specdecpp.integrations.vllm.meters import Meters
 from specdecpp.integrations.vllm.policy import policy_of
 from specdecpp.integrations.vllm.rounds import Rounds, Seen
@@ -72,9 +74,11 @@ def configuration(**changes: Any) -> Any:
             parallel_drafting=False,
             use_heterogeneous_vocab=False,
             enable_adaptive_verification=False,
+            num_speculative_tokens=8,
+            num_speculative_tokens_per_batch_size=None,
         ),
-        scheduler_config=SimpleNamespace(async_scheduling=False),
-        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=32),
+        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1, tensor_parallel_size=1),
         use_v2_model_runner=False,
         additional_config={},
     )
@@ -135,6 +139,8 @@ def test_settings_are_read() -> None:
     [
         ("B", {}, {}),
         ("B", {"policy": "max-confidence:0.5,drop=true"}, {"speculative_config__draft_sample_method": "greedy"}),
+        ("D", {}, {"use_v2_model_runner": True, "scheduler_config__async_scheduling": True}),
+        ("D", {"policy": "cumulative:0.2", "ends": "late"}, {"use_v2_model_runner": True}),
         ("C", {"head": "h"}, {"use_v2_model_runner": True, "speculative_config__enable_adaptive_verification": True}),
         (
             "A",
@@ -161,8 +167,22 @@ def test_the_route_follows_from_the_configuration(route: str, settings: dict[str
         ("cannot draft in pipeline stages", {}, {"parallel_config__pipeline_parallel_size": 2}),
         ("data parallel ranks", {}, {"parallel_config__data_parallel_size": 2}),
         ("'synthetic' is not the ratio test", {}, {"speculative_config__rejection_sample_method": "synthetic"}),
-        ("a policy cannot be followed there", {"policy": "fixed:2"}, {"use_v2_model_runner": True}),
-        ('"enable_adaptive_verification": true', {}, {"use_v2_model_runner": True}),
+        (
+            "a policy cannot be followed there",
+            {"policy": "fixed:2"},
+            {"use_v2_model_runner": True, "speculative_config__enable_adaptive_verification": True},
+        ),
+        ("a head is of no use there", {"head": "h"}, {"use_v2_model_runner": True}),
+        ("cannot follow SpecDecPP", {"policy": "specdecpp:0.4"}, {"use_v2_model_runner": True}),
+        ("cannot follow MaxConfidence", {"policy": "max-confidence:0.5,drop=true"}, {"use_v2_model_runner": True}),
+        ('"ends" needs a policy', {"ends": "late"}, {"use_v2_model_runner": True}),
+        ('"ends" cannot be "before"', {"policy": "cumulative:0.2", "ends": "before"}, {"use_v2_model_runner": True}),
+        (
+            "on each tensor-parallel rank",
+            {"policy": "cumulative:0.2", "ends": "poll"},
+            {"use_v2_model_runner": True, "parallel_config__tensor_parallel_size": 2},
+        ),
+        ("data parallel ranks", {}, {"use_v2_model_runner": True, "parallel_config__data_parallel_size": 2}),
         ('needs "model"', {}, {"speculative_config__method": "custom_class"}),
         (
             '["draft"], which is missing',
@@ -186,6 +206,86 @@ def test_what_no_route_can_follow_is_refused(said: str, settings: dict[str, Any]
     """Catches a configuration that would be ignored in part, or deadlock ranks, instead of being refused."""
     with pytest.raises(ValueError, match=re.escape(said)):
         routes.choose(configuration(**changes), Settings.parse(settings))
+
+
+@pytest.mark.parametrize(
+    ("ours", "schedule", "scheduler"),
+    [
+        ({}, {0, 1, 2, 3, 4, 6, 8}, "AdaptiveAsyncScheduler"),
+        ({"policy": "cost-aware"}, {0, 1, 2, 3, 4, 6, 8}, "AdaptiveAsyncScheduler"),
+        ({"policy": "fixed:3"}, {3}, None),
+        ({"policy": "fixed:8"}, None, None),
+        ({"policy": "none"}, {0}, None),
+        ({"policy": "cumulative:0.2"}, None, None),
+    ],
+)
+def test_lengths_are_configured_before_the_engine_is_made(ours: Any, schedule: set[int] | None, scheduler: str | None) -> None:
+    """Catches a length that the target has no graphs for, a policy whose length vLLM does not hear of, and one that it does."""
+    given = {"additional_config": {"specdecpp": ours}, "use_v2_model_runner": True, "scheduler_config__async_scheduling": True}
+    config = configuration(**given)
+    routes.configure(config)
+    table = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert (None if table is None else {k for *_, k in table}) == schedule
+    assert (config.scheduler_config.scheduler_cls or "").rpartition(".")[2] == (scheduler or "")
+    if table is not None:
+        assert [first for first, *_ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
+        assert table[-1][1] == 32
+
+
+def test_a_schedule_of_vllms_own_is_not_overwritten() -> None:
+    """Catches lengths that somebody chose and that are ignored."""
+    config = configuration(
+        additional_config={"specdecpp": {}},
+        use_v2_model_runner=True,
+        speculative_config__num_speculative_tokens_per_batch_size=[(1, 32, 2)],
+    )
+    with pytest.raises(ValueError, match="Remove num_speculative_tokens_per_batch_size"):
+        routes.configure(config)
+
+
+def serve(lengths: Lengths, *, acceptance: float, pass_s: float, step_s: float, num_rounds: int, num_reqs: int = 1) -> float:
+    """Tokens per second of so many rounds, each output being known one round after the next was scheduled."""
+    rng, now, tokens, waiting = random.Random(0), 0.0, 0, []
+    for _ in range(num_rounds):
+        waiting.append(lengths[num_reqs])
+        if len(waiting) < 2:
+            continue
+        k = waiting.pop(0)
+        now += pass_s + step_s * k + (2 * step_s if k else 0.0)
+        accepted = [next((j for j in range(k) if rng.random() > acceptance), k) for _ in range(num_reqs)]
+        tokens += num_reqs + sum(accepted)
+        lengths.observe(now, num_reqs, k, [(k, a) for a in accepted] if k else [])
+    return tokens / now
+
+
+def best_fixed(**engine: Any) -> float:
+    return max(serve(Lengths([k]), num_rounds=3000, **engine) for k in (0, 1, 2, 3, 4, 6, 8))
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "step_s", "num_reqs"), [(0.9, 0.2, 1), (0.7, 0.3, 1), (0.6, 0.1, 8), (0.3, 0.4, 1), (0.1, 0.2, 32)]
+)
+def test_the_length_is_nearly_the_best(acceptance: float, step_s: float, num_reqs: int) -> None:
+    """Catches a chooser that is stuck where it began, drafts where it does not pay, or loses by asking."""
+    engine = {"acceptance": acceptance, "pass_s": 1.0, "step_s": step_s, "num_reqs": num_reqs}
+    assert serve(Lengths([0, 1, 2, 3, 4, 6, 8]), num_rounds=3000, **engine) > 0.96 * best_fixed(**engine)
+
+
+def test_drafting_that_begins_to_pay_is_found_out() -> None:
+    """Catches a length of 0 that is never left again."""
+    lengths = Lengths([0, 1, 2, 4, 8])
+    serve(lengths, acceptance=0.05, pass_s=1.0, step_s=0.3, num_rounds=500)
+    assert lengths[1] == 0
+    late = serve(lengths, acceptance=0.9, pass_s=1.0, step_s=0.3, num_rounds=6000)
+    assert late > 1.2
+
+
+def test_what_is_learned_of_one_load_is_not_anothers() -> None:
+    """Catches seconds of one request that are taken for those of 32."""
+    lengths = Lengths([0, 2, 4])
+    serve(lengths, acceptance=0.8, pass_s=1.0, step_s=0.1, num_rounds=300)
+    serve(lengths, acceptance=0.8, pass_s=1.0, step_s=3.0, num_rounds=300, num_reqs=32)
+    assert (lengths[1] > 0, lengths[32]) == (True, 0)
 
 
 @pytest.mark.parametrize("policy", ["max-confidence:0.5,drop=true", "auto-off:max-confidence:0.5,drop=true"])

@@ -39,12 +39,12 @@ class Load:
 
     def add(self, length: int, seconds: float) -> None:
         if length:
-            self.drafting.add(length, seconds)
+            self.drafting.add(float(length), seconds)
         else:
             self.plain.add(seconds)
 
     def seconds(self, length: int) -> float:
-        return self.drafting.at(length) if length or not self.plain.num else self.plain.seconds
+        return self.drafting.at(float(length)) if length or not self.plain.num else self.plain.seconds
 
 
 class Acceptance:
@@ -83,8 +83,7 @@ class Lengths:
         """The length of the round that is being scheduled."""
         load = self._load(num_reqs)
         if not load.plan and not load.drafting.weight and not load.plain.num:
-            drafting = [k for k in self._choices if k]
-            for k in dict.fromkeys((0 if 0 in self._choices else drafting[0], drafting[len(drafting) // 2], drafting[-1])):
+            for k in dict.fromkeys((self._choices[0], self._choices[len(self._choices) // 2], self._choices[-1])):
                 load.plan.extend([k] * (SETTLE + TIMED_FOR))
         if load.plan:
             return load.plan.popleft()

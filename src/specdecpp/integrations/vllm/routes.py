@@ -228,7 +228,9 @@ def _second_runner(vllm_config: Any, settings: Settings) -> Route:
             )
         return Route(name="C", reason="vLLM's second model runner is in use; its adaptive verification trims by our head")
     refusals = {
-        "parallel drafting has no steps": spec.parallel_drafting,
+        "parallel drafting has no steps to stop between": spec.parallel_drafting,
+        "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
+        "a head is of no use there without enable_adaptive_verification": settings.head is not None,
         '"ends": "poll" may end differently on each tensor-parallel rank': (
             settings.ends == "poll" and vllm_config.parallel_config.tensor_parallel_size > 1
         ),
