@@ -179,7 +179,7 @@ def test_the_route_follows_from_the_configuration(route: str, settings: dict[str
         ('"ends" cannot be "before"', {"policy": "cumulative:0.2", "ends": "before"}, {"use_v2_model_runner": True}),
         (
             "on each tensor-parallel rank",
-            {"policy": "cumulative:0.2", "ends": "poll"},
+            {"policy": "cumulative:0.2"},
             {"use_v2_model_runner": True, "parallel_config__tensor_parallel_size": 2},
         ),
         ("data parallel ranks", {}, {"use_v2_model_runner": True, "parallel_config__data_parallel_size": 2}),

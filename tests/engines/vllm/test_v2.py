@@ -3,12 +3,18 @@
 `v2_world` says what stands in for them.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import DRAFT, TARGET, json_in
+
+from specdecpp.errors import RunnerError
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -125,8 +131,6 @@ class Whole:
 @pytest.mark.parametrize("policy", ["cumulative:0.3", "max-confidence:0.4", "fixed:3"])
 def test_every_round_is_the_librarys_own(policy: str) -> None:
     """Catches a score, a threshold or a product that is not the rule's: a step late, of another request, at another scale."""
-    from conftest import DRAFT, TARGET
-
     from specdecpp.decoder import Decoder
     from specdecpp.loading.pair import load_pair
     from specdecpp.request import parse_policy
@@ -181,3 +185,24 @@ def test_a_flag_that_is_read_late_ends_a_round_one_token_later(ends: str, draft:
     at_once = first_lengths("now", draft, target)
     assert first_lengths(ends, draft, target) == [min(4, n + 1) for n in at_once]
     assert min(at_once) < 3
+
+
+@pytest.mark.parametrize("release", ["installed", "newest"])
+def test_the_second_runner_has_what_ours_builds_on(
+    release: str, python: Callable[..., str], request: pytest.FixtureRequest
+) -> None:
+    """Catches a release on the list of known ones whose runner, scheduler or rejection sampler has changed under us."""
+    path = "" if release == "installed" else str(request.getfixturevalue("newest"))
+    assert json_in(python("second_runner_names.py", PYTHONPATH=os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))) == []
+
+
+def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -> None:
+    """Catches a draft that reads late what it has missed, and writes it where the window's blocks are another request's."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    found = world(draft, target).speculator
+    sizes = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    for spec, fits in ((FullAttentionSpec(**sizes), True), (SlidingWindowSpec(**sizes, sliding_window=32), False)):
+        found.attn_groups = [[SimpleNamespace(kv_cache_spec=spec)]]
+        with nullcontext() if fits else pytest.raises(RunnerError, match="SlidingWindowSpec"):
+            found.check_attention()

@@ -231,12 +231,12 @@ def _second_runner(vllm_config: Any, settings: Settings) -> Route:
         "parallel drafting has no steps to stop between": spec.parallel_drafting,
         "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
         "a head is of no use there without enable_adaptive_verification": settings.head is not None,
-        '"ends": "poll" may end differently on each tensor-parallel rank': (
-            settings.ends == "poll" and vllm_config.parallel_config.tensor_parallel_size > 1
+        "a threshold may end rounds differently on each tensor-parallel rank; use cost-aware or fixed:K": (
+            stop_rule(settings, spec.num_speculative_tokens) is not None
+            and vllm_config.parallel_config.tensor_parallel_size > 1
         ),
     }
     _refuse(refusals | _unfit_ranks(vllm_config))
-    stop_rule(settings, spec.num_speculative_tokens)
     return Route(name="D", reason="vLLM's second model runner is in use; it drafts by CUDA graphs, as long as ours says")
 
 

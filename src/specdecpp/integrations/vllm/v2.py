@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode  # pyright: ignore[reportMissingImports]
 from vllm.utils.torch_utils import async_tensor_h2d  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_cache_interface import FullAttentionSpec  # pyright: ignore[reportMissingImports]
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer  # pyright: ignore[reportMissingImports]
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor  # pyright: ignore[reportMissingImports]
 from vllm.v1.worker.gpu.spec_decode import init_speculator as vllm_init_speculator  # pyright: ignore[reportMissingImports]
@@ -37,6 +38,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
+from specdecpp.errors import RunnerError
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.settings import Settings
 from specdecpp.integrations.vllm.stopping import StopRule, stop_rule
@@ -65,6 +67,23 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         self._rule: StopRule | None = None
         if (rule := stop_rule(settings, self.num_speculative_steps)) is not None:
             self._rule = StopRule(rule, settings.ends or "late", self.max_num_reqs, self.num_speculative_steps, device)
+
+    def set_attn(
+        self,
+        model_state: Any,
+        kv_cache_config: Any,
+        block_tables: Any,
+        target_input_buffers: Any,
+        target_attn_groups: Any,
+    ) -> None:
+        super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
+        self.check_attention()
+
+    def check_attention(self) -> None:
+        """Raise `RunnerError` unless all of a text stays in the draft's cache: what was missed is read and written late."""
+        kinds = {type(group.kv_cache_spec) for groups in self.attn_groups for group in groups}
+        if unfit := sorted(kind.__name__ for kind in kinds if not issubclass(kind, FullAttentionSpec)):
+            raise RunnerError(f"specdecpp drafts with full attention only, and this draft's cache is {', '.join(unfit)}.")
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Graphs for decoding batches, if the target has them and the attention's metadata can be renewed inside of them."""
