@@ -206,3 +206,22 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
         found.attn_groups = [[SimpleNamespace(kv_cache_spec=spec)]]
         with nullcontext() if fits else pytest.raises(RunnerError, match="SlidingWindowSpec"):
             found.check_attention()
+
+
+@pytest.mark.parametrize("policy", ["fixed:3", "cumulative:0.3"])
+def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]) -> None:
+    """Catches a place without a draft token that is verified, distributions of other tokens than those proposed, and a stop that
+    looks ahead: chi-square over the first two tokens of 500 answers, by vLLM's own samplers with their kernels interpreted."""
+    found = json_in(python("second_runner_draws.py", policy, "500", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
+    cells, rest = [], [0, 0.0]
+    for num, p in found["rows"]:
+        if 500 * p >= 5:
+            cells.append((num, 500 * p))
+        else:
+            rest = [rest[0] + num, rest[1] + 500 * p]
+    cells.append((rest[0], rest[1]))
+    chi_square, num_free = sum((num - mean) ** 2 / mean for num, mean in cells), len(cells) - 1
+    assert num_free >= 8
+    assert chi_square < num_free + 3.5 * (2 * num_free) ** 0.5
+    assert len(found["accepted"]) >= 3
+    assert len(found["lengths"]) == (1 if policy == "fixed:3" else 3)

@@ -143,6 +143,7 @@ class World:
             all_token_ids=SimpleNamespace(gpu=torch.zeros(max_num_reqs, max_model_len, dtype=torch.int32)),
         )
         config = configuration(network.num_ids, ours, most, max_num_reqs, max_model_len, max_num_tokens)
+        config.speculative_config.draft_sample_method = "probabilistic" if sizes.get("draws") else "greedy"
         self.speculator = v2.AdaptiveSpeculator(config, torch.device("cpu"), self.states)
         self.speculator.model = self.draft
         self.speculator.block_tables = Blocks(max_num_reqs, max_model_len, max_num_tokens + max_num_reqs)
@@ -152,6 +153,7 @@ class World:
         if sizes.get("graphs"):
             self.speculator._first_graphs = Recorded(self.speculator, self.speculator._first, v2.FIRST)
             self.speculator._next_graphs = Recorded(self.speculator, self.speculator._next, 1)
+        self.temperature, self.seeds = torch.zeros(max_num_reqs), torch.zeros(max_num_reqs, dtype=torch.int64)
         self.requests: dict[str, Request] = {}
         self._free = list(range(max_num_reqs))
         self._next_block = 1
@@ -180,6 +182,15 @@ class World:
     def remove(self, name: str) -> None:
         self._free.append(self.requests.pop(name).slot)
 
+    def verify(self, request: Request, draft: list[int]) -> list[int]:
+        """The tokens that come out, the draft's and one of the target's: greedy."""
+        new: list[int] = []
+        for token in [*draft, -1]:
+            new.append(int(self.target((*request.tokens, *new)).argmax()))
+            if new[-1] != token:
+                break
+        return new
+
     def step(self, length: int, chunk: int = 64) -> None:
         """One step of all requests: prompts are read by chunks, others verified; then up to `length` tokens are drafted."""
         names = list(self.requests)
@@ -195,14 +206,10 @@ class World:
                 r.num_computed += num
                 sampled.append(0)
                 continue
-            new: list[int] = []
-            drafted = [] if is_prefilling else [t for t in r.draft[: r.num_slots] if t >= 0]
-            for token in [*drafted, None]:
-                new.append(int(self.target(tuple([*r.tokens, *new])).argmax()))
-                if token is None or new[-1] != token:
-                    break
-            if not is_prefilling and r.num_slots:
-                r.rounds.append((len(drafted), len(new) - 1))
+            slots = [] if is_prefilling else r.draft[: r.num_slots]
+            new = self.verify(r, slots)
+            if slots:
+                r.rounds.append((sum(t >= 0 for t in slots), len(new) - 1))
             r.tokens += new
             r.num_computed = len(r.tokens) - 1
             sampled.append(len(new))
@@ -224,10 +231,10 @@ class World:
             seq_lens_cpu_upper_bound=torch.tensor(upper, dtype=torch.int32),
         )
         self.speculator.block_tables.gather(batch.idx_mapping)
-        none, most = torch.zeros(0), self.speculator.max_num_reqs
+        none = torch.zeros(0)
         found = self.speculator.propose(
             batch, {}, {}, none, None, torch.tensor(sampled), torch.zeros(len(rows)), none, none,
-            torch.zeros(most), torch.zeros(most, dtype=torch.int64), num_speculative_tokens=length,
+            self.temperature, self.seeds, num_speculative_tokens=length,
         )  # fmt: skip
         for r, row, p, s in zip(rows, found.tolist(), prefilling, sampled, strict=True):
             r.num_slots = length if s or not p else 0
