@@ -73,6 +73,7 @@ def configuration(**changes: Any) -> Any:
             rejection_sample_method="standard",
             parallel_drafting=False,
             use_heterogeneous_vocab=False,
+            use_local_argmax_reduction=False,
             enable_adaptive_verification=False,
             num_speculative_tokens=8,
             num_speculative_tokens_per_batch_size=None,
@@ -177,6 +178,11 @@ def test_the_route_follows_from_the_configuration(route: str, settings: dict[str
         ("cannot follow MaxConfidence", {"policy": "max-confidence:0.5,drop=true"}, {"use_v2_model_runner": True}),
         ('"ends" needs a policy', {"ends": "late"}, {"use_v2_model_runner": True}),
         ('"ends" cannot be "before"', {"policy": "cumulative:0.2", "ends": "before"}, {"use_v2_model_runner": True}),
+        (
+            "hides the probabilities",
+            {"policy": "cumulative:0.2"},
+            {"use_v2_model_runner": True, "speculative_config__use_local_argmax_reduction": True},
+        ),
         (
             "on each tensor-parallel rank",
             {"policy": "cumulative:0.2"},

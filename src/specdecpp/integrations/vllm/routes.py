@@ -231,6 +231,9 @@ def _second_runner(vllm_config: Any, settings: Settings) -> Route:
         "parallel drafting has no steps to stop between": spec.parallel_drafting,
         "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
         "a head is of no use there without enable_adaptive_verification": settings.head is not None,
+        "use_local_argmax_reduction hides the probabilities that a threshold reads": (
+            stop_rule(settings, spec.num_speculative_tokens) is not None and spec.use_local_argmax_reduction
+        ),
         "a threshold may end rounds differently on each tensor-parallel rank; use cost-aware or fixed:K": (
             stop_rule(settings, spec.num_speculative_tokens) is not None
             and vllm_config.parallel_config.tensor_parallel_size > 1
