@@ -83,11 +83,11 @@ def measure(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__, "gpu": torch.cuda.get_device_name(0) if is_gpu else "none",
         "v2": config.use_v2_model_runner, "async": bool(config.scheduler_config.async_scheduling), "rows": [], "answers": {},
     }  # fmt: skip
-    if contestant != "none":
-        core = getattr(engine.engine_core, "engine_core", None)
-        worker = getattr(getattr(core, "model_executor", None), "driver_worker", None)
-        runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
-        found["speculator"] = type(getattr(runner, "speculator", None)).__name__
+    core = getattr(engine.engine_core, "engine_core", None)
+    worker = getattr(getattr(core, "model_executor", None), "driver_worker", None)
+    runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
+    speculator = getattr(runner, "speculator", None)
+    found["speculator"] = type(speculator).__name__
 
     def run(prompts: list[list[int]], at_once: int, sampling: dict[str, float]) -> tuple[float, list[Any], int]:
         num = max(at_once, len(prompts))
@@ -133,7 +133,9 @@ def measure(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
                     print(contestant, row, flush=True)
         if args.profile:
             try:
-                found["profile"] = profile(lambda: run(next(iter(kinds.values()))[:2], 1, SAMPLINGS["greedy"]))
+                parts = {"propose": speculator, "execute_model": runner, "sample_tokens": runner}
+                parts |= dict.fromkeys(("schedule", "update_from_output"), getattr(core, "scheduler", None))
+                found["profile"] = profile(lambda: run(next(iter(kinds.values()))[:2], 1, SAMPLINGS["greedy"]), parts)
             except Exception as error:  # no tracer on this machine: the other figures stand
                 found["profile"] = {"error": str(error)[:200]}
     return found
@@ -154,17 +156,39 @@ def file_of(contestant: str, args: argparse.Namespace) -> Path:
     return Path(args.logs) / f"vllm.{args.tag}{contestant.replace(':', '_').replace('@', '_').replace('.', '')}.x"
 
 
-def profile(run: Any) -> dict[str, Any]:
-    """Milliseconds of the device and of the host per step, and the kernels that take most."""
+def profile(run: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds per step: of the host in some methods, then of the device, and of the kernels that take most."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as traced
 
-    with traced(activities=[ProfilerActivity.CUDA]) as trace:
-        seconds, _, steps = run()
+    spent = dict.fromkeys(parts, 0.0)
+
+    def timed(name: str, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                spent[name] += time.perf_counter() - start
+
+        return call
+
+    had = {name: getattr(of, name) for name, of in parts.items() if hasattr(of, name)}
+    for name, method in had.items():
+        setattr(parts[name], name, timed(name, method))
+    seconds, _, steps = run()
+    for name in had:
+        delattr(parts[name], name)
+    found: dict[str, Any] = {"steps": steps, "ms_per_step": round(1e3 * seconds / steps, 3)}
+    found["host_ms"] = {name: round(1e3 * spent[name] / steps, 3) for name in had}
+    try:
+        with traced(activities=[ProfilerActivity.CUDA]) as trace:
+            _, _, steps = run()
+    except Exception as error:  # no tracer on this machine
+        return found | {"error": str(error)[:200]}
     rows = sorted(trace.key_averages(), key=lambda r: -r.self_device_time_total)
-    top = [(r.key[:48], r.count, round(r.self_device_time_total / 1e3 / steps, 4)) for r in rows[:8]]
-    busy = sum(r.self_device_time_total for r in rows) / 1e3 / steps
-    return {"steps": steps, "ms_per_step": round(1e3 * seconds / steps, 3), "device_ms_per_step": round(busy, 3), "top": top}
+    found["device_ms_per_step"] = round(sum(r.self_device_time_total for r in rows) / 1e3 / steps, 3)
+    return found | {"top": [(r.key[:48], r.count, round(r.self_device_time_total / 1e3 / steps, 4)) for r in rows[:8]]}
 
 
 def summary(found: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         since = np.where(self._unread[slots] > 0, self._unread[slots] + batch.num_scheduled_tokens[:num], FIRST)
         unread = np.where(batch.is_prefilling_np[:num], ALL, since)
         reading = _reading(batch)
-        self._unread[slots] = np.where(reading, ALL, 0) if drafts else unread
+        self._unread[slots] = 0 if drafts else unread
         length = batch.seq_lens_cpu_upper_bound[:num].numpy() + 1
         return np.where(reading, 0, np.maximum(np.minimum(unread, length) - FIRST, 0))
 
