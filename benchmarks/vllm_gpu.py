@@ -66,8 +66,8 @@ def measure(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of one contestant by sampling, kind of prompt and load, in this process."""
     began = time.perf_counter()
     import torch
-    import vllm
-    from vllm import LLM, SamplingParams
+    import vllm  # pyright: ignore[reportMissingImports]
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
     is_gpu = torch.cuda.is_available()
     llm = LLM(**engine_options(contestant, args))

@@ -201,8 +201,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
 
     def _launch(self, graphs: Any, run: Any, width: int, num: int, *, eager: bool) -> None:
         torch.clamp(self._starts[width], max=width * num, out=self.input_buffers.query_start_loc)
-        chosen = None if eager or graphs is None else graphs.dispatch(num, width * num, width, 0)
-        if chosen is None or chosen.cg_mode != CUDAGraphMode.FULL:
+        if eager or graphs is None or (chosen := graphs.dispatch(num, width * num, width, 0)).cg_mode != CUDAGraphMode.FULL:
             run(num, width * num)
             return
         for groups in self.attn_groups:
