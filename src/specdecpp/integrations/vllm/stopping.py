@@ -34,7 +34,7 @@ class StopRule:
 
     def judge(self, logits: Tensor, tokens: Tensor, step: Tensor, temperature: Tensor, is_drafting: Tensor) -> None:
         """Add the draft token number `step` (from 0) of each request to its evidence."""
-        scaled = logits.float() / torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
+        scaled = logits.float() / temperature.masked_fill(temperature <= 0, 1.0).unsqueeze(-1)
         chosen = scaled.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
         q = (chosen - scaled.logsumexp(-1)).exp()
         evidence = self._evidence[: len(tokens)]

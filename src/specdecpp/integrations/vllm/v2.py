@@ -189,9 +189,9 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             ids = self._states.all_token_ids.gpu[slots[rows].clamp(min=0), positions].int()
             starts = async_tensor_h2d(ends, out=self.input_buffers.query_start_loc[: num + 1])
             end = last - 1 - async_tensor_h2d(left - now, device=self.device)
-            self.input_buffers.seq_lens[:num].copy_(torch.where(slots >= 0, end, FIRST).clamp(min=1))
+            self.input_buffers.seq_lens[:num].copy_(end.masked_fill(slots < 0, FIRST).clamp(min=1))
             maps = self.block_tables.compute_slot_mappings(slots, starts, positions, total, out=self.expanded_slot_mappings)
-            maps = torch.where(places < 0, PAD, maps)
+            maps = maps.masked_fill(places < 0, PAD)
             description = BatchExecutionDescriptor(cg_mode=CUDAGraphMode.NONE, num_tokens=total, num_reqs=num)
             metadata = self._build_attn_metadata(
                 num, description, ends, batch.seq_lens_cpu_upper_bound, step=0, slot_mappings=maps
@@ -220,7 +220,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         buffers = self.input_buffers
         buffers.positions[:num_tokens].copy_(places.view(-1))
         buffers.input_ids[:num_tokens].copy_(self._states.all_token_ids.gpu[known.unsqueeze(-1), places].view(-1))
-        buffers.seq_lens[:num].copy_(torch.where(slots >= 0, (last + 1).clamp(max=self.max_model_len), FIRST))
+        buffers.seq_lens[:num].copy_((last + 1).clamp(max=self.max_model_len).masked_fill(slots < 0, FIRST))
         self.current_draft_step.zero_()
         hidden = self._pass(num, num_tokens, FIRST, attn_metadata, slot_mappings)
         self._draw(num, hidden[FIRST - 1 : num_tokens : FIRST], places[:, 1])
