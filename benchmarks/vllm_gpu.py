@@ -1,17 +1,23 @@
 """vLLM on a GPU: without a draft, with its own draft of K tokens, and with the plugin. Each in a process of its own.
 
-    python benchmarks/vllm_gpu.py MODEL DRAFT --contestants none,own:2,own:3,own:5,ours --out benchmarks/results/vllm_gpu.json
+    python benchmarks/vllm_gpu.py MODEL DRAFT --data FOLDER --out benchmarks/results/vllm_gpu.json
 
 A contestant is `none`, `own:K`, or `ours`, where wanted with a policy and how its rounds end: `ours:fixed:3`,
-`ours:cumulative:0.2@late`. All start together, and are measured one after the other: as many requests at once as `--at` says
-are kept running until all prompts are answered, several times, the first of which is not counted. `summary` compares the last
-contestant with no draft and with the best of vLLM's own lengths, by the worst kind of sampling.
+`ours:cumulative:0.2@late`. All start together; those that are ready wait on a pipe and take no time of anybody, and then answer
+the same prompts one after the other, in an order that is drawn anew for every case: a case is a kind of sampling, a kind of
+prompt and a number of requests kept running. What counts are the tokens made while so many run. The first round over all cases
+is not counted. FOLDER has HumanEval.jsonl.gz (`code`), gsm8k_test.jsonl and alpaca_1k.jsonl (`others`).
+
+`summary` compares the last of ours with no draft and with the best of vLLM's own lengths, by the worst case; what is not there,
+failed or came too late is left out, and the file is written anew after every case.
 """
 
 import argparse
-import fcntl
+import gzip
 import json
 import os
+import random
+import select
 import signal
 import statistics
 import subprocess
@@ -19,27 +25,44 @@ import sys
 import tempfile
 import time
 import traceback
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 SAMPLINGS: dict[str, dict[str, float]] = {"greedy": {"temperature": 0.0}, "top-p": {"temperature": 0.7, "top_p": 0.9}}
-CODE = [
-    "def fibonacci(n):\n    ", "import numpy as np\n\ndef moving_average(x, w):\n", "class Stack:\n    def __init__(self):\n",
-    "# Sort a list of words by their length, then alphabetically.\ndef", "SELECT name, price FROM products WHERE",
-    "def is_prime(n: int) -> bool:\n    \"\"\"Return whether n is prime.\"\"\"\n", "#include <stdio.h>\n\nint main(void) {\n",
-    "def binary_search(items, key):\n    low, high = 0, len(items) - 1\n",
-]  # fmt: skip
-PROSE = [
-    "Once upon a time there was a little girl named Lily who", "The capital of France is", "To make a cup of tea, first",
-    "Dear Sir or Madam,\n", "The history of Rome begins with", "The three primary colours are",
-    "Natalia sold clips to 48 of her friends in April.",
-    "Give three tips for a healthy life.\n",
-]  # fmt: skip
-KINDS = {"code": CODE, "prose": PROSE}
+REQUESTS = {1: 5, 8: 16}
+"""Requests of a case by how many run together; else twice as many."""
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }  # fmt: skip
+
+
+def prompts_of(model: str, data: Path, num: int) -> dict[str, list[list[int]]]:
+    """Questions of both kinds as the ids of a chat."""
+    from transformers import AutoTokenizer
+
+    def lines(name: str) -> list[dict[str, str]]:
+        path = data / name
+        return [json.loads(line) for line in (gzip.open(path, "rt") if name.endswith("gz") else path.open())]
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    code = [f"Complete this function:\n\n{one['prompt']}" for one in lines("HumanEval.jsonl.gz")]
+    alpaca = [one["instruction"] + (f"\n\n{one['input']}" if one.get("input") else "") for one in lines("alpaca_1k.jsonl")]
+    others = [
+        text for pair in zip((one["question"] for one in lines("gsm8k_test.jsonl")), alpaca, strict=False) for text in pair
+    ]
+
+    def ids(text: str) -> list[int]:
+        if tokenizer.chat_template is None:
+            text = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        else:
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+            )
+        return list(tokenizer(text, add_special_tokens=False).input_ids)[-400:]
+
+    return {kind: [ids(text) for text in texts[:num]] for kind, texts in (("code", code), ("others", others))}
 
 
 def engine_options(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -48,6 +71,7 @@ def engine_options(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model": args.model, "dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": max(args.at), "seed": 0,
         "enable_prefix_caching": False, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": args.cache_mib << 20,
+        "skip_tokenizer_init": True,
     }  # fmt: skip
     if kind != "none":
         policy, _, ends = rest.partition("@")
@@ -62,238 +86,324 @@ def engine_options(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
     return options | json.loads(args.more)
 
 
-def measure(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of one contestant by sampling, kind of prompt and load, in this process."""
-    began = time.perf_counter()
-    import torch
-    import vllm  # pyright: ignore[reportMissingImports]
-    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+class Contestant:
+    """An engine in this process, which serves cases when it is told to."""
 
-    is_gpu = torch.cuda.is_available()
-    llm = LLM(**engine_options(contestant, args))
-    engine: Any = llm.llm_engine
-    if args.ids:
-        kinds = {"ids": json.loads(Path(args.ids).read_text())}
-    else:
-        tokenizer = llm.get_tokenizer()
-        kinds = {name: [tokenizer.encode(text) for text in texts] for name, texts in KINDS.items()}
-    config = engine.vllm_config
-    found: dict[str, Any] = {
-        "contestant": contestant, "ready_s": round(time.perf_counter() - began, 1), "vllm": vllm.__version__,
-        "torch": torch.__version__, "gpu": torch.cuda.get_device_name(0) if is_gpu else "none",
-        "v2": config.use_v2_model_runner, "async": bool(config.scheduler_config.async_scheduling), "rows": [], "answers": {},
-    }  # fmt: skip
-    core = getattr(engine.engine_core, "engine_core", None)
-    worker = getattr(getattr(core, "model_executor", None), "driver_worker", None)
-    runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
-    speculator = getattr(runner, "speculator", None)
-    found["speculator"] = type(speculator).__name__
+    def __init__(self, name: str, args: argparse.Namespace):
+        import torch
+        from vllm import LLM  # pyright: ignore[reportMissingImports]
 
-    def run(prompts: list[list[int]], at_once: int, sampling: dict[str, float]) -> tuple[float, list[Any], int]:
-        num = max(at_once, len(prompts))
-        waiting, running, done, steps = list(range(num))[::-1], 0, {}, 0
+        began = time.perf_counter()
+        self.args, self.num = args, 0
+        self.engine: Any = LLM(**engine_options(name, args)).llm_engine
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        self.scheduler: Any = getattr(core, "scheduler", None)
+        worker: Any = getattr(getattr(core, "model_executor", None), "driver_worker", None)
+        self.runner: Any = getattr(getattr(worker, "worker", worker), "model_runner", None)
+        config = self.engine.vllm_config
+        self.about = {
+            "ready_s": round(time.perf_counter() - began, 1),
+            "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+            "v2": config.use_v2_model_runner,
+            "async": bool(config.scheduler_config.async_scheduling),
+            "speculator": type(getattr(self.runner, "speculator", None)).__name__,
+        }
+        while not Path(args.ids).exists():
+            time.sleep(0.2)
+        self.prompts = json.loads(Path(args.ids).read_text())
+
+    def serve(self, sampling: str, kind: str, at: int, first: int, num: int = 0, tokens: int = 0) -> dict[str, Any]:
+        """Answer `num` prompts from `first` on, `at` of them at once; tokens per second while so many run."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        num, limit, prompts = num or REQUESTS.get(at, 2 * at), tokens or self.args.tokens, self.prompts[kind]
+        names: dict[str, int] = {}
+        answers: dict[int, list[int]] = {}
+        steps, made, window, blocks = 0, 0, None, []
+        spent = self._timed() if self.args.profile else {}
         start = time.perf_counter()
-        while waiting or running:
-            while waiting and running < at_once:
-                i = waiting.pop()
-                how = SamplingParams(**sampling, max_tokens=args.tokens, ignore_eos=True, detokenize=False, seed=i)
-                engine.add_request(str(i), {"prompt_token_ids": prompts[i % len(prompts)]}, how)
-                running += 1
-            steps += 1
-            for output in engine.step():
+        running, given = 0, 0
+        while given < num or running:
+            while given < num and running < at:
+                how = SamplingParams(
+                    **SAMPLINGS[sampling], max_tokens=limit, ignore_eos=True, detokenize=False, seed=given,
+                    output_kind=RequestOutputKind.DELTA,
+                )  # fmt: skip
+                name = f"r{self.num}"
+                self.num += 1
+                names[name], answers[given] = given, []
+                self.engine.add_request(name, {"prompt_token_ids": prompts[(first + given) % len(prompts)]}, how)
+                given, running = given + 1, running + 1
+            steps += window is None
+            for output in self.engine.step():
+                one = output.outputs[0]
+                answers[names[output.request_id.partition("-")[0]]] += one.token_ids
+                made += len(one.token_ids)
                 if output.finished:
                     running -= 1
-                    done[int(output.request_id.partition("-")[0])] = output.outputs[0]
-        return time.perf_counter() - start, [done[i] for i in range(num)], steps
+                    if (block := getattr(one, "spec_decode_metrics", None)) is not None:
+                        blocks.append(block)
+            now = time.perf_counter() - start
+            if window is None and ((given == num and running < at) or now > self.args.visit_s):
+                window = made, now
+                if now > self.args.visit_s:
+                    given = num
+                    self.engine.abort_request(list(names))
+                    break
+        assert window is not None
+        row: dict[str, Any] = {
+            "tokens_per_s": round(window[0] / window[1], 1),
+            "ms_per_step": round(1e3 * window[1] / steps, 3),
+        }
+        if spent:
+            row["host_ms"] = {name: round(1e3 * seconds / steps, 3) for name, seconds in spent.items()}
+            for of, name in self._parts():
+                delattr(of, name)
+        if blocks:
+            rounds = sum(sum(b.histogram) for b in blocks)
+            row["length"] = round(1 + sum(j * c for b in blocks for j, c in enumerate(b.histogram)) / max(1, rounds), 2)
+            row["drafted"] = round(sum(b.num_draft_tokens for b in blocks) / max(1, rounds), 2)
+            row["drafting_share"] = round(rounds * row["length"] / max(1, made), 2)
+        if sampling == "greedy":
+            row["answers"] = [answers[i] for i in sorted(answers)]
+        return row
 
-    await_others(contestant, args)
-    with open(args.lock, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in args.samplings.split(","):
-            for kind, prompts in kinds.items():
-                for at_once in args.at:
-                    run(prompts, at_once, SAMPLINGS[name])
-                    runs = [run(prompts, at_once, SAMPLINGS[name]) for _ in range(args.repeats)]
-                    outputs = runs[-1][1]
-                    num_tokens = sum(len(o.token_ids) for o in outputs)
-                    row = {"sampling": name, "kind": kind, "at": at_once}
-                    row["tokens_per_s"] = round(statistics.median(num_tokens / seconds for seconds, *_ in runs), 1)
-                    row["ms_per_step"] = round(1e3 * statistics.median(seconds / steps for seconds, _, steps in runs), 3)
-                    blocks = [b for o in outputs if (b := getattr(o, "spec_decode_metrics", None)) is not None]
-                    if blocks:
-                        rounds = sum(sum(b.histogram) for b in blocks)
-                        accepted = sum(j * c for b in blocks for j, c in enumerate(b.histogram))
-                        drafted = sum(b.num_draft_tokens for b in blocks)
-                        row["drafted"] = round(drafted / max(1, rounds), 2)
-                        row["length"] = round(1 + accepted / max(1, rounds), 2)
-                        row["drafting_share"] = round((rounds + accepted) / num_tokens, 2)
-                    found["rows"].append(row)
-                    if name == "greedy":
-                        found["answers"][f"{kind} {at_once}"] = [list(o.token_ids) for o in outputs]
-                    print(contestant, row, flush=True)
-        if args.profile:
-            try:
-                parts = {"propose": speculator, "execute_model": runner, "sample_tokens": runner}
-                parts |= dict.fromkeys(("schedule", "update_from_output"), getattr(core, "scheduler", None))
-                found["profile"] = profile(lambda: run(next(iter(kinds.values()))[:2], 1, SAMPLINGS["greedy"]), parts)
-            except Exception as error:  # no tracer on this machine: the other figures stand
-                found["profile"] = {"error": str(error)[:200]}
-    return found
+    def warm(self) -> None:
+        """Whatever is compiled when it is first used; what ours has learned beside others that do the same is forgotten."""
+        for sampling, at in product(self.args.samplings, self.args.at):
+            self.serve(sampling, "code", at, 0, num=at, tokens=24)
+        if (lengths := getattr(self.scheduler, "lengths", None)) is not None:
+            lengths.forget()
 
+    def _parts(self) -> list[tuple[Any, str]]:
+        of = [(getattr(self.runner, "speculator", None), "propose"), (self.runner, "execute_model")]
+        of += [(self.runner, "sample_tokens"), (self.scheduler, "schedule"), (self.scheduler, "update_from_output")]
+        return [(one, name) for one, name in of if hasattr(one, name)]
 
-def await_others(contestant: str, args: argparse.Namespace) -> None:
-    """Wait until all are ready, or have failed: who still starts would be measured by the others."""
-    file_of(contestant, args).with_suffix(".ready").touch()
-    end = time.monotonic() + args.wait
-    while time.monotonic() < end:
-        stems = {file.stem for kind in ("ready", "json") for file in Path(args.logs).glob(f"vllm.*.{kind}")}
-        if len(stems) >= (args.num or len(args.contestants.split(","))):
-            return
-        time.sleep(0.5)
+    def _timed(self) -> dict[str, float]:
+        """Seconds of the host in some methods from now on."""
+        spent = {name: 0.0 for _, name in self._parts()}
 
+        def timed(name: str, method: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                start = time.perf_counter()
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    spent[name] += time.perf_counter() - start
 
-def file_of(contestant: str, args: argparse.Namespace) -> Path:
-    return Path(args.logs) / f"vllm.{args.tag}{contestant.replace(':', '_').replace('@', '_').replace('.', '')}.x"
+            return call
 
-
-def profile(run: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds per step: of the host in some methods, then of the device, and of the kernels that take most."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as traced
-
-    spent = dict.fromkeys(parts, 0.0)
-
-    def timed(name: str, method: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                spent[name] += time.perf_counter() - start
-
-        return call
-
-    had = {name: getattr(of, name) for name, of in parts.items() if hasattr(of, name)}
-    for name, method in had.items():
-        setattr(parts[name], name, timed(name, method))
-    seconds, _, steps = run()
-    for name in had:
-        delattr(parts[name], name)
-    found: dict[str, Any] = {"steps": steps, "ms_per_step": round(1e3 * seconds / steps, 3)}
-    found["host_ms"] = {name: round(1e3 * spent[name] / steps, 3) for name in had}
-    try:
-        with traced(activities=[ProfilerActivity.CUDA]) as trace:
-            _, _, steps = run()
-    except Exception as error:  # no tracer on this machine
-        return found | {"error": str(error)[:200]}
-    rows = sorted(trace.key_averages(), key=lambda r: -r.self_device_time_total)
-    found["device_ms_per_step"] = round(sum(r.self_device_time_total for r in rows) / 1e3 / steps, 3)
-    return found | {"top": [(r.key[:48], r.count, round(r.self_device_time_total / 1e3 / steps, 4)) for r in rows[:8]]}
+        for of, name in self._parts():
+            setattr(of, name, timed(name, getattr(of, name)))
+        return spent
 
 
-def summary(found: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The last contestant over no draft and over vLLM's own best length, by load; the worst of sampling and kind of prompt."""
-    rates = {
-        name: {(r["sampling"], r["kind"], r["at"]): r["tokens_per_s"] for r in one["rows"]}
-        for name, one in found.items()
-        if "rows" in one
-    }
-    ours, own = list(found)[-1], [name for name in rates if name.startswith("own")]
-    if ours not in rates:
-        return {}
+def serve_cases(name: str, args: argparse.Namespace) -> None:
+    """A contestant's process: say what it is, then one line for every line that comes."""
+    with os.fdopen(args.reply, "w", buffering=1) as reply:
+        try:
+            contestant = Contestant(name, args)
+            contestant.warm()
+            reply.write(json.dumps(contestant.about) + "\n")
+            for line in sys.stdin:
+                args.profile = (case := json.loads(line)).pop("profile")
+                reply.write(json.dumps(contestant.serve(**case)) + "\n")
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+    os._exit(1)  # vLLM's threads have nothing to say to us
+
+
+class Child:
+    """A contestant's process, as its parent sees it."""
+
+    def __init__(self, name: str, args: argparse.Namespace):
+        self.name = name
+        self.log = Path(args.logs) / f"vllm.{name.replace(':', '_').replace('@', '_').replace('.', '')}.log"
+        self.replies, write = os.pipe()
+        self._rest = b""
+        self.error = ""
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, *sys.argv[1:], "--one", name, "--reply", str(write), "--ids", args.ids],
+                env=ENVIRONMENT | os.environ, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, pass_fds=[write], text=True,
+            )  # fmt: skip
+        os.close(write)
+
+    def heard(self, seconds: float) -> dict[str, Any] | None:
+        """The next line, or None: then it has failed, or is late, and is over."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self._rest:
+            if not select.select([self.replies], [], [], max(0.0, end - time.monotonic()))[0]:
+                return self.stop(f"nothing came in {seconds:.0f} s")
+            if not (more := os.read(self.replies, 1 << 20)):
+                return self.stop("it ended")
+            self._rest += more
+        line, self._rest = self._rest.split(b"\n", 1)
+        return json.loads(line)
+
+    def asked(self, case: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(case) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return self.stop("it ended")
+        return self.heard(seconds)
+
+    def stop(self, why: str = "") -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        if why and not self.error:
+            text = [line for line in self.log.read_text().splitlines() if "base.py:380" not in line]
+            self.error = f"{why}: " + " / ".join(line[-160:] for line in text[-4:])
+
+
+def summary(cells: dict[str, dict[tuple[str, str, int], float]], at: list[int]) -> dict[str, Any]:
+    """The last of ours over no draft and over vLLM's own best length, by load; the worst of sampling and kind of prompt."""
     over: dict[str, Any] = {"over_no_draft": {}, "over_own_best_k": {}}
-    for at in args.at:
-        cases = [case for case in rates[ours] if case[2] == at]
-        if "none" in rates:
-            over["over_no_draft"][str(at)] = round(min(rates[ours][c] / rates["none"][c] for c in cases), 3)
-        if own:
-            over["over_own_best_k"][str(at)] = round(min(rates[ours][c] / max(rates[o][c] for o in own) for c in cases), 3)
+    ours = cells.get("ours", {})
+    for load in at:
+        cases = [case for case in ours if case[2] == load]
+        for name, others in (("over_no_draft", ["none"]), ("over_own_best_k", [n for n in cells if n.startswith("own")])):
+            rates = {case: [cells[o][case] for o in others if case in cells.get(o, {})] for case in cases}
+            if found := [ours[case] / max(of) for case, of in rates.items() if of]:
+                over[name][str(load)] = round(min(found), 3)
+    code = [ours[case] / cells["none"][case] for case in ours if case[1:] == ("code", 1) and case in cells.get("none", {})]
+    return over | ({"code_at_1_over_no_draft": round(min(code), 3)} if code else {})
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Start all, ask them case by case, and print the table."""
+    end = time.monotonic() + args.limit
+    children = [Child(name, args) for name in args.contestants]
+    names = [child.name for child in children]
+    num = 2 * max(REQUESTS.get(at, 2 * at) for at in args.at)
+    Path(args.ids + ".part").write_text(json.dumps(prompts_of(args.model, Path(args.data), num)))
+    os.rename(args.ids + ".part", args.ids)
+    about, ready = {}, time.monotonic() + args.wait
+    for child in children:
+        if (said := child.heard(max(1.0, min(ready, end) - time.monotonic()))) is not None:
+            about[child.name] = said
+    print(f"{len(about)} of {len(names)} ready, {end - time.monotonic():.0f} s left", flush=True)
+    rows: dict[str, dict[tuple[str, str, int], list[dict[str, Any]]]] = {name: {} for name in names}
+    every, drawn = list(product(args.samplings, ("code", "others"), args.at)), random.Random(0)
+    for repeat in range(args.repeats + 1):
+        drawn.shuffle(every)
+        for case in every:
+            if end - time.monotonic() < 3 or (not repeat and case[1] == "code"):
+                continue
+            drawn.shuffle(children)
+            for child in children:
+                given = named(case) | {"first": 0, "profile": args.profile and not repeat}
+                left = min(args.visit_s + 15, end - time.monotonic())
+                if child.error or left < 1 or (row := child.asked(given, left)) is None:
+                    continue
+                rows[child.name].setdefault(case, []).append(row | {"repeat": repeat})
+                print(child.name, repeat, *case, {k: v for k, v in row.items() if k != "answers"}, flush=True)
+            write(rows, about, children, names, args)
+    for child in children:
+        child.stop()
+    show(rows, about, {child.name: child.error for child in children}, args)
+    print("summary", json.dumps(write(rows, about, children, names, args)))
+
+
+def counted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["repeat"]]
+
+
+def named(case: tuple[str, str, int]) -> dict[str, Any]:
+    return dict(zip(("sampling", "kind", "at"), case, strict=True))
+
+
+def rate(rows: list[dict[str, Any]]) -> float:
+    return statistics.median(row["tokens_per_s"] for row in rows) if rows else 0.0
+
+
+def write(rows: Any, about: Any, children: list[Child], names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """What is known by now."""
+    over = summary(
+        {name: {case: rate(of) for case, had in rows[name].items() if (of := counted(had))} for name in names}, args.at
+    )
+    found = {name: dict(about.get(name, {})) for name in names}
+    for child in children:
+        found[child.name] |= {"error": child.error} if child.error else {}
+        found[child.name]["rows"] = [
+            named(case) | {k: v for k, v in row.items() if k != "answers"}
+            for case, had in rows[child.name].items()
+            for row in had
+        ]
+    if args.out:
+        written = {"summary": over, "more": json.loads(args.more), "contestants": found}
+        Path(args.out).write_text(json.dumps(written, indent=1) + "\n")
     return over
 
 
-def table(found: dict[str, Any]) -> None:
-    """Every contestant's rows, and how many of its greedy answers are those of no draft."""
-    base = found.get("none", {})
-    for name, one in found.items():
-        if "error" in one:
-            print(f"{name}: {one['error'][-700:]}")
-            continue
-        about = {k: one[k] for k in ("ready_s", "v2", "async", "speculator") if k in one}
-        print(f"{name} {about}" + (f" {one['profile']}"[:420] if "profile" in one else ""))
-        rows: dict[tuple[str, str], list[str]] = {}
-        for r in one["rows"]:
-            same = [(r["sampling"], r["kind"], r["at"]) == (b["sampling"], b["kind"], b["at"]) for b in base.get("rows", [])]
-            ratio = f" {r['tokens_per_s'] / base['rows'][same.index(True)]['tokens_per_s']:.2f}x" if any(same) else ""
-            length = f" len {r['length']}/{r['drafted']}/{r['drafting_share']}" if "length" in r else ""
-            rows.setdefault((r["sampling"], r["kind"]), []).append(
-                f"{r['at']}: {r['tokens_per_s']:.0f}{ratio} {r['ms_per_step']}ms{length}"
-            )
-        for case, cells in rows.items():
-            print("  ", *case, "|", " | ".join(cells))
-        if base.get("answers") and name != "none":
-            equal = {at: sum(a == b for a, b in zip(x, base["answers"][at], strict=True)) for at, x in one["answers"].items()}
-            print("   equal to none:", equal)
+def show(rows: Any, about: Any, errors: dict[str, str], args: argparse.Namespace) -> None:
+    """Tokens per second of every case, and how many greedy answers are those of no draft."""
+    columns = [(kind, at) for at in args.at for kind in ("code", "others")]
+    print("tokens/s, over no draft, length/drafted:", *(f"{kind}@{at}" for kind, at in columns), sep=" | ")
+    for name in rows:
+        said = about.get(name, {})
+        kind = "" if not said else ("" if said["v2"] and said["async"] else "FIRST RUNNER ") + f"{said['ready_s']:.0f}s"
+        for sampling in args.samplings:
+            cells = []
+            for column in columns:
+                of, base = (counted(rows.get(n, {}).get((sampling, *column), [])) for n in (name, "none"))
+                mine, plain = rate(of), rate(base)
+                last = of[-1] if of else {}
+                cells.append(
+                    f"{mine:.0f}" + (f" {mine / plain:.2f}x" if plain and name != "none" else "")
+                    + (f" {last['length']}/{last['drafted']}" if "length" in last else "")
+                )  # fmt: skip
+            print(name, sampling, kind, "|", " | ".join(cells))
+        equal = []
+        for column in columns:
+            mine, base = (rows.get(n, {}).get(("greedy", *column), []) for n in (name, "none"))
+            if mine and base and name != "none":
+                pairs = list(zip(mine[-1].get("answers", ()), base[-1].get("answers", ()), strict=False))
+                equal.append(f"{sum(a == b for a, b in pairs)}/{len(pairs)}")
+        hosts = [
+            row["host_ms"] | {"step": row["ms_per_step"]}
+            for row in rows[name].get(("greedy", "others", 1), [])
+            if "host_ms" in row
+        ]
+        if equal or hosts:
+            print("  equal", *equal, "| host ms a step at 1:", *(f"{k[:7]} {v}" for k, v in (hosts or [{}])[-1].items()))
+        if errors.get(name):
+            print("  FAILED", errors[name][-330:])
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("model")
     p.add_argument("draft")
-    p.add_argument("--contestants", default="none,own:2,own:3,own:5,ours")
+    p.add_argument("--data", default=".", help="the folder of the questions")
+    p.add_argument("--contestants", default="none,ours,own:3,own:2,ours:fixed:3,own:4", type=lambda s: s.split(","))
     p.add_argument("--at", default="1,8,32", type=lambda s: [int(x) for x in s.split(",")])
-    p.add_argument("--samplings", default="greedy,top-p")
+    p.add_argument("--samplings", default="greedy,top-p", type=lambda s: s.split(","))
     p.add_argument("--tokens", type=int, default=96)
     p.add_argument("--most", type=int, default=8, help="num_speculative_tokens of ours")
     p.add_argument("--repeats", type=int, default=2)
-    p.add_argument("--ids", help="a JSON file of prompts as token ids, in place of the texts here")
     p.add_argument("--more", default="{}", help="further options of vllm.LLM, as JSON")
     p.add_argument("--cache-mib", type=int, default=3072)
-    p.add_argument("--limit", type=int, default=330, help="seconds for all of it")
+    p.add_argument("--limit", type=float, default=270, help="seconds for all of it")
+    p.add_argument("--wait", type=float, default=150, help="seconds to wait for all to be ready")
+    p.add_argument("--visit-s", type=float, default=6, help="seconds that one case of one contestant may take")
+    p.add_argument("--profile", action="store_true", help="time the host's part in the round that is not counted")
     p.add_argument("--logs", default=tempfile.gettempdir())
-    p.add_argument("--profile", action="store_true")
-    p.add_argument("--wait", type=int, default=150, help="seconds to wait for others to be ready")
-    p.add_argument("--num", type=int, help="how many processes start, where other runs share the logs and the lock")
-    p.add_argument("--tag", default="", help="goes before the names of files")
     p.add_argument("--out")
-    p.add_argument("--one", help=argparse.SUPPRESS)
-    p.add_argument("--lock", default=os.path.join(tempfile.gettempdir(), "vllm_gpu.lock"))
+    for name, kind in (("--one", str), ("--reply", int), ("--ids", str)):
+        p.add_argument(name, type=kind, help=argparse.SUPPRESS)
     args = p.parse_args()
-    names = args.contestants.split(",")
-    files = {name: file_of(name, args) for name in names}
     if args.one:
-        try:
-            result = measure(args.one, args)
-        except BaseException:
-            result = {"error": traceback.format_exc()[-6000:]}
-            traceback.print_exc()
-        files[args.one].with_suffix(".json").write_text(json.dumps(result))
-        sys.stdout.flush()
-        os._exit(1 if "error" in result else 0)  # vLLM's threads have nothing to say to us
-    end, children = time.monotonic() + args.limit, {}
-    for name, file in files.items():
-        for kind in (".json", ".ready"):
-            file.with_suffix(kind).unlink(missing_ok=True)
-        command = [sys.executable, __file__, *sys.argv[1:], "--one", name]
-        with file.with_suffix(".log").open("w") as log:
-            children[name] = subprocess.Popen(
-                command, env=ENVIRONMENT | os.environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-    found: dict[str, Any] = {}
-    for name, child in children.items():
-        try:
-            child.wait(max(1.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-        text = files[name].with_suffix(".log").read_text()
-        written = files[name].with_suffix(".json")
-        found[name] = json.loads(written.read_text()) if written.is_file() else {"error": "ran past its limit\n" + text[-1500:]}
-        print(f"== {name}", *[line[:200] for line in text.splitlines() if "specdecpp" in line][:6], sep="\n   ", flush=True)
-    over = summary(found, args)
-    if args.out:
-        kept = {name: {k: v for k, v in one.items() if k != "answers"} for name, one in found.items()}
-        Path(args.out).write_text(json.dumps({"summary": over, "contestants": kept}, indent=1) + "\n")
-    table(found)
-    print("summary", json.dumps(over))
+        serve_cases(args.one, args)
+    args.ids = os.path.join(tempfile.mkdtemp(), "ids.json")
+    compare(args)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
 """The length of a batch's rounds, chosen before each round from what earlier ones took and brought.
 
 Tokens per second are E[tokens] / E[seconds] of a round. The seconds are those between the outputs of two steps of the engine,
-by load (requests together, in powers of two): a running mean for rounds without draft tokens, a line in the length for the
-others. With scheduling ahead of the device they hold the drafting of a round and the pass that verifies it, and what the host
-adds. The tokens follow from how often draft
-token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a few rounds
-without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few rounds
-are made with draft tokens as often as what they may lose stays below a hundredth of the time.
+by load (requests together, in powers of two): the median by length, and for lengths with draft tokens a line through those.
+With scheduling ahead of the device they hold the drafting of a round and the pass that verifies it, and what the host adds. The
+tokens follow from how often draft token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a
+few rounds without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few rounds are
+made with draft tokens as often as what they may lose stays below a hundredth of the time.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from specdecpp.integrations.vllm.clock import Line, Mean
 from specdecpp.policies.cost_aware import TRIAL, CostAware
 
 PRIOR, WEIGHT = CostAware.prior, 8.0
@@ -26,25 +25,55 @@ AGAIN, MOST_AGAIN = 256, 4096
 """Rounds with draft tokens after which one without is timed again; twice as many each time."""
 
 
+KEPT = 32
+"""Rounds of a length whose median is its time: a machine that was elsewhere for one of them does not count."""
+MARGIN = 1.01
+"""How many times as fast as without draft tokens a length must be to be taken: what is measured is no more exact than that."""
+
+
+class Median:
+    """The median of the last seconds."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=KEPT)
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def add(self, seconds: float) -> None:
+        self._last.append(seconds)
+        self.seconds = median(self._last)
+
+
 @dataclass
 class Load:
-    """Seconds of rounds at one number of requests together: without draft tokens, and with them as a line in their number."""
+    """Seconds of rounds at one number of requests together, by length; through those with draft tokens goes a line."""
 
-    plain: Mean = field(default_factory=Mean)
-    drafting: Line = field(default_factory=Line)
+    times: dict[int, Median] = field(default_factory=dict)
     plan: deque[int] = field(default_factory=deque)
     num_off: int = 0
     num_on: int = 0
     again: int = AGAIN
 
     def add(self, length: int, seconds: float) -> None:
-        if length:
-            self.drafting.add(float(length), seconds)
-        else:
-            self.plain.add(seconds)
+        self.times.setdefault(length, Median()).add(seconds)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether rounds with draft tokens were timed."""
+        return any(self.times)
 
     def seconds(self, length: int) -> float:
-        return self.drafting.at(float(length)) if length or not self.plain.num else self.plain.seconds
+        """Never falling in the length of rounds with draft tokens."""
+        if not length and 0 in self.times:
+            return self.times[0].seconds
+        points = [(k, time.seconds, len(time)) for k, time in self.times.items() if k]
+        weight = sum(w for *_, w in points)
+        middle, mean = (sum(w * point[i] for *point, w in points) / weight for i in (0, 1))
+        spread = sum(w * (k - middle) ** 2 for k, _, w in points)
+        slope = sum(w * (k - middle) * s for k, s, w in points) / spread if spread else 0.0
+        return mean + min(max(slope, 0.0), mean / middle) * (length - middle)
 
 
 class Acceptance:
@@ -82,14 +111,14 @@ class Lengths:
     def __getitem__(self, num_reqs: int) -> int:
         """The length of the round that is being scheduled."""
         load = self._load(num_reqs)
-        if not load.plan and not load.drafting.weight and not load.plain.num:
+        if not load.plan and not load.times:
             for k in dict.fromkeys((self._choices[0], self._choices[len(self._choices) // 2], self._choices[-1])):
                 load.plan.extend([k] * (SETTLE + TIMED_FOR))
         if load.plan:
             return load.plan.popleft()
-        if not load.drafting.weight:  # the rounds of the plan are on their way
+        if not load.drafts:  # the rounds of the plan are on their way
             return self._choices[len(self._choices) // 2]
-        best = max(self._choices, key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k))
+        best = max(self._choices, key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k) * (1 if k else MARGIN))
         return self._tried(load) if not best else self._timed(load, best)
 
     def _tried(self, load: Load) -> int:
@@ -123,6 +152,11 @@ class Lengths:
             if streak >= SETTLE:
                 self._load(num_reqs).add(length, now - last[0])
         self._last = None if length is None else (now, num_reqs, length, streak)
+
+    def forget(self) -> None:
+        """The seconds of before, as of another machine; what is accepted stays known."""
+        self._loads.clear()
+        self._last = None
 
     def _load(self, num_reqs: int) -> Load:
         return self._loads.setdefault((num_reqs - 1).bit_length(), Load())
