@@ -277,10 +277,9 @@ def summary(cells: dict[str, dict[tuple[str, str, int], float]], at: list[int]) 
     return over | ({"code_at_1_over_no_draft": round(min(code), 3)} if code else {})
 
 
-def compare(args: argparse.Namespace) -> None:
-    """Start all, ask them case by case, and print the table."""
+def compare(args: argparse.Namespace, children: list[Child]) -> None:
+    """Ask all case by case, and print the table."""
     end = time.monotonic() + args.limit
-    children = [Child(name, args) for name in args.contestants]
     names = [child.name for child in children]
     num = 2 * max(REQUESTS.get(at, 2 * at) for at in args.at)
     Path(args.ids + ".part").write_text(json.dumps(prompts_of(args.model, Path(args.data), num)))
@@ -306,8 +305,6 @@ def compare(args: argparse.Namespace) -> None:
                 rows[child.name].setdefault(case, []).append(row | {"repeat": repeat})
                 print(child.name, repeat, *case, {k: v for k, v in row.items() if k != "answers"}, flush=True)
             write(rows, about, children, names, args)
-    for child in children:
-        child.stop()
     show(rows, about, {child.name: child.error for child in children}, args)
     print("summary", json.dumps(write(rows, about, children, names, args)))
 
@@ -403,7 +400,12 @@ def main() -> None:
     if args.one:
         serve_cases(args.one, args)
     args.ids = os.path.join(tempfile.mkdtemp(), "ids.json")
-    compare(args)
+    children = [Child(name, args) for name in args.contestants]
+    try:
+        compare(args, children)
+    finally:
+        for child in children:
+            child.stop()
 
 
 if __name__ == "__main__":

@@ -101,6 +101,11 @@ class Recorded:
         padded = 1 << (num_reqs - 1).bit_length()
         return BatchExecutionDescriptor(cg_mode=CUDAGraphMode.FULL, num_tokens=padded * self._width, num_reqs=padded)
 
+    def specialize_spec_tokens(self, chosen: Any, length: int) -> Any:
+        from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorBatchDescriptor
+
+        return SpeculatorBatchDescriptor(**vars(chosen), num_speculative_tokens=length)
+
     def run_fullgraph(self, chosen: Any) -> None:
         num, buffers, tables = chosen.num_reqs, self._speculator.input_buffers, self._speculator.block_tables
         metadata = SimpleNamespace(
@@ -108,7 +113,8 @@ class Recorded:
             seq_lens=buffers.seq_lens[:num],
             block_table=tables.input_block_tables[0][:num],
         )
-        self._run(num, chosen.num_tokens, metadata, tables.slot_mappings[0], None, None, num_speculative_steps=4)
+        length = getattr(chosen, "num_speculative_tokens", 1)
+        self._run(num, chosen.num_tokens, metadata, tables.slot_mappings[0], None, None, num_speculative_steps=length)
 
 
 @dataclass
@@ -152,7 +158,7 @@ class World:
         self.speculator.expanded_slot_mappings = torch.zeros(1, max_num_tokens + max_num_reqs, dtype=torch.int64)
         if sizes.get("graphs"):
             self.speculator._first_graphs = Recorded(self.speculator, self.speculator._first, v2.FIRST)
-            self.speculator._next_graphs = Recorded(self.speculator, self.speculator._next, 1)
+            self.speculator._rest_graphs = Recorded(self.speculator, self.speculator._rest, 1)
         self.temperature, self.seeds = torch.zeros(max_num_reqs), torch.zeros(max_num_reqs, dtype=torch.int64)
         self.requests: dict[str, Request] = {}
         self._free = list(range(max_num_reqs))
@@ -253,7 +259,7 @@ def configuration(num_ids: int, ours: Any, most: int, max_num_reqs: int, max_mod
         speculative_config=SimpleNamespace(
             method="draft_model", num_speculative_tokens=most, draft_model_config=model, use_local_argmax_reduction=False,
             enable_adaptive_verification=False, draft_sample_method="greedy", uses_draft_model=lambda: True,
-            kv_cache_dtype=None,
+            kv_cache_dtype=None, uses_dynamic_speculative_decoding=lambda: True,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs, max_num_batched_tokens=max_num_tokens),
         parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0, decode_context_parallel_size=1),

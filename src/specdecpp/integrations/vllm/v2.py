@@ -1,9 +1,10 @@
 """The standalone draft in vLLM's second model runner, with CUDA graphs: `StandaloneARSpeculator` as its eagle speculators run.
 
-A round is one pass over the last two tokens of every request and one pass a further draft token; both are recorded by vLLM's
-own graph manager for every batch size, whatever the length of the round:
+A round is one pass over the last two tokens of every request and one pass a further draft token; they are recorded by vLLM's own
+graph manager for every batch size, the first pass as one graph and the others as one for each length that the scheduler chooses
+from, so that the host launches two graphs a round:
 
-    catch up (eager, only where tokens are unread) -> first (graph, two tokens a request) -> next (graph) -> next -> ...
+    catch up (eager, only where tokens are unread) -> first (graph, two tokens a request) -> rest (graph, one pass a token)
 
 Two tokens are enough: the draft has read what it drafted, so after a verification it lacks the token that was sampled and, if
 all were accepted, the last draft token. The pass does not depend on how many tokens were verified, as vLLM's own does, and a
@@ -14,7 +15,7 @@ drafts again; the host counts those tokens from above, and places before the fir
 
 The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the round and the same for the batch. With `ends`
 a round may be shorter: after each draft token the device multiplies its probability of acceptance onto the request's survival,
-and where no survival reaches its threshold the following steps are not launched. The host reads that flag from pinned memory
+and where no survival reaches its threshold the following passes, graphs of their own then, are not launched. The host reads that flag from pinned memory
 one step late, "late" by waiting for it and "poll" only if it is there. Draft tokens that were drawn are all verified, and a
 place without one holds -1, which vLLM's rejection sampler never accepts and takes as the end (the next token is then the
 target's own), so the output keeps the target's distribution.
@@ -59,7 +60,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         settings = Settings.of(vllm_config) or Settings()
         self._states = req_states
         self._first_graphs: Any = None
-        self._next_graphs: Any = None
+        self._rest_graphs: Any = None
         self._unread = np.full(self.max_num_reqs, ALL, dtype=np.int64)
         places = torch.arange(self.max_num_reqs + 1, dtype=torch.int32, device=device)
         self._starts = {width: width * places for width in (1, FIRST)}
@@ -89,13 +90,13 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         """Graphs for decoding batches, if the target has them and the attention's metadata can be renewed inside of them."""
         is_full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL and self.supports_decode_metadata_update
         mode = CUDAGraphMode.FULL_DECODE_ONLY if is_full else CUDAGraphMode.NONE
-        self._first_graphs, self._next_graphs = (
+        self._first_graphs, self._rest_graphs = (
             SpeculatorCudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=width) for width in (FIRST, 1)
         )
 
     def capture(self) -> None:
         self.idx_mapping.fill_(PAD)
-        parts = ((self._first_graphs, self._first, "first"), (self._next_graphs, self._next, "next"))
+        parts = ((self._first_graphs, self._first, "first pass"), (self._rest_graphs, self._rest, "further passes"))
         for graphs, run, name in parts if self.num_speculative_steps > 1 else parts[:1]:
             graphs.capture(
                 run,
@@ -104,9 +105,15 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
                 self.block_tables,
                 self.attn_groups,
                 self.kv_cache_config,
-                progress_bar_desc=f"Capturing the {name} pass of drafting",
+                progress_bar_desc=f"Capturing the {name} of drafting",
+                specialize_spec_tokens=graphs is self._rest_graphs and self._has_lengths,
             )
-        logger.info("specdecpp drafts by %d + %d CUDA graphs", len(self._first_graphs.graphs), len(self._next_graphs.graphs))
+        logger.info("specdecpp drafts by %d + %d CUDA graphs", len(self._first_graphs.graphs), len(self._rest_graphs.graphs))
+
+    @property
+    def _has_lengths(self) -> bool:
+        """Whether there are graphs for each length; a round that a threshold may end has one for a single pass."""
+        return self._rule is None and self.speculative_config.uses_dynamic_speculative_decoding()
 
     @torch.inference_mode()
     def propose(
@@ -138,33 +145,38 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         num = input_batch.num_reqs
         length = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         tokens = self.draft_tokens[:num]
-        unread = np.zeros(0) if dummy_run else self._count_unread(input_batch, drafts=length > 0)
+        unread = None if dummy_run else self._count_unread(input_batch, drafts=length > 0)
         if not length:
             return tokens.fill_(PAD)
         self._copy_request_inputs(num, input_batch.idx_mapping, temperature, seeds)
-        reading = None if dummy_run else _reading(input_batch)
         if dummy_run:
             self.idx_mapping.fill_(PAD)
-        elif reading is not None and reading.any():  # prompts that go on in the next step: nothing is drafted
-            self.idx_mapping[:num].masked_fill_(async_tensor_h2d(reading, device=self.device), PAD)
-        if unread.any():
-            self._catch_up(input_batch, unread)
+        elif unread is not None:
+            if (reading := _reading(input_batch)).any():  # prompts that go on in the next step: nothing is drafted
+                self.idx_mapping[:num].masked_fill_(async_tensor_h2d(reading, device=self.device), PAD)
+            if unread.any():
+                self._catch_up(input_batch, unread)
         if self._rule is not None:
             self._rule.start()
         num_drawn = 1
+        self._map_blocks()
         self._launch(self._first_graphs, self._first, FIRST, num, eager=is_profile)
         while num_drawn < length and not (self._rule is not None and self._rule.ends(num_drawn)):
-            self._launch(self._next_graphs, self._next, 1, num, eager=is_profile)
-            num_drawn += 1
+            further = 1 if self._rule is not None else length - 1
+            self._launch(self._rest_graphs, self._rest, 1, num, eager=is_profile, length=1 + further)
+            num_drawn += further
         tokens[:, num_drawn:] = PAD
         return tokens
 
-    def _count_unread(self, batch: Any, *, drafts: bool) -> np.ndarray:
-        """Tokens of each request before the last two that the draft has not read, or more; and what to count on from.
+    def _count_unread(self, batch: Any, *, drafts: bool) -> np.ndarray | None:
+        """Tokens of each request before the last two that the draft has not read, or more; and what to count on from. None
+        where all decode and nothing is missing.
 
         `_unread` is 0 after a round with draft tokens: then nothing is missing but what the first pass reads anyway.
         """
         slots, num = batch.idx_mapping_np[: batch.num_reqs], batch.num_reqs
+        if drafts and not batch.is_prefilling_np[:num].any() and not self._unread[slots].any():
+            return None
         since = np.where(self._unread[slots] > 0, self._unread[slots] + batch.num_scheduled_tokens[:num], FIRST)
         unread = np.where(batch.is_prefilling_np[:num], ALL, since)
         reading = _reading(batch)
@@ -199,15 +211,22 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             self._run_model(ids, positions, metadata, build_slot_mappings_by_layer(maps, self.kv_cache_config), None)
             left = left - now
 
-    def _launch(self, graphs: Any, run: Any, width: int, num: int, *, eager: bool) -> None:
-        torch.clamp(self._starts[width], max=width * num, out=self.input_buffers.query_start_loc)
-        if eager or graphs is None or (chosen := graphs.dispatch(num, width * num, width, 0)).cg_mode != CUDAGraphMode.FULL:
-            run(num, width * num)
-            return
+    def _map_blocks(self) -> None:
         for groups in self.attn_groups:
             for group in groups:
                 group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id])
-        graphs.run_fullgraph(chosen)
+
+    def _launch(self, graphs: Any, run: Any, width: int, num: int, *, eager: bool, length: int = 1) -> None:
+        """Passes of `width` tokens a request, by a graph where there is one; the rest of a round of that length is one."""
+        torch.clamp(self._starts[width], max=width * num, out=self.input_buffers.query_start_loc)
+        if not eager and graphs is not None:
+            chosen = graphs.dispatch(num, width * num, width, 0)
+            if width == 1 and self._has_lengths:
+                chosen = graphs.specialize_spec_tokens(chosen, length)
+            if chosen.cg_mode == CUDAGraphMode.FULL:
+                graphs.run_fullgraph(chosen)
+                return
+        run(num, width * num, num_speculative_steps=length)
 
     def _first(
         self, num: int, num_tokens: int, attn_metadata: Any = None, slot_mappings: Any = None, *_: Any, **__: Any
@@ -225,12 +244,19 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         hidden = self._pass(num, num_tokens, FIRST, attn_metadata, slot_mappings)
         self._draw(num, hidden[FIRST - 1 : num_tokens : FIRST], places[:, 1])
 
-    def _next(
-        self, num: int, num_tokens: int, attn_metadata: Any = None, slot_mappings: Any = None, *_: Any, **__: Any
+    def _rest(
+        self,
+        num: int,
+        num_tokens: int,
+        attn_metadata: Any = None,
+        slot_mappings: Any = None,
+        *_: Any,
+        num_speculative_steps: int,
     ) -> None:
-        """The pass over the draft token of each request, and the next one."""
-        hidden = self._pass(num, num_tokens, 1, attn_metadata, slot_mappings)
-        self._draw(num, hidden[:num], self.input_buffers.positions[:num])
+        """The passes over the draft token of each request, and the next ones."""
+        for _step in range(1, 2 if self._rule is not None else num_speculative_steps):
+            hidden = self._pass(num, num_tokens, 1, attn_metadata, slot_mappings)
+            self._draw(num, hidden[:num], self.input_buffers.positions[:num])
 
     def _pass(self, num: int, num_tokens: int, width: int, attn_metadata: Any, slot_mappings: Any) -> Tensor:
         """Hidden states of the tokens in the buffers. Without metadata, that of a graph being recorded, it is built here."""
