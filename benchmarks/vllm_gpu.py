@@ -247,9 +247,7 @@ class Child:
 
     def asked(self, case: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         try:
-            assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(case) + "\n")
-            self.process.stdin.flush()
+            print(json.dumps(case), file=self.process.stdin, flush=True)
         except BrokenPipeError:
             return self.stop("it ended")
         return self.heard(seconds)
@@ -273,7 +271,8 @@ def summary(cells: dict[str, dict[tuple[str, str, int], float]], at: list[int]) 
             rates = {case: [cells[o][case] for o in others if case in cells.get(o, {})] for case in cases}
             if found := [ours[case] / max(of) for case, of in rates.items() if of]:
                 over[name][str(load)] = round(min(found), 3)
-    code = [ours[case] / cells["none"][case] for case in ours if case[1:] == ("code", 1) and case in cells.get("none", {})]
+    plain = cells.get("none", {})
+    code = [ours[case] / plain[case] for case in ours if case[1:] == ("code", 1) and case in plain]
     return over | ({"code_at_1_over_no_draft": round(min(code), 3)} if code else {})
 
 
@@ -329,11 +328,8 @@ def write(rows: Any, about: Any, children: list[Child], names: list[str], args: 
     found = {name: dict(about.get(name, {})) for name in names}
     for child in children:
         found[child.name] |= {"error": child.error} if child.error else {}
-        found[child.name]["rows"] = [
-            named(case) | {k: v for k, v in row.items() if k != "answers"}
-            for case, had in rows[child.name].items()
-            for row in had
-        ]
+        had = [(case, row) for case, of in rows[child.name].items() for row in of]
+        found[child.name]["rows"] = [named(case) | {k: v for k, v in row.items() if k != "answers"} for case, row in had]
     if args.out:
         written = {"summary": over, "more": json.loads(args.more), "contestants": found}
         Path(args.out).write_text(json.dumps(written, indent=1) + "\n")
@@ -362,13 +358,10 @@ def show(rows: Any, about: Any, errors: dict[str, str], args: argparse.Namespace
         for column in columns:
             mine, base = (rows.get(n, {}).get(("greedy", *column), []) for n in (name, "none"))
             if mine and base and name != "none":
-                pairs = list(zip(mine[-1].get("answers", ()), base[-1].get("answers", ()), strict=False))
-                equal.append(f"{sum(a == b for a, b in pairs)}/{len(pairs)}")
-        hosts = [
-            row["host_ms"] | {"step": row["ms_per_step"]}
-            for row in rows[name].get(("greedy", "others", 1), [])
-            if "host_ms" in row
-        ]
+                pairs = list(zip(mine[-1]["answers"], base[-1]["answers"], strict=False))
+                equal.append(f"{sum(all(x == y for x, y in zip(a, b, strict=False)) for a, b in pairs)}/{len(pairs)}")
+        first = rows[name].get(("greedy", "others", 1), [])
+        hosts = [row["host_ms"] | {"step": row["ms_per_step"]} for row in first if "host_ms" in row]
         if equal or hosts:
             print("  equal", *equal, "| host ms a step at 1:", *(f"{k[:7]} {v}" for k, v in (hosts or [{}])[-1].items()))
         if errors.get(name):
