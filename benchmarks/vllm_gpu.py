@@ -112,8 +112,8 @@ class Contestant:
             time.sleep(0.2)
         self.prompts = json.loads(Path(args.ids).read_text())
 
-    def serve(self, sampling: str, kind: str, at: int, first: int, num: int = 0, tokens: int = 0) -> dict[str, Any]:
-        """Answer `num` prompts from `first` on, `at` of them at once; tokens per second while so many run."""
+    def serve(self, sampling: str, kind: str, at: int, num: int = 0, tokens: int = 0) -> dict[str, Any]:
+        """Answer `num` prompts, `at` of them at once; tokens per second while so many run."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
@@ -133,7 +133,7 @@ class Contestant:
                 name = f"r{self.num}"
                 self.num += 1
                 names[name], answers[given] = given, []
-                self.engine.add_request(name, {"prompt_token_ids": prompts[(first + given) % len(prompts)]}, how)
+                self.engine.add_request(name, {"prompt_token_ids": prompts[given % len(prompts)]}, how)
                 given, running = given + 1, running + 1
             steps += window is None
             for output in self.engine.step():
@@ -172,7 +172,7 @@ class Contestant:
     def warm(self) -> None:
         """Whatever is compiled when it is first used; what ours has learned beside others that do the same is forgotten."""
         for sampling, at in product(self.args.samplings, self.args.at):
-            self.serve(sampling, "code", at, 0, num=at, tokens=24)
+            self.serve(sampling, "code", at, num=at, tokens=24)
         if (lengths := getattr(self.scheduler, "lengths", None)) is not None:
             lengths.forget()
 
@@ -280,7 +280,7 @@ def compare(args: argparse.Namespace, children: list[Child]) -> None:
     """Ask all case by case, and print the table."""
     end = time.monotonic() + args.limit
     names = [child.name for child in children]
-    num = 2 * max(REQUESTS.get(at, 2 * at) for at in args.at)
+    num = max(REQUESTS.get(at, 2 * at) for at in args.at)
     Path(args.ids + ".part").write_text(json.dumps(prompts_of(args.model, Path(args.data), num)))
     os.rename(args.ids + ".part", args.ids)
     about, ready = {}, time.monotonic() + args.wait
@@ -297,7 +297,7 @@ def compare(args: argparse.Namespace, children: list[Child]) -> None:
                 continue
             drawn.shuffle(children)
             for child in children:
-                given = named(case) | {"first": 0, "profile": args.profile and not repeat}
+                given = named(case) | {"profile": args.profile and not repeat}
                 left = min(args.visit_s + 15, end - time.monotonic())
                 if child.error or left < 1 or (row := child.asked(given, left)) is None:
                     continue

@@ -1,8 +1,8 @@
 """The standalone draft in vLLM's second model runner, with CUDA graphs: `StandaloneARSpeculator` as its eagle speculators run.
 
 A round is one pass over the last two tokens of every request and one pass a further draft token. They are recorded by vLLM's
-own graph manager for every batch size: the first pass as one graph, the others as one for each length that the scheduler chooses
-from, so that the host launches two graphs a round:
+own graph manager for every batch size: the first pass as one graph, the others as one for each length that the scheduler
+chooses from, so that the host launches two graphs a round:
 
     catch up (eager, only where tokens are unread) -> first (graph, two tokens a request) -> rest (graph, one pass a token)
 
@@ -17,8 +17,8 @@ The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the
 a round may be shorter: after each draft token the device multiplies its probability of acceptance onto the request's survival,
 and where no survival reaches its threshold the further passes, each launched by itself then, are left out. The host reads that
 flag from pinned memory one step late, "late" by waiting for it and "poll" only if it is there. Draft tokens that were drawn are
-all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts and takes as the end (the next token
-is then the target's own), so the output keeps the target's distribution.
+all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts and takes as the end (the next
+token is then the target's own), so the output keeps the target's distribution.
 """
 
 from typing import Any
