@@ -280,7 +280,7 @@ def compare(args: argparse.Namespace, children: list[Child]) -> None:
     """Ask all case by case, and print the table."""
     end = time.monotonic() + args.limit
     names = [child.name for child in children]
-    num = max(REQUESTS.get(at, 2 * at) for at in args.at)
+    num = max(REQUESTS.get(int(at), 2 * int(at)) for at in args.at)
     Path(args.ids + ".part").write_text(json.dumps(prompts_of(args.model, Path(args.data), num)))
     os.rename(args.ids + ".part", args.ids)
     about, ready = {}, time.monotonic() + args.wait
@@ -289,7 +289,8 @@ def compare(args: argparse.Namespace, children: list[Child]) -> None:
             about[child.name] = said
     print(f"{len(about)} of {len(names)} ready, {end - time.monotonic():.0f} s left", flush=True)
     rows: dict[str, dict[tuple[str, str, int], list[dict[str, Any]]]] = {name: {} for name in names}
-    every, drawn = list(product(args.samplings, ("code", "others"), args.at)), random.Random(0)
+    every: list[tuple[str, str, int]] = list(product(args.samplings, ["code", "others"], args.at))
+    drawn = random.Random(0)
     for repeat in range(args.repeats + 1):
         drawn.shuffle(every)
         for case in every:

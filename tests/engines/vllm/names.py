@@ -1,6 +1,6 @@
-"""A program: whether vLLM's second model runner and its scheduler still have what route D builds on. Prints what they lack.
+"""A program: whether vLLM's second model runner and its scheduler still have what the plugin builds on. Prints what they lack.
 
-PYTHONPATH=sources python second_runner_names.py
+PYTHONPATH=sources python names.py
 """
 
 import inspect
@@ -15,11 +15,11 @@ def overridden() -> list[str]:
     from vllm.v1.worker.gpu import spec_decode
     from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
-    from specdecpp.integrations.vllm import v2
+    from specdecpp.integrations.vllm import speculator as ours_of
 
-    pairs = [(v2.init_speculator, spec_decode.init_speculator)]
+    pairs = [(ours_of.init_speculator, spec_decode.init_speculator)]
     pairs += [
-        (getattr(v2.AdaptiveSpeculator, name), getattr(StandaloneARSpeculator, name))
+        (getattr(ours_of.AdaptiveSpeculator, name), getattr(StandaloneARSpeculator, name))
         for name in ("propose", "init_cudagraph_manager", "capture", "set_attn")
     ]
     return [ours.__qualname__ for ours, theirs in pairs if list(_names(ours)) != list(_names(theirs))]

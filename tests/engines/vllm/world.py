@@ -135,7 +135,7 @@ class World:
         from vllm.v1.worker.gpu.spec_decode import speculator as base
         from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator as standalone
 
-        from specdecpp.integrations.vllm import v2
+        from specdecpp.integrations.vllm import speculator as ours_of
 
         self.target, self.most = target, most
         max_model_len, max_num_tokens = sizes.get("max_model_len", 64), sizes.get("max_num_tokens", 64)
@@ -143,21 +143,21 @@ class World:
         base._target_feeds_hc_residual = lambda config: False
         base.build_attn_metadata = self._metadata
         standalone.set_forward_context = self._in_context
-        v2.build_slot_mappings_by_layer = lambda maps, config: maps[0]
+        ours_of.build_slot_mappings_by_layer = lambda maps, config: maps[0]
         self.states = SimpleNamespace(
             total_len=SimpleNamespace(gpu=torch.zeros(max_num_reqs, dtype=torch.int32)),
             all_token_ids=SimpleNamespace(gpu=torch.zeros(max_num_reqs, max_model_len, dtype=torch.int32)),
         )
         config = configuration(network.num_ids, ours, most, max_num_reqs, max_model_len, max_num_tokens)
         config.speculative_config.draft_sample_method = "probabilistic" if sizes.get("draws") else "greedy"
-        self.speculator = v2.AdaptiveSpeculator(config, torch.device("cpu"), self.states)
+        self.speculator = ours_of.AdaptiveSpeculator(config, torch.device("cpu"), self.states)
         self.speculator.model = self.draft
         self.speculator.block_tables = Blocks(max_num_reqs, max_model_len, max_num_tokens + max_num_reqs)
         self.speculator.kv_cache_config = None
         self.speculator.attn_groups = []
         self.speculator.expanded_slot_mappings = torch.zeros(1, max_num_tokens + max_num_reqs, dtype=torch.int64)
         if sizes.get("graphs"):
-            self.speculator._first_graphs = Recorded(self.speculator, self.speculator._first, v2.FIRST)
+            self.speculator._first_graphs = Recorded(self.speculator, self.speculator._first, ours_of.FIRST)
             self.speculator._rest_graphs = Recorded(self.speculator, self.speculator._rest, 1)
         self.temperature, self.seeds = torch.zeros(max_num_reqs), torch.zeros(max_num_reqs, dtype=torch.int64)
         self.requests: dict[str, Request] = {}

@@ -1,6 +1,6 @@
 """A program: sampled rounds of our speculator with vLLM's own sampler and rejection sampler, whose kernels are interpreted.
 
-CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python second_runner_draws.py POLICY NUM
+CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python draws.py POLICY NUM
 
 Prints, for every pair of first two tokens, how often it came out and how likely the target has it; and the lengths of rounds.
 """
@@ -37,8 +37,8 @@ def _with_bool_masks(name: str, place: int) -> None:
 _with_bool_masks("create_masked_load", 1)
 _with_bool_masks("create_masked_store", 2)
 
-from test_v2 import Table  # noqa: E402
-from v2_world import World  # noqa: E402
+from test_vllm import Table  # noqa: E402
+from world import World  # noqa: E402
 
 MOST, TEMPERATURE = 3, 0.8
 
