@@ -48,7 +48,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REASONS = (
     "a GPU",
-    "vLLM (run by tests/engines/vllm)",
     "llama.cpp (run by tests/engines/gguf)",
     "Ray (run by tests/engines/ray)",
     "two processes (run by tests/engines/tp)",

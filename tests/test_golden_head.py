@@ -1,4 +1,4 @@
-"""Whatever judges a token says what golden_head.json says: module, rows in numpy, vLLM's batches, training, compiled code."""
+"""Whatever judges a token says what golden_head.json says: module, rows in numpy, training, compiled code."""
 
 import ctypes
 import json
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard, features
-from specdecpp.integrations.vllm.judging import Judging
 from specdecpp.policies import SpecDecPP
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.native import _CompiledHead
@@ -99,21 +98,6 @@ def test_a_policy_says_them_of_a_round(golden: dict[str, Any]) -> None:
         greedy = {"logits": torch.tensor(row["logits"])}
         draft.append(row["token"], **({"q": Q[i]} if row["temperature"] else greedy))
         assert policy.judge(draft, HIDDEN[i]) == pytest.approx(golden["accept"][i], abs=2e-5)
-
-
-@each_head
-def test_batches_of_vllm_say_the_golden_probabilities(golden: dict[str, Any]) -> None:
-    """Catches a lagged head that reads the scalars of the step it is asked in, and a calibration of the wrong rows."""
-    head = read(golden)
-    judging, said = Judging(head), []
-    steps = torch.arange(len(ROWS)).split(BATCH)
-    for k in range(len(steps) + (not judging.looks_ahead)):
-        new = steps[min(k, len(steps) - 1)]
-        at = new if judging.looks_ahead else steps[max(0, k - 1)]  # a state that has read the token is that of the next step
-        said.append(judging(HIDDEN[at], TOKENS[new], Q[new], is_greedy=torch.tensor([False, True])))
-    assert (said[0] is None) == (not judging.looks_ahead)
-    found = torch.cat([one for one in said if one is not None])
-    torch.testing.assert_close(found, torch.tensor(golden["accept"]), rtol=0, atol=2e-5)
 
 
 @each_head

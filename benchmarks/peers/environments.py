@@ -3,7 +3,7 @@
     peers-torch      torch, transformers, ours with llama-cpp-python built for this processor; SmolLM2 as a package brings it
     peers-llama      llama-server, built for this processor from the very sources that llama-cpp-python ships
     peers-openvino   OpenVINO GenAI, and what converts checkpoints for it
-    vllm             vLLM on a CPU, that of its tests; for `peers.batch`, `peers.cells` and `peers.vllm_door`
+    vllm             vLLM on a CPU, that of its tests; for `peers.batch` and `peers.cells`
     peers-models     the pairs; peers-logs: what the engines said; peers-cache: what ours measured
 
 Nothing is weakened: native builds, each engine's fastest path, its own thread pools.

@@ -6,8 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +43,8 @@ remove_strays()
 
 from specdecpp.loading.pair import REFERENCE  # noqa: E402 (imports transformers)
 
-TARGET, DRAFT, HEAD = (str(REFERENCE / name) for name in ("target", "draft", "head"))
+TARGET, DRAFT = (str(REFERENCE / name) for name in ("target", "draft"))
 NEWEST = "vllm==0.33.0"
-
-
-@contextmanager
-def sampling_repaired() -> Iterator[None]:
-    """vLLM's issue 55005: on a CPU `expand_batch_to_tokens` fills a copy, so that every sampled verification has temperature,
-    top-k and top-p from uninitialised memory, with this plugin or without. Greedy requests are not affected.
-
-    The repair stands here and not in the plugin: it mends another part of vLLM, for tests that need a sampled verification.
-    """
-    import torch
-    from vllm.v1.sample import rejection_sampler
-
-    def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
-        return torch.repeat_interleave(values, counts.long())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rejection_sampler, "expand_batch_to_tokens", expanded)
-        yield
 
 
 def engine(spec: dict[str, Any] | None = None, ours: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -79,11 +58,10 @@ def engine(spec: dict[str, Any] | None = None, ours: dict[str, Any] | None = Non
         "max_num_seqs": 64,
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
-        "async_scheduling": False,
         "additional_config": {} if ours is None else {"specdecpp": ours},
     }
     if spec is not None:
-        options |= {"speculative_config": spec, "per_request_spec_decode_metrics": "detailed"}
+        options |= {"speculative_config": spec}
     return LLM(**options | changes)
 
 
@@ -110,7 +88,7 @@ def newest() -> Path:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            pytest.skip(f"{NEWEST} could not be downloaded, so route C is not tested against it: {done.stderr[-200:]}")
+            pytest.skip(f"{NEWEST} could not be downloaded, so nothing is tested against it: {done.stderr[-200:]}")
         wheel = next(part.glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".py") or ".dist-info/" in name]

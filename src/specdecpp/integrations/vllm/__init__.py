@@ -1,15 +1,14 @@
-"""A plugin for vLLM: the engine serves, our policies say how much its draft model drafts.
+"""A plugin for vLLM: the engine serves, and the number of tokens that its draft model drafts is ours to choose.
 
 vLLM loads `register` in every process through the entry point group `vllm.general_plugins`. Nothing changes until an engine is
 configured for it:
 
     vllm serve TARGET --speculative-config '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}'
-                      --additional-config '{"specdecpp": {"head": HEAD, "policy": "cost-aware"}}' --no-async-scheduling
+                      --additional-config '{"specdecpp": {}}'
 
-    settings     what may be said there                heads        which head, and whether it fits
-    routes       which way into the engine             proposer, speculator, custom    the three of them: B, C, A
-    rounds       the policies of a batch               clock, judging, meters          costs, heads, metrics for it
-    unread       what an idle draft has missed
+    settings     what may be said there                 configuring  what can be followed, and the way into the engine
+    lengths      the length of a batch's rounds         scheduler    vLLM's, which asks for it
+    speculator   the passes of the draft, as graphs     stopping     a threshold that may end a round
 
 docs/vllm.md tells how to use it.
 """
@@ -21,25 +20,26 @@ MARK = "_specdecpp"
 
 
 def register() -> None:
-    """Let every worker ask `routes.attach` about its configuration before it makes its model runner. May be called again."""
+    """Let engines and workers ask `configuring` before they make anything of their configuration. May be called again."""
     try:
+        from vllm.v1.executor.abstract import Executor  # pyright: ignore[reportMissingImports]
         from vllm.v1.worker.worker_base import WorkerBase  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         from specdecpp.integrations.vllm.log import logger
 
         logger.error('specdecpp finds no way into this vLLM (%s): additional_config["specdecpp"] would be ignored', error)
         return
-    if hasattr(WorkerBase.__init__, MARK):
-        return
-    WorkerBase.__init__ = _attaching(WorkerBase.__init__)
+    for kind, ask in ((Executor, "configure"), (WorkerBase, "attach")):
+        if not hasattr(kind.__init__, MARK):
+            kind.__init__ = _asking(kind.__init__, ask)
 
 
-def _attaching(make: Any) -> Any:
+def _asking(make: Any, ask: str) -> Any:
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        from specdecpp.integrations.vllm.routes import attach
+        from specdecpp.integrations.vllm import configuring
 
-        attach(kwargs.get("vllm_config") or args[0])
+        getattr(configuring, ask)(kwargs.get("vllm_config") or args[0])
         make(self, *args, **kwargs)
 
     setattr(init, MARK, True)

@@ -1,0 +1,133 @@
+"""How the plugin gets into an engine: what it can follow, the lengths that vLLM is told of, and the one name that it replaces.
+
+It is made for vLLM's second model runner, the default on CUDA. There vLLM asks one function for what drafts, and the plugin
+puts its own in that place, in engines only that are configured for it. Such names move between releases, so the versions that
+were tested are listed, and others are refused.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from specdecpp.errors import RunnerError
+from specdecpp.integrations.vllm.lengths import choices_up_to, schedule_of
+from specdecpp.integrations.vllm.log import logger
+from specdecpp.integrations.vllm.settings import KEY, Settings
+from specdecpp.integrations.vllm.stopping import stop_rule
+from specdecpp.policies import CostAware
+
+TESTED = ("0.32.0", "0.33.0")
+"""Versions of vLLM that the tests know."""
+RUNNER, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
+"""Where vLLM looks up what drafts."""
+HOME = "vllm.v1.worker.gpu.spec_decode"
+OURS = "specdecpp.integrations.vllm.speculator"
+SCHEDULER = "specdecpp.integrations.vllm.scheduler.Adaptive{}Scheduler"
+
+
+def configure(vllm_config: Any) -> None:
+    """Before an engine makes its workers and its scheduler: the lengths of rounds are ours to choose.
+
+    Raises ValueError where the configuration chooses them too, or cannot be followed.
+    """
+    settings = Settings.of(vllm_config)
+    if settings is None:
+        return
+    check(vllm_config, settings)
+    spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
+    if spec.num_speculative_tokens_per_batch_size or scheduler.scheduler_cls:
+        raise ValueError(
+            f'additional_config["{KEY}"] chooses the lengths of rounds. Remove num_speculative_tokens_per_batch_size and '
+            "scheduler_cls, or the plugin."
+        )
+    policy = None if settings.policy is None else settings.policy.policy
+    if policy is None or isinstance(policy, CostAware):
+        choices = choices_up_to(spec.num_speculative_tokens, scheduler.max_num_seqs)
+        scheduler.scheduler_cls = SCHEDULER.format("Async" if scheduler.async_scheduling else "")
+    else:
+        choices = [min(policy.max_tokens, spec.num_speculative_tokens)]
+    if choices != [spec.num_speculative_tokens]:
+        spec.num_speculative_tokens_per_batch_size = schedule_of(choices, scheduler.max_num_seqs)
+
+
+def attach(vllm_config: Any) -> bool:
+    """Make an engine draft as it is configured, before its worker makes what drafts; False, and vLLM's own, if it is not.
+
+    Raises ValueError for a configuration that cannot be followed, `RunnerError` for an untested vLLM or a second plugin.
+    """
+    settings = Settings.of(vllm_config)
+    if settings is None:
+        _give_back()
+        return False
+    check(vllm_config, settings)
+    check_version()
+    runner, ours = import_module(RUNNER), import_module(OURS).init_speculator
+    found = getattr(runner, NAME)
+    if found is not getattr(import_module(HOME), NAME) and found is not ours:
+        raise RunnerError(
+            f"another plugin has replaced {RUNNER}.{NAME} by {found.__module__}.{found.__qualname__}, and only one can draft. "
+            "Name the plugins to load in VLLM_PLUGINS, with one of the two."
+        )
+    setattr(runner, NAME, ours)
+    logger.info("specdecpp drafts in this engine")
+    return True
+
+
+def _give_back() -> None:
+    runner, ours = sys.modules.get(RUNNER), sys.modules.get(OURS)
+    if runner is not None and ours is not None and getattr(runner, NAME) is ours.init_speculator:
+        setattr(runner, NAME, getattr(import_module(HOME), NAME))
+
+
+def check_version() -> None:
+    """Raise `RunnerError` unless a tested vLLM is installed."""
+    try:
+        installed = version("vllm").partition("+")[0]
+    except PackageNotFoundError:
+        installed = "none"
+    if installed not in TESTED:
+        raise RunnerError(
+            f"specdecpp was tested with vllm {', '.join(TESTED)}; {installed} is installed, and vLLM's inner interfaces move "
+            f'between releases. Install one of these, or remove additional_config["{KEY}"] to go without the plugin.'
+        )
+
+
+def check(vllm_config: Any, settings: Settings) -> None:
+    """Raise ValueError, with what to change, where the configuration cannot be followed."""
+    spec = vllm_config.speculative_config
+    if spec is None:
+        raise ValueError(
+            f'additional_config["{KEY}"] is set, but nothing is drafted: there is no speculative_config. Add '
+            '--speculative-config \'{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}\'.'
+        )
+    if spec.method != "draft_model":
+        raise ValueError(
+            f'additional_config["{KEY}"] is set, but the method is {spec.method!r}, which drafts without a draft model. Use '
+            f'"method": "draft_model", or remove additional_config["{KEY}"].'
+        )
+    if not vllm_config.use_v2_model_runner:
+        raise ValueError(
+            f'additional_config["{KEY}"] needs vLLM\'s second model runner, and the first one is in use: on CPUs there is no '
+            "other (this library serves by itself there, `specdecpp serve`), elsewhere remove VLLM_USE_V2_MODEL_RUNNER=0."
+        )
+    ranks, has_rule = vllm_config.parallel_config, stop_rule(settings, spec.num_speculative_tokens) is not None
+    refusals: Mapping[str, bool] = {
+        "adaptive verification trims what the plugin has chosen; remove enable_adaptive_verification": (
+            spec.enable_adaptive_verification
+        ),
+        "parallel drafting has no steps to stop between": spec.parallel_drafting,
+        "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
+        "use_local_argmax_reduction hides the probabilities that a threshold reads": (
+            has_rule and spec.use_local_argmax_reduction
+        ),
+        "a threshold may end rounds differently on each tensor-parallel rank; use cost-aware or fixed:K": (
+            has_rule and ranks.tensor_parallel_size > 1
+        ),
+        "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": ranks.data_parallel_size
+        > 1,
+        "the plugin cannot draft in pipeline stages; use tensor parallelism": ranks.pipeline_parallel_size > 1,
+    }
+    if hold := [reason for reason, holds in refusals.items() if holds]:
+        raise ValueError(f'additional_config["{KEY}"] cannot be followed: {"; ".join(hold)}.')

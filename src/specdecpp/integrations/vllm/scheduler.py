@@ -1,0 +1,41 @@
+"""vLLM's scheduler with lengths of ours: it asks `Lengths` where it would look one up by batch size, and tells it what came."""
+
+from time import perf_counter
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore[reportMissingImports]
+from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
+
+from specdecpp.integrations.vllm.lengths import Lengths
+
+
+class _Adaptive:
+    dynamic_sd_lookup: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lengths = Lengths(sorted(set(self.dynamic_sd_lookup[1:])))
+        self.dynamic_sd_lookup = self.lengths
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        now = perf_counter()
+        slots = scheduler_output.scheduled_spec_decode_tokens
+        num_scheduled = scheduler_output.num_scheduled_tokens
+        rounds, widths = [], set()
+        for i, request in enumerate(model_runner_output.req_ids):
+            num_slots, sampled = len(slots.get(request, ())), model_runner_output.sampled_token_ids
+            widths.add(num_slots if num_scheduled[request] == 1 + num_slots else None)
+            if num_slots and sampled and len(sampled[i]):
+                rounds.append((num_slots, len(sampled[i]) - 1))
+        found = super().update_from_output(scheduler_output, model_runner_output)  # pyright: ignore[reportAttributeAccessIssue]
+        if num_scheduled:
+            self.lengths.observe(now, len(num_scheduled), widths.pop() if len(widths) == 1 else None, rounds)
+        return found
+
+
+class AdaptiveScheduler(_Adaptive, Scheduler):
+    """Without scheduling ahead."""
+
+
+class AdaptiveAsyncScheduler(_Adaptive, AsyncScheduler):
+    """With scheduling ahead of the device, as vLLM does by default."""
