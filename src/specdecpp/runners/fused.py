@@ -105,7 +105,7 @@ class FusedRunner(LeanRunner):
         """What the output layer reads for n rows, the first at `start`, in caches [kv heads, capacity, size] of each layer. The
         text ends within `span`."""
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
-        squares = x.new_empty(0, dtype=torch.float32)
+        squares = x.new_empty(0, 0, dtype=torch.float32)
         rows = _Rows(x, torch.empty_like(x), squares, self._layers[0].norm)
         self._settle(rows, "embedded", self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
