@@ -16,7 +16,7 @@ from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
-from specdecpp.policies import CostAware, CostClock, Costs, Policy, SpecDecPP
+from specdecpp.policies import CostAware, CostClock, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience, settings, since
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.trees import TreePolicy
@@ -117,7 +117,9 @@ class Decoder:
         self._clock: CostClock | None = None
         self._experiences: OrderedDict[Sampling, Experience] = OrderedDict()
         self._practices: dict[bool, Mapping[str, Any] | None] = {}
-        record_passes(pair.target, pair.draft)
+        if record_passes(pair.target, pair.draft):
+            for sampling in (self.sampling_of(), Sampling(temperature=0.7, top_p=0.9)):
+                _compile_for(pair, sampling)
         if pair.is_identified:
             self._running_costs()
 
@@ -308,6 +310,23 @@ class Decoder:
             done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
             running = [one for one in running if one[1].finish_reason is None]
         return [done[i] for i in range(len(prompts))]
+
+
+def _compile_for(pair: Pair, sampling: Sampling) -> None:
+    """Run two rounds under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
+    use, which takes seconds and would hold a request up."""
+    session = Session(
+        target=pair.target.fresh(),
+        draft=pair.draft.fresh(),
+        policy=Fixed(2),
+        verification=at(sampling, TokenVerification()),
+        sampling=sampling,
+        prompt=[0],
+        max_tokens=4,
+        randomness=streams(0),
+    )
+    for _ in run(session):
+        pass
 
 
 def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapping[str, Any]) -> None:

@@ -38,12 +38,11 @@ _JUDGED = (9, WIDTHS[-1])
 """Rows of a verdict by kernels of our own: those behind the last candidate cost nothing."""
 
 
-def record_passes(target: Runner, draft: Runner) -> None:
+def record_passes(target: Runner, draft: Runner) -> bool:
     """Record what rounds of a pair will need, when it is loaded: passes of the target by width, and of the draft, over texts of
-    common lengths. What follows them is recorded for each way of sampling, which takes little."""
-    for runner, widths in ((target, WIDTHS), (draft, WIDTHS[:2])):
-        if isinstance(runner, GraphRunner):
-            runner.record(widths, _COMMON)
+    common lengths. What follows them is recorded for each way of sampling, which takes little. Tells whether both were."""
+    of = [(runner, widths) for runner, widths in ((target, WIDTHS), (draft, WIDTHS[:2])) if isinstance(runner, GraphRunner)]
+    return all([runner.record(widths, _COMMON) for runner, widths in of]) and len(of) == 2
 
 
 def steps_ahead(least: Sequence[float], limit: int) -> int:

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,56 +16,16 @@ from torch import Tensor
 
 from specdecpp.runners import trimmed
 from specdecpp.runners.lean import LeanRunner, Norm, _Layer
+from specdecpp.runners.product_shapes import Shape, early_in, shape_of
 
 _PROGRAMS = 512
 """Of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
 _WHOLE = 256
 """Positions that are not read in portions: putting them together takes as long."""
-_SHARED = 96 * 1024
-"""Bytes of shared memory that a program may take on every GPU of compute capability 8.0 and above."""
 _ACTIVATED = 1024
 """Outputs of a program of `products.activate`."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _Tables = list[tuple[Tensor, Tensor]]
-
-
-class Shape(NamedTuple):
-    """How a product is cut: outputs a program, inputs a step of a warp, warps, steps that are read ahead.
-
-    Without stages a program asks for all of its weights at once, in one step.
-    """
-
-    block: int
-    depth: int
-    groups: int
-    stages: int
-
-
-CHOICES: dict[tuple[int, int, int], Shape | None] = {
-    (11264, 2048, 8): Shape(32, 64, 2, 6),
-}
-"""What was measured to be best for (outputs, inputs, padded rows), where `shape_of` is not; None is torch's own product."""
-EARLY = frozenset({"settle", "attend", "out"})
-"""Launches that begin while the kernel before them runs, where the GPU can: they gain by it, others lose."""
-
-
-def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: bool = False) -> Shape | None:
-    """A fixed choice for a matrix, so that a seed gives the same bits again. None: torch's own product."""
-    if (outputs, inputs, rows) in CHOICES:
-        return CHOICES[outputs, inputs, rows]
-    if rows >= 64 or (rows >= 32 and outputs > 8192):
-        return None
-    if is_new and itemsize == 2 and rows <= 16 and 512 < inputs <= 2048 and outputs <= 8192:
-        return Shape(16, 128 if inputs <= 1024 else 256, 8, 1)
-    return _steps(outputs, rows, itemsize)
-
-
-def _steps(outputs: int, rows: int, itemsize: int) -> Shape:
-    """Inputs in many steps."""
-    block = 16 if rows <= 16 and outputs <= 8192 else 32
-    depth, groups = 128 // itemsize, 4
-    stages = 8 if outputs <= 132 * block else 6 if outputs <= 264 * block else 4
-    return Shape(block, depth, groups, max(2, min(stages, _SHARED // ((block + rows) * depth * groups * itemsize))))
 
 
 @dataclass(slots=True)
@@ -90,7 +50,7 @@ class FusedRunner(LeanRunner):
     is_new: bool
     """The GPU can launch kernels while the one before them runs."""
     early: frozenset[str]
-    """Those that are: see `EARLY`."""
+    """Those that are: see `product_shapes.EARLY`."""
 
     def read_static(
         self,
@@ -333,7 +293,7 @@ def fused(runner: LeanRunner) -> LeanRunner:
     own.__dict__.update(body.__dict__)
     own.kernels, own.products = kernels
     own.is_new = like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
-    own.early = EARLY if own.is_new else frozenset()
+    own.early = early_in(own.hidden_size) if own.is_new else frozenset()
     return own
 
 

@@ -72,17 +72,18 @@ class GraphRunner(LeanRunner):
         return other
 
     @torch.inference_mode()
-    def record(self, widths: Sequence[int], length: int) -> None:
+    def record(self, widths: Sequence[int], length: int) -> bool:
         """Record passes of these widths over texts up to this length, on the cache of the next request: recorded when they are
-        first needed they would hold a request up. Nothing is done where nothing is recorded."""
+        first needed they would hold a request up. Tells whether there are any: nothing is recorded on a CPU."""
         other = self.fresh()
         if not other.static.is_recorded:
-            return
+            return False
         span, last = span_of(0), other.make_room(min(length, self.max_length or length))
         while span <= last:
             for width in widths:
                 other.static.pass_over(width, span)
             span *= 2
+        return True
 
     @property
     def static(self) -> StaticCache:
