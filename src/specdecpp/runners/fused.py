@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecpp.runners import trimmed
 from specdecpp.runners.lean import LeanRunner, Norm, _Layer
-from specdecpp.runners.product_shapes import Shape, early_in, shape_of
+from specdecpp.runners.product_shapes import Shape, early_in, in_steps, shape_of
 
 _PROGRAMS = 512
 """Of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
@@ -251,7 +251,7 @@ class FusedRunner(LeanRunner):
         """The choice for n rows; for rows that have no scale yet never torch's product, which leaves it out."""
         outputs, rows, size = weight.shape[1], _padded(n), weight.element_size()
         shape = shape_of(outputs, weight.shape[0], rows, size, is_new=self.is_new)
-        return _steps(outputs, rows, size) if shape is None and tiles else shape
+        return in_steps(outputs, rows, size) if shape is None and tiles else shape
 
     def _constants(self, kind: str, weight: Tensor, shape: Shape, n: int, tiles: int | None = None) -> dict[str, Any]:
         return {

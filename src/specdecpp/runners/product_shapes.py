@@ -65,10 +65,10 @@ def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: boo
         return None
     if is_new and itemsize == 2 and rows <= 16 and 512 < inputs <= 2048 and outputs <= 8192:
         return Shape(16, 128 if inputs <= 1024 else 256, 8, 1)
-    return _steps(outputs, rows, itemsize)
+    return in_steps(outputs, rows, itemsize)
 
 
-def _steps(outputs: int, rows: int, itemsize: int) -> Shape:
+def in_steps(outputs: int, rows: int, itemsize: int) -> Shape:
     """Inputs in many steps."""
     block = 16 if rows <= 16 and outputs <= 8192 else 32
     depth, groups = 128 // itemsize, 4
