@@ -314,7 +314,7 @@ class Decoder:
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:
     """Run two rounds under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
-    use, which takes seconds and would hold a request up."""
+    use, which takes seconds and would hold a request up. Not run on a GPU yet, only with stand-ins for graphs."""
     session = Session(
         target=pair.target.fresh(),
         draft=pair.draft.fresh(),

@@ -62,7 +62,7 @@ class Plan:
     num_cycles: int = USUAL.num_cycles
     seed: int = 0
     lossless: bool = True
-    """Whether verifications that change the law (`lab.lossy`) are refused."""
+    """Refuse verifications that change the distribution (`lab.lossy`)."""
 
     def __post_init__(self) -> None:
         if not (self.temperatures and self.verifications and self.max_tokens >= 2 and self.num_cycles >= 1):

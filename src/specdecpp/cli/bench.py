@@ -107,7 +107,7 @@ def bench(
 
         if lossy and verify_lossless:
             raise ValueError("--lossy permits other laws than the target's, and --verify-lossless tests for it. Give one.")
-        of_lossy = ("token", *(name for name, kind in verifications().items() if not is_lossless(kind)))
+        with_lossy = ("token", *(name for name, kind in verifications().items() if not is_lossless(kind)))
         size = QUICK if quick else USUAL
         size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
         name = usual(target, draft, head)
@@ -115,7 +115,7 @@ def bench(
         plan = Plan(
             temperatures=temperatures,
             top_p=mass,
-            verifications=tuple(dict.fromkeys(verification or (of_lossy if lossy else Plan.verifications))),
+            verifications=tuple(dict.fromkeys(verification or (with_lossy if lossy else Plan.verifications))),
             lossless=not lossy,
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,

@@ -42,7 +42,7 @@ def record_passes(target: Runner, draft: Runner) -> bool:
     """Record what rounds of a pair will need, when it is loaded: passes of the target by width, and of the draft, over texts of
     common lengths. What follows them is recorded for each way of sampling, which takes little. Tells whether both were."""
     of = [(runner, widths) for runner, widths in ((target, WIDTHS), (draft, WIDTHS[:2])) if isinstance(runner, GraphRunner)]
-    return all([runner.record(widths, _COMMON) for runner, widths in of]) and len(of) == 2
+    return [runner.record(widths, _COMMON) for runner, widths in of] == [True, True]
 
 
 def steps_ahead(least: Sequence[float], limit: int) -> int:
@@ -272,7 +272,7 @@ class _Rounds:
         return cache.program(key, verdict, reset=lambda: None)
 
     def _launches(self, cache: StaticCache, num_rows: int) -> RowKernels | None:
-        """What kernels of our own leave for each other beside this cache; None where one of the two has no such kernels."""
+        """Memory that our kernels share beside this cache; None where one of the two caches has no such kernels."""
         if not has_kernels(self._draft.static, self._target.static):
             return None
         if num_rows not in cache.launches:

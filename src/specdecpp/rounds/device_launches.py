@@ -21,7 +21,7 @@ _KINDS = {Evidence.LAST_Q: 1, Evidence.PRODUCT_OF_Q: 2, Evidence.NEGATIVE_ENTROP
 
 
 def has_kernels(*caches: StaticCache) -> bool:
-    """Whether kernels of our own run what follows the passes over these caches."""
+    """True where our kernels run what follows the passes over these caches."""
     return all(isinstance(cache.body, FusedRunner) and cache.logits.shape[1] <= _LARGEST for cache in caches)
 
 

@@ -1,4 +1,4 @@
-"""How the plugin gets into an engine: what it can follow, the lengths that vLLM is told of, and the one name that it replaces.
+"""The plugin's way into an engine: what it can follow, the lengths that vLLM is told of, and the one name that it replaces.
 
 It is made for vLLM's second model runner, the default on CUDA. There vLLM asks one function for what drafts, and the plugin
 puts its own in that place, in engines only that are configured for it. Such names move between releases, so the versions that

@@ -18,7 +18,7 @@ from specdecpp.policies.cost_aware import TRIAL, CostAware
 PRIOR, WEIGHT = CostAware.prior, 8.0
 """Acceptance before there is anything to go by, and the tests that it counts for."""
 FADING = 1 / 256
-"""What the acceptance of earlier tokens loses of its weight with each request's round."""
+"""Share of its weight that the acceptance of earlier tokens loses with each round of a request."""
 SETTLE, TIMED_FOR = 2, 4
 """Rounds of a length that are not timed after a change, and those that are, where it is timed for its own sake."""
 AGAIN, MOST_AGAIN = 256, 4096
@@ -28,7 +28,7 @@ AGAIN, MOST_AGAIN = 256, 4096
 KEPT = 32
 """Rounds of a length whose median is its time: a machine that was elsewhere for one of them does not count."""
 MARGIN = 1.01
-"""How many times as fast as without draft tokens a length must be to be taken: what is measured is no more exact than that."""
+"""Least speed-up over no draft tokens of a length that is taken: measurements are no more exact than that."""
 
 
 class Median:
@@ -61,7 +61,7 @@ class Load:
 
     @property
     def drafts(self) -> bool:
-        """Whether rounds with draft tokens were timed."""
+        """True once rounds with draft tokens were timed."""
         return any(self.times)
 
     def seconds(self, length: int) -> float:
@@ -77,7 +77,7 @@ class Load:
 
 
 class Acceptance:
-    """How often draft token j is accepted where all before it were."""
+    """Rates at which draft token j is accepted where all before it were."""
 
     def __init__(self, max_tokens: int):
         self._tested, self._accepted = [0.0] * max_tokens, [0.0] * max_tokens

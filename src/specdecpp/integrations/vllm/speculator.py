@@ -112,7 +112,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
 
     @property
     def _has_lengths(self) -> bool:
-        """Whether there are graphs for each length; a round that a threshold may end has one for a single pass."""
+        """True where each length has a graph; a round that a threshold may end has one for a single pass."""
         return self._rule is None and self.speculative_config.uses_dynamic_speculative_decoding()
 
     @torch.inference_mode()
@@ -302,7 +302,7 @@ def _reading(batch: Any) -> np.ndarray:
 
 
 def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-    """What the runner calls in place of vLLM's own; other methods than a draft model go there."""
+    """Makes the speculator, in place of vLLM's own function, which still makes those of other methods than a draft model."""
     if not vllm_config.speculative_config.uses_draft_model() or Settings.of(vllm_config) is None:
         return vllm_init_speculator(vllm_config, device, req_states)
     return AdaptiveSpeculator(vllm_config, device, req_states)

@@ -50,7 +50,7 @@ class StopRule:
         self._goes_on.index_copy_(0, step.view(1), goes_on.view(1))
 
     def ends(self, num_drawn: int) -> bool:
-        """Whether no request wants more than `num_drawn` draft tokens, as far as that is known."""
+        """True if no request wants more than `num_drawn` draft tokens, as far as that is known."""
         last, asked = num_drawn - 1, num_drawn - 1 - (LAG if self._ends != "now" else 0)
         self._host[last : last + 1].copy_(self._goes_on[last : last + 1], non_blocking=True)
         if self._copied:
