@@ -40,8 +40,10 @@ CHOICES: dict[tuple[int, int], dict[int, Shape | None]] = {
     (1152, 896): {8: Shape(16, 128, 8, 1), 32: None},
     (151936, 896): {8: Shape(32, 64, 2, 6), 16: Shape(32, 64, 4, 4), 32: None},
 }
-"""Cuts of the fastest whole pass found for (outputs, inputs) and padded rows in 16 bits; None is torch's own product. Found in one
-trial on an H200; the table as a whole has not been run on a card."""
+"""Cuts of the fastest whole pass found for (outputs, inputs) and padded rows in 16 bits; None is torch's own product.
+
+Found in one trial on an H200; the table as a whole has not been run on a card.
+"""
 EARLY = {
     2048: {"settle", "out", "gate"},
     4096: {"settle", "out", "attend", "down"},
