@@ -159,9 +159,9 @@ class Session:
         self._num_before = 1
         self._is_behind = False  # whether the draft has to read what copies brought
         self.num_together = 1
-        self._tail = tail if isinstance(draft, Skips) else None
-        if self._tail is not None and isinstance(target, ReadsBoth) and target.share_of(draft) > 0:
-            self._tail = None  # it reads along with the target
+        reads_along = isinstance(target, ReadsBoth) and target.share_of(draft) > 0
+        self._skips = draft if tail is not None and isinstance(draft, Skips) and not reads_along else None
+        self._tail = tail if self._skips is not None else None
         memory = policy.start() if experience is None else experience.begin()
         num_read = min(len(prompt), self._tail or len(prompt))
         self._memory = policy.begin(memory, num_tokens=num_read, is_greedy=sampling.is_greedy)
@@ -261,15 +261,11 @@ class Session:
         """How the coming round ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
         decision = decide(self.policy, self._memory, costs, room, copies=self._copies)
-        if self._tail is not None and decision.may_draft:
-            self._begin_draft(len(self.tokens) - 1 - self._tail)
+        if self._skips is not None and self._tail is not None and decision.may_draft:
+            start = len(self.tokens) - 1 - self._tail
+            if self._skips.length == self._skips.num_skipped < start:  # it has read nothing yet
+                self._skips.skip(start)
         return decision
-
-    def _begin_draft(self, start: int) -> None:
-        """A draft that has read nothing yet begins there."""
-        draft = self.draft
-        if isinstance(draft, Skips) and draft.length == draft.num_skipped < start:
-            draft.skip(start)
 
     def _draft_room(self) -> int:
         """How many candidates the draft's own context admits: it reads all but the last of them."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 STEADY, EVERY = 8, 4
 """After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes of
 a small pair Python finds the caches empty, and takes three times as long as by itself."""
+SHORT_S, SELDOM = 2e-3, 16
+"""Where a pass of the target alone takes less time than that, and earlier requests have shown that drafting pays, it is worked
+out every so many rounds from the second on. Sums take in all rounds then, and the score and the gains one in `EVERY`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +48,29 @@ class Account:
     pending: "tuple[Outcome, ...]" = ()
     """Rounds that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming round: [policy, costs, limit, rule], of a tree also whether there may be a second child.
+    """What followed for the coming round: [policy, costs, rule], of a tree also whether there may be a second child.
     It stays for as long as nothing is worked out."""
 
     def with_round(self, outcome: "Outcome") -> "Account":
-        """After a round. What it teaches is put off where many like it have gone before (`STEADY`)."""
-        if outcome.num_drafted and self.num_running >= STEADY and len(self.pending) < EVERY - 1:
+        """After a round. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
+        if not outcome.num_drafted:
+            return self.settled()._after(outcome)
+        least, every = (1, SELDOM) if self._learns_seldom(outcome.costs) else (STEADY, EVERY)
+        if self.num_running >= least and len(self.pending) < every - 1:
             return self._like(pending=(*self.pending, outcome))
-        return self.settled()._after(outcome)
+        return self._like(pending=(*self.pending, outcome)).settled()
 
     def settled(self) -> "Account":
         """The same with nothing pending."""
-        account = self
-        for outcome in self.pending:
-            account = account._after(outcome)
+        account, pending = self, self.pending
+        is_thinned = len(pending) > 1 and self._learns_seldom(pending[0].costs)
+        for i, outcome in enumerate(pending):
+            account = account._after(outcome, teaches=not is_thinned or i % EVERY == 0)
         return account
+
+    def _learns_seldom(self, costs: "Costs | None") -> bool:
+        before = None if costs is None else self.gains_before.get(costs.load)
+        return before is not None and before.mean > 0 and costs is not None and costs.verify_s(1) < SHORT_S
 
     def acceptance(self, prior: float, weight: int) -> float:
         """Of the candidates tested so far; the prior counts for `weight` of them."""
@@ -70,7 +81,7 @@ class Account:
         after.__dict__.update(self.__dict__, **changes)
         return after
 
-    def _after(self, outcome: "Outcome") -> "Account":
+    def _after(self, outcome: "Outcome", *, teaches: bool = True) -> "Account":
         changes: dict[str, Any] = {
             "num_tokens": self.num_tokens + outcome.num_tokens,
             "seconds": self.seconds + outcome.expected_s,
@@ -80,6 +91,9 @@ class Account:
         }
         if not outcome.num_drafted:
             return self._like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True)
+        changes |= {"num_unread": 0, "num_running": self.num_running + 1, "is_off": False}
+        if not teaches:
+            return self._like(**changes)
         grown = getattr(outcome, "grown", None)
         if grown is None:
             num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
@@ -97,9 +111,6 @@ class Account:
             num_accepted=self.num_accepted + num_accepted,
             gains=self.gains if self.is_off else _with_gain(self.gains, outcome),
             belief=belief,
-            num_unread=0,
-            num_running=self.num_running + 1,
-            is_off=False,
         )
 
     def _lost(self, outcome: "Outcome") -> float:
