@@ -373,6 +373,7 @@ def test_a_rule_is_kept_until_something_is_learned():
     assert policy.rule(memory, FLAT, 6) is first
     assert policy.rule(policy.learn(memory, rounds_of(5, 1)[0]), FLAT, 6) is first
     assert policy.rule(memory, Costs.relative(0.5), 6) != first
+    assert len(policy.rule(memory, FLAT, 3).least) == 4
     assert replace(policy, prior=0.1).rule(memory, FLAT, 6) != first
     assert policy.rule(policy.begin(memory, num_tokens=9, is_greedy=True), FLAT, 6) is not first
 

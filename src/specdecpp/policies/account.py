@@ -48,7 +48,7 @@ class Account:
     pending: "tuple[Outcome, ...]" = ()
     """Rounds that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming round: [policy, costs, rule], of a tree also whether there may be a second child.
+    """What followed for the coming round: [policy, costs, limit, rule], of a tree also whether there may be a second child.
     It stays for as long as nothing is worked out."""
 
     def with_round(self, outcome: "Outcome") -> "Account":

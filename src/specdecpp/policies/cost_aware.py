@@ -153,21 +153,20 @@ class CostAware(HeadPolicy):
         """All terms but S are known when a round begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         if memory.is_off and memory.num_tokens % LOOK:
-            return _none(self.max_tokens)
+            return _none(limit)
         planned = memory.planned
-        if not (planned and planned[0] is self and planned[1] is costs):
-            planned[:] = self, costs, self._rule(memory, costs)
-        return planned[2]
+        if not (planned and planned[0] is self and planned[1] is costs and planned[2] == limit):
+            planned[:] = self, costs, limit, self._rule(memory, costs, limit)
+        return planned[3]
 
-    def _rule(self, memory: Account, costs: Costs) -> Rule:
-        """That of a round with room for all candidates; where there is less, the round ends before its last thresholds."""
+    def _rule(self, memory: Account, costs: Costs, limit: int) -> Rule:
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
         if not mean > 0 or not self._drafts(memory, costs):
-            return _none(self.max_tokens)
+            return _none(limit)
         each = prices_of_more(costs, self.max_tokens, mean)
         # A head that lags has not judged the last candidate.
         scale = UP * rho / (mean if self.looks_ahead else mean**2)
-        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1:])), score=memory.belief.score)
+        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1 : limit + 1])), score=memory.belief.score)
 
     def cut(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int | None:
         """The prefix that brings the most tokens beyond those that its time would bring at the rate achieved.

@@ -138,9 +138,9 @@ class CostAwareTree(TreePolicy):
         rule, planned = self._chain.rule(memory.chain, costs, limit), memory.chain.planned
         if rule.least[0] > 1.0:
             return rule
-        if len(planned) == 3:  # what follows for as long as the chain's rule stands
+        if len(planned) == 4:  # what follows for as long as the chain's rule stands
             planned.append(self._may_branch(memory, costs))
-        return None if planned[3] else rule
+        return None if planned[4] else rule
 
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
         """Whether a tree can be worth its rows, and that each of its nodes is asked about: by the second children that a chain
