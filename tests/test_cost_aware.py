@@ -14,8 +14,9 @@ from specdecpp.costs import known as known_costs
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import ArgmaxLength, AutoOff, Bandit
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.account import EVERY, STEADY, Account
+from specdecpp.policies.account import EVERY, SELDOM, SHORT_S, STEADY, Account
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
+from specdecpp.policies.gains import Gains
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
@@ -361,6 +362,23 @@ def test_what_is_put_off_is_learned_all_the_same(num: int):
     assert policy.aside(late, outcome(1, 1, FLAT)) == policy.aside(at_once, outcome(1, 1, FLAT))
     quiet = outcome(0, 0, FLAT)
     assert policy.learn(late, quiet) == at_once._after(quiet), "a round without candidates may change everything"
+
+
+def test_short_steps_are_learned_from_seldom_once_drafting_has_paid():
+    """Catches learning that waits without need: in a first request, with a seed, where drafting lost before, where passes are
+    long; and steps that are lost or counted twice where it waits."""
+    short = Costs(draft_s=SHORT_S / 10, passes={1: SHORT_S / 2})
+    rounds = [replace(one, costs=short) for one in rounds_of(6, SELDOM + 3)]
+    gained, lost = ({1: Gains(9.0, tokens, 9.0, 9.0)} for tokens in (18.0, 4.0))
+    for before, costs, waits in ((gained, short, True), ({}, short, False), (lost, short, False), (gained, FLAT, False)):
+        policy, late = CostAware(), replace(CostAware().start(), gains_before=before)
+        at_once, most = late, 0
+        for one in (replace(one, costs=costs) for one in rounds):
+            late, at_once = policy.learn(late, one), at_once._after(one)
+            most = max(most, len(late.pending))
+        assert most == (SELDOM if waits else EVERY) - 1
+        assert late.settled() == at_once
+        assert policy.carry(None, late) == policy.carry(None, at_once)
 
 
 def test_a_rule_is_kept_until_something_is_learned():
