@@ -23,7 +23,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage engines engines-table bench-peers results lint docs wheel clean
+.PHONY: help demo test coverage engines engines-table bench-peers results lint house docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,10 +57,14 @@ bench-peers: $(STAMP)  ## ours beside other engines, an hour (the first time ano
 results: $(STAMP)  ## which benchmarks' results are older than the code that they measure
 	@$(PY) benchmarks/ages.py
 
-lint: $(STAMP)  ## ruff, pyright, and the documentation built strictly into build/docs
+house: $(STAMP)  ## how large the project is, against what it may be
+	@$(PY) tests/house.py
+
+lint: $(STAMP)  ## ruff, pyright, the size of the house, and the documentation built strictly into build/docs
 	$(PY) -m ruff check $(wildcard $(CODE))
 	$(PY) -m ruff format --check $(wildcard $(CODE))
 	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) tests/house.py
 	$(PY) -m properdocs build
 
 docs: $(STAMP)  ## the documentation on http://127.0.0.1:8001, built again as you write
