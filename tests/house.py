@@ -49,7 +49,7 @@ def room(path: Path) -> str:
 
 
 def is_core(path: Path) -> bool:
-    return path.suffix == ".py" and (path.parent == SRC and room(path) not in OUTER or room(path) in CORE)
+    return path.suffix == ".py" and ((path.parent == SRC and room(path) not in OUTER) or room(path) in CORE)
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:
@@ -133,9 +133,8 @@ def main() -> int:
     found = bars()
     for bar in found:
         print(f"{bar.name:44}{bar.value:8.0f}{bar.limit:8.0f}{bar.goal:8.0f}{'' if bar.is_kept else '   too many'}")
-    print(
-        f"median line {median(map(len, code)):.0f} characters; lines that are not empty: {len(code) / len(lines(sources())):.0%}"
-    )
+    density = len(code) / len(lines(sources()))
+    print(f"median line {median(map(len, code)):.0f} characters; lines that are not empty: {density:.0%}")
     if "-v" in sys.argv:
         print(*wrong_imports(), *doubled_classes(), sep="\n")
         print(*(f"{path.relative_to(SRC)}: {len(lines([path]))}" for path in sources() if len(lines([path])) > 400), sep="\n")
