@@ -9,8 +9,8 @@ from batched import PROMPTS, compiled_pair, session
 from laws import unchecked
 
 from specdecpp import Costs, Decoder, LeanRunner, Pair
+from specdecpp.lab.trees import Widths
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
-from specdecpp.policies.trees import Widths
 from specdecpp.rounds import Native
 from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners import native

@@ -8,8 +8,8 @@ import torch
 from batched import compiled_pair
 
 from specdecpp import Costs, Decoder, EagerRunner, NativeRunner, Pair
+from specdecpp.lab.trees import Widths
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.policies.trees import Widths
 from specdecpp.runners import kept, native
 from specdecpp.runners.kept import LEAST, MOST, Kept
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer

@@ -12,7 +12,7 @@ from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.protocol import Draws, ReadsBoth, Runner, Skips, TreeRunner, refusal_of_trees
+from specdecpp.runners.protocol import Draws, ReadsBoth, Runner, Skips
 
 __all__ = [
     "Draws",
@@ -24,6 +24,4 @@ __all__ = [
     "ReadsBoth",
     "Runner",
     "Skips",
-    "TreeRunner",
-    "refusal_of_trees",
 ]

@@ -14,7 +14,6 @@ the test once when the model is loaded.
 import inspect
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +24,6 @@ from transformers import DynamicCache
 
 from specdecpp.errors import RunnerError
 from specdecpp.runners import trimmed
-from specdecpp.runners.branches import OpenRows
 from specdecpp.runners.families import POSITIONS
 from specdecpp.runners.protocol import check_rollback
 
@@ -91,14 +89,13 @@ class EagerRunner:
         self.device = model.get_input_embeddings().weight.device
         self._cache_name = _cache_name(model) or ""
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._takes_trees: list[bool] = []  # found out once for all runners over these weights
         self._reset()
         if probe:
             self._probe()
 
     def _reset(self) -> None:
         self._cache = DynamicCache()  # without the config: every layer keeps every position
-        self._length, self._open = 0, OpenRows()
+        self._length = 0
 
     def fresh(self) -> "EagerRunner":
         """An empty runner over the same weights."""
@@ -112,76 +109,15 @@ class EagerRunner:
         return self._length
 
     @torch.inference_mode()
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them.
-
-        With `parents` they are rows of a tree (`runners.TreeRunner`).
-        """
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         inputs = torch.tensor([tokens], device=self.device)
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
-        if parents is None:
-            self._forget_rows()
-            self._length += len(tokens)
-        else:
-            keep |= self._of_tree(parents)
+        self._length += len(tokens)
         logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: self._cache}, **keep).logits
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
         return self._cut(logits[0, -rows:]), hidden[0, -rows:]
-
-    def _of_tree(self, parents: Sequence[int]) -> dict[str, Any]:
-        """What the model is told of new rows of a tree: their positions, and what each of them sees."""
-        self._open.add(parents)
-        num, dtype = len(parents), next(self.model.parameters()).dtype
-        is_seen = torch.from_numpy(self._open.visible(num, self._length)).to(self.device)
-        mask = torch.zeros(is_seen.shape, dtype=dtype, device=self.device).masked_fill_(~is_seen, torch.finfo(dtype).min)
-        positions = torch.tensor([[self._length + depth for depth in self._open.depths[-num:]]], device=self.device)
-        return {"attention_mask": mask[None, None], "position_ids": positions}
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether the model takes positions and a mask, sees all of its text, and gives a branch the logits it has alone."""
-        if not self._takes_trees:
-            self._takes_trees.append(_may_take_trees(self.model) and self.fresh()._reads_branches())
-        return self._takes_trees[0]
-
-    def _reads_branches(self) -> bool:
-        """Two branches in one pass and a third row in another, against one of them read straight."""
-        last = self.vocab_size - 1
-        a, b, c = (min(i, last) for i in (1, 2, 3))
-        self.output_ids = None  # all rows are looked at
-        try:
-            straight, _ = self.extend([a, b, c, a], rows=2)
-            self.rollback(1)
-            self.extend([c, b, a], rows=1, parents=[-1, -1, 0])
-            in_tree, _ = self.extend([c], rows=1, parents=[1])
-            self.keep([1, 3])
-            after, _ = self.extend([a], rows=1)
-        except Exception:  # whatever a forward pass may raise that takes no such mask
-            return False
-        rough = 1e-3 if straight.dtype in (torch.float32, torch.float64) else 5e-2
-        return _relative_gap(straight, torch.cat([in_tree, after])) <= rough
-
-    def _forget_rows(self) -> None:
-        if self._open.parents:
-            self._cache.crop(-len(self._open))
-            self._open = OpenRows()
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        """Make a branch of the open rows text: the cache keeps its positions and no others (`runners.TreeRunner`)."""
-        self._open.check(path)
-        length = self._length
-        if list(path) == list(range(len(path))):
-            if len(path) < len(self._open):
-                self._cache.crop(len(path) - len(self._open))
-        else:
-            rows = torch.tensor([*range(length), *(length + row for row in path)], device=self.device)
-            for layer in self._cache.layers:
-                layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]  # pyright: ignore
-        self._length, self._open = length + len(path), OpenRows()
 
     @torch.inference_mode()
     def forward(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
@@ -203,7 +139,6 @@ class EagerRunner:
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
         check_rollback(length, self._length)
-        self._forget_rows()
         if length == 0:
             self._reset()
         elif length < self._length:
@@ -276,15 +211,6 @@ def _relative_gap(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest value."""
     a, b = a.float(), b.float()  # MPS has no float64
     return float((a - b).abs().max() / a.abs().max().clamp(min=1e-6))
-
-
-def _may_take_trees(model: Any) -> bool:
-    """Whether nothing is known against giving a model a mask and positions of our own."""
-    config = model.config.get_text_config()
-    is_windowed = getattr(config, "sliding_window", None) is not None  # a mask of ours would replace the window
-    is_masked = getattr(model.config, "_attn_implementation", None) in ("eager", "sdpa")
-    taken = inspect.signature(model.forward).parameters
-    return is_masked and not is_windowed and "position_ids" in taken and "attention_mask" in taken
 
 
 def _refuse_unless_rollable(model: Any) -> None:

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.errors import RunnerError
 from specdecpp.runners.fused import fused
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
@@ -38,11 +37,6 @@ class GraphRunner(LeanRunner):
     """
 
     manner: ClassVar[str] = "in CUDA graphs"
-
-    @property
-    def takes_trees(self) -> bool:
-        """What is recorded reads one sequence."""
-        return False
 
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         self._idle: list[StaticCache] = []
@@ -95,12 +89,8 @@ class GraphRunner(LeanRunner):
         return self._static
 
     @torch.inference_mode()
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them. No trees."""
-        if parents is not None:
-            raise RunnerError("what is recorded in CUDA graphs reads one sequence, not a tree. Use LeanRunner.")
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         n = len(tokens)
         if n > WIDTHS[-1]:
             return super().extend(tokens, rows=rows)

@@ -23,7 +23,6 @@ from specdecpp.errors import RunnerError
 from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
-from specdecpp.runners.branches import OpenRows
 from specdecpp.runners.eager import EagerRunner
 from specdecpp.runners.protocol import check_rollback
 
@@ -98,10 +97,6 @@ class LeanRunner(EagerRunner):
 
     manner: ClassVar[str] = "lean"
 
-    @property
-    def takes_trees(self) -> bool:
-        return True
-
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         if reason := self.refusal(model):
             raise RunnerError(f"{type(model).__name__} cannot be run {self.manner}: {reason}. Use EagerRunner.")
@@ -156,17 +151,8 @@ class LeanRunner(EagerRunner):
         return other
 
     @torch.inference_mode()
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them.
-
-        With `parents` they are rows of a tree (`runners.TreeRunner`).
-        """
-        if parents is not None:
-            hidden = self._norm(self._read_tree(tokens, parents)[-rows:])
-            return self._score(hidden), hidden
-        self._open = OpenRows()
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
             self._read(tokens[:unseen])
@@ -181,18 +167,7 @@ class LeanRunner(EagerRunner):
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
         check_rollback(length, self._length)
-        self._length, self._open = length, OpenRows()
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        """Make a branch of the open rows text: its keys and values move up behind the text (`runners.TreeRunner`)."""
-        self._open.check(path)
-        start, end = self._length, self._length + len(path)
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor([start + row for row in path], device=self.device)
-            for cache in (*self._keys, *self._values):
-                cache[:, start:end] = cache[:, rows]
-        self._length, self._open = end, OpenRows()
+        self._length = length
 
     def _read(self, tokens: list[int]) -> Float[Tensor, "n D"]:
         """Put tokens through all layers, into the cache."""
@@ -207,23 +182,6 @@ class LeanRunner(EagerRunner):
         x = self._through(x, self._attending(seen, partial(self._put, start, end, firsts)))
         self._length = end
         return x
-
-    def _read_tree(self, tokens: list[int], parents: Sequence[int]) -> Float[Tensor, "n D"]:
-        """Put rows of a tree through all layers: behind the text in the cache, at the positions of their depths."""
-        length, n, start = self._length, len(tokens), self._length + len(self._open)
-        end = start + n
-        self._make_room(end)
-        self._open.add(parents)
-        positions = torch.tensor([length + depth for depth in self._open.depths[-n:]], device=self.device)
-        most = int(positions.max()) + 1
-        x = self._embedding[torch.tensor(tokens, device=self.device)]
-        seen: list[_Seen] = []
-        for view, angles in zip(self.family.views, self._angles, strict=True):
-            is_seen = torch.from_numpy(self._open.visible(n, length, view.window)).to(self.device)
-            mask = x.new_zeros(n, end).masked_fill_(~is_seen, -torch.inf)
-            cos, sin = angles.to(most)
-            seen.append((cos[positions], sin[positions], mask))
-        return self._through(x, self._attending(seen, partial(self._put, start, end, [0] * len(seen))))
 
     def _put(self, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Rows into the cache of layer i, at start to end; all of it from where the layer's view begins."""
@@ -278,7 +236,7 @@ class LeanRunner(EagerRunner):
 
     def _make_room(self, length: int) -> None:
         """Caches [kv heads, positions, head size] that hold at least `length` positions."""
-        held, used = self._keys[0].shape[1] if self._keys else 0, self._length + len(self._open)
+        held, used = self._keys[0].shape[1] if self._keys else 0, self._length
         if length <= held:
             return
         shape = (self._kv_heads, max(length, 2 * held, _ROOM), self._head_size)

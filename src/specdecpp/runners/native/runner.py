@@ -29,7 +29,7 @@ from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
 from specdecpp.runners.native.library import Drafting, Part, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights, values_of
-from specdecpp.runners.protocol import check_path, check_rollback, depths_of
+from specdecpp.runners.protocol import check_rollback
 from specdecpp.sampling import inverted
 
 _LOCK = threading.Lock()
@@ -61,8 +61,6 @@ class NativeRunner:
 
     >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
     """
-
-    takes_trees = True
 
     def __init__(
         self,
@@ -121,7 +119,6 @@ class NativeRunner:
 
     def _reset(self) -> None:
         self._length = self._capacity = self._num_skipped = 0
-        self._parents: list[int] = []
         self._sequence: int | None = None
 
     def fresh(self, *, num_threads: int | None = None) -> "NativeRunner":
@@ -165,16 +162,8 @@ class NativeRunner:
         """Of the cache in memory."""
         return self._weights.bytes_per_position * self._capacity
 
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them.
-
-        With `parents`, as rows of a tree (`runners.TreeRunner`): each has the bits that reading its branch alone gives.
-        """
-        if parents is not None:
-            return self._branch(tokens, parents, rows=rows)
-        self._parents.clear()
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
             self._extend(tokens[:unseen], rows=1)
@@ -219,8 +208,6 @@ class NativeRunner:
             raise ValueError(f"both caches must hold the same text, and they hold {self._length} and {draft._length} tokens")
         self.check_ids(tokens)
         draft.check_ids(tokens)
-        for runner in (self, draft):
-            runner._parents.clear()
         common = self._common(draft)
         for i in range(0, len(tokens), _WIDEST):
             num = len(piece := tokens[i : i + _WIDEST])
@@ -232,32 +219,6 @@ class NativeRunner:
                     both += [runner._weights.handle, runner.num_threads, runner._room_for(end)]
                 self._weights.lib.native_extend_both(*both, (ctypes.c_int64 * num)(*piece), num, start, common)
             self._length = draft._length = end
-
-    def _branch(self, tokens: list[int], parents: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
-        known = [*self._parents, *parents]
-        depths_of(known)
-        start, end = self._length + len(self._parents), self._length + len(known)
-        logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        self.check_ids(tokens)
-        with _LOCK:
-            self._weights.see_to(end)
-            given, tree = (ctypes.c_int64 * len(tokens))(*tokens), (ctypes.c_int32 * len(known))(*known)
-            sequence = self._room_for(end, len(self._parents))
-            part = Part(sequence, start, len(tokens), rows, 0, self._length, ctypes.addressof(tree))
-            out = logits.data_ptr(), states.data_ptr(), -1, None
-            self._weights.lib.native_pass(self._weights.handle, self.num_threads, ctypes.byref(part), 1, given, *out)
-        self._parents = known
-        return logits, states
-
-    def keep(self, path: Sequence[int]) -> None:
-        """Make one branch of the tree text, and forget the others."""
-        check_path(path, self._parents)
-        rows = (ctypes.c_int32 * len(path))(*path)
-        if path:
-            with _LOCK:
-                self._weights.lib.native_keep(self._weights.handle, self._sequence, self._length, rows, len(path))
-        self._length += len(path)
-        self._parents.clear()
 
     @staticmethod
     def extend_all(
@@ -279,13 +240,12 @@ class NativeRunner:
         with _LOCK:
             weights.see_to(max(ends))
             of = zip(runners, nums, ends, strict=True)
-            parts = (Part * len(runners))(*(Part(r._room_for(end), r._length, num, 1, 0, 0, None) for r, num, end in of))
+            parts = (Part * len(runners))(*(Part(r._room_for(end), r._length, num, 1, 0) for r, num, end in of))
             given, layer = (ctypes.c_int64 * len(flat))(*flat), -1 if seen is None else seen
             out = logits.data_ptr(), states.data_ptr(), layer, inputs.data_ptr()
             weights.lib.native_pass(weights.handle, first.num_threads, parts, len(runners), given, *out)
         for runner, end in zip(runners, ends, strict=True):
             runner._length = end
-            runner._parents.clear()
         return logits, states, list(inputs.split(nums)) if seen is not None else []
 
     @staticmethod
@@ -321,8 +281,6 @@ class NativeRunner:
             sequences = [runner._room_for(end) for runner, end in zip(runners, ends, strict=True)]
             given = (ctypes.c_void_p * num)(*sequences), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
             getattr(weights.lib, name)(weights.handle, first.num_threads, *given, num, *more)
-        for runner in runners:
-            runner._parents.clear()
 
     @property
     def batch_key(self) -> tuple[int, int]:
@@ -339,7 +297,6 @@ class NativeRunner:
         check_rollback(length, self.length)
         self._num_skipped = min(length, self._num_skipped)
         self._length = length - self._num_skipped
-        self._parents.clear()
 
     def draw(self, p: Float[Tensor, " V"], u: float) -> int:
         """`sampling.inverted` in one call of compiled code."""
@@ -347,8 +304,8 @@ class NativeRunner:
             return inverted(p, u)
         return self._weights.lib.native_draw(p.data_ptr(), len(p), u)
 
-    def _room_for(self, length: int, num_open: int = 0) -> int:
-        """The cache, with room for so many positions; what there is keeps its text and so many rows of a tree."""
+    def _room_for(self, length: int) -> int:
+        """The cache, with room for so many positions; what there is keeps its text."""
         lib, sequence = self._weights.lib, self._sequence
         if sequence is None:
             idle = self._weights.idle
@@ -357,7 +314,7 @@ class NativeRunner:
             weakref.finalize(self, self._weights.let_go, sequence)
         if length > self._capacity:
             room = max(length, 2 * self._capacity, _ROOM)
-            self._copied(sequence, room, self._length + num_open)
+            self._copied(sequence, room, self._length)
         return sequence
 
     def _copied(self, source: int, room: int, length: int) -> None:
