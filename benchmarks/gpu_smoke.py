@@ -198,7 +198,7 @@ def distil(*more: str) -> Line:
     return line
 
 
-QUICK = ("--prompts", "2", "--max-tokens", "16")
+QUICK = ("--num", "2", "--max-tokens", "16")
 LINES: dict[str, Line] = {
     "caches that grow": growth,
     "sessions that are dropped": dropped,
@@ -218,10 +218,10 @@ LINES: dict[str, Line] = {
     "distil --device, a file": distil("--layers", "1+1", "--no-head"),
     "check --device": lambda at: at.verb("check", "reference", *QUICK),
     "demo --device": lambda at: at.verb(
-        "demo", "--target", "reference", "--prompts", "1", "--cycles", "1", "--max-tokens", "16", "--quiet"
+        "demo", "--target", "reference", "--num", "1", "--cycles", "1", "--max-tokens", "16", "--quiet"
     ),
     "bench --device": lambda at: at.verb(
-        "bench", "--target", "reference", "--quick", *QUICK, "--dev-prompts", "1", "--temperature", "1", "--policy", "fixed:2"
+        "bench", "--target", "reference", "--quick", *QUICK, "--num-dev", "1", "--temperature", "1", "--policy", "fixed:2"
     ),
 }
 

@@ -37,7 +37,7 @@ from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
 MACHINE = Machine(name="made up", costs=COSTS)
-SHORT = ("--max-tokens", "8", "--prompts", "2", "--dev-prompts", "2", "--cycles", "1")
+SHORT = ("--max-tokens", "8", "--num", "2", "--num-dev", "2", "--cycles", "1")
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_nothing_is_tuned_where_there_is_nothing_to_choose(pair: Pair, recorder:
 
 def test_no_development_prompts_are_refused_before_anything_runs(pair: Pair, recorder: type[Recorder]):
     """Catches a setting that is silently chosen on nothing."""
-    with pytest.raises(ValueError, match=r"20 settings to choose among and there are no development prompts.*--dev-prompts"):
+    with pytest.raises(ValueError, match=r"20 settings to choose among and there are no development prompts.*--num-dev"):
         replace(race(pair, [fixed_rule()]), sets=[Questions(dataset="a", dev=(), test=((11,),))])
     assert recorder.asked == []
 
@@ -501,8 +501,8 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, made: tuple[B
 def test_the_command_names_files_without_their_folders(tmp_path: Path):
     """Catches a results file that tells where somebody keeps things."""
     (tmp_path / "my data.jsonl").touch()
-    arguments = ["/usr/bin/specdecpp", "bench", "--data", str(tmp_path / "my data.jsonl"), "--target", "org/name"]
-    assert command(arguments) == "specdecpp bench --data 'my data.jsonl' --target org/name"
+    arguments = ["/usr/bin/specdecpp", "bench", "--prompts", str(tmp_path / "my data.jsonl"), "--target", "org/name"]
+    assert command(arguments) == "specdecpp bench --prompts 'my data.jsonl' --target org/name"
     assert command([str(tmp_path / "tables.py"), "--out", "x.json"]) == "python tables.py --out x.json"
     assert command([str(tmp_path / "specdecpp/__main__.py"), "demo"]) == "specdecpp demo"
 
@@ -716,7 +716,7 @@ def test_tables_and_times_are_80_columns_wide(names: list[str]):
 def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: pytest.MonkeyPatch):
     """Catches a failed check that a script takes for success."""
     broken_greedy(monkeypatch)
-    options = ["--temperature", "0", "--policy", "fixed:4", "--verify-lossless", "--max-tokens", "40", "--prompts", "2"]
+    options = ["--temperature", "0", "--policy", "fixed:4", "--verify-lossless", "--max-tokens", "40", "--num", "2"]
     result = call("bench", *names, *options, "--json")
     assert result.exit_code == 1
     assert "the law of the target was not kept" in result.stderr
@@ -726,12 +726,12 @@ def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--data", "./nowhere.jsonl", "--prompt", "gsm8k"], 1, "there is no file ./nowhere.jsonl"),
+        (["--prompts", "./nowhere.jsonl", "--prompt", "gsm8k"], 1, "there is no file ./nowhere.jsonl"),
         (["--policy", "clever"], 2, "there is no policy 'clever'. Policies: none, adaptive-entropy:threshold"),
         (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
         (["--sweep", "specdecpp.threshold=0.5"], 2, "needs an acceptance head"),
         (["--sweep", "threshold=0.5"], 2, "a sweep reads POLICY.PARAMETER=VALUE"),
-        (["--dev-prompts", "0"], 2, "there are no development prompts"),
+        (["--num-dev", "0"], 2, "there are no development prompts"),
         (["--temperature", "-1"], 2, "temperature must be a finite number"),
         (["--max-tokens", "1"], 2, "at least 2 tokens"),
         (["--out", "."], 1, "is a folder"),
@@ -749,7 +749,7 @@ def test_half_a_pair_is_refused(names: list[str]):
 
 # Interrupts
 
-ONE_RULE = ("--policy", "fixed:2", "--dev-prompts", "0", "--prompts", "4", "--temperature", "1", "--verification", "token")
+ONE_RULE = ("--policy", "fixed:2", "--num-dev", "0", "--num", "4", "--temperature", "1", "--verification", "token")
 
 
 def test_an_interrupt_keeps_the_whole_turns(names: list[str], tmp_path: Path):
@@ -771,7 +771,7 @@ def test_an_interrupt_keeps_the_whole_turns(names: list[str], tmp_path: Path):
 def test_an_interrupt_before_a_whole_turn_shows_nothing(names: list[str], tmp_path: Path):
     """Catches a table of nothing: settings are still being chosen."""
     out = tmp_path / "results.json"
-    options = ("--dev-prompts", "3", "--max-tokens", "2000", "--out", str(out))
+    options = ("--num-dev", "3", "--max-tokens", "2000", "--out", str(out))
     ended = interrupted("bench", *names, *options, at=r"at most [\d,]+ answers", folder=tmp_path)
     assert (ended.code, ended.stdout) == (130, ""), ended.chatter
     assert "there is nothing to show" in ended.chatter

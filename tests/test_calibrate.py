@@ -1,19 +1,16 @@
 """Measures against soft labels, the calibration of logits, and of a head on records."""
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from records import Process, knowing_head, random_head, records, save
-from typer.testing import CliRunner, Result
+from records import Process, knowing_head, random_head, records
 
-from specdecpp import AcceptanceHead, Calibration, cli
+from specdecpp import AcceptanceHead, Calibration
 from specdecpp.errors import DataError
 from specdecpp.training import measures
 from specdecpp.training.calibrate import STAGES, calibrate_head, calibrated
@@ -288,85 +285,3 @@ def test_labels_a_head_cannot_read_are_refused():
 
 
 PAIR = {"target": "aa", "draft": "bb"}
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """A folder with a bent head, and labels of its pair: dev without test."""
-    process = Process.random(5, seed=1)
-    head = knowing_head(process, Calibration(rejection_weight=6.0, temperature=1.6, bias=-0.5))
-    card = {"calibration": Calibration(rejection_weight=6.0), "target": "aa", "draft": "bb", "sampling": {"temperature": 1.0}}
-    head.with_card(**card).save_pretrained(tmp_path / "head")
-    save(tmp_path / "labels", records(process, 12, num_tokens=30, seed=2), pair=PAIR, sampling={"temperature": 1.0})
-    return tmp_path
-
-
-def call(folder: Path, *arguments: str) -> Result:
-    command = ["calibrate", str(folder / "head"), "--labels", str(folder / "labels"), *arguments]
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, command)
-
-
-def test_the_verb_writes_the_card_and_shows_the_figures(trained: Path):
-    """Catches a calibration that is shown but not kept, and a table wider than a terminal."""
-    before = AcceptanceHead.from_pretrained(trained / "head")
-    result = call(trained)
-    assert result.exit_code == 0, result.stderr
-    head = AcceptanceHead.from_pretrained(trained / "head")
-    assert head.card.is_calibrated
-    assert head.card.calibration.temperature == pytest.approx(1.6, rel=0.1)
-    assert all(torch.equal(v, before.state_dict()[k]) for k, v in head.state_dict().items())
-    assert all(word in result.stdout for word in (*STAGES, "1,440 labels of 12 answers", "whole round, ECE", "temperature 1."))
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert result.stderr == ""
-    assert not list(trained.glob("head/*.part"))
-
-
-def test_the_verb_tells_the_same_as_json(trained: Path):
-    """Catches chatter beside the JSON, and figures that differ from the card."""
-    said = json.loads(call(trained, "--json").stdout)
-    card = AcceptanceHead.from_pretrained(trained / "head").card
-    assert said["figures"] == card.notes["calibration"]
-    assert Calibration(**said["calibration"]) == card.calibration
-    assert (said["split"], said["labels"]) == ("dev", str(trained / "labels"))
-
-
-def test_labels_without_branches_calibrate_too(trained: Path):
-    """Catches a table that needs figures of the round."""
-    dev = records(Process.random(5, seed=1), 6, num_tokens=30, seed=2, branches=False)
-    (trained / "labels").rename(trained / "other")
-    save(trained / "labels", dev)
-    result = call(trained)
-    assert result.exit_code == 0, result.stderr
-    assert "whole round" not in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("damage", "arguments", "words"),
-    [
-        (None, ("--split", "test"), "have no split test, only dev. Name one with --split"),
-        ("head", (), "there is no head at"),
-        ("labels", (), "holds no labels. Make them with: specdecpp collect"),
-        ({"pair": {**PAIR, "draft": "cc"}}, (), "are of another draft: collection.json says cc, the head's card bb"),
-        ({"pair": PAIR, "sampling": {"temperature": 0.5}}, (), "are for the sampling parameters {'temperature': 0.5}"),
-    ],
-)
-def test_a_head_and_labels_that_do_not_belong_together_are_refused(
-    damage, arguments: tuple[str, ...], words: str, trained: Path
-):
-    """Catches a card that is overwritten with figures of other labels, and a traceback."""
-    before = (trained / "head" / "head.json").read_bytes()
-    if isinstance(damage, str):
-        (trained / damage).rename(trained / "gone")
-    elif damage:
-        (trained / "labels" / "collection.json").write_text(json.dumps(damage), encoding="utf-8")
-    result = call(trained, *arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert words in result.stderr
-    kept = trained / ("gone" if damage == "head" else "head") / "head.json"
-    assert kept.read_bytes() == before
-
-
-def test_a_head_of_another_width_is_refused(trained: Path):
-    """Catches a matrix product that fails with a traceback where the cards know no pair."""
-    random_head(Process.random(7, seed=1)).save_pretrained(trained / "head")
-    assert "width 7, the draft has width 5" in call(trained).stderr

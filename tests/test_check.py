@@ -134,11 +134,11 @@ def test_json_is_one_line_with_everything(folder: Path):
 
 
 def test_prompts_of_a_file_are_used(folder: Path, tmp_path: Path):
-    """Catches --data that does not arrive: the built-in prompts are seven."""
+    """Catches --prompts that does not arrive: the built-in prompts are seven."""
     path = tmp_path / "asked.jsonl"
     path.write_text("".join(json.dumps({"q": f"what is {i}"}) + "\n" for i in range(40)), encoding="utf-8")
     names = [str(folder / "target"), "--draft", str(folder / "draft")]
-    said = json.loads(call(*names, *SHORT, "--prompts", "4", "--data", str(path), "--prompt", "field:q", "--json").stdout)
+    said = json.loads(call(*names, *SHORT, "--num", "4", "--prompts", str(path), "--prompt", "field:q", "--json").stdout)
     assert said["num_prompts"] == 4
 
 
@@ -220,7 +220,7 @@ def test_nothing_is_known_before_a_length_was_timed():
 def endless(folder: Path) -> list[str]:
     """A check that does not end by itself: two prompts give no interval, and answers are long."""
     names = [str(folder / "target"), "--draft", str(folder / "draft")]
-    return ["check", *names, "--prompts", "2", "--max-tokens", "100000", "--minutes", "5"]
+    return ["check", *names, "--num", "2", "--max-tokens", "100000", "--minutes", "5"]
 
 
 def test_an_interrupt_shows_what_is_known(folder: Path, tmp_path: Path):
@@ -247,7 +247,7 @@ def test_an_interrupt_before_anything_is_known_ends_with_130(folder: Path, tmp_p
     """Catches a verdict from nothing: here the prompts are still being read."""
     path = tmp_path / "long.jsonl"
     path.write_text("".join(json.dumps({"q": f"{i} " + "what is it " * 12_000}) + "\n" for i in range(40)), encoding="utf-8")
-    data = ["--data", str(path), "--prompt", "field:q"]
+    data = ["--prompts", str(path), "--prompt", "field:q"]
     ended = interrupted(*endless(folder), *data, "--json", at="Ctrl-C ends it", folder=tmp_path)
     assert (ended.code, ended.stdout) == (130, ""), ended.chatter
     assert "interrupted before anything was known" in ended.chatter
@@ -426,8 +426,8 @@ def test_what_helps_most_comes_first_and_what_helps_little_is_left_out():
         (["--minutes", "nan"], 2, "a time above 0"),
         (["--minutes", "2", "--quick"], 2, "Give one"),
         (["--temperature", "-1"], 2, "temperature must be a finite number"),
-        (["--data", "./nowhere.jsonl"], 1, "there is no file ./nowhere.jsonl"),
-        (["--prompts", "1"], 2, "greater than or equal to 2"),
+        (["--prompts", "./nowhere.jsonl"], 1, "there is no file ./nowhere.jsonl"),
+        (["--num", "1"], 2, "greater than or equal to 2"),
     ],
 )
 def test_bad_usage_is_told_in_a_line(folder: Path, options: list[str], code: int, words: str):

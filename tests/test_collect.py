@@ -22,8 +22,8 @@ from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
 from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli, machine
-from specdecpp.cli import collect as collecting
-from specdecpp.cli.collect import EXAMPLES
+from specdecpp.cli import train as collecting
+from specdecpp.cli.train import EXAMPLES
 from specdecpp.loading.pair import load_pair
 from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny_tokenizer
 from specdecpp.training import collect as rooms
@@ -151,7 +151,7 @@ def test_what_it_is_of_is_recorded(whole: Path, pair: Pair) -> None:
     assert about["sampling"]["temperature"] == 1.0
     assert about["collect"]["seed"] == 5
     assert about["versions"]["torch"] == torch.__version__
-    assert about["command"] == "specdecpp collect recipe.yaml"
+    assert about["command"] == "specdecpp train recipe.yaml --only collect"
     assert len(about["data"]) == len(about["digest"]) == 64
 
 
@@ -412,7 +412,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_models_are_loaded(home: 
         recipe = recipe_of(home, tmp_path, sources=[{"path": str(home / "prompts.jsonl"), "prompt": "text"}])
         gone = replace(recipe, pair=replace(recipe.pair, target="/nowhere/target", draft="/nowhere/draft"))
         with pytest.raises(DataError) as refused:
-            collecting.collected(replace(gone, out=out), assume_yes=False, ray=None, quiet=True)
+            collecting.collected(replace(gone, out=out), yes=False, ray=None, quiet=True, is_whole=False)
         assert words in str(refused.value)
         assert "--out" in str(refused.value)
 
@@ -545,7 +545,7 @@ def test_runners_that_cannot_run_a_batch_are_refused() -> None:
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["collect", *arguments], prog_name="specdecpp")
+    return CliRunner().invoke(cli.app, ["train", "--only", "collect", *arguments], prog_name="specdecpp")
 
 
 def test_the_verb_collects_says_so_and_goes_on(whole: Path, home: Path, tmp_path: Path) -> None:
@@ -572,7 +572,7 @@ def test_an_interrupt_keeps_what_is_finished_and_says_how_to_go_on(whole: Path, 
     def is_begun() -> bool:
         return any(recipe.labels.glob("shard-*.parquet"))
 
-    ended = interrupted("collect", path, at=r"at most \d+ answers", when=is_begun, folder=tmp_path)
+    ended = interrupted("train", "--only", "collect", path, at=r"at most \d+ answers", when=is_begun, folder=tmp_path)
     num = len(shards.done(recipe.labels))
     assert (ended.code, ended.stdout) == (130, ""), ended.chatter
     assert f"interrupted: {num} of {NUM_SHARDS} shards are finished and safe in {recipe.labels}" in ended.chatter

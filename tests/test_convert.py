@@ -11,11 +11,8 @@ from gguf import GGUFReader, dequantize
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-from typer.testing import CliRunner
 
-from specdecpp import cli
 from specdecpp.errors import PairError, RunnerError
-from specdecpp.loading import gguf_writing
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_writing import ENDS, FINGERPRINT, Precision, Vocabulary, Written, convert, write
 from specdecpp.loading.pair import REFERENCE
@@ -320,50 +317,3 @@ def test_a_checkpoint_that_is_not_there_is_told(tmp_path: Path):
 
 
 # The verb
-
-
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.app, ["convert", *arguments])
-
-
-def test_the_verb_writes_the_reference_pair(tmp_path: Path):
-    """Catches roles that are swapped, and a type that does not reach the file."""
-    done = call("--out", str(tmp_path / "pair"), "--type", "q8_0", "--json")
-    assert done.exit_code == 0, done.stderr
-    files = json.loads(done.stdout)["files"]
-    assert [Path(f["path"]).name for f in files] == ["target.gguf", "draft.gguf"]
-    assert [f["precision"] for f in files] == ["q8_0", "q8_0"]
-    assert [fields(Path(f["path"]))["llama.block_count"] for f in files] == [14, 2]
-    assert [fields(Path(f["path"]))["general.name"] for f in files] == ["target", "draft"]
-
-
-def test_the_verb_tells_what_it_wrote(tmp_path: Path):
-    """Catches chatter on stdout and a line that does not name the file."""
-    done = call(str(REFERENCE / "draft"), "--out", str(tmp_path / "d.gguf"), "--type", "bf16")
-    assert done.exit_code == 0, done.stderr
-    assert done.stdout == f"{tmp_path / 'd.gguf'}: llama, bf16, 20 tensors, 4.1 MB\n"
-
-
-@pytest.mark.parametrize("arguments", [["--out", "x.gguf"], [str(REFERENCE / "draft"), "--out", "folder"]])
-def test_an_out_of_the_wrong_kind_is_bad_usage(arguments: list[str]):
-    """Catches two models written over each other in one file, and a file whose name nobody recognises."""
-    done = call(*arguments)
-    assert done.exit_code == 2
-    assert "--out" in done.stderr
-
-
-def test_a_file_in_place_of_a_folder_is_bad_usage(tmp_path: Path):
-    """Catches the system's "File exists" alone, which does not say that a folder is needed."""
-    path = tmp_path / "notes.txt"
-    path.write_text("mine", encoding="utf-8")
-    done = call("--out", str(path))
-    assert done.exit_code == 2
-    assert f"--out {path} is a file, and the reference pair needs a folder" in done.stderr
-    assert path.read_text(encoding="utf-8") == "mine"
-
-
-def test_the_types_of_the_verb_are_those_of_the_library():
-    """Catches a type that one of the two does not know."""
-    from specdecpp.cli.convert import Type
-
-    assert [t.value for t in Type] == [p.value for p in gguf_writing.Precision]

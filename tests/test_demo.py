@@ -28,7 +28,7 @@ from specdecpp.testing import save_tiny_pair
 
 PROMISED = {"tokens_per_second", "speedup", "mean_acceptance_length", "discard_rate", "verification_rate"}
 RIVALS: dict[str, Policy] = {"fixed": Fixed(k=3), "cumulative": CumulativeConfidence(threshold=0.1)}
-SHORT = ["--max-tokens", "12", "--prompts", "2", "--cycles", "2"]
+SHORT = ["--max-tokens", "12", "--num", "2", "--cycles", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.
     from specdecpp.loading import shipped
 
     assert common.usual(None, None, None) == "reference"
-    assert "SmolLM2 is not installed" in call("--prompts", "1", "--cycles", "1", "--max-tokens", "2").stderr
+    assert "SmolLM2 is not installed" in call("--num", "1", "--cycles", "1", "--max-tokens", "2").stderr
     monkeypatch.setattr(shipped, "_packaged", lambda: Path("SmolLM2.gguf"))
     assert common.usual(None, None, None) == "smollm2"
     assert common.usual(None, None, "head") == "reference"
@@ -337,7 +337,7 @@ def test_the_live_text_has_its_legend_and_tally(names: list[str]):
 
 def test_quiet_leaves_the_result_only(names: list[str]):
     """Catches live text or progress in a run that asked for none."""
-    result = call(*names, "--max-tokens", "4", "--prompts", "1", "--cycles", "1", "--quiet")
+    result = call(*names, "--max-tokens", "4", "--num", "1", "--cycles", "1", "--quiet")
     assert result.stderr == ""
     assert "Mara" not in result.stdout
     assert "On this machine SpecDec++ is" in result.stdout

@@ -72,8 +72,8 @@ STAND_INS = {
 """Words of commands and names in recipes and in Python, and what stands for them. Files are made by `folder`."""
 SMALL = {
     "generate": "--max-tokens 12",
-    "demo": "--prompts 1 --cycles 1 --max-tokens 6",
-    "bench": "--quick --dev-prompts 1 --prompts 4 --max-tokens 6 --temperature 0 --policy fixed:2 --policy cumulative:0.2",
+    "demo": "--num 1 --cycles 1 --max-tokens 6",
+    "bench": "--quick --num-dev 1 --num 4 --max-tokens 6 --temperature 0 --policy fixed:2 --policy cumulative:0.2",
     "check": "--minutes 0.02",
     "calibrate": "--rows 4 --max-tokens 16",
 }

@@ -1,7 +1,6 @@
 """Scores side by side: the rounds of a record against rounds that are really drawn, and what is said about a head."""
 
 import itertools
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from records import Process, knowing_head, random_head, record_of, records, save
-from typer.testing import CliRunner, Result
+from records import Process, knowing_head, random_head, record_of, records
 
-from specdecpp import AcceptanceHead, Calibration, cli
+from specdecpp import AcceptanceHead, Calibration
 from specdecpp.errors import DataError, MissingExtraError
 from specdecpp.report import diagrams
 from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
@@ -397,78 +395,3 @@ def test_a_diagram_without_matplotlib_says_what_to_install(monkeypatch: pytest.M
 
 
 # The verb
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """Two heads, and labels of their pair: a test split with two sources, and a dev split without branches."""
-    process = Process.random(5, seed=11, noise=2.0)
-    knowing_head(process).save_pretrained(tmp_path / "good")
-    knowing_head(process, Calibration(bias=1.0), target="aa").save_pretrained(tmp_path / "bent")
-    held_out = [
-        *records(process, 8, num_tokens=30, seed=2, split="test"),
-        *records(process, 8, num_tokens=30, seed=3, split="test", source="other"),
-        *records(process, 4, num_tokens=30, seed=4, branches=False),
-    ]
-    save(tmp_path / "labels", held_out, pair={"target": "aa", "draft": "bb"})
-    return tmp_path
-
-
-def call(folder: Path, *arguments: str) -> Result:
-    command = ["evaluate", *(a if a.startswith("-") or not (folder / a).is_dir() else str(folder / a) for a in arguments)]
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*command, "--labels", str(folder / "labels")])
-
-
-def test_the_verb_shows_a_table_a_diagram_and_a_verdict(trained: Path):
-    """Catches a source or a score that is left out, and lines wider than a terminal."""
-    result = call(trained, "good", "bent")
-    assert result.exit_code == 0, result.stderr
-    for words in ("toy", "other", "head ", "bent ", "max q", "cumulative q", "entropy", "whole round, ECE"):
-        assert words in result.stdout
-    assert "toy: head beats cumulative q (AUROC" in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert result.stderr.startswith("note: not calibrated: head, bent.")
-
-
-def test_the_verb_tells_all_of_it_as_json(trained: Path):
-    """Catches nan, which is no JSON, and a file that is not written beside it."""
-    result = call(trained, "good", "--json", "--plot", str(trained / "plot.svg"))
-    said = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert set(said["evaluation"]) == {"toy", "other"}
-    assert set(said["evaluation"]["toy"]) == {"head", *FREE}
-    assert said["heads"] == {"head": str(trained / "good")}
-    assert said["split"] == "test"
-    assert len(said["verdicts"]) == 2
-    assert (trained / "plot.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_the_verb_says_how_to_get_figures_of_rounds(trained: Path):
-    """Catches a table of dashes without a word of explanation."""
-    result = call(trained, "good", "--split", "dev")
-    assert result.exit_code == 0, result.stderr
-    assert "toy: whether head beats cumulative q is unknown" in " ".join(result.stdout.split())
-    assert "the labels of toy have no branches, so there are no figures for rounds. Let collect.branches" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("nowhere/a/b",), 1, "there is no head at"),
-        (("good", "good"), 2, "a head is named twice"),
-        (("good", "--split", "train"), 1, "have no split train, only dev, test"),
-        (("good", "--plot", "a.docx"), 2, "ends in .svg, .png, .pdf"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_refused(arguments: tuple[str, ...], code: int, words: str, trained: Path):
-    """Catches a traceback, and a refusal that does not say what to do."""
-    result = call(trained, *arguments)
-    assert result.exit_code == code
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_labels_of_another_pair_are_refused(trained: Path):
-    """Catches a verdict on labels that say nothing about the head."""
-    assert call(trained, "bent").exit_code == 0
-    (trained / "labels" / "collection.json").write_text(json.dumps({"pair": {"target": "zz"}}), encoding="utf-8")
-    assert "are of another target: collection.json says zz, the head's card aa" in call(trained, "bent").stderr

@@ -13,6 +13,7 @@ from transformers import BatchEncoding
 
 import specdecpp as sd
 from specdecpp import lab
+from specdecpp.lab.trees import Widths
 from specdecpp.loading.pair import Pair
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -55,7 +56,7 @@ def decoder(pair: Pair) -> sd.Decoder:
         ("target", sd.NoDraft()),
         ("cumulative:0.2", sd.CumulativeConfidence(threshold=0.2)),
         ("auto-off:fixed:2", lab.AutoOff(policy=sd.Fixed(2))),
-        ("tree:2x1", sd.Widths(widths=(2, 1))),
+        ("tree:2x1", Widths(widths=(2, 1))),
     ],
 )
 def test_a_policy_may_be_given_by_its_short_form(pair: Pair, short: str, policy: sd.Policy) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from laws import unchecked
 from records import Process, knowing_head, random_head, records
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from specdecpp import AcceptanceHead, Calibration, Decoder, Fixed, HeadCard, Pair, Sampling, SpecDecPP, cli
 from specdecpp.errors import DataError, HeadError
@@ -256,82 +256,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    card = HeadCard(hidden_size=32, num_layers=1, sampling=vars(Sampling(top_k=20)))
-    AcceptanceHead(card).save_pretrained(tmp_path / "head")
-    return tmp_path / "head"
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["calibrate", *map(str, arguments)])
-
-
-def options(folder: Path) -> list[object]:
-    names = ["--target", folder / "target", "--draft", folder / "draft", "--runner", "lean"]
-    return [*names, "--prompts", folder / "dev.jsonl", "--prompt", "field:question", "--max-tokens", 16]
-
-
-def test_the_verb_decodes_and_writes_the_card(folder: Path, head: Path) -> None:
-    """Catches a verb that ignores the runner, the rows or the temperature, and a table wider than a terminal."""
-    result = call(head, *options(folder), "--rows", 6, "--temperature", 0.8)
-    assert result.exit_code == 0, result.stderr
-    card = AcceptanceHead.from_pretrained(head).card
-    assert card.is_calibrated
-    assert (card.sampling or {})["temperature"] == 0.8
-    assert (card.sampling or {})["top_k"] == 20
-    assert card.notes["calibrated_on"]["runners"] == "lean (as asked)"
-    assert card.notes["calibrated_on"]["num_prompts"] == 6
-    assert all(
-        word in result.stdout for word in ("raw", "debiased", "calibrated", "temperature 0.8", "lean (as asked)", "live")
-    )
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    said = json.loads(call(head, *options(folder), "--rows", 6, "--json").stdout)
-    assert list(said["figures"]) == ["raw", "debiased", "before", "calibrated"]
-    assert said["sampling"] == card.sampling
-    assert said["calibrated_on"]["num_prompts"] == 6
-
-
-def test_the_verb_decodes_the_prompts_of_labels(folder: Path, head: Path, tmp_path: Path) -> None:
-    """Catches a temperature that is ignored beside labels, and answers to prompts of another split."""
+def test_a_recipe_calibrates_on_rounds_at_a_temperature_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """Catches a temperature that is ignored, answers to prompts of another split, and a calibration that is shown only."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"pair: {{target: {folder / 'target'}, draft: {folder / 'draft'}}}\nsampling: {{top_k: 20}}\n"
-        f"collect: {{sources: [{{path: {folder / 'dev.jsonl'}, prompt: 'field:question'}}], max_tokens: 8}}\n"
-        f"out: {tmp_path / 'out'}\n",
+        f"collect: {{sources: [{{path: {folder / 'dev.jsonl'}, prompt: 'field:question', dev_share: 0.5}}], max_tokens: 8}}\n"
+        f"train: {{own: {{width: 8, num_layers: 1, epochs: 1}}}}\nout: {tmp_path / 'out'}\n",
         encoding="utf-8",
     )
-    collected = CliRunner().invoke(cli.app, ["collect", str(recipe)])
-    assert collected.exit_code == 0, collected.stderr
-    labels = tmp_path / "out" / "labels"
-    pair = options(folder)[:6]
-    result = call(head, "--labels", labels, "--split", "train", "--temperature", 0, *pair, "--max-tokens", 12, "--json")
-    assert result.exit_code == 0, result.stderr
-    said, card = json.loads(result.stdout), AcceptanceHead.from_pretrained(head).card
-    assert said["calibrated_on"]["num_prompts"] == sum(1 for _ in shards.read(labels, split="train")) > 0
-    assert said["sampling"] == {**vars(Sampling(top_k=20)), "temperature": 0.0}
+    for stage in (["collect"], ["train"], ["calibrate", "--temperature", "0", "--json"]):
+        done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["train", str(recipe), "--quiet", "--only", *stage])
+        assert done.exit_code == 0, done.stderr
+    (said,), card = json.loads(done.stdout)["heads"].values(), AcceptanceHead.from_pretrained(tmp_path / "out/heads/own").card
+    num = sum(1 for _ in shards.read(tmp_path / "out/labels", split="dev"))
+    assert card.notes["calibrated_on"]["num_prompts"] == num > 0
     assert card.greedy is not None
     assert said["calibration"] == vars(card.greedy)
     assert not card.is_calibrated
-    shown = call(head, "--labels", labels, "--split", "train", "--temperature", 0, *pair, "--max-tokens", 12)
-    assert "rounds at temperature 0, lean" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ((), 2, "calibrated on --labels FOLDER or on --prompts FILE"),
-        (("--labels", "x", "--prompts", "y"), 2, "Name one of them"),
-        (("--prompts", "none.jsonl"), 1, "there is no file none.jsonl"),
-        (("--prompts", "none.jsonl", "--prompt", "poem"), 2, "there is no prompt builder 'poem'"),
-        (("--prompts", "none.jsonl", "--target", "x"), 2, "a head needs --draft"),
-    ],
-)
-def test_the_verb_says_what_is_missing(arguments: tuple[str, ...], code: int, words: str, head: Path) -> None:
-    """Catches a pair that is loaded before what was typed has been looked at, and a traceback."""
-    before = (head / "head.json").read_bytes()
-    result = call(head, *arguments)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert words in result.stderr
-    assert (head / "head.json").read_bytes() == before
+    refused = CliRunner().invoke(cli.app, ["train", str(recipe), "--temperature", "0"])
+    assert (refused.exit_code, "is for --only calibrate" in refused.stderr) == (2, True)

@@ -69,7 +69,7 @@ def table(stage: Stage) -> tuple[Row, ...]:
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["replay", *arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["bench", "--replay", *arguments])
 
 
 def by_label(rows: tuple[Row, ...], dataset: str) -> dict[str, Row]:
@@ -313,17 +313,6 @@ def test_one_result_has_the_name_that_was_asked_for(labels: Path, tmp_path: Path
     assert "hindsight" in result.stdout
 
 
-def test_several_heads_are_told_apart(labels: Path, head: Path, tmp_path: Path):
-    """Catches two heads under one label."""
-    random_head(EASY, form="look_ahead", calibration=Calibration(num_labels=5)).save_pretrained(tmp_path / "random")
-    result = call(
-        str(labels), "--head", str(head), "--head", str(tmp_path / "random"), "--c", "0.2", "--policy", "cost-aware", "--json"
-    )
-    rows = [r for r in json.loads(result.stdout)["rows"] if r["role"] == "cost_aware" and r["dataset"] == "easy"]
-    assert [row["label"] for row in rows] == ["cost-aware knowing", "cost-aware random"]
-    assert rows[0]["speedup"] > rows[1]["speedup"]
-
-
 @pytest.fixture
 def on_this_machine(tmp_path: Path) -> tuple[Path, list[str]]:
     """Labels that say they are of a tiny pair, and the pair."""
@@ -371,8 +360,6 @@ def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
         (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
         (["--policy", "max-confidence:drop=true"], 2, "drops a candidate"),
         (["--head", "/nowhere"], 1, "there is no head at"),
-        (["--dev-split", "train"], 1, "have no split train"),
-        (["--dev-split", "test"], 2, "Name two splits"),
         (["--costs", "/nowhere.json"], 1, "does not hold costs"),
         (["--c", "-1"], 2, "error: c, the time of a draft step"),
         (["--c", "nan"], 2, "must be finite and at least 0, got nan"),

@@ -102,7 +102,7 @@ def test_anyone_can_read_the_table(folder: Path) -> None:
 
 
 def test_a_folder_without_labels_says_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no labels\. Make them with: specdecpp collect"):
+    with pytest.raises(DataError, match=r"holds no labels\. Make them with: specdecpp train"):
         next(shards.read(tmp_path))
 
 

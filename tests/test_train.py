@@ -21,7 +21,6 @@ from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
-from specdecpp.training import shards
 from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
@@ -262,14 +261,14 @@ def recipe(folder: Path, *, kind: str = "llama", **changes: Any) -> Path:
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments), prog_name="specdecpp")
+    return CliRunner().invoke(cli.app, list(arguments), prog_name="specdecpp", env={"COLUMNS": "80"})
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_a_recipe_runs_from_prompts_to_a_head_that_decodes(kind: str, tmp_path: Path):
     """Catches a step that does not fit the next one, on any of the architectures."""
     path = recipe(tmp_path, kind=kind)
-    result = call("run", str(path), "--json", "--quiet")
+    result = call("train", str(path), "--json", "--quiet")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert list(found["heads"]) == ["head", "head_lagged"]
@@ -278,7 +277,7 @@ def test_a_recipe_runs_from_prompts_to_a_head_that_decodes(kind: str, tmp_path: 
     assert scores["head"]["auroc_product"] is not None
     saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert saved["sums"] == scores
-    assert saved["provenance"]["command"] == "specdecpp run recipe.yaml"
+    assert saved["provenance"]["command"] == "specdecpp train recipe.yaml"
     pair = load_pair(tmp_path / "target", draft=tmp_path / "draft", head=found["heads"]["head"])
     assert pair.head is not None
     assert pair.head.card.is_calibrated
@@ -289,17 +288,21 @@ def test_a_recipe_runs_from_prompts_to_a_head_that_decodes(kind: str, tmp_path: 
     assert any(len(r.judged) == r.num_drafted > 0 for r in out.rounds)
 
 
-def test_the_verbs_one_by_one_give_what_run_gives(tmp_path: Path):
-    """Catches a step that `run` does differently."""
+def test_the_stages_one_by_one_give_what_all_give(tmp_path: Path):
+    """Catches a stage that a whole run does differently."""
     path = recipe(tmp_path)
-    assert call("run", str(path), "--quiet").exit_code == 0
+    shown = call("train", str(path), "--quiet")
+    assert shown.exit_code == 0, shown.stderr
+    for words in ("sums", "head ", "head_lagged", "max q", "cumulative q", "entropy", "whole round, ECE", "over"):
+        assert words in shown.stdout
+    assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
     whole = AcceptanceHead.from_pretrained(tmp_path / "out" / "heads" / "ahead")
     for arguments in (
-        ("collect", str(path), "--out", str(tmp_path / "other"), "--quiet"),
-        ("train", str(path), "--out", str(tmp_path / "other"), "--head", "ahead", "--quiet"),
-        ("calibrate", str(tmp_path / "other" / "heads" / "ahead"), "--labels", str(tmp_path / "other" / "labels")),
+        ("--only", "collect", str(path), "--out", str(tmp_path / "other"), "--quiet"),
+        ("--only", "train", str(path), "--out", str(tmp_path / "other"), "--head", "ahead", "--quiet"),
+        ("--only", "calibrate", str(path), "--out", str(tmp_path / "other"), "--head", "ahead"),
     ):
-        result = call(*arguments)
+        result = call("train", *arguments)
         assert result.exit_code == 0, result.stderr
     parts = AcceptanceHead.from_pretrained(tmp_path / "other" / "heads" / "ahead")
     assert parts.card.calibration == whole.card.calibration
@@ -309,8 +312,8 @@ def test_the_verbs_one_by_one_give_what_run_gives(tmp_path: Path):
 def test_the_grid_is_one_command(tmp_path: Path):
     """Catches heads of the grid that overwrite each other."""
     path = recipe(tmp_path)
-    assert call("collect", str(path), "--quiet").exit_code == 0
-    result = call("train", str(path), "--head", "head_lagged", "--grid", "--json", "--quiet")
+    assert call("train", "--only", "collect", str(path), "--quiet").exit_code == 0
+    result = call("train", "--only", "train", str(path), "--head", "head_lagged", "--grid", "--json", "--quiet")
     assert result.exit_code == 0, result.stderr
     heads = json.loads(result.stdout)["heads"]
     assert len(heads) == len({row["folder"] for row in heads.values()}) == 20
@@ -338,12 +341,12 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
     """Catches a half-written step that a second run takes for a whole one. The process is killed (-9) twice: between the
     two files of a shard, and after the first epoch of a head."""
     path = recipe(tmp_path)
-    assert call("run", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
-    command = [sys.executable, "-c", KILLED, "run", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
+    assert call("train", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
+    command = [sys.executable, "-c", KILLED, "train", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
     for last in ("labels/shard-00001.safetensors", "heads/ahead/state.pt"):
         done = subprocess.run([*command, last], capture_output=True, text=True, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
-    assert call("run", str(path), "--out", str(tmp_path / "killed"), "--quiet").exit_code == 0
+    assert call("train", str(path), "--out", str(tmp_path / "killed"), "--quiet").exit_code == 0
     whole, killed = (AcceptanceHead.from_pretrained(tmp_path / of / "heads" / "ahead") for of in ("whole", "killed"))
     assert all(torch.equal(v, killed.state_dict()[k]) for k, v in whole.state_dict().items())
     assert whole.card.calibration == killed.card.calibration
@@ -407,8 +410,8 @@ def test_killed_at_any_moment_from_the_last_epoch_to_the_table_it_ends_alike(tmp
         "head_lagged": {"form": "lagged", "text": "leaf", "num_layers": 1, "scalars": [], "epochs": 1},
     }
     path = recipe(tmp_path, train=heads)
-    assert call("run", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
-    killed = ["run", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
+    assert call("train", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
+    killed = ["train", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
     done = subprocess.run([sys.executable, "-c", KILLED_LATE, ";".join(MOMENTS), *killed], capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"{int(signal.SIGKILL)} {moment}" for moment in MOMENTS], done.stderr
     assert call(*killed).exit_code == 0
@@ -511,7 +514,7 @@ def test_what_a_run_would_find_out_at_its_end_is_told_at_once(changes: dict[str,
         at = content["collect"]["sources"][0] if name in ("dev_share", "split") else content[section] if name else content
         at[name or section] = value
     path.write_text(yaml.safe_dump(content))
-    result = call("run", str(path), "--quiet")
+    result = call("train", str(path), "--quiet")
     assert result.exit_code == 1
     assert re.search(message, result.stderr), result.stderr
     assert not (tmp_path / "out").exists()
@@ -525,21 +528,9 @@ def test_prompts_that_are_too_long_are_seen_before_anything_is_sampled(tmp_path:
     content["collect"]["sources"][0]["dev_share"] = 0.0
     content["collect"]["sources"].append({"path": "long.jsonl", "prompt": "field:question", "split": "dev"})
     path.write_text(yaml.safe_dump(content))
-    result = call("run", str(path), "--quiet")
+    result = call("train", str(path), "--quiet")
     assert (result.exit_code, "its split dev is empty (train has 24)" in result.stderr) == (1, True), result.stderr
     assert not list((tmp_path / "out" / "labels").iterdir())
-
-
-def test_branches_can_be_asked_for_on_every_answer(tmp_path: Path):
-    """Catches a flag that leaves the answers to train on without their replay record."""
-    path = recipe(tmp_path)
-    assert call("collect", str(path), "--branches", "3", "--quiet").exit_code == 0
-    found = list(shards.read(tmp_path / "out" / "labels", split="train"))
-    assert found
-    assert all(r.branches is not None and r.branches.token.shape[1] == 3 for r in found)
-    refused = call("collect", str(path), "--quiet")
-    assert refused.exit_code == 1
-    assert "branches" in refused.stderr
 
 
 def test_a_head_that_the_recipe_does_not_name(tmp_path: Path):
@@ -553,7 +544,7 @@ def test_a_head_that_the_recipe_does_not_name(tmp_path: Path):
 def test_a_recipe_without_heads(tmp_path: Path):
     """Catches a training that ends well without a head."""
     path = recipe(tmp_path, train={})
-    assert call("collect", str(path), "--quiet").exit_code == 0
+    assert call("train", "--only", "collect", str(path), "--quiet").exit_code == 0
     result = call("train", str(path))
     assert result.exit_code == 1
     assert "recipe.yaml names no head" in result.stderr

@@ -2,74 +2,67 @@
 
 One file per verb; what they share is in `common`. `--help` must be quick, so heavy modules are imported inside the verbs.
 
-    specdecpp demo                                       a pair, live, and a fair comparison of policies
     specdecpp generate "Why is the sky blue?" --seed 1   one answer from any pair
     specdecpp chat                                       a conversation in the terminal
-    specdecpp collect recipe.yaml                        answers of the target, with labels for a head
-    specdecpp train recipe.yaml                          the heads that the recipe names
-    specdecpp calibrate HEAD --labels FOLDER             held-out labels make a head's score a probability
-    specdecpp evaluate HEAD --labels FOLDER              heads and free rules side by side
-    specdecpp run recipe.yaml                            all four, in order
-    specdecpp distil TARGET --prompts FILE --out DIR     a draft for a model that has none, its head and a verdict
-    specdecpp check                                      whether a pair is worth it here, and what to do if not
-    specdecpp bench --out results.json                   every rule by the clock, on the same prompts
-    specdecpp replay LABELS --c 0.22                     the same from recordings, at any costs
-    specdecpp report results.json                        what bench or replay found, as tables, pictures or a page
-    specdecpp convert MODEL --out FILE.gguf              a checkpoint as llama.cpp reads it
     specdecpp serve                                      a pair behind OpenAI's API
+    specdecpp check                                      whether a pair is worth it here, and what to do if not
+    specdecpp bench --out results.json                   every rule by the clock, or from recordings (--replay)
+    specdecpp train recipe.yaml                          an acceptance head: labels, training, calibration, comparison
+    specdecpp distil TARGET --prompts FILE --out DIR     a draft for a model that has none, its head and a verdict
+    specdecpp report results.json                        what bench found, as tables, pictures or a page
+    specdecpp demo                                       a pair, live, and a fair comparison of policies
 
 Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted, also where
-what was finished is kept and shown (`bench`, `collect`). A check may end at any moment: interrupted it is done (0), and ends
+what was finished is kept and shown (`bench`, `train`). A check may end at any moment: interrupted it is done (0), and ends
 with 130 only where nothing was known.
 """
 
 import io
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from specdecpp import __version__
-from specdecpp.cli import (
-    bench,
-    calibrate,
-    chat,
-    check,
-    collect,
-    convert,
-    demo,
-    distil,
-    evaluate,
-    generate,
-    replay,
-    report,
-    run,
-    serve,
-    train,
-)
+from specdecpp.cli import bench, chat, check, demo, distil, generate, report, serve, train
 from specdecpp.cli.common import epilog
 
 VERBS = {  # in the order of the help page
     "generate": (generate.generate, generate.EXAMPLES),
     "chat": (chat.chat, chat.EXAMPLES),
-    "demo": (demo.demo, demo.EXAMPLES),
-    "collect": (collect.collect, collect.EXAMPLES),
-    "train": (train.train, train.EXAMPLES),
-    "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
-    "evaluate": (evaluate.evaluate, evaluate.EXAMPLES),
-    "run": (run.run, run.EXAMPLES),
-    "distil": (distil.distil, distil.EXAMPLES),
+    "serve": (serve.serve, serve.EXAMPLES),
     "check": (check.check, check.EXAMPLES),
     "bench": (bench.bench, bench.EXAMPLES),
-    "replay": (replay.replay, replay.EXAMPLES),
+    "train": (train.train, train.EXAMPLES),
+    "distil": (distil.distil, distil.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
-    "convert": (convert.convert, convert.EXAMPLES),
-    "serve": (serve.serve, serve.EXAMPLES),
+    "demo": (demo.demo, demo.EXAMPLES),
 }
+GONE = {
+    "collect": "train RECIPE --only collect",
+    "calibrate": "train RECIPE --only calibrate",
+    "evaluate": "train RECIPE --only evaluate",
+    "run": "train RECIPE",
+    "replay": "bench --replay LABELS",
+    "convert": "the function specdecpp.loading.gguf_writing.convert",
+}
+"""Verbs of version 0.2, and what took their places."""
 EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}
 EXAMPLES |= {name: examples for name, (_, examples) in VERBS.items()}
 
+
+class Verbs(TyperGroup):
+    """Says of a verb that is gone what took its place."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in GONE:
+            ctx.fail(f"specdecpp {args[0]} is now {GONE[args[0]]}.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Verbs,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: quick, and the same under NO_COLOR

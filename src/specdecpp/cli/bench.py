@@ -31,18 +31,22 @@ from specdecpp.cli.report import show
 
 if TYPE_CHECKING:
     from specdecpp.bench.contestants import Rule
+    from specdecpp.bench.machines import Machine
     from specdecpp.bench.questions import Questions
     from specdecpp.bench.results import Results
     from specdecpp.bench.run import Plan
     from specdecpp.loading.pair import Pair
+    from specdecpp.request import PolicySpec
 
 EXAMPLES = (
     "specdecpp bench --quick",
-    "specdecpp bench --data gsm8k_test.jsonl --prompt gsm8k --out results.json",
+    "specdecpp bench --prompts gsm8k_test.jsonl --prompt gsm8k --out results.json",
 )
 
 
-Data = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Prompts, as in recipes; repeatable.  [default: a few]")]
+Data = Annotated[
+    list[str] | None, typer.Option("--prompts", metavar="FILE", help="As in recipes; repeatable.  [default: a few]")
+]
 Builder = Annotated[
     list[str] | None,
     typer.Option("--prompt", metavar="KIND", help="How a row becomes a prompt: gsm8k, alpaca, humaneval, field:NAME."),
@@ -57,10 +61,10 @@ def bench(
     head: Head = None,
     data: Data = None,
     prompt: Builder = None,
-    dev_prompts: Annotated[
+    num_dev: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Of each file, to choose settings.  [default: 8; quick: 3]")
     ] = None,
-    prompts: Annotated[
+    num: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Of each file, measured.  [default: 16; quick: 6]")
     ] = None,
     max_tokens: Annotated[
@@ -86,6 +90,13 @@ def bench(
     ] = False,
     lossy: Lossy = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and settings.")] = False,
+    labels: Annotated[
+        Path | None, typer.Option("--replay", metavar="LABELS", help="From recordings with branches instead of the clock.")
+    ] = None,
+    c: Annotated[
+        list[float] | None, typer.Option("--c", metavar="X", help="Replay at t_draft/t_target, passes flat; repeatable.")
+    ] = None,
+    costs: Annotated[Path | None, typer.Option(metavar="FILE", help="Replay at costs from JSON or results.")] = None,
     out: Out = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -98,18 +109,33 @@ def bench(
     The target alone, the best fixed K, free rules, SpecDec++ and the rule without a threshold, on the same prompts and
     seeds, interleaved. Settings are chosen on other prompts than those that are measured. Nothing else should run
     meanwhile.
+
+    With --replay: the same table from labels with branches, exact in distribution, at any costs (by default those of the pair
+    that the labels name, on this machine), oracles included.
     """
     with told():
         from specdecpp.bench import contestants, questions
+        from specdecpp.bench.machines import Machine
         from specdecpp.bench.run import QUICK, USUAL, Plan
         from specdecpp.request import parse_policy
         from specdecpp.rounds.verification import is_lossless, verifications
 
+        if labels is not None:
+            heads, specs = [head] if head else [], [parse_policy(spec) for spec in policy or ()]
+            machines = [*map(Machine.relative, dict.fromkeys(c or ())), *([Machine.read(costs)] if costs else [])]
+            check_names(target, draft, None)
+            check_out(out)
+            tell(
+                _replayed(labels, heads, specs, machines, target, draft, seed, dtype, device, as_json), out=out, as_json=as_json
+            )
+            return
+        if c or costs:
+            raise ValueError("--c and --costs are for --replay LABELS: by the clock a machine has its own costs.")
         if lossy and verify_lossless:
             raise ValueError("--lossy permits other laws than the target's, and --verify-lossless tests for it. Give one.")
         with_lossy = ("token", *(name for name, kind in verifications().items() if not is_lossless(kind)))
         size = QUICK if quick else USUAL
-        size = size.changed(num_dev=dev_prompts, num_test=prompts, num_cycles=cycles, max_tokens=max_tokens)
+        size = size.changed(num_dev=num_dev, num_test=num, num_cycles=cycles, max_tokens=max_tokens)
         name = usual(target, draft, head)
         temperatures, mass = sampled(name, temperature, top_p)
         plan = Plan(
@@ -133,6 +159,58 @@ def bench(
         code = _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep))
         if code:
             raise typer.Exit(code)
+
+
+def _replayed(
+    labels: Path,
+    heads: Sequence[str],
+    specs: "Sequence[PolicySpec]",
+    machines: "Sequence[Machine]",
+    target: str | None,
+    draft: str | None,
+    seed: int,
+    dtype: DType,
+    device: str | None,
+    quiet: bool,
+) -> "list[Results]":
+    """A table for each of the costs, or for those of the pair that the labels are of."""
+    from specdecpp.bench import contestants, replays
+    from specdecpp.report import render
+
+    found = replays.heads_for(labels, heads)
+    rules = contestants.field_for(specs, (), list(found.values()))
+    recording, pair = replays.recorded(labels, found, split="test", dev_split="dev"), None
+    if not machines:
+        pair, here = _here(labels, target, draft, heads[0] if heads else None, dtype=dtype, device=device)
+        machines = [here]
+    with render.waiting("replaying", quiet=quiet):
+        stage = replays.Stage(recording, rules, seed=seed)
+        return [replays.results_of(stage, machine, labels=labels, pair=pair) for machine in machines]
+
+
+def _here(
+    labels: Path, target: str | None, draft: str | None, head: str | None, *, dtype: DType, device: str | None
+) -> "tuple[Pair, Machine]":
+    """The pair that the labels are of, unless another is named, and its costs on this machine."""
+    from specdecpp.bench import replays
+    from specdecpp.bench.machines import Machine
+    from specdecpp.errors import DataError, PairError
+    from specdecpp.report import render
+    from specdecpp.training import shards
+
+    own = shards.about(labels).get("names", {}) if target is None else {}
+    try:
+        pair = load(own.get("target", target), own.get("draft", draft), head, dtype=dtype, device=device)
+    except PairError as error:
+        if not own:
+            raise
+        raise DataError(
+            f"the pair that the labels in {labels} are of cannot be loaded ({error}) Say where it is with --target and "
+            "--draft, or say the costs with --c or --costs."
+        ) from error
+    replays.check_pair(labels, pair)
+    with render.waiting("measuring what steps cost"):
+        return pair, Machine.here(pair)
 
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> tuple[tuple[float, ...], float]:

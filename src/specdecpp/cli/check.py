@@ -42,7 +42,7 @@ def check(
     head: Head = None,
     data: Data = None,
     prompt: Builder = None,
-    prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
+    num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of the answers that are reckoned with.")] = 96,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
     top_p: TopP = 1.0,
@@ -75,7 +75,7 @@ def check(
         started = perf_counter()
         pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
         print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
-        sets = [questions.encoded(pair, of, num_dev=prompts // 2, num_test=prompts - prompts // 2) for of in texts]
+        sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
         found = _checked(checking.Checking(pair, sets, trial), trial)
         if as_json:
             print_json(advice.to_dict(found))

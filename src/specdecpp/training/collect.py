@@ -150,7 +150,7 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]
     for q in items:
         counts.setdefault(q.source, Counter())[q.split] += 1
     return items, {
-        "command": f"specdecpp collect {recipe.name}",
+        "command": f"specdecpp train {recipe.name} --only collect",
         "git": git_sha(),
         "vocab_size": pair.draft.vocab_size,
         "names": {"target": pair.target_name, "draft": pair.draft_name},

@@ -1,4 +1,4 @@
-"""From a collection to heads that are trained, calibrated and compared: what the verbs `train` and `run` do, in order.
+"""From a collection to heads that are trained, calibrated and compared: the stages of the verb `train`, in order.
 
 Everything lies in the recipe's folder: labels/, heads/NAME/, evaluation.json. Each step keeps what is finished, so that a
 run which was killed is started again with the same command.
@@ -83,12 +83,20 @@ def train_heads(
     }
 
 
-def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> dict[str, AcceptanceHead]:
-    """Calibrate what is not calibrated yet, on the split that the recipe names, and save it."""
+def trained_heads(recipe: Recipe, plans: Mapping[str, HeadPlan]) -> dict[str, AcceptanceHead]:
+    """The heads of these plans as they were trained and saved. Raises `DataError` for one that was not."""
+    _check_named(recipe, plans)
+    if lacking := [name for name in plans if not (recipe.heads / name / "head.json").exists()]:
+        raise DataError(f"{recipe.heads} has no head {lacking[0]}. Train it first: specdecpp train {recipe.name} --only train.")
+    return {name: AcceptanceHead.from_pretrained(recipe.heads / name) for name in plans}
+
+
+def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, again: bool = False) -> dict[str, AcceptanceHead]:
+    """Calibrate what is not calibrated yet, or with `again` all, on the split that the recipe names, and save it."""
     done = {}
     for name, head in heads.items():
         done[name] = head
-        if not head.card.is_calibrated:
+        if again or not head.card.is_calibrated:
             done[name] = calibrate_head(head, shards.read(recipe.labels, split=recipe.calibrate.split))
             done[name].save_pretrained(recipe.heads / name)
     return done
@@ -123,7 +131,7 @@ def provenance(recipe: Recipe, split: str) -> dict[str, Any]:
     kept = ("git", "digest", "pair", "sampling", "prompts", "threads")
     return {
         "provenance": {
-            "command": f"specdecpp run {recipe.name}",
+            "command": f"specdecpp train {recipe.name}",
             "split": split,
             "labels": {name: about.get(name) for name in kept},
             "versions": {

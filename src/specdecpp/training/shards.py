@@ -103,7 +103,7 @@ def read(
     folder = Path(folder)
     paths = sorted(folder.glob("shard-*.parquet"))
     if not paths:
-        raise DataError(f"{folder} holds no labels. Make them with: specdecpp collect RECIPE")
+        raise DataError(f"{folder} holds no labels. Make them with: specdecpp train RECIPE --only collect")
     num_shards = about(folder).get("num_shards", len(paths))
     if len(paths) < num_shards and not partial:
         raise DataError(
