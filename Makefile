@@ -48,7 +48,7 @@ engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment
 engine-%: .engines/%/.stamp
 	.engines/$*/bin/python -m pytest tests/engines/$*
 
-engines-table: $(STAMP)  ## docs/engines.md: runs the tests that it names, and writes what works where
+engines-table: $(STAMP)  ## docs/results.md: runs the tests that it names, and writes what works where
 	$(PY) tests/engines/table.py
 
 bench-peers: $(STAMP)  ## ours beside other engines, an hour (the first time another one); ARGS=--quick tries it out

@@ -6,7 +6,7 @@
 
 Models are tiny or the pair that ships, and nothing is timed: a line passes when what it runs ends well, and where two ways must
 say the same, when they do. A line that fails does not stop the others. What there was no time for (`--budget`) is left out, and
-the result says so. docs/engines.md has the lines in words.
+the result says so. docs/results.md has the lines in words.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 `--replay PAIR=LABELS` names recordings (recipes/rules); rules are replayed at draft steps of .05 to .6 of a pass with flat
 passes, and at the costs of the pair on this machine: three to six minutes of one core a recording. A rule of other people's
 work is shown three times: as it comes, as it is best on development prompts, and as it is best on the prompts that it is judged
-on, which nobody can have. docs/figures/rules.py makes the picture and the table of docs/policies.md.
+on, which nobody can have. docs/figures/rules.py makes the picture and the table of docs/results.md.
 `--clock PAIR` decodes unseen prompts in turns, unseeded, as requests come. Both can be given several times; what a file in
 `--out` has of other recordings and pairs stays. `summary` is in per cent, the worst cell first. While a clock runs nothing else
 should.

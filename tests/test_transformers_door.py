@@ -670,11 +670,11 @@ def test_a_head_of_another_draft_is_refused(way: str) -> None:
 
 def test_the_page_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a page whose code no longer runs: its python blocks, in order, but for those that say they need more."""
-    page = (Path(__file__).parent.parent / "docs" / "transformers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "transformers-and-vllm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     here = [block for block in blocks if "# needs " not in block]
     assert len(here) >= 3
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in here:
-        exec(compile(block, "docs/transformers.md", "exec"), names)
+        exec(compile(block, "docs/transformers-and-vllm.md", "exec"), names)

@@ -1,8 +1,8 @@
-"""The picture and the table of docs/policies.md: what every rule made of the same recordings.
+"""The picture and the table of docs/results.md: what every rule made of the same recordings.
 
 python docs/figures/rules.py
 
-benchmarks/results/rules.json -> docs/figures/rules.svg, and the table of docs/policies.md between two marks
+benchmarks/results/rules.json -> docs/figures/rules.svg, and the table of docs/results.md between two marks
 """
 
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specdecpp.report.drawing import Picture
 
 HERE = Path(__file__).parent
-RESULTS, PAGE = HERE.parents[1] / "benchmarks/results/rules.json", HERE.parent / "policies.md"
+RESULTS, PAGE = HERE.parents[1] / "benchmarks/results/rules.json", HERE.parent / "results.md"
 BEGIN, END = "<!-- written by docs/figures/rules.py -->\n", "<!-- until here -->\n"
 FREE, TUNED = "cost-aware by q", ", tuned"
 ROW, TOP, LEFT, RIGHT = 19, 10, 162, 388

@@ -1,4 +1,4 @@
-"""The picture of docs/stopping.md: what the next candidate is worth, what it costs, and the speed that comes of it.
+"""The picture of docs/how-it-works.md: what the next candidate is worth, what it costs, and the speed that comes of it.
 
 Constant acceptance 0.8 and c = 0.22, the page's first example; everything is computed by `specdecpp.lab.mdp`. Run it with:
 python docs/figures/stopping.py

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def table(figures: dict[str, dict[str, float]]) -> list[str]:
-    """A draft's figures as the lines of docs/pairs.md."""
+    """A draft's figures as the lines of docs/your-pair.md."""
     lines = [f"| prompts | {' | '.join(SETTINGS)} |", f"|---|{'---:|' * len(SETTINGS)}"]
     return lines + [f"| {NAMES[name]} | {' | '.join(f'{by[s]:.2f}' for s in SETTINGS)} |" for name, by in figures.items()]
 

@@ -1,10 +1,10 @@
-"""What works where, from what the tests say: runs them, keeps their verdicts, and writes the table of docs/engines.md.
+"""What works where, from what the tests say: runs them, keeps their verdicts, and writes the table of docs/results.md.
 
     python tests/engines/table.py                  # all whose environment was made (make engines)
     python tests/engines/table.py vllm tp          # these anew, the others as they were
     python tests/engines/table.py --page           # the page only
 
-    works.toml + tests -> benchmarks/results/engines.json -> docs/engines.md
+    works.toml + tests -> benchmarks/results/engines.json -> docs/results.md
 
 A claim of works.toml is written as it stands if the tests that it names passed in the last run of their suite, as FAILS if one
 failed, and as "not run" if none ran or one was left out.
@@ -24,7 +24,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
-CLAIMS, RESULTS, PAGE = Path(__file__).with_name("works.toml"), "benchmarks/results/engines.json", "docs/engines.md"
+CLAIMS, RESULTS, PAGE = Path(__file__).with_name("works.toml"), "benchmarks/results/engines.json", "docs/results.md"
 BEGIN, END = "<!-- written by tests/engines/table.py -->\n", "<!-- until here -->\n"
 LIBRARY = "library"
 """The suite that runs in the project's own environment; the others have theirs in .engines."""

@@ -9,7 +9,7 @@ maximised is then rho = E[tokens]/E[seconds] of a round, and by Dinkelbach (1967
 E[tokens] - rho E[seconds] at its own rho.
 
 Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs and the theorem; Yin et al. 2024 for the law of
-rejections. docs/stopping.md tells the same in prose. The letters: M situations, E edges, n states, K most candidates.
+rejections. docs/how-it-works.md tells the same in prose. The letters: M situations, E edges, n states, K most candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -292,7 +292,7 @@ def hindsight(lattice: Lattice, costs: Costs) -> Tally:
     """The bound that no rule passes: it knows beforehand how many candidates L would be accepted, and drafts none in vain.
 
     Of each run it drafts what pays, all of it where c < 1 and a pass takes the same at any width. Then, with no bound on the
-    number of candidates, its speed-up is 1/(c + (1 - c) TV): see docs/stopping.md for what that supposes.
+    number of candidates, its speed-up is 1/(c + (1 - c) TV): see docs/how-it-works.md for what that supposes.
     """
     most = lattice.max_tokens
     mass, reaches = lattice.start, [1.0]

@@ -306,7 +306,7 @@ class Policy:
         """A reason to stop before the next candidate is paid for, or None to go on. Not asked below `min_tokens`.
 
         It follows from `rule`. Override it for what no threshold can say: it is then asked candidate by candidate, on the
-        host (docs/policies.md says what that costs).
+        host (docs/decoding.md says what that costs).
         """
         rule = self.rule(memory, draft.costs, self.max_tokens)
         return None if rule is None else rule.stop(draft)

@@ -3,7 +3,7 @@
     logit P(accepted) = bias + slope * logit(estimate)
 
 The estimate is a head's, or where there is none 1/(2 - q): its odds are 1/(1 - q). Along the answers of a target log(1 - q)
-tells more than log q, the entropy of q or its gap (docs/stopping.md): acceptance is likely where the draft leaves little
+tells more than log q, the entropy of q or its gap (docs/how-it-works.md): acceptance is likely where the draft leaves little
 probability to other tokens. A head's estimates are corrected in the same way, where sampling or prompts are not those it was
 calibrated on.
 

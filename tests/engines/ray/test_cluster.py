@@ -1,4 +1,4 @@
-"""The commands of docs/training.md: a cluster of two Ray nodes that asks for a token, and what is spread over it.
+"""The commands of docs/your-pair.md: a cluster of two Ray nodes that asks for a token, and what is spread over it.
 
 Both nodes are processes of this machine. Two network namespaces, which need root, are told of on that page.
 """

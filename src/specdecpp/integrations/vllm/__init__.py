@@ -10,7 +10,7 @@ configured for it:
     lengths      the length of a batch's rounds         scheduler    vLLM's, which asks for it
     speculator   the passes of the draft, as graphs     stopping     a threshold that may end a round
 
-docs/vllm.md tells how to use it.
+docs/transformers-and-vllm.md tells how to use it.
 """
 
 import functools
