@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from xml.etree import ElementTree as Xml
 
 import httpx2
 import torch
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 
 import specdecpp as sd
-from specdecpp.report import drawing
-from specdecpp.report.drawing import TIMES, text_width
-from specdecpp.report.theme import SIGNAL
+from specdecpp.report.theme import DARK, FONT, LIGHT, SIGNAL, TIMES
 
 PROMPT = "Ann has 3 bags of 12 apples and buys 5 more each day. How many apples does she have after 4 days?"
 WIDTH, HEIGHT = 820, 410
@@ -292,7 +293,21 @@ def style() -> str:
     light, dark = signals
     own = f"svg.picture .mono{{font:13px {MONO};white-space:pre}}svg.picture .ring{{fill:none;stroke-width:2}}"
     own += "svg.picture .dashed{stroke-dasharray:4 3}"
-    return f"{drawing.style()}{own}{light}@media (prefers-color-scheme:dark){{{dark}}}"
+    texts = f"svg.picture text{{font:12px {FONT};font-variant-numeric:tabular-nums}}svg.picture .strong{{font-weight:600}}"
+    return f"{texts}{_colours(LIGHT)}{own}{light}@media (prefers-color-scheme:dark){{{_colours(DARK)}{dark}}}"
+
+
+def _colours(theme: dict[str, str]) -> str:
+    """Lines before fills, so that a mark may have both."""
+    lines = (f"svg.picture .{name}-line{{stroke:{colour};fill:none}}" for name, colour in theme.items())
+    return "".join([*lines, *(f"svg.picture .{name}{{fill:{colour}}}" for name, colour in theme.items())])
+
+
+@cache
+def text_width(text: str) -> float:
+    """Width of a text in units, in the widest of our fonts."""
+    font = FontProperties(family="DejaVu Sans", size=12)
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
 
 def asked(url: str, body: dict[str, Any], name: str, **speculative: Any) -> tuple[Run, float | None]:

@@ -1,11 +1,9 @@
 """Scores side by side: the rounds of a record against rounds that are really drawn, and what is said about a head."""
 
 import itertools
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import torch
 from records import Process, knowing_head, random_head, record_of, records
 
 from specdecpp import AcceptanceHead, Calibration
-from specdecpp.errors import DataError, MissingExtraError
+from specdecpp.errors import DataError
 from specdecpp.report import diagrams
 from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
 from specdecpp.training.labels import Record
@@ -371,27 +369,6 @@ def test_the_bar_shows_what_was_true_and_the_stroke_what_was_said():
     lines = diagrams.text({"bins_token": bins, "bins_product": None}, ascii_only=True).splitlines()
     assert lines[2] == "0.50  0.25  " + "######       |"
     assert lines[3] == "1.00  1.00  " + "#" * 25 + "|"
-
-
-@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
-def test_the_diagram_is_written(name: str, start: bytes, evaluation: Mapping[str, Any], tmp_path: Path):
-    """Catches a file of another kind than its name, a panel without its labels, and a file that differs from run to run."""
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        folder.mkdir()
-        diagrams.save(evaluation, folder / name)
-    content = (tmp_path / "a" / name).read_bytes()
-    assert content.startswith(start)
-    assert content == (tmp_path / "b" / name).read_bytes()
-    if name.endswith("svg"):
-        words = ("toy, per token", "other, whole round", "predicted probability", "share accepted", "knowing, ECE 0.0")
-        assert all(word in content.decode() for word in words)
-
-
-def test_a_diagram_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Catches an import error from the middle of the library."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'specdecpp\[plots\]'"):
-        diagrams.save({}, tmp_path / "a.svg")
 
 
 # The verb

@@ -6,10 +6,9 @@ from typing import Any
 
 from peers.plan import SMOLLM2
 from peers.rows import Row
-from specdecpp.report.drawing import Picture, Sheet, styled, text_width
+from specdecpp.report.pictures import Picture, figure, finished, styled
 from specdecpp.report.theme import LIGHT
 
-RIGHT = 388
 HEADER = (
     "| engine | setting | tokens/s | ratio to ours | ms/round | rounds | drafts/round | x floor | overhead | MB | text |\n"
     "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
@@ -139,22 +138,21 @@ def _eager(rows: Sequence[Row], setting: str) -> float | None:
 def picture(rows: Sequence[Row]) -> Picture:
     """Tokens per second of every engine at its best, by pair, on float32 weights; bars are to scale within a group."""
     groups = [(_title(*group), best) for group, some in _groups(rows) if group[1] == "f32" and (best := _best_settings(some))]
-    height, note = sum(30 + 20 * len(some) for _, some in groups) + 14, "float32 weights, greedy and at temperature 1"
-    sheet = Sheet("Tokens per second, each engine at its best setting", note, height)
-    names = {_name(row) for _, some in groups for row in some}
-    left, top = 18 + max((text_width(name, is_strong=True) for name in names), default=60), 6
-    for title, some in groups:
-        sheet.text(10, sheet.top + top + 16, title, "muted")
-        axes = sheet.axes(left, top + 22, RIGHT - 56, top + 22 + 20 * len(some))
-        axes.set(xlim=(0, max(row.tokens_per_second or 0 for row in some)), ylim=(len(some), 0), xticks=[], yticks=[])
-        for i, row in enumerate(some):
-            is_ours, base = row.engine == "ours", sheet.top + top + 20 * i + 36
-            sheet.text(10, base, _name(row), "accent strong" if is_ours else "ink")
-            axes.barh(i + 0.5, row.tokens_per_second or 0.0, 0.7, color=LIGHT["accent" if is_ours else "soft"])
-            sheet.text(RIGHT, base, f"{row.tokens_per_second:,.0f}", side="right")
-        top += 30 + 20 * len(some)
+    heights = [len(some) for _, some in groups]
+    title = "Tokens per second, each engine at its best setting: float32 weights, greedy and at temperature 1"
+    drawn = figure(title, height=0.5 + sum(0.55 + 0.22 * num for num in heights), width=7.5)
+    panels = drawn.subplots(len(groups), squeeze=False, height_ratios=[1 + num for num in heights])[:, 0]
+    for axes, (title, some) in zip(panels, groups, strict=True):
+        speeds = [row.tokens_per_second or 0.0 for row in some]
+        bars = axes.barh(range(len(some)), speeds, 0.7)
+        axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], padding=3)
+        for bar, row in zip(bars, some, strict=True):
+            bar.set_color(LIGHT["accent" if row.engine == "ours" else "soft"])
+        axes.set(ylim=(len(some) - 0.5, -0.5), yticks=range(len(some)), yticklabels=[_name(row) for row in some], xticks=[])
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.margins(x=0.12)
     said = "; ".join(f"{title}: " + ", ".join(f"{_name(r)} {r.tokens_per_second:.0f}" for r in some) for title, some in groups)
-    return sheet.picture(f"Tokens per second: {said}.", name="peers")
+    return finished(drawn, f"Tokens per second: {said}.", name="peers")
 
 
 def _best_settings(rows: Sequence[Row]) -> list[Row]:

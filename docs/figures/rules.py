@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdecpp.report.drawing import Picture
+    from specdecpp.report.pictures import Picture
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE.parents[1] / "benchmarks/results/rules.json", HERE.parent / "results.md"
 BEGIN, END = "<!-- written by docs/figures/rules.py -->\n", "<!-- until here -->\n"
 FREE, TUNED = "cost-aware by q", ", tuned"
-ROW, TOP, LEFT, RIGHT = 19, 10, 162, 388
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,25 +104,26 @@ def said(results: Mapping[str, Any]) -> str:
 
 def picture(results: Mapping[str, Any]) -> "Picture":
     """A line for each rule, from its worst cell to its mean: as it is tuned, and under it as it comes."""
-    from specdecpp.report.drawing import Sheet, styled
+    from specdecpp.report.pictures import figure, finished, styled
     from specdecpp.report.theme import LIGHT
 
     found = rows(results)
     with styled():
-        note = "speed-up over the target alone, from the worst cell to the mean; ring: the mean with the setting it comes with"
-        sheet = Sheet("Which rule?", note, TOP + ROW * len(found) + 42)
-        axes = sheet.axes(LEFT, TOP, RIGHT, TOP + ROW * len(found), x="speed-up", grid="x")
-        axes.set(ylim=(len(found) - 0.5, -0.5), yticks=[])
-        axes.axvline(1, color=LIGHT["ink"], dashes=(4, 3))
+        title = "Speed-up from the worst cell to the mean; ring: the mean with the setting a rule comes with"
+        drawn = figure(title, height=0.8 + 0.24 * len(found), width=7)
+        axes = drawn.subplots()
+        axes.axvline(1, color=LIGHT["ink"], linestyle="--", linewidth=1)
         for i, row in enumerate(found):
             colour = LIGHT["accent" if row.name.startswith("cost-aware") else "soft"]
             worst, mean = min(row.tuned), statistics.fmean(row.tuned)
             axes.plot([worst, mean], [i, i], color=colour, linewidth=2)
-            axes.plot([mean], [i], "o", color=colour, markeredgecolor=LIGHT["surface"], markersize=8)
+            axes.plot([mean], [i], "o", color=colour)
             if row.setting:
-                axes.plot([statistics.fmean(row.usual)], [i], "o", markerfacecolor="none", markeredgecolor=colour, markersize=6)
-            sheet.text(10, sheet.top + TOP + ROW * (i + 0.5) + 4, row.name, "ink strong" if row.name == FREE else "ink")
-        return sheet.picture(said(results), name="rules")
+                axes.plot([statistics.fmean(row.usual)], [i], "o", markerfacecolor="none", markeredgecolor=colour)
+        axes.set(ylim=(len(found) - 0.5, -0.5), yticks=range(len(found)), yticklabels=[row.name for row in found])
+        axes.set(xlabel="speed-up over the target alone")
+        axes.grid(visible=False, axis="y")
+        return finished(drawn, said(results), name="rules")
 
 
 def _two(values: Sequence[float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The picture of docs/how-it-works.md: what the next candidate is worth, what it costs, and the speed that comes of it.
+"""The picture of docs/how-it-works.md: what the next draft token is worth, what it costs, and the speed that comes of it.
 
 Constant acceptance 0.8 and c = 0.22, the page's first example; everything is computed by `specdecpp.lab.mdp`. Run it with:
 python docs/figures/stopping.py
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from specdecpp.lab.mdp import Lattice, Process, fixed, optimum
 from specdecpp.policies import Costs
-from specdecpp.report.drawing import Picture, Sheet, styled
+from specdecpp.report.pictures import Picture, figure, finished, styled
 from specdecpp.report.theme import LIGHT
 
 if TYPE_CHECKING:
@@ -21,22 +21,21 @@ HERE = Path(__file__).parent
 
 @styled()
 def picture() -> Picture:
-    """Two panels over the same K: worth and price of one more candidate, and the speed-up of rounds of K candidates."""
+    """Two panels over the same K: worth and price of one more draft token, and the speed-up of steps of K."""
     rounds, costs = Lattice.of(Process.constant(ACCEPTANCE), max_tokens=MOST), Costs.relative(C)
     best = optimum(rounds, costs)
     k = round(best.tally.num_drafted)
     worth = [ACCEPTANCE ** (n + 1) for n in range(MOST + 1)]
     price = best.rate * costs.step_s(0)
     speed = [rounds.tally(fixed(rounds, n)).speed_up(costs) for n in range(MOST + 1)]
-    sheet = Sheet("One more candidate?", f"every candidate is accepted with probability {ACCEPTANCE}, c = {C}", 396)
-    upper = sheet.axes(46, 34, 388, 164, x="candidates so far", y="tokens", grid="xy")
-    lower = sheet.axes(46, 230, 388, 350, x="K", y="speed-up of rounds of K", grid="xy")
-    upper.set(xlim=(0, MOST), ylim=(0, 1))
-    lower.set(xlim=(0, MOST), ylim=(0, 2.2))
+    drawn = figure(f"One more draft token? Each is accepted with probability {ACCEPTANCE}, c = {C}", height=5.2)
+    upper, lower = drawn.subplots(2)
+    upper.set(xlim=(0, MOST), ylim=(0, 1), xlabel="draft tokens so far", ylabel="tokens")
+    lower.set(xlim=(0, MOST), ylim=(0, 2.2), xlabel="K", ylabel="speed-up of steps of K")
     _worth(upper, worth, price, k)
     _speed(lower, speed, k)
-    said = f"A candidate costs {price:.3f} tokens. The fifth brings {worth[k]:.3f}, so a round has {k}: {speed[k]:.3f} times."
-    return sheet.picture(said, name="stopping")
+    said = f"A draft token costs {price:.3f} tokens. The fifth brings {worth[k]:.3f}, so a step has {k}: {speed[k]:.3f} times."
+    return finished(drawn, said, name="stopping")
 
 
 def _worth(axes: "Axes", worth: list[float], price: float, k: int) -> None:

@@ -25,8 +25,8 @@ def reference(source: Path) -> str:
 def _front() -> Iterator[str]:
     yield "# Reference"
     yield ""
-    yield "Made from the code while this site is built: what `--help` says, and what the docstrings say. [Decoding](decoding.md)"
-    yield "and [results](results.md) explain the words."
+    yield "Made from the code while this site is built: what `--help` says, and what the docstrings say."
+    yield "[Decoding](decoding.md) and [results](results.md) explain the words."
     yield ""
 
 

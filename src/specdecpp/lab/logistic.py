@@ -168,9 +168,9 @@ class Disco(Policy):
         logit P(accepted) = bias + by_rest log(1 - q) + by_entropy H(q) + by_gap gap + by_depth k
 
     Theirs is a network of two layers on the ten largest probabilities, the entropy and the place in the round; its threshold
-    and the most candidates are tuned on held-out prompts. This one is linear in what every recording has (docs/how-it-works.md says
-    what more features bring: .003 of .53 nats). Weights and threshold are those of the reference pair at temperature 1, fitted
-    on development prompts by `benchmarks/rules.py`, which fits the weights anew for every pair and sampling.
+    and the most candidates are tuned on held-out prompts. This one is linear in what every recording has (what more features
+    bring is .003 of .53 nats, docs/how-it-works.md). Weights and threshold are those of the reference pair at temperature 1,
+    fitted on development prompts by `benchmarks/rules.py`, which fits the weights anew for every pair and sampling.
     """
 
     short: ClassVar[str] = "disco:threshold"

@@ -15,7 +15,7 @@ from rich.text import Text
 from specdecpp.bench.results import Interval, Results, Row
 from specdecpp.report import render, sentences
 from specdecpp.report.boards import Board
-from specdecpp.report.drawing import TIMES
+from specdecpp.report.theme import TIMES
 
 NONE = "-"
 Column = tuple[str, Callable[[Row], str]]

@@ -26,6 +26,7 @@ DARK = {
 PAGE = ("#f6f7f8", "#0f1316")
 """Behind the surfaces, in the light and in the dark."""
 SIGNAL = ("#a8460c", "#f2a065")
+TIMES = "\N{MULTIPLICATION SIGN}"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
