@@ -25,7 +25,7 @@ from specdecpp.rounds.native import Native
 from specdecpp.rounds.verification import verifications
 from specdecpp.runners import native
 from specdecpp.sampling import probabilities
-from specdecpp.session import advance
+from specdecpp.scheduler import step
 from specdecpp.testing import tiny_draft, tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -223,7 +223,7 @@ def test_draws_of_a_batch_on_the_reference_pair() -> None:
             for session in running:
                 session.prefill()
             while on := [session for session in running if session.finish_reason is None]:
-                advance(on)
+                step(on)
             texts = [session.tokens[session.num_prompt_tokens :] for session in running]
             for i, text in enumerate(texts):
                 token = text[0] if text[0] in firsts[i % 2] else -1

@@ -10,11 +10,13 @@ from batched import PROMPTS, compiled_pair, session
 from specdecpp import Decoder, EagerRunner, NativeRunner, Pair
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
-from specdecpp.serving.engine import FEW, End, Engine, Pace, Part, Step, Work
+from specdecpp.scheduler import decode, step
+from specdecpp.serving.engine import FEW, Engine, Pace
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.requests import CompletionRequest
-from specdecpp.session import Session, advance, attempt
+from specdecpp.serving.work import End, Part, Step, Work
+from specdecpp.session import Session
 from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -116,7 +118,7 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
         one.step()
     fails_together(monkeypatch, "verify")
     with pytest.raises(MemoryError):
-        advance(given)
+        decode(given)
     for one, other in zip(given, alone, strict=True):
         one.rewind()
         one.step()
@@ -148,7 +150,7 @@ def test_an_exception_stands_in_place_of_its_round(pair: Pair) -> None:
     """Catches outcomes that are another request's."""
     sessions = [session(Decoder(pair, policy=Fixed(k=2)), i) for i in range(3)]
     sessions[1].watch = lambda plan, result: [][1]
-    assert [type(outcome).__name__ for outcome in attempt(sessions)] == ["Round", "IndexError", "Round"]
+    assert [type(outcome).__name__ for outcome in step(sessions)] == ["Round", "IndexError", "Round"]
 
 
 def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Session, advance
+from specdecpp.scheduler import step
+from specdecpp.session import Session
 
 FLAT = Costs(draft_s=0.3, passes={1: 1.0, 9: 1.1})
 RISING = Costs(draft_s=0.05, passes={1: 1.0, 2: 1.22, 9: 2.8})
@@ -112,8 +113,7 @@ def test_requests_together_are_what_they_are_alone():
         for session in alone:
             finish(session)
         while running := [s for s in shared if s.finish_reason is None]:
-            reading = [session for session in running if session.num_unread]
-            advance([session for session in running if not session.num_unread], reading, rows=50)
+            step(running, rows=50)
     assert [s.tokens for s in shared] == [s.tokens for s in alone]
     assert all(session.prefill_s > 0 for session in shared)
 

@@ -14,7 +14,8 @@ from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.native import Native
 from specdecpp.rounds.verification import is_lossless, verifications
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Session, advance
+from specdecpp.scheduler import step
+from specdecpp.session import Session
 
 pytestmark = needs_compiler
 WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
@@ -73,7 +74,7 @@ def test_requests_together_are_what_they_are_alone():
     for session in shared:
         session.prefill()
     while running := [s for s in shared if s.finish_reason is None]:
-        advance(running)
+        step(running)
     assert [s.tokens for s in shared] == [s.tokens for s in alone]
 
 

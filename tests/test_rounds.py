@@ -312,7 +312,7 @@ def test_several_plans_in_one_call(models: Models) -> None:
     for session in (*own, *alone):
         session.prefill()
     for _ in range(3):
-        results = own[0].engine.run([session._plan() for session in own])
+        results = own[0].engine.run([session.plan() for session in own])
         for session, result, other in zip(own, results, alone, strict=True):
             session._commit(result)
             assert session.tokens[-len(other.step().tokens) :] == other.tokens[-1 - result.num_accepted :]

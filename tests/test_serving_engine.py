@@ -15,13 +15,15 @@ import specdecpp as sd
 from specdecpp.decoder import Decoder, run
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
-from specdecpp.serving.engine import End, Engine, Part, Step, Work
+from specdecpp.scheduler import outcome_of
+from specdecpp.serving.engine import Engine
 from specdecpp.serving.evidence import LEAST, Witness
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import CompletionRequest
+from specdecpp.serving.work import End, Part, Step, Work
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
@@ -383,9 +385,8 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
         while not given.is_done:
             if given.session is None:
                 given.begin()
-                given.read(most=512)
-            else:
-                given.step(given.session.step())
+            elif (outcome := outcome_of(given.session)) is not None:
+                given.note(outcome)
             held += [weakref.ref(session.target) for session in [given._session] if session is not None]
         given.free()
         assert held

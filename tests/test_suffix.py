@@ -20,7 +20,8 @@ from specdecpp.rounds import Plan, engine_for
 from specdecpp.rounds.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Session, advance
+from specdecpp.scheduler import step
+from specdecpp.session import Session
 from specdecpp.testing import tiny_tokenizer
 
 
@@ -202,7 +203,7 @@ def test_requests_together_are_what_they_are_alone():
     for session in shared:
         session.prefill()
     while running := [s for s in shared if s.finish_reason is None]:
-        advance(running)
+        step(running)
     assert [s.tokens for s in shared] == [s.tokens for s in alone]
 
 

@@ -28,7 +28,8 @@ from specdecpp.rounds.verification import TokenVerification, Verification, at, i
 from specdecpp.runners import Draws, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
-from specdecpp.session import FinishReason, Round, Session, advance
+from specdecpp.scheduler import outcome_of, step
+from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -298,15 +299,13 @@ class Decoder:
         while waiting or running:
             while waiting and len(running) < at_once:
                 i, ids = waiting.pop()
-                session = self.start(ids, **options)
-                if session.finish_reason is None and not session.engine.has_batches:
-                    session.prefill()
-                running.append((i, session, []))
+                running.append((i, self.start(ids, **options), []))
             on = [(session, rounds) for _, session, rounds in running if session.finish_reason is None]
-            reading = [session for session, _ in on if session.num_unread]
-            on = [(session, rounds) for session, rounds in on if not session.num_unread]
-            for (_, rounds), outcome in zip(on, advance([session for session, _ in on], reading), strict=True):
-                rounds.append(outcome)
+            for (_, rounds), outcome in zip(on, step([session for session, _ in on]), strict=True):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if isinstance(outcome, Round):
+                    rounds.append(outcome)
             done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
             running = [one for one in running if one[1].finish_reason is None]
         return [done[i] for i in range(len(prompts))]
@@ -337,10 +336,9 @@ def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapp
 def run(session: Session) -> Iterator[Round]:
     """Run a session to its end, round by round."""
     try:
-        if session.finish_reason is None:
-            session.prefill()
         while session.finish_reason is None:
-            yield session.step()
+            if (outcome := outcome_of(session)) is not None:
+                yield outcome
     except (GeneratorExit, KeyboardInterrupt):  # stopped early: the caches of the text so far are kept all the same
         session.release()
         raise

@@ -1,15 +1,14 @@
-"""One request being decoded. `step()` is the round:
+"""One request being decoded. A round of it is
 
     plan -> run (draft, stop, verify: an engine of `rounds`) -> commit, roll back -> learn
 
-A session owns its two caches; several of them can share one pair, step by step.
+A session owns its two caches; several of them can share one pair, step by step (`scheduler`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from time import perf_counter
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -26,10 +25,9 @@ from specdecpp.rounds.verification import Verification, is_lossless
 from specdecpp.runners import ReadsBoth, Runner, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
+from specdecpp.scheduler import ROWS, decode
 from specdecpp.text import Detokenizer
 
-ROWS = 256
-"""Tokens of prompts that are read in one pass."""
 Origin = Literal["accepted", "correction", "bonus"]
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -205,13 +203,9 @@ class Session:
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
         Whether all of it has been read."""
-        started = perf_counter()
-        piece = self._reading(self.num_unread if most is None else most)
-        if not piece.by_both():
-            for runner, tokens in ((self.target, piece.target), (self.draft, piece.draft)):
-                if tokens:
-                    runner.extend(tokens, rows=1)
-        self.prefill_s += perf_counter() - started
+        piece = self.reading(self.num_unread if most is None else most)
+        piece.read()
+        self.prefill_s += piece.took_s
         return not self.num_unread
 
     @property
@@ -223,7 +217,7 @@ class Session:
             return lacking
         return max(0, len(self.tokens) - 1 - self.target.length)
 
-    def _reading(self, most: int) -> Reading:
+    def reading(self, most: int) -> Reading:
         """The coming piece of the prompt: to the draft what it lacks of it too, but where nothing can be drafted now. It reads
         the rest once it is asked."""
         target = self.tokens[self.target.length : -1][:most]
@@ -233,7 +227,11 @@ class Session:
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
-        return advance([self])[0]
+        outcome = decode([self])[self]
+        if isinstance(outcome, Round):
+            return outcome
+        assert isinstance(outcome, Exception), "it takes a round"
+        raise outcome
 
     def rewind(self) -> None:
         """Forget what a round that failed has left in the caches, and draw again what it has drawn: run again, it gives what it
@@ -254,7 +252,8 @@ class Session:
         for stream in self._uniforms:
             stream.mark()
 
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
+        """The coming round, for the engine."""
         costs = self.costs
         return Plan(self._request, self.tokens, self._decision(costs), costs, self.watch is not None)
 
@@ -272,7 +271,8 @@ class Session:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
-    def _decided(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
+    def commit(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
+        """Append what was decided; who watches sees it first."""
         if self.watch is not None:
             self.watch(plan, result)
         return self._commit(result)
@@ -294,7 +294,7 @@ class Session:
         self.draft.rollback(min(self.draft.length, len(self.tokens) - 1))
         return tuple(pieces)
 
-    def _learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
+    def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
         """Make the `Round` of a result; the policy and the clock learn from it."""
         costs, num_accepted = self.costs, sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
         outcome = Round(
@@ -357,65 +357,6 @@ class Session:
         if self._detokenizer and self.finish_reason in ("eos", "length"):
             text += self._detokenizer.flush()
         return text
-
-
-def advance(sessions: Sequence[Session], reading: Sequence[Session] = (), *, rows: int = ROWS) -> list[Round]:
-    """Run one round of each request, together where their engine can: each gets what it would get alone.
-
-    Requests over the same weights share passes. Call it while `finish_reason` of all is None, and nothing of their prompts is
-    unread. `reading` are requests whose prompts are being read, of engines that have batches: up to `rows` tokens of them in
-    the same passes, shared out evenly. Seconds of a round are the request's share.
-    """
-    outcomes = attempt(sessions, reading, rows=rows)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return [outcome for outcome in outcomes if isinstance(outcome, Round)]
-
-
-def attempt(sessions: Sequence[Session], reading: Sequence[Session] = (), *, rows: int = ROWS) -> list[Round | Exception]:
-    """`advance`, with an exception in place of a round whose result could not be committed: a matter of that request alone.
-
-    What fails before, in the models, is raised. Nothing is decided then, and each that is told to `rewind` can go on.
-    """
-    started, num = perf_counter(), len(sessions) + len(reading)
-    for session in (*sessions, *reading):
-        session.num_together = num
-    plans, results = [session._plan() for session in sessions], {}
-    pieces = dict(zip(reading, _pieces(reading, rows), strict=True))
-    for engine in dict.fromkeys(session.engine for session in (*sessions, *reading)):
-        of = [i for i, session in enumerate(sessions) if session.engine is engine]
-        beside = [session for session in reading if session.engine is engine]
-        results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
-    for session, piece in pieces.items():
-        session.prefill_s += piece.took_s
-    decided = [_tried(session._decided, plans[i], results[i]) for i, session in enumerate(sessions)]
-    for i, session in enumerate(sessions):
-        session.prefill_s += results[i].once_s
-    spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
-    spent_s += sum(piece.took_s for piece in pieces.values())
-    other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
-    return [
-        one if isinstance(one, Exception) else _tried(session._learn, results[i], one, other_s)
-        for i, (session, one) in enumerate(zip(sessions, decided, strict=True))
-    ]
-
-
-def _tried(do: Callable[..., Any], *args: Any) -> Any:
-    """What it gives, or the exception that it raises."""
-    try:
-        return do(*args)
-    except Exception as error:
-        return error
-
-
-def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
-    """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
-    shares, left = {}, rows
-    for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
-        shares[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
-        left -= shares[session]
-    return [session._reading(shares[session]) for session in sessions]
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

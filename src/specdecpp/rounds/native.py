@@ -82,8 +82,9 @@ class Native:
                 (results[i],) = aside.run([plan])
             else:
                 groups[_weights(plan.request)][0].append(i)
+        least = _LONG if len(plans) + len(readings) > 1 else 1
         for reading in readings:
-            if not reading.by_both(_LONG):
+            if not reading.by_both(least):
                 groups[_weights(reading.request)][1].append(reading)
         for group, beside in groups.values():
             made = _together([(self._rounds(plans[i].request), plans[i]) for i in group], beside)

@@ -143,14 +143,25 @@ class Reading:
 
     def by_both(self, least: int = 1) -> bool:
         """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
-        and the target's runner knows how (`runners.ReadsBoth`). Whether that was done."""
-        target, draft, started = self.request.target, self.request.draft, perf_counter()
+        and the target's runner knows how (`runners.ReadsBoth`). Tell whether that was done."""
+        target, draft = self.request.target, self.request.draft
         is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
         if not (is_same and isinstance(target, ReadsBoth) and target.share_of(draft)):
             return False
+        started = perf_counter()
         target.extend_both(draft, self.target)
         self.took_s = perf_counter() - started
         return True
+
+    def read(self) -> None:
+        """Have both models read the tokens."""
+        if self.by_both():
+            return
+        started = perf_counter()
+        for runner, tokens in ((self.request.target, self.target), (self.request.draft, self.draft)):
+            if tokens:
+                runner.extend(tokens, rows=1)
+        self.took_s = perf_counter() - started
 
 
 @runtime_checkable

@@ -25,11 +25,11 @@ from specdecpp.rounds.soundness import check_request
 from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
-from specdecpp.serving.engine import End, Part, Step, Work
 from specdecpp.serving.evidence import Witness
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
+from specdecpp.serving.work import End, Part, Step, Work
 from specdecpp.session import Session
 
 _NUM_KEPT = 64
