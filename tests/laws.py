@@ -73,8 +73,8 @@ class Request:
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
-            target=self.target.fresh(),
-            draft=self.draft.fresh(),
+            target=self.target.new_cache(),
+            draft=self.draft.new_cache(),
             policy=policy,
             verification=verification,
             sampling=self.sampling,

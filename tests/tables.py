@@ -39,8 +39,8 @@ class Recording:
         def run(coins: Any) -> Any:
             r = self.request
             session = Session(
-                target=r.target.fresh(),
-                draft=r.draft.fresh(),
+                target=r.target.new_cache(),
+                draft=r.draft.new_cache(),
                 policy=policy,
                 verification=TokenVerification(),
                 sampling=r.sampling,

@@ -31,7 +31,7 @@ def drafted(*q: float) -> Draft:
 
 def length(policy: Policy, memory: object, *, costs: Costs | None = None) -> int:
     draft = host_draft(
-        FLAT.fresh(),
+        FLAT.new_cache(),
         [0, 1],
         policy=policy,
         memory=memory,

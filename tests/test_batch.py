@@ -46,7 +46,7 @@ def pair() -> Pair:
 def with_threads(pair: Pair, num: int) -> Pair:
     target: Any = pair.target
     draft: Any = pair.draft
-    return replace(pair, target=target.fresh(num_threads=num), draft=draft.fresh(num_threads=num))
+    return replace(pair, target=target.with_threads(num), draft=draft.with_threads(num))
 
 
 def together(sessions: list[Session]) -> list[list[int]]:

@@ -71,7 +71,7 @@ class One:
 
     @cached_property
     def request(self) -> Request:
-        target, draft = (model.fresh() for model in self.models)
+        target, draft = (model.new_cache() for model in self.models)
         return Request(
             target=target,
             draft=draft,
@@ -99,7 +99,7 @@ class One:
         """The distribution of a model after each answer."""
         answers = [a for n in range(self.longest + 1) for a in itertools.product(range(3), repeat=n)]
         model = self.models[which]
-        raw = {a: model.fresh().extend([*self.context, *a], rows=1)[0] for a in answers}
+        raw = {a: model.new_cache().extend([*self.context, *a], rows=1)[0] for a in answers}
         return {a: probabilities(row.double(), self.sampling)[0] for a, row in raw.items()}
 
     def cells(self, engine: Native) -> Iterator[Cell]:
@@ -201,7 +201,7 @@ def test_draws_of_a_batch_on_the_reference_pair() -> None:
     pair = sd.load_pair(runner="native")
     decoder = sd.Decoder(pair, policy=CumulativeConfidence(threshold=0.05, max_tokens=3), costs=COSTS)
     prompts = [encode(pair, text) for text in ("Once upon a time", "How many apples are left? There")]
-    target = pair.target.fresh()
+    target = pair.target.new_cache()
 
     def likely(text: list[int], least: float) -> dict[int, float]:
         """Tokens after a text that are likely, and the rest of them as -1."""

@@ -208,7 +208,7 @@ def test_what_is_no_such_pair_or_rule_is_refused():
         request.session(WithCopies(policy=CostAwareTree()), TokenVerification(), streams(0))
     with pytest.raises(ValueError, match="has but copies"):
         Session(
-            target=request.target.fresh(),
+            target=request.target.new_cache(),
             draft=SuffixDrafter(3),
             policy=WithCopies(policy=Fixed(k=1)),
             verification=TokenVerification(),

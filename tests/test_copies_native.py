@@ -24,7 +24,7 @@ WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
 def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **options: Any) -> Session:
     target: Any = models_of("native").target
     return Session(
-        target=target.fresh(),
+        target=target.new_cache(),
         draft=SuffixDrafter(target.vocab_size),
         policy=policy,
         verification=verifications()[verification],

@@ -126,19 +126,19 @@ class Two:
         return draft.static.record
 
     def law(self, runner: LeanRunner, context: Sequence[int], sampling: Sampling) -> Tensor:
-        logits, _ = runner.fresh().extend(list(context), rows=1)
+        logits, _ = runner.new_cache().extend(list(context), rows=1)
         return probabilities(logits, sampling)[0]
 
     def request(self, policy: Policy, verification: Verification, sampling: Sampling, randomness: Any) -> Request:
-        target, draft = self.target.fresh(), self.draft.fresh()
+        target, draft = self.target.new_cache(), self.draft.new_cache()
         options = {"policy": policy, "verification": verification, "sampling": sampling, "randomness": randomness}
         return Request(target=target, draft=draft, **options)
 
     def session(self, policy: Policy, verification: Verification, sampling: Sampling, seed: int = 0, **more: Any) -> Session:
         options = {"prompt": [3, 5, 2], "max_tokens": 20, "costs": COSTS} | more
         return Session(
-            target=self.target.fresh(),
-            draft=self.draft.fresh(),
+            target=self.target.new_cache(),
+            draft=self.draft.new_cache(),
             policy=policy,
             verification=GreedyVerification() if sampling.is_greedy else verification,
             sampling=sampling,
@@ -425,7 +425,7 @@ def test_a_head_elsewhere_is_the_hosts(two: Two) -> None:
     request = two.request(CumulativeConfidence(), TokenVerification(), Sampling(), streams(0))
     policy = specdecpp(random_head(32, seed=1))
     policy.head.to("meta")
-    target: Any = two.target.fresh()
+    target: Any = two.target.new_cache()
     target.device = torch.device("meta")
     assert ENGINE.refusal(request) is None
     assert "head" in str(ENGINE.refusal(replace(request, policy=policy)))

@@ -37,7 +37,7 @@ def pair() -> Pair:
 
 
 def runner_of(pair: Pair, tokens: list[int]) -> Any:
-    runner: Any = pair.target.fresh()
+    runner: Any = pair.target.new_cache()
     runner.extend(tokens, rows=1)
     return runner
 

@@ -32,11 +32,6 @@ class Priced(TableModel):
         self.clock[0] += self.costs.pass_s(len(tokens))
         return super().extend(tokens, rows=rows, parents=parents)
 
-    def fresh(self) -> "Priced":
-        other = super().fresh()
-        other.__class__ = Priced
-        return other  # pyright: ignore[reportReturnType]
-
 
 _names = count()
 

@@ -266,7 +266,7 @@ def test_adaptive_policies_stop_at_several_depths(policy):
 
     def depth(coins):
         draft = host_draft(
-            PLAIN.draft.fresh(),
+            PLAIN.draft.new_cache(),
             list(PLAIN.prompt),
             policy=rule,
             memory=rule.start(),

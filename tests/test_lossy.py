@@ -251,8 +251,8 @@ def test_a_session_tells_what_it_spent(temperature: float):
 
     def session(rule: Any, **more: Any) -> Session:
         return Session(
-            target=target.fresh(),
-            draft=draft.fresh(),
+            target=target.new_cache(),
+            draft=draft.new_cache(),
             policy=Fixed(k=3),
             verification=at(request.sampling, rule),
             sampling=request.sampling,

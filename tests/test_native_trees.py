@@ -60,14 +60,14 @@ def test_rows_have_the_bits_of_their_branch(runner: NativeRunner, num_text: int,
     """Catches rows that see their siblings, positions counted by place, sums in another order, and a block of queries that ends
     in the middle of a tree."""
     text, tokens, parents = drawn(num_text, num_text=num_text, passes=passes)
-    tree = runner.fresh()
+    tree = runner.new_cache()
     tree.extend(text, rows=1)
     found = [tree.extend(new, rows=len(new), parents=of) for new, of in zip(tokens, parents, strict=True)]
     assert tree.length == num_text, "open rows are no text yet"
     logits, states = (torch.cat([f[i] for f in found]) for i in range(2))
     flat, known = list(chain(*tokens)), list(chain(*parents))
     for row in range(len(flat)):
-        alone, rows = runner.fresh(num_threads=1), branch(known, row)
+        alone, rows = runner.with_threads(1).new_cache(), branch(known, row)
         alone.extend(text, rows=1)
         expected, state = alone.extend([flat[i] for i in rows], rows=1)
         assert torch.equal(logits[row], expected[0])
@@ -80,7 +80,7 @@ def test_what_is_kept_is_what_reading_it_gives(runner: NativeRunner, seed: int) 
     num_text = 250 + seed  # the cache grows within the tree
     text, tokens, parents = drawn(seed, num_text=num_text, passes=(3, 6, 8))
     flat, known = list(chain(*tokens)), list(chain(*parents))
-    tree, alone = runner.fresh(), runner.fresh()
+    tree, alone = runner.new_cache(), runner.new_cache()
     for of in (tree, alone):
         of.extend(text, rows=1)
     for new, of in zip(tokens, parents, strict=True):
@@ -91,7 +91,7 @@ def test_what_is_kept_is_what_reading_it_gives(runner: NativeRunner, seed: int) 
     assert tree.length == alone.length == num_text + len(path)
     again = [7, 9, 7]
     for of in ([-1, 0, 0], None):
-        expected = alone.fresh()
+        expected = alone.new_cache()
         expected.extend([*text, *(flat[i] for i in path)], rows=1)
         assert torch.equal(tree.extend(again, rows=1, parents=of)[0], expected.extend([7, 7] if of else again, rows=1)[0])
         tree.rollback(num_text + len(path))
@@ -105,7 +105,7 @@ def test_what_is_kept_is_what_reading_it_gives(runner: NativeRunner, seed: int) 
 def test_what_is_no_tree_is_refused(runner: NativeRunner) -> None:
     """Catches a row that follows itself or a later one, and a path with a gap; nothing is changed by it."""
     assert isinstance(runner, TreeRunner)
-    tree = runner.fresh()
+    tree = runner.new_cache()
     tree.extend([1, 2], rows=1)
     for parents in ([0], [-1, 1], [-2]):
         with pytest.raises(ValueError, match="has the parent"):

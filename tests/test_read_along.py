@@ -101,7 +101,7 @@ def test_shared_layers_stay_as_long_as_somebody_reads_them(first: int) -> None:
         assert torch.equal(shared.extend(TEXT[:20], rows=20)[0], own.extend(TEXT[:20], rows=20)[0])
     del q, rubbish
     gc.collect()
-    assert torch.isfinite(r.fresh().extend(TEXT[:4], rows=1)[0]).all()
+    assert torch.isfinite(r.new_cache().extend(TEXT[:4], rows=1)[0]).all()
 
 
 def embedding(draft: Any) -> None:
@@ -148,7 +148,7 @@ def test_caches_of_two_lengths_are_refused() -> None:
         p.extend_both(q, TEXT[3:9])
     assert (p.length, q.length) == (3, 0)
     with pytest.raises(ValueError, match="ids from 99"):
-        p.fresh().extend_both(q, [99])
+        p.new_cache().extend_both(q, [99])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

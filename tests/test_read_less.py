@@ -21,7 +21,7 @@ class LateTable(TableModel):
 
     num_skipped = 0
 
-    def fresh(self) -> "LateTable":
+    def new_cache(self) -> "LateTable":
         return LateTable({k: v.tolist() for k, v in self.table.items()}, depth=self.depth, max_length=self.max_length)
 
     def skip(self, length: int) -> None:

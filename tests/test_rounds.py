@@ -82,8 +82,8 @@ class Models:
             named, more = at(sampling, verification), more | {"lossless": False}
         options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
         return Session(
-            target=self.target.fresh(),
-            draft=self.draft.fresh(),
+            target=self.target.new_cache(),
+            draft=self.draft.new_cache(),
             policy=policy,
             verification=named,
             sampling=sampling,
@@ -359,7 +359,7 @@ class Table:
     def laws(self, runner: Any, sampling: Sampling) -> dict[tuple[int, ...], Tensor]:
         """After each answer of at most three tokens."""
         answers = [a for n in range(4) for a in itertools.product(range(3), repeat=n)]
-        rows = {a: runner.fresh().extend([*self.context, *a], rows=1)[0] for a in answers}
+        rows = {a: runner.new_cache().extend([*self.context, *a], rows=1)[0] for a in answers}
         return {a: probabilities(row.double(), sampling)[0] for a, row in rows.items()}
 
     def round(self, request: Request, policy: Policy) -> Result:
@@ -394,8 +394,8 @@ def test_the_law_of_a_round_is_the_targets(kind: str, rule: str, verification: s
     table = table_of(kind)
     how, policy, streams = SAMPLINGS[sampling], RULES[rule](), (Given(), Given())
     request = Request(
-        target=table.models.target.fresh(),
-        draft=table.models.draft.fresh(),
+        target=table.models.target.new_cache(),
+        draft=table.models.draft.new_cache(),
         policy=policy,
         verification=verifications()[verification],
         sampling=how,
@@ -481,7 +481,7 @@ def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
         q /= q.sum(-1, keepdim=True)
         tokens = q[:num].multinomial(1, generator=generator).flatten() if num else torch.zeros(0, dtype=torch.long)
         uniforms = torch.rand(num + 1, generator=generator, dtype=torch.float64)
-        logits, _ = models.target.fresh().extend([*context, *tokens.tolist()], rows=num + 1)
+        logits, _ = models.target.new_cache().extend([*context, *tokens.tolist()], rows=num + 1)
         p, count = (logits / 1.3).softmax(-1), torch.tensor([num])
         first = torch.cat((uniforms[num:], uniforms[:num]))  # there the token's uniform comes first
         cases: list[Any] = [
@@ -492,7 +492,7 @@ def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
         if num <= 1:  # the rows of p depend on the candidates
             cases.append((1.3, 2, tokens, compare_verdict(p, tokens, count, uniforms)))
         for temperature, kind, drawn, expected in cases:
-            runner = models.target.fresh()
+            runner = models.target.new_cache()
             runner.extend(context[:-1], rows=1)
             made = verdict(runner, [context[-1], *drawn.tolist()], q, uniforms, temperature=temperature, verification=kind)
             assert [made.num_accepted, made.next] == expected.tolist()
@@ -585,8 +585,8 @@ def test_a_verification_of_ones_own_is_called(verification: Any, models: Models)
     """Catches a subclass that is taken for its base (it was, on the device), and one that has to inherit."""
     Picky.num_calls = 0
     session = Session(
-        target=models.target.fresh(),
-        draft=models.draft.fresh(),
+        target=models.target.new_cache(),
+        draft=models.draft.new_cache(),
         policy=Fixed(k=2),
         verification=verification,
         sampling=Sampling(),

@@ -252,8 +252,8 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
     """(round, evidence, context before it) of one answer from tables."""
     verification = GreedyVerification() if sampling.is_greedy else TokenVerification()
     session = Session(
-        target=TARGET.fresh(),
-        draft=DRAFT.fresh(),
+        target=TARGET.new_cache(),
+        draft=DRAFT.new_cache(),
         policy=policy,
         verification=verification,
         sampling=sampling,

@@ -30,7 +30,7 @@ class Over(Request):
 
     def session(self, policy, verification, coins) -> Session:
         return Session(
-            target=self.target.fresh(),
+            target=self.target.new_cache(),
             draft=SuffixDrafter(self.target.vocab_size),
             policy=policy,
             verification=verification,
@@ -129,7 +129,7 @@ def test_rolling_back_leaves_what_reading_afresh_gives():
         assert len(drafter._places) <= ORDERS * length
         drafter.extend(tokens[length:], rows=1)
         assert vars(drafter) == vars(read(tokens))
-        assert drafter.fresh().length == 0
+        assert drafter.new_cache().length == 0
     with pytest.raises(ValueError, match=r"81 tokens, 80 have been read"):
         read(tokens).rollback(81)
 

@@ -184,8 +184,8 @@ def decoded(policy: Policy, sampling: Sampling) -> np.ndarray:
     rows = []
     for i in range(NUM):
         session = Session(
-            target=target.fresh(),
-            draft=draft.fresh(),
+            target=target.new_cache(),
+            draft=draft.new_cache(),
             policy=policy,
             verification=TokenVerification(),
             sampling=sampling,

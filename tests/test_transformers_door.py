@@ -302,8 +302,8 @@ def test_processors_keep_the_law_of_sampling_without_a_draft(name: str, verifica
 
     def run(coins: Any) -> Any:
         session = Session(
-            target=Processed(TARGET.fresh(), processors, before=before),
-            draft=Processed(DRAFT.fresh(), processors, before=before),
+            target=Processed(TARGET.new_cache(), processors, before=before),
+            draft=Processed(DRAFT.new_cache(), processors, before=before),
             policy=CumulativeConfidence(threshold=0.4),
             verification=verification,
             sampling=Sampling(),

@@ -80,7 +80,7 @@ def test_eager_rows_equal_their_branches(kind: str) -> None:
     assert isinstance(runner, TreeRunner)
     assert refusal_of_trees(runner) is None
     for seed in range(2):
-        assert grow_and_keep(runner.fresh(), model, tolerance=1e-9, seed=seed, most=40) > 20
+        assert grow_and_keep(runner.new_cache(), model, tolerance=1e-9, seed=seed, most=40) > 20
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -90,14 +90,14 @@ def test_lean_rows_equal_their_branches(variant: str) -> None:
     runner = LeanRunner(model)
     most = 12 if variant == "phi3-longrope" else 40
     for seed in range(2):
-        grow_and_keep(runner.fresh(), untouched, tolerance=1e-4, seed=seed, most=most)  # angles are float32
+        grow_and_keep(runner.new_cache(), untouched, tolerance=1e-4, seed=seed, most=most)  # angles are float32
 
 
 def test_a_kept_branch_lies_in_the_cache_as_it_was_read() -> None:
     """Catches a keep that reads again or moves a layer too few: a branch that was read row by row, as the straight text was, is
     the same to the last bit."""
     runner = LeanRunner(built("llama"))
-    straight, tree = runner.fresh(), runner.fresh()
+    straight, tree = runner.new_cache(), runner.new_cache()
     for one in (straight, tree):
         one.extend([1, 7, 3], rows=1)
     for row, (token, other) in enumerate(zip([9, 12, 30], [5, 6, 7], strict=True)):
@@ -115,7 +115,7 @@ def test_a_kept_branch_lies_in_the_cache_as_it_was_read() -> None:
 def test_rows_survive_a_cache_that_grows() -> None:
     """Catches open rows that are left behind when the cache moves to a larger place."""
     model = built("llama").double()
-    runner, text = LeanRunner(model), [1 + i % 60 for i in range(250)]
+    runner, text = LeanRunner(model).new_cache(), [1 + i % 60 for i in range(250)]
     runner.extend(text, rows=1)
     runner.extend([5, 6, 7], rows=1, parents=[-1, -1, 1])
     logits, _ = runner.extend([9] * 12, rows=1, parents=[2, *range(3, 14)])

@@ -230,7 +230,7 @@ class Decoder:
         seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
         costs = self._running_costs() if seed is None else self.costs
         if seed is not None and isinstance(draft, Skips) and draft.num_skipped:
-            draft = draft.fresh()  # what it has left out depends on the requests before
+            draft = self.pair.draft.new_cache()  # what it has left out depends on the requests before
         return Session(
             target=target,
             draft=draft,
@@ -240,7 +240,7 @@ class Decoder:
             sampling=sampling,
             prompt=ids,
             max_tokens=max_tokens,
-            randomness=streams(seed, draw=draft.draw if isinstance(draft, Draws) else None),
+            randomness=streams(seed, draw=self.pair.draft.draw if isinstance(self.pair.draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
             costs=costs,
@@ -315,8 +315,8 @@ def _compile_for(pair: Pair, sampling: Sampling) -> None:
     """Run two rounds under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
     use, which takes seconds and would hold a request up. Not run on a GPU yet, only with stand-ins for graphs."""
     session = Session(
-        target=pair.target.fresh(),
-        draft=pair.draft.fresh(),
+        target=pair.target.new_cache(),
+        draft=pair.draft.new_cache(),
         policy=Fixed(2),
         verification=at(sampling, TokenVerification()),
         sampling=sampling,

@@ -22,7 +22,7 @@ from specdecpp.policies.trees import Grown
 from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
 from specdecpp.rounds.soundness import check_request
 from specdecpp.rounds.verification import Verification, is_lossless
-from specdecpp.runners import ReadsBoth, Runner, Skips
+from specdecpp.runners import Cache, ReadsBoth, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
 from specdecpp.scheduler import ROWS, decode
@@ -98,7 +98,7 @@ Watch = Callable[[Plan, Result], None]
 class Session:
     """Decode one prompt, round by round, until `finish_reason` is set.
 
-    `target` and `draft` are empty runners, or hold the prompt's beginning (`runners.kept`; where `kept` is given, they go there
+    `target` and `draft` are empty caches, or hold the prompt's beginning (`runners.kept`; where `kept` is given, they go there
     at the end); `randomness` are two independent streams, one to draft and one to verify. `ends` are
     the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
     `UnsoundError` for temperature 0 under a verification that needs q.
@@ -114,8 +114,8 @@ class Session:
     def __init__(
         self,
         *,
-        target: Runner,
-        draft: Runner,
+        target: Cache,
+        draft: Cache,
         policy: Policy,
         verification: Verification,
         sampling: Sampling,
@@ -158,7 +158,7 @@ class Session:
         self._is_behind = False  # whether the draft has to read what copies brought
         self.num_together = 1
         skips = tail is not None and isinstance(draft, Skips)
-        if skips and isinstance(target, ReadsBoth) and target.share_of(draft) > 0:
+        if skips and isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0:
             skips = False  # it reads along with the target
         self._tail = tail if skips else None
         memory = policy.start() if experience is None else experience.begin()

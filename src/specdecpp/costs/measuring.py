@@ -29,7 +29,7 @@ from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Outcome, Rule
 from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds.verification import TokenVerification, at
-from specdecpp.runners import Draws, ReadsBoth, Runner
+from specdecpp.runners import Cache, Draws, ReadsBoth
 from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Round, Session
 
@@ -97,7 +97,7 @@ class _Asked(CostAwareTree):
 def of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
     """A chain of three that is asked node by node, in turns with one that is not, and passes of the draft by their rows."""
     started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else 2
-    runners = pair.target.fresh(), pair.draft.fresh()
+    runners = pair.target.new_cache(), pair.draft.new_cache()
     found = [_session(pair, runners, policy, num, costs) for policy in (Fixed(k=3), _Asked(max_tokens=3))]
     sessions = [session for session in found if session is not None]
     if len(sessions) < len(found):
@@ -152,7 +152,7 @@ def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
 
 
 def _practised(
-    pair: Pair, runners: tuple[Runner, Runner], lengths: tuple[int, ...], budget_s: float
+    pair: Pair, runners: tuple[Cache, Cache], lengths: tuple[int, ...], budget_s: float
 ) -> tuple[list[list[Round]], Practice]:
     """Rounds of these lengths behind the prompts of practice, in turn greedy and sampled; those of the first prompt come after
     two that warm the models up. Without a tokenizer behind made-up tokens, which teach nothing but times."""
@@ -184,7 +184,7 @@ def _practised(
     return exercises, practice_of(seen, judge_name(CostAware(head=pair.head)) if _is_calibrated(pair) else "")
 
 
-def _cycles(pair: Pair, runners: tuple[Runner, Runner], budget_s: float) -> list[Cycle]:
+def _cycles(pair: Pair, runners: tuple[Cache, Cache], budget_s: float) -> list[Cycle]:
     """Cycles of turns until the budget is spent."""
     started, shortest_s = perf_counter(), math.inf
     sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k), ALONE * TURN))}
@@ -338,15 +338,15 @@ def _is_calibrated(pair: Pair) -> bool:
     return pair.head is None or pair.head.card.is_calibrated
 
 
-def _runners(pair: Pair) -> tuple[Runner, Runner]:
+def _runners(pair: Pair) -> tuple[Cache, Cache]:
     """Empty ones, of which the sessions take turns."""
-    draft = _Copies(pair.draft.vocab_size) if isinstance(pair.draft, SuffixDrafter) else pair.draft.fresh()
-    return pair.target.fresh(), draft
+    draft = _Copies(pair.draft.vocab_size) if isinstance(pair.draft, SuffixDrafter) else pair.draft.new_cache()
+    return pair.target.new_cache(), draft
 
 
 def _session(
     pair: Pair,
-    runners: tuple[Runner, Runner],
+    runners: tuple[Cache, Cache],
     policy: Policy,
     num_rounds: int = TURN,
     costs: Costs | None = None,
@@ -377,7 +377,7 @@ def _session(
         sampling=sampling,
         prompt=[i % target.vocab_size for i in range(context)] if prompt is None else prompt,
         max_tokens=num_rounds * (k + 2),
-        randomness=streams(k, draw=draft.draw if isinstance(draft, Draws) else None),
+        randomness=streams(k, draw=draft.model.draw if isinstance(draft.model, Draws) else None),
         costs=costs,
     )
 

@@ -147,7 +147,7 @@ class _Loop:
                 "BlockVerification()."
             )
         match = self._match(model)
-        target, draft = match.pair.target.fresh(), match.pair.draft.fresh()
+        target, draft = match.pair.target.new_cache(), match.pair.draft.new_cache()
         if outside := [t for t in prompt.tokens if t >= target.vocab_size]:
             raise PromptError(f"token id {outside[0]} is outside the models' common vocabulary of {target.vocab_size} ids.")
         session = Session(

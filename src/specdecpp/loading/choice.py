@@ -311,13 +311,13 @@ class _Trial:
     """Rounds of a fixed length as they are decoded, in an empty cache or after a short context."""
 
     def __init__(self, *, target: Runner, draft: Runner | SuffixDrafter):
-        self._target, self._draft = target, draft
+        self._target, self._draft = target.new_cache(), draft.new_cache()
         room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
         self._num = max(0, min(CANDIDATES, room - 2))
         self._room, self._context = min(CONTEXT, room - self._num - 1), 0
         self._request = Request(
-            target=target,
-            draft=draft,
+            target=self._target,
+            draft=self._draft,
             policy=Fixed(k=self._num),
             verification=TokenVerification(),
             sampling=Sampling(),

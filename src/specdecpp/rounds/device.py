@@ -28,7 +28,7 @@ from specdecpp.rounds.host import Host
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners import Runner
-from specdecpp.runners.graphs import GraphRunner
+from specdecpp.runners.graphs import GraphCache, GraphRunner
 from specdecpp.runners.static_cache import WIDTHS, Program, StaticCache, bucket
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
 
@@ -63,7 +63,7 @@ class Device:
     def refusal(self, request: Request) -> str | None:
         """Why a request cannot be run here; None where it can."""
         target, draft, judge = request.target, request.draft, judge_of(request.policy)
-        if not (isinstance(target, GraphRunner) and isinstance(draft, GraphRunner) and target.device == draft.device):
+        if not (isinstance(target, GraphCache) and isinstance(draft, GraphCache) and target.device == draft.device):
             return "its models are not both graphs on one device"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"

@@ -21,7 +21,7 @@ from specdecpp.rounds import tree_host
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.ratio import Verdict
-from specdecpp.runners import Runner
+from specdecpp.runners import Cache
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
 
 
@@ -77,7 +77,7 @@ def _one(plan: Plan) -> Result:
 
 
 def propose(
-    runner: Runner,
+    runner: Cache,
     pending: list[int],
     *,
     decision: Decision,

@@ -19,7 +19,7 @@ from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import Decision
 from specdecpp.policies.trees import Grown
 from specdecpp.rounds.verification import Verification
-from specdecpp.runners import ReadsBoth, Runner
+from specdecpp.runners import Cache, ReadsBoth
 from specdecpp.sampling import Randomness, Sampling, probabilities
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
 class Request:
-    """What is the same in all rounds of a request: two runners with its caches, and how it is decoded.
+    """What is the same in all rounds of a request: its two caches, and how it is decoded.
 
     `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
     marks the tokens of the context where a repetition penalty needs them; whoever commits tokens marks them.
     """
 
-    target: Runner
-    draft: Runner
+    target: Cache
+    draft: Cache
     policy: Policy
     verification: Verification
     sampling: Sampling
@@ -143,13 +143,14 @@ class Reading:
 
     def by_both(self, least: int = 1) -> bool:
         """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
-        and the target's runner knows how (`runners.ReadsBoth`). Tell whether that was done."""
+        and the target knows how (`runners.ReadsBoth`). Tell whether that was done."""
         target, draft = self.request.target, self.request.draft
         is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
-        if not (is_same and isinstance(target, ReadsBoth) and target.share_of(draft)):
+        model = target.model
+        if not (is_same and isinstance(model, ReadsBoth) and model.share_of(draft.model)):
             return False
         started = perf_counter()
-        target.extend_both(draft, self.target)
+        model.forward_both(target, draft, self.target)
         self.took_s = perf_counter() - started
         return True
 

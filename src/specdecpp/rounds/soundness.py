@@ -1,12 +1,13 @@
 """Which rules, verifications, sampling and runners go together: what does not is refused before a round is run."""
 
+from typing import Any
+
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import UnsoundError
 from specdecpp.policies import Policy, WithCopies
 from specdecpp.policies.trees import TreePolicy
 from specdecpp.rounds.tree_verification import check_trees
 from specdecpp.rounds.verification import Verification, check_lossless
-from specdecpp.runners import Runner
 
 
 def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:
@@ -28,8 +29,8 @@ def check_request(
     policy: Policy,
     verification: Verification,
     *,
-    target: Runner,
-    draft: Runner,
+    target: Any,
+    draft: Any,
     is_greedy: bool,
     has_costs: bool,
     lossless: bool,

@@ -115,7 +115,7 @@ class Intake:
         every = [prompt for prompt in prompts for _ in range(body.n)]
         # A greedy answer needs no coins, but where rows are rounded as their passes are, it is the same every time only if its
         # stops do not follow the clock, and so it has a seed.
-        is_rounded = sampling.is_greedy and not isinstance(self.pair.target, Forks)
+        is_rounded = sampling.is_greedy and not isinstance(self.pair.target.new_cache(), Forks)
         seed = 0 if body.seed is None and is_rounded else body.seed
         seeds = [None if seed is None else seed + i for i in range(len(every))]
         return Plan(
