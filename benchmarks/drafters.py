@@ -33,10 +33,11 @@ import specdecpp as sd
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.decoder import default_policy, encode
 from specdecpp.drafters import SuffixDrafter
+from specdecpp.lab import WithCopies
 from specdecpp.loading import gguf_writing, shipped
 from specdecpp.loading.gguf_reading import GGUFSource
-from specdecpp.policies import Fixed, WithCopies
-from specdecpp.theory.intervals import ratio_of_ratios
+from specdecpp.policies import Fixed
+from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.training.prompts import Source, gather
 
 SAMPLINGS = ((0.0, 1.0), (0.7, 0.9))

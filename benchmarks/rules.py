@@ -43,15 +43,15 @@ from specdecpp.lab import (
     OnlineLogistic,
     UCBSpecStop,
 )
+from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.score import REST
+from specdecpp.replay.intervals import ratio_of_ratios
+from specdecpp.replay.replay import Player, replay, thrown
+from specdecpp.replay.replayed import Replayed
 from specdecpp.request import as_prompt
 from specdecpp.sampling import Sampling
-from specdecpp.theory.intervals import ratio_of_ratios
-from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling
-from specdecpp.theory.replay import Player, replay, thrown
-from specdecpp.theory.replayed import Replayed
 from specdecpp.training import prompts as prompt_files
 from specdecpp.training import shards
 from specdecpp.training.traces import Terms, traces
@@ -216,7 +216,7 @@ def replayed(recording: Recording, costs: Costs) -> tuple[dict[str, Replayed], d
 
 
 LADDER = {"perfect score before sampling": pre_sampling, "perfect probability": perfect_probability, "hindsight": hindsight}
-"""What limits the rules: how far a score of each kind could go (`theory.oracles`)."""
+"""What limits the rules: how far a score of each kind could go (`replay.oracles`)."""
 
 
 def cells(recording: Recording, name: str, costs: Costs) -> Iterator[dict[str, Any]]:

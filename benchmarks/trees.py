@@ -31,15 +31,15 @@ import specdecpp as sd
 from specdecpp.bench import questions
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.decoder import run
+from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.lab.trees.recorded import recorded
+from specdecpp.lab.trees.replay import Player, TreesReplayed, replay_trees
 from specdecpp.policies import CostAware, Costs, Fixed
-from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.replay.intervals import ratio_of_ratios
+from specdecpp.replay.replay import replay
 from specdecpp.sampling import Sampling, streams
-from specdecpp.theory.intervals import ratio_of_ratios
-from specdecpp.theory.replay import replay
 from specdecpp.training import shards
 from specdecpp.training.traces import Terms, traces
-from specdecpp.training.tree_laws import recorded
-from specdecpp.training.tree_replay import Player, TreesReplayed, replay_trees
 
 SETS = ("gsm8k", "humaneval", "alpaca")
 MOST, DEV, REPEATS = 14, 25, 5
@@ -91,7 +91,7 @@ def classifier(answers: Sequence[Any]) -> tuple[float, float, float, float]:
     for i, laws in enumerate(answers):
         seen.clear()
         rounds = list(Player(laws, Noting(widths=(4, 2, 1, 1)), flat(0.22)).rounds(streams(i, draw=laws.draw)[0]))
-        drawn = [r.grown for r in rounds if r.grown is not None and r.grown.tokens]
+        drawn = [r.extra for r in rounds if r.extra is not None and r.extra.tokens]
         for tree, grown in zip(seen, drawn, strict=True):
             for node, parent in enumerate(grown.parents):
                 rows.append((1.0, np.log(max(tree.product(node), 1e-30)), tree.entropy(parent), tree.depths[node]))
@@ -166,7 +166,7 @@ def timed(decoder: sd.Decoder, prompt: Any, **options: Any) -> tuple[int, float,
     rounds = list(run(session))
     seconds = perf_counter() - started
     answer = tuple(session.tokens[session.num_prompt_tokens :])
-    return len(answer), seconds, sum(r.grown is not None for r in rounds), answer
+    return len(answer), seconds, sum(r.extra is not None for r in rounds), answer
 
 
 def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

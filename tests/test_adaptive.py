@@ -17,6 +17,8 @@ from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel
 
+pytestmark = pytest.mark.lab
+
 STEEP = Costs(draft_s=0.2, passes={1: 1.0, 3: 1.0, 4: 1.5, 9: 1.6})
 FLAT = TableModel({(): [0.25] * 4}, depth=0)
 """A draft that says q = 0.25 and H = log 4 of every candidate."""

@@ -10,7 +10,6 @@ from laws import unchecked
 
 from specdecpp import Costs, Decoder, LeanRunner, Pair
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
-from specdecpp.policies.trees import Widths
 from specdecpp.rounds import Native
 from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners import native
@@ -34,7 +33,6 @@ POLICIES: dict[str, Policy] = {
     "entropy": Entropy(threshold=0.5),
     "confidence": MaxConfidence(threshold=0.3),
     "cost-aware": CostAware(),
-    "tree": Widths(widths=(2, 1)),
 }
 
 

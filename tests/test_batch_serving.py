@@ -72,27 +72,25 @@ def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch
     """Catches a server that still takes turns, and answers that depend on who else is there."""
     decoder, widths = Decoder(pair, policy=Fixed(k=2)), []
     verify = NativeRunner.verify
-    monkeypatch.setattr(
-        NativeRunner, "verify", staticmethod(lambda runners, tasks: widths.append(len(tasks)) or verify(runners, tasks))
-    )
+    monkeypatch.setattr(NativeRunner, "verify", lambda *args: widths.append(len(args[2])) or verify(*args))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
     widths.clear()
     assert [listener.tokens for listener in served(decoder)] == alone
     assert max(widths) == 4
 
 
-def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda runner: False) -> list[int]:
+def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda cache: False) -> list[int]:
     """A half of a round that has no memory for several requests, after it has been run, and none for some alone; how often."""
     half, failed = getattr(NativeRunner, name), []
 
-    def fails(runners: Any, tasks: Any) -> Any:
-        told = half(runners, tasks)
-        if len(runners) > 1 or also(runners[0]):
-            failed.append(len(runners))
+    def fails(self: NativeRunner, caches: Any, tasks: Any) -> Any:
+        told = half(self, caches, tasks)
+        if len(caches) > 1 or also(caches[0]):
+            failed.append(len(caches))
             raise MemoryError("no room")
         return told
 
-    monkeypatch.setattr(NativeRunner, name, staticmethod(fails))
+    monkeypatch.setattr(NativeRunner, name, fails)
     return failed
 
 
@@ -102,7 +100,7 @@ def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, m
     others were not those of their seeds."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    failed = fails_together(monkeypatch, name, also=lambda runner: runner.length > 30)  # the long prompt's
+    failed = fails_together(monkeypatch, name, also=lambda cache: cache.length > 30)  # the long prompt's
     found = served(decoder)
     assert max(failed) > 1
     ends = [listener.end.refusal for listener in found if listener.end]
@@ -175,12 +173,12 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypat
     decoder, verify = Decoder(pair, policy=Fixed(k=2), reuses=False), NativeRunner.verify
     passes: list[tuple[int, int]] = []
 
-    def noted(runners: Any, tasks: Any) -> None:
+    def noted(self: NativeRunner, caches: Any, tasks: Any) -> None:
         read = [task.num_tokens for task in tasks if task.num < 0]
         passes.append((sum(read), len(tasks) - len(read)))
-        verify(runners, tasks)
+        verify(self, caches, tasks)
 
-    monkeypatch.setattr(NativeRunner, "verify", staticmethod(noted))
+    monkeypatch.setattr(NativeRunner, "verify", noted)
     served(decoder, prefill_tokens=5)
     assert max(num for num, _ in passes) <= 5
     assert sum(num for num, _ in passes) == sum(len(prompt) - 1 for prompt in PROMPTS)

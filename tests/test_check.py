@@ -22,9 +22,9 @@ from specdecpp.bench.turns import LENGTHS, Sums
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import CostAware, Costs, Fixed
+from specdecpp.replay.intervals import of_few, resampled
 from specdecpp.report import advice, render
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model, tiny_tokenizer
-from specdecpp.theory.intervals import of_few, resampled
 
 SHORT = ("--max-tokens", "8", "--minutes", "30")
 

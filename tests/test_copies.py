@@ -1,29 +1,26 @@
-"""Copies from the text beside a draft model: the law, the same on every engine, and which of the two a round takes."""
+"""Copies from the text beside a draft model: the law, and which of the two a round takes."""
 
 from dataclasses import replace
 
 import pytest
-from laws import Request, answer, finish, largest_difference, outcome, unchecked
+from laws import Request, answer, finish, largest_difference, outcome
 from test_law import table
-from test_rounds import Models, models_of, needs_compiler, same
 
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.lab import AutoOff, Bandit
-from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, WithCopies
+from specdecpp.lab import AutoOff, Bandit, WithCopies
+from specdecpp.lab.copies import COPIED, catch_up_s, copied_costs
+from specdecpp.lab.trees import CostAwareTree
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence
 from specdecpp.policies.protocol import decide
-from specdecpp.policies.trees import CostAwareTree
-from specdecpp.rounds import Either
-from specdecpp.rounds.copying import Copying
-from specdecpp.rounds.host import Host
 from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
-from specdecpp.scheduler import step
 from specdecpp.session import Session
+
+pytestmark = pytest.mark.lab
 
 FLAT = Costs(draft_s=0.3, passes={1: 1.0, 9: 1.1})
 RISING = Costs(draft_s=0.05, passes={1: 1.0, 2: 1.22, 9: 2.8})
 MODEL = {"fixed": Fixed(k=2), "product": CumulativeConfidence(threshold=0.4), "costs": CostAware(prior_rounds=1)}
-HOSTS = Either([Copying(), Host()])
 
 
 def over(**changes) -> Request:
@@ -32,9 +29,14 @@ def over(**changes) -> Request:
     return Request(target=table(3, vocab_size=3, depth=2), draft=table(111, vocab_size=3, depth=2), **given)
 
 
+def copied(outcome):
+    """The same outcome of a round of copies."""
+    return replace(outcome, extra=COPIED)
+
+
 def kinds(session: Session, rounds: list) -> str:
     """Of each round with candidates: c for copies, m for the model's."""
-    return "".join("cm"[not r.is_copied] for r in rounds if r.num_drafted)
+    return "".join("cm"[r.extra != COPIED] for r in rounds if r.num_drafted)
 
 
 PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3)}
@@ -76,48 +78,6 @@ def test_a_dropping_rule_is_exact_under_comparison_only():
     assert largest_difference(request.law(rule, verifications()["compare"]), request.own_law()) < 1e-12
 
 
-@needs_compiler
-@pytest.mark.parametrize("manner", [(Sampling(temperature=0.0), "token"), (Sampling(temperature=0.6, top_p=0.9), "block")])
-@pytest.mark.parametrize("policy", [Fixed(k=3), CostAware(), Entropy()], ids=["fixed", "costs", "entropy"])
-def test_rounds_are_those_of_the_host(policy, manner):
-    """Catches engines that choose, draw or verify otherwise, and caches that hold a token more or less."""
-    models, (sampling, verification), taken = models_of("native"), manner, ""
-    with unchecked():
-        for seed, wants_rows in enumerate((False, True)):
-            options = {"prompt": [3, 5, 2, 9] * 4, "max_tokens": 60, "ends": (), "costs": FLAT}
-            rule = WithCopies(policy=policy)
-            own, hosts = (models.session(rule, sampling, verification, seed=seed, **options) for _ in range(2))
-            assert isinstance(own.engine, Either)
-            assert own.engine.has_batches
-            hosts.engine = HOSTS
-            if wants_rows:
-                own.watch = lambda plan, result: None
-            rounds = same(own, hosts)
-            taken += kinds(own, rounds)
-    assert {*taken} == {"c", "m"}
-
-
-@needs_compiler
-def test_requests_together_are_what_they_are_alone():
-    """Catches an index that two requests share, a prompt that the draft model misses, and seconds that get lost."""
-    models = Models("native", noise=0.1)
-
-    def start(seed: int) -> Session:
-        prompt = [3 + i % (5 + seed) for i in range(30 + 80 * seed)]
-        return models.session(
-            WithCopies(policy=CostAware()), Sampling(temperature=0.5), seed=seed, prompt=prompt, ends=(), costs=FLAT
-        )
-
-    alone, shared = ([start(seed) for seed in range(3)] for _ in range(2))
-    with unchecked():
-        for session in alone:
-            finish(session)
-        while running := [s for s in shared if s.finish_reason is None]:
-            step(running, rows=50)
-    assert [s.tokens for s in shared] == [s.tokens for s in alone]
-    assert all(session.prefill_s > 0 for session in shared)
-
-
 def test_what_promises_more_is_taken():
     """Catches copies that are taken whatever the model brings, and never again once it has brought much."""
     rule, steep = WithCopies(policy=Fixed(k=4)), Costs(draft_s=0.2, passes={1: 1.0, 9: 2.6})
@@ -136,7 +96,7 @@ def test_what_the_draft_has_to_read_afterwards_counts():
     """Catches copies that are taken for a little more than the model brings, though the draft then has to catch up."""
     rule, costs = WithCopies(policy=Fixed(k=1)), replace(FLAT, start_s=0.5)
     level = rule.learn(rule.start(), outcome(1, 0, costs))
-    behind = rule.aside(level, outcome(1, 0, costs, judged=(0.7,)))
+    behind = rule.learn(level, copied(outcome(1, 0, costs, judged=(0.7,))))
     assert rule.prefers_copies(replace(level, is_behind=True), [0.6], costs)
     assert not rule.prefers_copies(level, [0.6], costs)
     assert rule.prefers_copies(level, [0.9] * 8, costs), "they may well be worth it"
@@ -148,40 +108,40 @@ def test_what_the_draft_has_to_read_afterwards_counts():
 def test_each_learns_of_its_own_rounds():
     """Catches a score of the model that copies teach, or the reverse, and a draft thought to have read what was copied."""
     rule, new = WithCopies(policy=CostAware()), WithCopies(policy=CostAware()).start()
-    copied = rule.aside(new, outcome(3, 3, FLAT, judged=(0.6,) * 3))
+    after = rule.learn(new, copied(outcome(3, 3, FLAT, judged=(0.6,) * 3)))
     drafted = rule.learn(new, outcome(3, 0, FLAT, judged=(0.6,) * 3))
-    assert copied.copies.belief != new.copies.belief
-    assert copied.memory == replace(new.memory, num_unread=new.memory.num_unread + 4)
-    assert copied.gains == new.gains
+    assert after.copies.belief != new.copies.belief
+    assert after.memory == replace(new.memory, num_unread=new.memory.num_unread + 4)
+    assert after.gains == new.gains
     assert drafted.copies == replace(new.copies, num_tokens=1, seconds=FLAT.round_s(3))
     assert drafted.memory.belief != new.memory.belief
     assert (drafted.gains.num, drafted.gains.tokens) == (1, 1)
 
 
-@needs_compiler
 def test_copies_between_two_rounds_of_the_model_make_no_switch():
     """Catches a model whose every round behind a copy is said to take three passes more, so that it never drafts again; and one
     that is said to read what was copied for nothing."""
     costs = Costs(draft_s=0.1, start_s=0.2, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
     told, before = 0, None
     for seed in range(6):
-        session = models_of("native").session(WithCopies(policy=Fixed(k=2)), Sampling(), seed=seed, costs=costs)
+        models = {name: table(3, vocab_size=5, depth=1) for name in ("target", "draft")}
+        request = Request(**models, costs=costs, max_tokens=60, prompt=(0, 1, 2) * 4)
+        session = request.session(WithCopies(policy=Fixed(k=2)), TokenVerification(), streams(seed))
         session.prefill()
         while session.finish_reason is None:
             found = session.step()
-            if found.is_copied:
-                assert found.expected_s == costs.copied().round_s(found.num_drafted)
-            elif found.num_drafted:
-                is_behind = before is not None and before.is_copied
-                assert found.expected_s == costs.round_s(found.num_drafted) + costs.catch_up_s * is_behind
-                told += is_behind
+            if found.extra == COPIED:
+                assert found.expected_s == copied_costs(costs).round_s(found.num_drafted)
+            elif found.num_drafted and before is not None and before.extra == COPIED:
+                assert found.expected_s == costs.round_s(found.num_drafted) + catch_up_s(costs)
+                told += 1
             before = found
     assert told > 2
 
 
 def test_earlier_requests_have_taught_both():
     rule = WithCopies(policy=CostAware())
-    taught = rule.aside(rule.learn(rule.start(), outcome(2, 2, FLAT)), outcome(5, 5, FLAT))
+    taught = rule.learn(rule.learn(rule.start(), outcome(2, 2, FLAT)), copied(outcome(5, 5, FLAT)))
     begun = rule.resume(rule.carry(rule.carry(None, taught), taught))
     assert begun.copies.acceptance_before > 0.8
     assert begun.memory.acceptance_before > 0.8
@@ -202,9 +162,9 @@ def test_what_is_no_such_pair_or_rule_is_refused():
     """Catches rules that would be followed without their copies, and said nowhere."""
     request = over()
     for rule in (AutoOff(policy=WithCopies(policy=Fixed(k=1))), Bandit(arms=(Fixed(k=1), WithCopies(policy=Fixed(k=2))))):
-        with pytest.raises(ValueError, match="takes copies of the text"):
+        with pytest.raises(ValueError, match="WithCopies drafts otherwise"):
             request.session(rule, TokenVerification(), streams(0))
-    with pytest.raises(ValueError, match="drafts trees"):
+    with pytest.raises(ValueError, match="CostAwareTree drafts otherwise"):
         request.session(WithCopies(policy=CostAwareTree()), TokenVerification(), streams(0))
     with pytest.raises(ValueError, match="has but copies"):
         Session(

@@ -17,11 +17,12 @@ from test_device_drafting import COSTS, POLICIES, SAMPLINGS
 from test_graphs import growing
 
 import specdecpp as sd
+from specdecpp.lab import WithCopies
+from specdecpp.lab.trees import CostAwareTree
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.pair import REFERENCE
-from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, WithCopies
-from specdecpp.policies.trees import CostAwareTree
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.host import Host
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification

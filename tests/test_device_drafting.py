@@ -361,7 +361,7 @@ def test_a_request_gives_its_caches_back_with_what_was_recorded() -> None:
         session.step()
         del session
         gc.collect()
-    assert len(two.target._idle) == len(two.draft._idle) == 1
+    assert len(two.target.idle) == len(two.draft.idle) == 1
 
 
 def test_caches_that_come_back_may_serve_with_others() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from laws import unchecked
 
-from specdecpp.theory.intervals import of_sums, ratio, ratio_of_ratios
+from specdecpp.replay.intervals import of_sums, ratio, ratio_of_ratios
 
 
 def measured(rng: np.random.Generator, num: int) -> tuple[np.ndarray, ...]:

@@ -13,7 +13,6 @@ from specdecpp import Costs, Decoder, Pair, decoder, session
 from specdecpp.costs import chain_tokens, known, measuring
 from specdecpp.costs.clock import are_wrong
 from specdecpp.policies.experience import since
-from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds import host
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
@@ -135,14 +134,3 @@ def test_gains_at_other_costs_teach_nothing() -> None:
         assert since(past | {"shares": shares}, TRUE) == past | {"shares": shares, "gains": {}, "lost": 0.0}
     assert since(None, TRUE) is None
     assert since({"rounds": []}, TRUE) == {"rounds": []}
-
-
-def test_trees_are_priced_with_what_is_known(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a rule of trees that cannot be made, or whose costs are measured again by each process."""
-    pair = priced(TRUE, monkeypatch)
-    with unchecked():
-        first, again = (Decoder(replace(pair), policy=CostAwareTree(max_nodes=4)).costs for _ in range(2))
-    assert first is not None
-    assert first == again
-    assert first.draft_rows
-    assert len(list(home.glob("tree-costs-*"))) == 1

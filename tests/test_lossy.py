@@ -39,6 +39,8 @@ from specdecpp.serving.app import Setup, build
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_law, save_tiny_pair, tiny_tokenizer
 
+pytestmark = pytest.mark.lab
+
 Table = list[float]
 
 

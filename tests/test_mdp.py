@@ -24,6 +24,8 @@ from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel
 
+pytestmark = pytest.mark.lab
+
 PAGE = Path(__file__).parent.parent / "docs" / "stopping.md"
 TIGHT = {"rel": 1e-9, "abs": 1e-12}
 

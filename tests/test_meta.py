@@ -19,6 +19,8 @@ from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 
+pytestmark = pytest.mark.lab
+
 COSTS = Costs.relative(0.2)
 GOOD = Request(
     target=TableModel.random(vocab_size=4, depth=2, seed=1, sparsity=0.0),

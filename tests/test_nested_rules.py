@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 import specdecpp as sd
 from specdecpp import cli, lab
 from specdecpp.drafters import SuffixDrafter
+from specdecpp.lab.trees import Widths
 from specdecpp.loading.pair import Pair
-from specdecpp.policies.trees import Widths
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -49,7 +49,7 @@ def test_a_rule_is_followed_or_refused_when_the_request_is_read(server: Served, 
         assert reply.status_code in (200, 400), reply.text
         if spec in REFUSED:
             assert reply.status_code == 400
-            assert "is made of rules for chains of one draft, and one of them" in reply.json()["error"]["message"]
+            assert "is made of rules for chains of one draft, and " in reply.json()["error"]["message"]
 
 
 def test_what_a_pair_cannot_do_is_refused_when_the_request_is_read() -> None:
@@ -64,7 +64,7 @@ def test_what_a_pair_cannot_do_is_refused_when_the_request_is_read() -> None:
 @pytest.mark.parametrize("spec", REFUSED)
 def test_a_rule_that_may_not_be_part_of_another_is_refused_where_it_is_read(spec: str) -> None:
     """Catches a spec that is taken before models are loaded for it, and refused afterwards."""
-    with pytest.raises(ValueError, match=r"one of them (drafts trees|takes copies of the text)"):
+    with pytest.raises(ValueError, match="drafts otherwise"):
         parse_policy(spec)
 
 
@@ -74,6 +74,6 @@ def test_it_is_refused_on_the_command_line_and_in_python(pair: Pair) -> None:
         cli.app, ["generate", "hello", "--target", "/nowhere", "--draft", "/x", "--policy", "auto-off:tree:2x2"]
     )
     assert (said.exit_code, said.stdout) == (2, "")
-    assert said.stderr.startswith("error: AutoOff is made of rules for chains of one draft, and one of them drafts trees.")
-    with pytest.raises(ValueError, match="one of them drafts trees"):
+    assert said.stderr.startswith("error: AutoOff is made of rules for chains of one draft, and Widths drafts")
+    with pytest.raises(ValueError, match="Widths drafts otherwise"):
         sd.Decoder(pair, policy=lab.AutoOff(policy=Widths()))

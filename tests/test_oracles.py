@@ -12,13 +12,15 @@ from records import Process, records
 from tables import Recording
 
 from specdecpp.lab import Heuristic, mdp
+from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling, share_of_headroom
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed
+from specdecpp.replay import oracles
+from specdecpp.replay.replay import replay
+from specdecpp.replay.trace import Opinion, Trace
 from specdecpp.testing import TableModel
-from specdecpp.theory import oracles
-from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling, share_of_headroom
-from specdecpp.theory.replay import replay
-from specdecpp.theory.trace import Opinion, Trace
 from specdecpp.training.traces import Terms, traces
+
+pytestmark = pytest.mark.lab
 
 FLAT = Costs.relative(0.22)
 CURVE = Costs(draft_s=0.15, passes={1: 1.0, 2: 1.02, 3: 1.3, 5: 1.35, 6: 2.0, 9: 2.1})

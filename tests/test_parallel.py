@@ -16,6 +16,8 @@ from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.runners import EagerRunner, Runner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
 
+pytestmark = pytest.mark.lab
+
 
 def random_heads(hidden_size: int, num_heads: int) -> ParallelHeads:
     heads = ParallelHeads(hidden_size, num_heads)

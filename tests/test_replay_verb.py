@@ -22,8 +22,8 @@ from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.replay.replay import replay
 from specdecpp.testing import save_tiny_pair
-from specdecpp.theory.replay import replay
 
 EASY = Process.random(6, seed=1, noise=0.4)
 HARD = Process.random(6, seed=2, noise=2.5)

@@ -14,8 +14,10 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.score import by_q
-from specdecpp.theory.replayed import Round
-from specdecpp.theory.trace import Trace
+from specdecpp.replay.replayed import Round
+from specdecpp.replay.trace import Trace
+
+pytestmark = pytest.mark.lab
 
 COSTS = Costs.relative(0.3)
 
@@ -126,7 +128,7 @@ def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_i
 
 def test_the_classifier_reads_the_last_candidate() -> None:
     """Catches a sign, and a feature of another candidate."""
-    from specdecpp.theory.replay import View
+    from specdecpp.replay.replay import View
 
     cells = np.array([[0.1, 0.0], [0.6, 0.0]])
     trace = Trace(

@@ -11,13 +11,13 @@ from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, decoder, machine
 from specdecpp.lab import AutoOff, Bandit
+from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Fixed, cost_aware
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.score import Belief, Score, by_q, logit
-from specdecpp.policies.trees import CostAwareTree
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 FLAT = Costs.relative(0.2)

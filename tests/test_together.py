@@ -16,12 +16,14 @@ from tables import COSTS, Recording, greedy_trace
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.lab.together import Tetris, replay_together, seconds_of
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy
+from specdecpp.replay.replay import replay
+from specdecpp.replay.replayed import Round
+from specdecpp.replay.trace import Trace
 from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling
 from specdecpp.testing import TableModel
-from specdecpp.theory.replay import replay
-from specdecpp.theory.replayed import Round
-from specdecpp.theory.trace import Trace
+
+pytestmark = pytest.mark.lab
 
 STEEP = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.05, 4: 1.5, 9: 4.0}, start_s=0.1, switch_s=0.3)
 POLICIES: dict[str, Policy] = {

@@ -16,13 +16,13 @@ from specdecpp import EagerRunner, Sampling
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
+from specdecpp.replay.replay import replay
+from specdecpp.replay.replayed import Replayed
+from specdecpp.replay.trace import Trace
 from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft
-from specdecpp.theory.replay import replay
-from specdecpp.theory.replayed import Replayed
-from specdecpp.theory.trace import Trace
 from specdecpp.training.labels import Answer, Labelling, Record, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, judged, trace, traces

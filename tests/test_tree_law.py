@@ -12,16 +12,17 @@ from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 
 from specdecpp import Decoder, UnsoundError
 from specdecpp.lab import AutoOff
+from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.lab.trees import verification as tree_verification
+from specdecpp.lab.trees.engine import _Branches
+from specdecpp.lab.trees.tree import ROOT, Tree
+from specdecpp.lab.trees.verification import acceptance, verified
 from specdecpp.policies import CostAware, Costs, Fixed
-from specdecpp.policies.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
-from specdecpp.rounds import tree_verification
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.tree import ROOT, Tree
-from specdecpp.rounds.tree_verification import acceptance, verified
+from specdecpp.replay.replay import Player
 from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, Uniforms, streams
-from specdecpp.testing import TableModel
-from specdecpp.theory.replay import Player
+
+pytestmark = pytest.mark.lab
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,7 @@ def test_shapes_do_follow_the_draws(shape: str) -> None:
     def form(coins: Any) -> Any:
         session = PLAIN.session(SHAPES[shape](), TokenVerification(), (coins, coins))
         session.prefill()
-        grown = session.step().grown
+        grown = session.step().extra
         assert grown is not None
         return grown.parents
 
@@ -212,9 +213,9 @@ def test_unsound_and_unknown_combinations_are_refused() -> None:
         Decoder(pair, policy=Removing())
     Decoder(pair, policy=Removing(children="likeliest"))
     Decoder(pair, policy=Removing(), verification=CompareVerification())
-    with pytest.raises(ValueError, match="one of them drafts trees"):
+    with pytest.raises(ValueError, match="Widths drafts otherwise"):
         Decoder(pair, policy=AutoOff(policy=Widths())).generate([1], max_tokens=2)
-    with pytest.raises(ValueError, match=r"Use training\.tree_replay"):
+    with pytest.raises(ValueError, match=r"trees by lab\.trees\.replay"):
         Player(greedy_trace(PLAIN, (0, 1, 2, 0), length=2), Widths(), PLAIN.costs)
     with pytest.raises(ValueError, match="at least 1 child"):
         Widths(widths=(2, 0))
@@ -243,7 +244,6 @@ def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) ->
         for seed in range(50):
             chain = request.session(Fixed(k=4), kind, streams(seed))
             tree = request.session(Widths(widths=(1, 1, 1, 1)), kind, streams(seed))
-            assert isinstance(tree.engine, Host)
             for a, b in zip(finish(chain), finish(tree), strict=True):
                 assert a.pieces == b.pieces
                 assert (a.num_drafted, a.num_accepted, a.expected_s) == (b.num_drafted, b.num_accepted, b.expected_s)
@@ -292,12 +292,12 @@ def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: 
     with unchecked():
         for seed in range(4):
             told, asked = (finish(request.session(kind_of(), kind, streams(seed))) for kind_of in (CostAwareTree, Asked))
-            forms |= {r.grown is not None for r in told if r.num_drafted}
+            forms |= {r.extra is not None for r in told if r.num_drafted}
             if row >= 0.3:
                 chain = finish(request.session(CostAware(), kind, streams(seed)))
                 assert [(r.pieces, r.num_drafted) for r in told] == [(r.pieces, r.num_drafted) for r in chain]
             else:
-                assert [(r.pieces, r.grown) for r in told] == [(r.pieces, r.grown) for r in asked]
+                assert [(r.pieces, r.extra) for r in told] == [(r.pieces, r.extra) for r in asked]
     assert forms == {row < 0.1}
 
 
@@ -354,17 +354,17 @@ def swapped(tree: Tree, node: int) -> list[int]:
     return sorted(tree.open[node].children, key=lambda child: -tree.chances[child]) if node in tree.open else []
 
 
-def first_of_all(self: TableModel, path: Sequence[int]) -> None:
-    branch = [self._open[row][0] for row in path]
-    self.tokens += [*branch[:-1], self._open[-1][0]] if len(branch) > 1 else branch
-    self._open = []
+def another_branch(self: _Branches, branch: Sequence[int], *, is_read: bool = False) -> None:
+    self._model.rollback(min(self._start, self._model.length))
+    if branch and is_read:
+        self._model.extend([*branch[:-1], (branch[-1] + 1) % self._model.vocab_size], rows=1)
 
 
 MUTATIONS = {
     "siblings are tested by q itself": (Tree, "law_of_next", with_replacement),
     "a rejected sibling leaves p as it was": (tree_verification, "residual", keeps_p),
     "siblings are tested in order of q": (Tree, "children", swapped),
-    "another branch is kept": (TableModel, "keep", first_of_all),
+    "another branch is kept": (_Branches, "end", another_branch),
 }
 
 

@@ -10,11 +10,13 @@ from tables import COSTS
 from test_law import SITUATIONS
 from test_tree_law import SHAPES, VERIFICATIONS, Removing, small
 
-from specdecpp.policies.trees import TreePolicy, Widths
+from specdecpp.lab.trees import TreePolicy, Widths
+from specdecpp.lab.trees.replay import Player, replay_trees
 from specdecpp.rounds.verification import CompareVerification, GreedyVerification, TokenVerification, Verification
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.testing import Enumerator
-from specdecpp.training.tree_replay import Player, replay_trees
+
+pytestmark = pytest.mark.lab
 
 
 @dataclass(kw_only=True)
@@ -56,8 +58,8 @@ class TableLaws:
 
 def told(rounds: list[Any]) -> Any:
     """All of every round's tree but seconds, which follow."""
-    shape = [(r.grown.tokens, r.grown.parents, r.grown.path, r.grown.widths, r.grown.num_verified) for r in rounds]
-    rounded = [tuple((t[0], t[1], round(t[2], 9), round(t[3], 9), t[4]) for t in r.grown.tried) for r in rounds]
+    shape = [(r.extra.tokens, r.extra.parents, r.extra.path, r.extra.widths, r.extra.num_verified) for r in rounds]
+    rounded = [tuple((t[0], t[1], round(t[2], 9), round(t[3], 9), t[4]) for t in r.extra.tried) for r in rounds]
     return tuple(shape), tuple(rounded), tuple((r.num_tokens, r.num_accepted, round(r.expected_s, 9)) for r in rounds)
 
 

@@ -37,8 +37,8 @@ from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import Pair, load_pair
+from specdecpp.replay.intervals import ratio, ratio_of_ratios
 from specdecpp.request import as_prompt
-from specdecpp.theory.intervals import ratio, ratio_of_ratios
 from specdecpp.training.prompts import Source, gather
 
 RESULTS = env.ROOT / "benchmarks/results"

@@ -10,7 +10,7 @@ from peers.cells import Cell, Setting, interval, rounded, summed
 
 from realpair.log import SAMPLINGS, Log, Record, Turn, turns
 from realpair.parts import ALONE, CONTESTANTS, DEFAULT, FIXED, LLAMA
-from specdecpp.theory.intervals import ratio_of_ratios
+from specdecpp.replay.intervals import ratio_of_ratios
 
 Figures = dict[str, Any]
 

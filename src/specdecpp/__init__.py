@@ -39,9 +39,7 @@ if TYPE_CHECKING:
         NoDraft,
         Policy,
         SpecDecPP,
-        WithCopies,
     )
-    from specdecpp.policies.trees import CostAwareTree, TreePolicy, Widths
     from specdecpp.rounds.verification import (
         BlockVerification,
         CompareVerification,
@@ -80,9 +78,7 @@ _HOMES = {
         "NoDraft",
         "Policy",
         "SpecDecPP",
-        "WithCopies",
     ),
-    "specdecpp.policies.trees": ("CostAwareTree", "TreePolicy", "Widths"),
     "specdecpp.runners": ("EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"),
     "specdecpp.sampling": ("Sampling",),
     "specdecpp.session": ("Piece", "Round"),
@@ -119,10 +115,6 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "Entropy",
     "SpecDecPP",
     "CostAware",
-    "WithCopies",
-    "TreePolicy",
-    "CostAwareTree",
-    "Widths",
     "Costs",
     "AcceptanceHead",
     "HeadCard",

@@ -19,13 +19,12 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience, settings, since
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.policies.trees import TreePolicy
 from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.device import record_passes
 from specdecpp.rounds.soundness import check_rule
 from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
-from specdecpp.runners import Draws, Skips
+from specdecpp.runners import Draws
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.scheduler import outcome_of, step
@@ -133,16 +132,8 @@ class Decoder:
             if "known" not in self.pair.measured:
                 self.pair.measured["known"] = known(self.pair)
             found: Known = self.pair.measured["known"]
-            self._known, self._costs = found, self._priced(found.costs)
+            self._known, self._costs = found, costs_for(self.policy, found.costs)
         return self._costs
-
-    def _priced(self, costs: Costs) -> Costs:
-        """The costs of the pair as this rule has them: with its head, and what trees take."""
-        if isinstance(self.policy, TreePolicy):
-            from specdecpp.costs.known import with_trees
-
-            costs = with_trees(self.pair, costs)
-        return costs_for(self.policy, costs)
 
     def _running_costs(self) -> CostClock | None:
         """The costs as the clock corrects them, for requests without a seed. Kept ones are looked at first: where they say that
@@ -153,7 +144,7 @@ class Decoder:
             else:
                 from specdecpp.costs.measuring import glance
 
-                now = self.costs if known.now == known.costs else self._priced(known.now)
+                now = self.costs if known.now == known.costs else costs_for(self.policy, known.now)
                 self._clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
                 if not known.is_new and self.pair.is_identified:
                     self._clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
@@ -229,7 +220,7 @@ class Decoder:
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
         seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
         costs = self._running_costs() if seed is None else self.costs
-        if seed is not None and isinstance(draft, Skips) and draft.num_skipped:
+        if seed is not None and getattr(draft, "num_skipped", 0):
             draft = self.pair.draft.new_cache()  # what it has left out depends on the requests before
         return Session(
             target=target,

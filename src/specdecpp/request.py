@@ -7,7 +7,7 @@ Rules made of rules name them after their own parameters, if any:
 
     auto-off:cumulative:0.2     bandit:fixed:2|cumulative:0.2     bandit:exploration=0.5:none|fixed:4
 
-Trees of candidates are named by their shape: tree:costs, tree:4x2x1.
+A rule may read what follows its name itself (`Policy.read`), as the lab's trees: tree:costs, tree:4x2x1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
 from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
 from specdecpp.policies.head import takes_head
-from specdecpp.policies.trees import TreePolicy, parse_tree, tree_spec
 from specdecpp.rounds.soundness import check_parts
 from specdecpp.rounds.verification import verifications
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
     from specdecpp.session import Round
 
-NO_DRAFT, TREE = "none", "tree"
+NO_DRAFT = "none"
 VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
 """Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
 BOUNDS = ("min_tokens", "max_tokens")
@@ -42,6 +41,8 @@ def _forms(*, of_others: bool) -> dict[str, tuple[type[Policy], str, tuple[str, 
     """The short forms of the rules that are made of others, or of those that are not."""
     forms = {}
     for kind in named():
+        if "read" in vars(kind):
+            continue
         name, _, main = kind.short.partition(":")
         default = next(f.default for f in fields(kind) if f.name == main)
         if (default is MISSING) is of_others:
@@ -53,6 +54,8 @@ def _forms(*, of_others: bool) -> dict[str, tuple[type[Policy], str, tuple[str, 
 KINDS = _forms(of_others=False)
 # name: (class, the field that holds the other rules, its own parameters)
 WRAPPERS = _forms(of_others=True)
+# name: class, of rules that read what follows it themselves
+READERS = {kind.short.partition(":")[0]: kind for kind in named() if "read" in vars(kind)}
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ def parse_policy(spec: str) -> PolicySpec:
     name, _, rest = spec.partition(":")
     if name in (NO_DRAFT, "target") and not rest:  # the second is its old name
         return PolicySpec(NoDraft())
-    if name == TREE and rest:
-        return PolicySpec(parse_tree(rest))
+    if name in READERS and rest and (policy := READERS[name].read(rest)) is not None:
+        return PolicySpec(policy)
     if name in WRAPPERS:
         return _parse_wrapper(spec, name, rest)
     if name not in KINDS:
@@ -117,10 +120,10 @@ def parse_policy(spec: str) -> PolicySpec:
 
 
 def policy_names() -> list[str]:
-    """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, copies:POLICY, tree:SHAPE."""
+    """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, tree:SHAPE."""
     names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
     wrappers = [f"{name}:{'POLICY|POLICY' if _takes_many(kind) else 'POLICY'}" for name, (kind, _, _) in WRAPPERS.items()]
-    return [NO_DRAFT, *names, *wrappers, f"{TREE}:SHAPE"]
+    return [NO_DRAFT, *names, *wrappers, *(kind.short for kind in READERS.values())]
 
 
 def spec_of(policy: Policy) -> str:
@@ -131,8 +134,8 @@ def spec_of(policy: Policy) -> str:
     """
     if policy == NoDraft():
         return NO_DRAFT
-    if isinstance(policy, TreePolicy) and (shape := tree_spec(policy)):
-        return f"{TREE}:{shape}"
+    if (own := policy.written()) is not None:
+        return own
     name = _name_of(policy)
     if name in WRAPPERS:
         own = ",".join(_changed(policy, WRAPPERS[name][2]))

@@ -8,7 +8,7 @@ A session owns its two caches; several of them can share one pair, step by step 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -18,7 +18,6 @@ from specdecpp.errors import PromptError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.policies.trees import Grown
 from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
 from specdecpp.rounds.soundness import check_request
 from specdecpp.rounds.verification import Verification, is_lossless
@@ -68,8 +67,7 @@ class Round:
     forward_s: float = 0.0
     expected_s: float = 0.0
     costs: Costs | None = None
-    grown: Grown | None = None  # the tree of the round, where it had one
-    is_copied: bool = False  # whether its candidates were copied from the text, beside a draft model
+    extra: Any = None  # what the engine of a policy's own tells that policy
     tv: float = 0.0  # from the target's law, summed over its tokens
     overlaps: tuple[float, ...] = ()  # of each candidate that was tested: how likely a draw in its place passes
 
@@ -133,7 +131,6 @@ class Session:
         check_request(
             policy,
             verification,
-            target=target,
             draft=draft,
             is_greedy=sampling.is_greedy,
             has_costs=costs is not None,
@@ -155,7 +152,6 @@ class Session:
         self._detokenizer = detokenizer
         self._experience, self._kept = experience, kept
         self._num_before = 1
-        self._is_behind = False  # whether the draft has to read what copies brought
         self.num_together = 1
         skips = tail is not None and isinstance(draft, Skips)
         if skips and isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0:
@@ -311,19 +307,15 @@ class Session:
             forward_s=result.forward_s,
             expected_s=0.0 if costs is None else self._expected_s(result, costs),
             costs=costs,
-            grown=result.grown,
-            is_copied=result.is_copied,
+            extra=result.extra,
             tv=sum(result.tv[: len(pieces)], 0.0),
-            overlaps=tuple(result.overlaps[: num_accepted + 1] if result.grown is None else result.overlaps),
+            overlaps=tuple(result.overlaps[: num_accepted + 1] if result.extra is None else result.overlaps),
         )
-        follows = result.grown is None and not result.is_copied and not self._is_behind  # a round of one chain behind another
-        if result.is_copied:  # between two rounds of the model's that makes no switch: those are measured over a stay
-            self._is_behind = True
-        else:
-            self._num_before, self._is_behind = result.num_drafted, self._is_behind and not result.num_drafted
-        learn = self.policy.aside if result.is_copied else self.policy.learn
-        self._memory = learn(self._memory, outcome)
-        if isinstance(self._costs, CostClock) and follows:
+        is_chain = result.expected_s is None  # of the draft, behind another such round
+        if is_chain:
+            self._num_before = result.num_drafted
+        self._memory = self.policy.learn(self._memory, outcome)
+        if isinstance(self._costs, CostClock) and is_chain:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
             self._experience.add(self._memory)
@@ -335,13 +327,10 @@ class Session:
 
     def _expected_s(self, result: Result, costs: Costs) -> float:
         """What the cost model has such a round take."""
+        if result.expected_s is not None:
+            return result.expected_s
         num = result.num_drafted
-        if result.is_copied:
-            return costs.copied().round_s(num)
-        seconds = costs.seconds_of(num, result.grown and result.grown.widths)
-        if num:
-            seconds += costs.switch_s * is_switch(self._num_before, num) + costs.catch_up_s * self._is_behind
-        return seconds
+        return costs.round_s(num) + costs.switch_s * is_switch(self._num_before, num)
 
     def _text_of(self, token: int) -> str:
         """The text a token releases; sets `finish_reason` where the answer ends with it."""

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.runners.protocol import Cache, check_path, depths_of
+from specdecpp.runners.protocol import Cache
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -39,9 +39,6 @@ class TableModel(Cache):
         self.device = torch.device("cpu")
         self.model = self
         self.tokens: list[int] = []
-        self._open: list[tuple[int, int]] = []  # (token, parent) of the rows of a tree
-
-    takes_trees = True
 
     @classmethod
     def random(
@@ -65,18 +62,8 @@ class TableModel(Cache):
     def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return len(self.tokens)
 
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         assert tokens, "a runner is extended by at least one token"
-        if parents is not None:
-            depths_of(parents, [0] * len(self._open))
-            self._open += zip(tokens, parents, strict=True)
-            texts = [self.tokens + self._branch(i) for i in range(len(self._open) - rows, len(self._open))]
-            assert self.max_length is None or max(map(len, texts)) <= self.max_length, "the context is overrun"
-            laws = torch.stack(list(map(self.law, texts)))
-            return laws.log(), laws
-        self._open = []
         self.tokens.extend(tokens)
         total = len(self.tokens)
         assert self.max_length is None or total <= self.max_length, "the context is overrun"
@@ -92,23 +79,10 @@ class TableModel(Cache):
     def rollback(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens), "cannot roll back to more than there is"
         del self.tokens[length:]
-        self._open = []
-
-    def keep(self, path: Sequence[int]) -> None:
-        check_path(path, [parent for _, parent in self._open])
-        self.tokens += [self._open[row][0] for row in path]
-        self._open = []
-
-    def _branch(self, row: int) -> list[int]:
-        branch = []
-        while row >= 0:
-            token, row = self._open[row]
-            branch.append(token)
-        return branch[::-1]
 
     def new_cache(self) -> "TableModel":
         other = copy(self)
-        other.model, other.tokens, other._open = self.model, [], []
+        other.model, other.tokens = self.model, []
         return other
 
 

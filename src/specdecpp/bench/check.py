@@ -4,7 +4,7 @@
       -> speed-ups over the target alone, in decoding and of whole answers, with intervals -> verdict and advice
 
 The steps are bounded by time: a check ends when its seconds are over, when the interval of the best is tight, or when more
-rounds on these prompts would say little more. Intervals resample prompts (`theory.intervals`).
+rounds on these prompts would say little more. Intervals resample prompts (`replay.intervals`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +26,10 @@ from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import heads
+from specdecpp.replay.intervals import of_few, resampled
 from specdecpp.request import label_of, spec_of
 from specdecpp.runners import ReadsBoth
 from specdecpp.sampling import Sampling
-from specdecpp.theory.intervals import of_few, resampled
 
 LEAST_GAIN = 1.01
 """Over the target alone: a draft that brings less is not worth its memory."""

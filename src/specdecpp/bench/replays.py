@@ -2,12 +2,14 @@
 
     labels with branches -> traces of a development and a test split -> settings chosen on the first, replayed on the second
 
-A replay is exact in law under token verification (`theory.replay`), counts forward passes only, and gives all rules the same
+A replay is exact in law under token verification (`replay.replay`), counts forward passes only, and gives all rules the same
 coins. The oracles say what could be had: with hindsight, with a perfect score of drawn tokens, and before sampling.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +23,22 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import REFERENCE, Pair, short_name
 from specdecpp.policies import Fixed, Policy
+from specdecpp.replay.replay import replay
+from specdecpp.replay.replayed import Replayed
+from specdecpp.replay.trace import Trace
 from specdecpp.request import label_of, spec_of
-from specdecpp.theory.oracles import hindsight, perfect_probability, pre_sampling
-from specdecpp.theory.replay import replay
-from specdecpp.theory.replayed import Replayed
-from specdecpp.theory.trace import Trace
 from specdecpp.training import shards
 from specdecpp.training.evaluate import labels_for
 from specdecpp.training.measures import reliability
 from specdecpp.training.traces import Terms, trace
 
-ORACLES = {
-    "hindsight": ("hindsight", hindsight),
-    "perfect": ("perfect probability", perfect_probability),
-    "pre_sampling": ("pre-sampling", pre_sampling),
-}
+Oracle = Callable[..., Replayed]
+
+
+@cache
+def oracles_known() -> Mapping[str, tuple[str, Oracle]]:
+    """Label and function of each oracle that the entry point `specdecpp.oracles` names: those of the lab."""
+    return {key: of for point in entry_points(group="specdecpp.oracles") for key, of in point.load().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +184,9 @@ class Stage:
     def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
         """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
         traces = self._sides[dataset]
-        known = ORACLES if all(t.truth is not None for t in traces) else {"hindsight": ORACLES["hindsight"]}
+        known = oracles_known()
+        if any(t.truth is None for t in traces):
+            known = {key: of for key, of in known.items() if key == "hindsight"}
         return [
             self._entry_of(dataset, "oracle", key, label, False, tally_of(oracle(traces, machine.costs, **self._options)))
             for key, (label, oracle) in known.items()

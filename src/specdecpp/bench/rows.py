@@ -12,9 +12,8 @@ from jaxtyping import Float
 
 from specdecpp.bench.results import Interval, Role, Row
 from specdecpp.metrics import Metrics
+from specdecpp.replay.intervals import ratio, ratio_of_ratios
 from specdecpp.rounds.verification import is_lossless, verifications
-from specdecpp.theory.intervals import ratio, ratio_of_ratios
-from specdecpp.theory.oracles import share_of_headroom
 
 MIN_PROMPTS = 4  # fewer say nothing about their own spread
 
@@ -70,6 +69,21 @@ class Entry:
 def rows_of(entries: Sequence[Entry], *, seed: int) -> tuple[Row, ...]:
     """The rows of all entries, compared within their data set and temperature."""
     return tuple(_row(entry, _Yardstick.of(entry, entries), seed=seed) for entry in entries)
+
+
+def share_of_headroom(own: float, *, best_fixed: float, oracle: float) -> float:
+    """How much of the way from the best fixed length to an oracle a policy has gone, in tokens per second: 1 is all of it.
+
+    Raises ValueError where there is no way to go.
+
+    >>> round(share_of_headroom(20.9, best_fixed=19.1, oracle=27.0), 3)
+    0.228
+    """
+    if not oracle > best_fixed:
+        raise ValueError(
+            f"there is no headroom: the oracle makes {oracle:.4g} tokens/s and the best fixed length {best_fixed:.4g}"
+        )
+    return (own - best_fixed) / (oracle - best_fixed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,6 @@ POLICY_HELP = (
     "auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the colon. Without "
     "it: cost-aware, or specdecpp with a head that nobody has calibrated."
 )
-TREE_HELP = "Draft a tree: costs (what pays), or children at each depth as 4x2x1."
 MODELS_OWN = "[default: the model's own, or 1]"
 
 
@@ -49,7 +48,6 @@ def generate(
     draft: DraftOrCopies = None,
     head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
-    tree: Annotated[str | None, typer.Option(metavar="SHAPE", help=TREE_HELP)] = None,
     verification: Verification = "token",
     lossy: Lossy = False,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens to generate.")] = 256,
@@ -77,13 +75,9 @@ def generate(
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     with told():
-        from specdecpp.policies.trees import parse_tree
         from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
         from specdecpp.sampling import asked
 
-        if tree is not None and policy is not None:
-            raise ValueError(f"--tree {tree} and --policy {policy} both say what is drafted. Give one of them.")
-        shape = None if tree is None else parse_tree(tree)
         spec = None if policy is None else parse_policy(policy)
         text = _prompt_text(prompt)
         check_names(target, draft, head, spec, copies=True)
@@ -100,10 +94,10 @@ def generate(
         check_sampling(options)
         pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
         is_greedy = asked(options, pair.sampling).is_greedy
-        rule = shape if spec is None else spec.build(pair.head)
+        rule = None if spec is None else spec.build(pair.head)
         decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
         output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
-        name = spec_of(decoder.policy) if tree is None else f"tree {tree}"
+        name = spec_of(decoder.policy)
         if as_json:
             print_json(to_dict(output, policy=name, seed=seed))
         _print_stats(output, policy=name, seed=seed, wanted=False if as_json and is_stats is None else is_stats)

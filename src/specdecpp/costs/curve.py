@@ -7,8 +7,8 @@ A cost model is a value: measured on the machine (`measuring.measure`), given by
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ SAVED = 0.3
 ANSWER, LEAST_READ = 256, 256
 """Tokens of an answer that are counted with at most, and of a text that are worth reading whatever they cost: with the last 256
 the draft of a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
-_FURTHER = ("head_s", "start_s", "switch_s", "node_s", "other_s", "read_along")
+_FURTHER = ("head_s", "start_s", "switch_s", "other_s", "read_along")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,10 @@ class Costs:
     the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
     it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that). `switch_s` is
     what the first round with candidates after rounds without any takes beyond the others, together with the plain rounds after
-    it: each model finds the processor's caches full of the other. `node_s` is what a node of a tree takes beyond a chain's
-    candidate, its rule being asked, and `draft_rows` what a pass of the draft over so many rows takes, in passes over one; as
-    much as the target's where that is empty. `other_s` is the part of every pass that is no pass: what a request's round takes
-    beside it, which no other request shares. `read_along` is the share of the draft's work on a prompt that the target's pass
-    over it does (`runners.ReadsBoth`). `num_together` is how many requests take the steps together, of whose seconds this tells
-    one's share (`shared`).
+    it: each model finds the processor's caches full of the other. `other_s` is the part of every pass that is no pass: what a
+    request's round takes beside it, which no other request shares. `read_along` is the share of the draft's work on a prompt
+    that the target's pass over it does (`runners.ReadsBoth`). `num_together` is how many requests take the steps together, of
+    whose seconds this tells one's share (`shared`).
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
     taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
@@ -47,8 +45,6 @@ class Costs:
     head_s: float = 0.0
     start_s: float = 0.0
     switch_s: float = 0.0
-    node_s: float = 0.0
-    draft_rows: Mapping[int, float] = field(default_factory=dict)
     other_s: float = 0.0
     read_along: float = 0.0
     num_together: int = 1
@@ -62,11 +58,10 @@ class Costs:
                 "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
                 f"draft_s={self.draft_s} and passes={dict(self.passes)}"
             )
-        rising, rows = _rising(self.passes), _rising(self.draft_rows)
+        rising = _rising(self.passes)
         object.__setattr__(self, "passes", rising)
-        object.__setattr__(self, "draft_rows", rows)
         object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
-        object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()), tuple(rows.items()))))
+        object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()))))
         object.__setattr__(self, "_verify_s", {})
 
     def _seconds(self) -> Any:  # a tuple, of which a checker of types draws at random
@@ -100,14 +95,6 @@ class Costs:
         """Where a head judges every candidate: its time is part of drafting."""
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
-    def copied(self) -> "Costs":
-        """Where candidates are copied from the text, beside a draft model: they cost what the wider pass does.
-
-        >>> Costs(draft_s=0.2, passes={1: 1.0, 3: 1.2}).copied().round_s(2)
-        1.2
-        """
-        return _copied(self)
-
     def shared(self, num: int) -> "Costs":
         """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass,
         and each has its own `other_s`.
@@ -140,11 +127,9 @@ class Costs:
         return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
 
     def draft_pass_s(self, num_rows: int) -> float:
-        """Seconds of a pass of the draft over so many rows."""
+        """Seconds of a pass of the draft over so many rows, which rise as the target's do."""
         if num_rows == 1:
             return self.draft_s
-        if self.draft_rows:
-            return self.draft_s * _along(tuple(self.draft_rows), tuple(self.draft_rows.values()), num_rows)
         return self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
 
     def worth_reading(self, num_tokens: int) -> int:
@@ -157,22 +142,6 @@ class Costs:
         each_s = (self.draft_pass_s(LEAST_READ + 1) - self.draft_pass_s(1)) / LEAST_READ
         saved_s = SAVED * self.verify_s(1) * min(num_tokens, ANSWER)
         return max(LEAST_READ, math.ceil(saved_s / each_s)) if each_s > 0 else sys.maxsize
-
-    @property
-    def catch_up_s(self) -> float:
-        """Seconds that a draft takes to read what others have brought in a round between, as a beginning with one candidate."""
-        return self.start_s + self.draft_s
-
-    def seconds_of(self, num_drafted: int, widths: Sequence[int] | None = None) -> float:
-        """Seconds of a round that verified so many candidates: of a chain, or with `widths` of a tree whose draft read so many
-        nodes in each pass.
-
-        >>> Costs.relative(0.22).seconds_of(9, (1, 4))
-        1.44
-        """
-        if widths is None:
-            return self.round_s(num_drafted)
-        return sum(map(self.draft_pass_s, widths)) + self.verify_s(num_drafted + 1) + self.node_s * num_drafted
 
     def step_s(self, num_drafted: int) -> float:
         """What one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""
@@ -224,14 +193,8 @@ def _shared(costs: Costs, num: int) -> Costs:
         passes={n: costs.pass_s(n * num) / num + own_s for n in (1, 2, 3, 5, 9, 17)},
         start_s=costs.start_s / num,
         switch_s=costs.switch_s / num,
-        draft_rows={},
         num_together=num,
     )
-
-
-@lru_cache(maxsize=256)
-def _copied(costs: Costs) -> Costs:
-    return Costs(draft_s=0.0, passes=costs.passes)
 
 
 @lru_cache(maxsize=1024)  # asked before every candidate, with what changes at most once a round

@@ -12,11 +12,10 @@ from typing import Any
 from specdecpp import machine
 from specdecpp.costs.clock import are_wrong
 from specdecpp.costs.curve import Costs
-from specdecpp.costs.measuring import BUDGET_S, CANDIDATES, costs_of, of_trees, timed
+from specdecpp.costs.measuring import BUDGET_S, CANDIDATES, costs_of, timed
 from specdecpp.costs.practice import Practice
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
-from specdecpp.runners import refusal_of_trees
 
 METHOD = 18
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
@@ -73,22 +72,6 @@ def keep(pair: Pair, known: Known) -> None:
 def _figures(costs: Costs) -> dict[str, Any]:
     names = "draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along"
     return {name: getattr(costs, name) for name in names} | {"passes": {str(n): s for n, s in costs.passes.items()}}
-
-
-def with_trees(pair: Pair, costs: Costs) -> Costs:
-    """The same with what trees take on this machine (`Costs.node_s`, `Costs.draft_rows`): of an earlier measurement, or now.
-    Where the runners take no trees there is nothing to measure."""
-    if any(refusal_of_trees(runner) for runner in (pair.target, pair.draft)):
-        return costs
-    can_tell = pair.is_identified
-    of = _about(pair) | {"asked": "CostAwareTree"}
-    found = machine.recall("tree-costs", of) if can_tell else None
-    if found is None:
-        found = of_trees(pair, costs)
-        if can_tell:
-            machine.remember("tree-costs", of, found)
-    rows = {int(n): float(times) for n, times in found["draft_rows"].items()}
-    return replace(costs, node_s=float(found["node_s"]), draft_rows=rows)
 
 
 def _about(pair: Pair) -> dict[str, Any]:

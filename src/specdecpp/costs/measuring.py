@@ -27,7 +27,6 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Outcome, Rule
-from specdecpp.policies.trees import CostAwareTree
 from specdecpp.rounds.verification import TokenVerification, at
 from specdecpp.runners import Cache, Draws, ReadsBoth
 from specdecpp.sampling import Sampling, asked, streams
@@ -80,46 +79,6 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     decoded depends on the time, unless the budget is infinite.
     """
     return costs_of(pair, timed(pair, budget_s)[0])
-
-
-class _Asked(CostAwareTree):
-    """Chains, for which the rule is asked all that it is asked of a tree."""
-
-    def open(self, tree: Any, memory: Any) -> Any:
-        super().open(tree, memory)
-        return tree.frontier
-
-    def wants_child(self, tree: Any, node: int, memory: Any) -> bool:
-        super().wants_child(tree, node, memory)
-        return not tree.children(node)
-
-
-def of_trees(pair: Pair, costs: Costs) -> dict[str, Any]:
-    """A chain of three that is asked node by node, in turns with one that is not, and passes of the draft by their rows."""
-    started, num = perf_counter(), 8 if 16 * costs.round_s(3) < BUDGET_S / 2 else 2
-    runners = pair.target.new_cache(), pair.draft.new_cache()
-    found = [_session(pair, runners, policy, num, costs) for policy in (Fixed(k=3), _Asked(max_tokens=3))]
-    sessions = [session for session in found if session is not None]
-    if len(sessions) < len(found):
-        return {"node_s": 0.0, "draft_rows": {}}
-    took: list[list[float]] = [[], []]
-    for _ in range(CYCLES):
-        for session, seconds in zip(sessions, took, strict=True):
-            seconds += [_seconds(r) for r in _turn(session, num)][num // 2 :]
-        if perf_counter() - started > BUDGET_S:
-            break
-    node_s = max(0.0, (_typical(took[1]) - _typical(took[0])) / 3)
-    draft: Any = runners[1]
-    passes: dict[int, list[float]] = {n: [] for n in ROWS}
-    for _ in range(num):
-        for n, seconds in passes.items():
-            draft.rollback(draft.length)
-            began = perf_counter()
-            draft.extend([i % draft.vocab_size for i in range(n)], rows=n, parents=[-1] * n)
-            seconds.append(perf_counter() - began)
-    draft.rollback(draft.length)
-    one = _typical(passes[1])
-    return {"node_s": node_s, "draft_rows": {str(n): max(1.0, _typical(seconds) / one) for n, seconds in passes.items()}}
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@
 | `Disco` | a classifier of the last candidate < threshold | q | logistic.py |
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
+| `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |
+| `CostAwareTree`, `Widths` and others | trees of draft tokens | q, outcomes, costs | trees |
 
 `mdp` solves the exact stopping problem, `together` shares a budget of draft tokens between requests (TETRIS), `parallel` drafts
-by heads on a draft's last state, `lossy` has verifications that keep another distribution than the target's.
+by heads on a draft's last state, `oracles` know what no decoder can, and `lossy` has verifications that keep another
+distribution than the target's.
 
 No module outside this package imports it. `--policy` and `bench` find its rules by the entry point `specdecpp.policies`.
 """
@@ -23,6 +26,7 @@ No module outside this package imports it. `--policy` and `bench` find its rules
 from specdecpp.lab.adaptive import AdaptiveEntropy as AdaptiveEntropy
 from specdecpp.lab.adaptive import DraftVerify as DraftVerify
 from specdecpp.lab.cascade import Cascade as Cascade
+from specdecpp.lab.copies import WithCopies as WithCopies
 from specdecpp.lab.heuristic import Heuristic as Heuristic
 from specdecpp.lab.history import AcceptanceEMA as AcceptanceEMA
 from specdecpp.lab.history import ArgmaxLength as ArgmaxLength
@@ -31,6 +35,7 @@ from specdecpp.lab.logistic import Disco as Disco
 from specdecpp.lab.logistic import OnlineLogistic as OnlineLogistic
 from specdecpp.lab.meta import AutoOff as AutoOff
 from specdecpp.lab.meta import Bandit as Bandit
+from specdecpp.lab.trees import TreePolicy as TreePolicy
 
 RULES = (
     AcceptanceEMA,
@@ -43,6 +48,8 @@ RULES = (
     DraftVerify,
     Heuristic,
     OnlineLogistic,
+    TreePolicy,
     UCBSpecStop,
+    WithCopies,
 )
 """All of them, for the entry point."""

@@ -15,9 +15,9 @@ from heapq import nlargest
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import costs_for
-from specdecpp.theory.replay import Play, Player, thrown
-from specdecpp.theory.replayed import Round
-from specdecpp.theory.trace import Trace
+from specdecpp.replay.replay import Play, Player, thrown
+from specdecpp.replay.replayed import Round
+from specdecpp.replay.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)

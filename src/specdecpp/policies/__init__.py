@@ -8,7 +8,6 @@
 | `Entropy` | sqrt(c H(q)) > threshold | q | confidence.py |
 | `SpecDecPP` | 1 - prod head(x_i) > threshold | a trained head | head.py |
 | `CostAware` | another candidate costs more than it brings: the default | q or a head, outcomes, costs | cost_aware.py |
-| `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |
 
 `protocol.py` says what a rule is and what it sees, `account.py` what the rounds of a request teach the default, `score.py` what
 they say of its estimates, `gains.py` whether drafting pays, `experience.py` what requests teach those to come; what a step
@@ -29,7 +28,6 @@ from specdecpp.costs import Costs as Costs
 from specdecpp.policies.confidence import CumulativeConfidence as CumulativeConfidence
 from specdecpp.policies.confidence import Entropy as Entropy
 from specdecpp.policies.confidence import MaxConfidence as MaxConfidence
-from specdecpp.policies.copies import WithCopies as WithCopies
 from specdecpp.policies.cost_aware import CostAware as CostAware
 from specdecpp.policies.fixed import Fixed as Fixed
 from specdecpp.policies.fixed import NoDraft as NoDraft

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.policies.gains import Gains, chances, num_expected
-from specdecpp.policies.score import Belief, by_q
+from specdecpp.policies.gains import Gains, num_expected
+from specdecpp.policies.score import Belief
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -48,21 +48,21 @@ class Account:
     pending: "tuple[Outcome, ...]" = ()
     """Rounds that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming round: [policy, costs, limit, rule], of a tree also whether there may be a second child.
+    """What followed for the coming round: [policy, costs, limit, rule]; a rule around this one may add to it.
     It stays for as long as nothing is worked out."""
 
     def with_round(self, outcome: "Outcome") -> "Account":
         """After a round. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
         at_once, every = (1, SELDOM) if self._learns_seldom(outcome.costs) else (STEADY, EVERY)
         if outcome.num_drafted and self.num_running >= at_once and len(self.pending) < every - 1:
-            return self._like(pending=(*self.pending, outcome))
-        return self.settled()._after(outcome)
+            return self.like(pending=(*self.pending, outcome))
+        return self.settled().after(outcome)
 
     def settled(self) -> "Account":
         """The same with nothing pending."""
         account = self
         for outcome in self.pending:
-            account = account._after(outcome)
+            account = account.after(outcome)
         return account
 
     def _learns_seldom(self, costs: "Costs | None") -> bool:
@@ -75,12 +75,14 @@ class Account:
         """Of the candidates tested so far; the prior counts for `weight` of them."""
         return (self.num_accepted + weight * prior) / (self.num_tested + weight)
 
-    def _like(self, **changes: Any) -> "Account":
-        after = object.__new__(Account)  # in a third of the time of `replace`
+    def like(self, **changes: Any) -> "Account":
+        """A copy with these fields changed."""
+        after = object.__new__(type(self))  # in a third of the time of `replace`
         after.__dict__.update(self.__dict__, **changes)
         return after
 
-    def _after(self, outcome: "Outcome") -> "Account":
+    def after(self, outcome: "Outcome") -> "Account":
+        """Sums with one more round, worked out now."""
         changes: dict[str, Any] = {
             "num_tokens": self.num_tokens + outcome.num_tokens,
             "seconds": self.seconds + outcome.expected_s,
@@ -89,22 +91,13 @@ class Account:
             "planned": [],
         }
         if not outcome.num_drafted:
-            return self._like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True)
-        grown = getattr(outcome, "grown", None)
-        if grown is None:
-            num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
-            belief = self.belief.after(outcome.judged[:num_tested], outcome.num_accepted)
-            num_accepted = num_expected(outcome)
-        else:
-            belief, num_tested, num_accepted = self.belief, 0, 0.0
-            for tried, chance in zip(grown.tried, chances(outcome, grown), strict=True):
-                if not tried.rank:
-                    belief = belief.after((by_q(tried.share),), int(tried.is_accepted))
-                    num_tested, num_accepted = num_tested + 1, num_accepted + chance
-        return self._like(
+            return self.like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True)
+        num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
+        belief = self.belief.after(outcome.judged[:num_tested], outcome.num_accepted)
+        return self.like(
             **changes,
             num_tested=self.num_tested + num_tested,
-            num_accepted=self.num_accepted + num_accepted,
+            num_accepted=self.num_accepted + num_expected(outcome),
             gains=self.gains if self.is_off else _with_gain(self.gains, outcome),
             belief=belief,
             num_unread=0,

@@ -144,11 +144,6 @@ class CostAware(HeadPolicy):
     def learn(self, memory: Account, outcome: "Outcome") -> Account:
         return memory.with_round(outcome)
 
-    def aside(self, memory: Account, outcome: "Outcome") -> Account:
-        """The draft has not read what came out. What others gain is neither to be lost by trials nor this rule's rate."""
-        memory = memory.settled()
-        return replace(memory, num_unread=memory.num_unread + outcome.num_tokens)
-
     def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
         """All terms but S are known when a round begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"

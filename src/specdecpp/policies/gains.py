@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
-    from specdecpp.policies.trees.protocol import Grown
 
 
 def num_expected(outcome: "Outcome") -> float:
@@ -20,13 +19,6 @@ def num_expected(outcome: "Outcome") -> float:
     over many rounds both have the same sum.
     """
     return sum(min(1.0, chance) for chance in outcome.overlaps) if outcome.overlaps else float(outcome.num_accepted)
-
-
-def chances(outcome: "Outcome", grown: "Grown") -> "list[float]":
-    """Of each node of a round's tree that was tested: how likely it was to be accepted; whether it was where nobody knows."""
-    if outcome.overlaps:
-        return [min(1.0, chance) for chance in outcome.overlaps]
-    return [float(tried.is_accepted) for tried in grown.tried]
 
 
 class Gains(NamedTuple):

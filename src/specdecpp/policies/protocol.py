@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Candidates(Protocol):
-    """What a policy sees of a round: `rounds.draft.Draft` while decoding, `theory.replay` in a recording.
+    """What a policy sees of a round: `rounds.draft.Draft` while decoding, `replay.replay` in a recording.
 
     Candidates are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
     """
@@ -242,6 +242,28 @@ class Policy:
         """The rules that this one is made of; none for most."""
         return ()
 
+    @property
+    def most_drafted(self) -> int:
+        """The most candidates of any round, for those who bound it."""
+        return self.max_tokens
+
+    @classmethod
+    def read(cls, text: str) -> "Policy | None":
+        """The rule that stands behind the name of its short form, where that is no list of parameters; else None."""
+        return None
+
+    def written(self) -> str | None:
+        """The whole short form of such a rule: the inverse of `read`."""
+        return None
+
+    def engine(self) -> Any:
+        """What runs the rounds of a rule that drafts no chain of one draft's candidates (`rounds.Engine`); None for the others,
+        which any engine runs."""
+        return None
+
+    def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
+        """Raise `UnsoundError` or ValueError where the rule does not go with this verification, or this draft."""
+
     def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
         """P(accepted) of the last candidate, as a head says; None without a head.
 
@@ -298,10 +320,6 @@ class Policy:
 
     def learn(self, memory: Any, outcome: "Outcome") -> Any:
         """The memory after a round."""
-        return memory
-
-    def aside(self, memory: Any, outcome: "Outcome") -> Any:
-        """The memory after a round in which the rule was not asked: its candidates came from elsewhere (`WithCopies`)."""
         return memory
 
 

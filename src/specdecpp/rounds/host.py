@@ -16,8 +16,6 @@ from torch import Tensor
 
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.protocol import END_OF_TEXT, Decision
-from specdecpp.policies.trees import TreePolicy
-from specdecpp.rounds import tree_host
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.rounds.ratio import Verdict
@@ -37,12 +35,7 @@ class Host:
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         assert not readings, "sessions read their prompts themselves here"
-        return [tree_host.run(plan) if _is_tree(plan) else _one(plan) for plan in plans]
-
-
-def _is_tree(plan: Plan) -> bool:
-    """Whether the round drafts a tree: a tree policy whose decision has a chain's rule drafts a chain."""
-    return isinstance(plan.request.policy, TreePolicy) and plan.decision.rule is None
+        return [_one(plan) for plan in plans]
 
 
 def _one(plan: Plan) -> Result:

@@ -10,14 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import Decision
-from specdecpp.policies.trees import Grown
 from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Cache, ReadsBoth
 from specdecpp.sampling import Randomness, Sampling, probabilities
@@ -47,7 +46,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One round. A candidate's sequence is that of its request, its position follows the last of `tokens`, and its parent is
-    the candidate before it, or where the policy is a `TreePolicy` any.
+    the candidate before it.
 
     `tokens` are all of the context; an engine reads those that a runner has not. `wants_rows` asks for the distributions that
     the round was decided on, which changes nothing else.
@@ -90,7 +89,8 @@ class Result:
     pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own), and `once_s` beside
     them of what such a round needs only the first time (recording it on a device): no later round takes that.
 
-    Of a tree `tokens` are all nodes that were verified, and `grown` says which branch of them was accepted.
+    `expected_s` and `extra` are set by an engine that a policy brings (`Policy.engine`): what its costs have such a round take,
+    and whatever the policy is to learn from.
     """
 
     tokens: list[int]
@@ -105,9 +105,8 @@ class Result:
     forward_s: float = 0.0
     once_s: float = 0.0
     rows: Rows | None = field(default=None, repr=False)
-    grown: Grown | None = None
-    is_copied: bool = False
-    """Whether the candidates were copied from the text, beside a draft model."""
+    expected_s: float | None = None
+    extra: Any = None
     tv: Sequence[float] = ()
     """Of each token that came out, as in `ratio.Verdict`; `overlaps` of each candidate that was tested likewise."""
     overlaps: Sequence[float] = ()
@@ -115,16 +114,12 @@ class Result:
     @property
     def accepted(self) -> list[int]:
         """The candidates that are accepted."""
-        if self.grown is None:
-            return self.tokens[: self.num_accepted]
-        return [self.grown.tokens[node] for node in self.grown.path]
+        return self.tokens[: self.num_accepted]
 
     @property
     def is_whole(self) -> bool:
         """Whether no candidate was rejected: the next token is a bonus."""
-        if self.grown is None:
-            return self.num_accepted == self.num_drafted
-        return not self.grown.tried or self.grown.tried[-1].is_accepted
+        return self.num_accepted == self.num_drafted
 
     @property
     def num_drafted(self) -> int:

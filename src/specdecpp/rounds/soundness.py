@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import UnsoundError
-from specdecpp.policies import Policy, WithCopies
-from specdecpp.policies.trees import TreePolicy
-from specdecpp.rounds.tree_verification import check_trees
+from specdecpp.policies import Policy
 from specdecpp.rounds.verification import Verification, check_lossless
 
 
@@ -21,15 +18,13 @@ def check_rule(policy: Policy, verification: Verification, *, lossless: bool) ->
             "keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() with "
             "temperature 0, or CompareVerification()."
         )
-    if isinstance(policy, TreePolicy):
-        check_trees(policy, verification)
+    policy.check(verification)
 
 
 def check_request(
     policy: Policy,
     verification: Verification,
     *,
-    target: Any,
     draft: Any,
     is_greedy: bool,
     has_costs: bool,
@@ -48,18 +43,15 @@ def check_request(
             "Use GreedyVerification(), as the Decoder does."
         )
     check_parts(policy)
-    if isinstance(policy, WithCopies) and isinstance(draft, SuffixDrafter):
-        raise ValueError("WithCopies is for a pair with a draft model, and this one has but copies. Use CostAware alone.")
-    if isinstance(policy, TreePolicy):
-        check_trees(policy, verification, is_greedy=is_greedy, runners={"target": target, "draft": draft})
+    policy.check(verification, is_greedy=is_greedy, draft=draft)
 
 
 def check_parts(policy: Policy) -> None:
     """Raise ValueError unless a rule made of others is made of rules for chains of one draft's candidates."""
     for part in policy.parts:
-        if isinstance(part, TreePolicy | WithCopies):
-            what = "takes copies of the text" if isinstance(part, WithCopies) else "drafts trees"
+        if part.engine() is not None:
             raise ValueError(
-                f"{type(policy).__name__} is made of rules for chains of one draft, and one of them {what}. Use that alone."
+                f"{type(policy).__name__} is made of rules for chains of one draft, and {type(part).__name__} drafts "
+                "otherwise. Use that alone."
             )
         check_parts(part)

@@ -12,7 +12,7 @@ from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.protocol import Cache, Draws, ReadsBoth, Runner, Skips, TreeRunner, refusal_of_trees
+from specdecpp.runners.protocol import Cache, Draws, ReadsBoth, Runner, Skips
 
 __all__ = [
     "Cache",
@@ -25,6 +25,4 @@ __all__ = [
     "ReadsBoth",
     "Runner",
     "Skips",
-    "TreeRunner",
-    "refusal_of_trees",
 ]

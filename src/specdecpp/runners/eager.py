@@ -25,7 +25,6 @@ from transformers import DynamicCache
 
 from specdecpp.errors import RunnerError
 from specdecpp.runners import trimmed
-from specdecpp.runners.branches import OpenRows
 from specdecpp.runners.families import POSITIONS
 from specdecpp.runners.protocol import Cache, check_rollback
 
@@ -64,21 +63,11 @@ class EagerCache(Cache):
     def __init__(self, model: "EagerRunner"):
         super().__init__(model)
         self.held = DynamicCache()  # without the config: every layer keeps every position
-        self.length, self.open = 0, OpenRows()
-
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens; logits and hidden states of the last `rows` of them.
-
-        With `parents` they are rows of a tree (`runners.TreeRunner`).
-        """
-        return self.model.read(self, tokens, rows=rows, parents=parents)
+        self.length = 0
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
         check_rollback(length, self.length)
-        self.forget_rows()
         if length == 0:
             self.held = DynamicCache()
         elif length < self.length:
@@ -87,26 +76,6 @@ class EagerCache(Cache):
                 if (more := layer.get_seq_length() - length) > 0:
                     layer.crop(-more)  # negative: how many to remove, in every transformers 5
         self.length = length
-
-    def forget_rows(self) -> None:
-        """End the tree."""
-        if self.open.parents:
-            self.held.crop(-len(self.open))
-            self.open = OpenRows()
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        """Make a branch of the open rows text: the cache keeps its positions and no others (`runners.TreeRunner`)."""
-        self.open.check(path)
-        length = self.length
-        if list(path) == list(range(len(path))):
-            if len(path) < len(self.open):
-                self.held.crop(len(path) - len(self.open))
-        else:
-            rows = torch.tensor([*range(length), *(length + row for row in path)], device=self.device)
-            for layer in self.held.layers:
-                layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]  # pyright: ignore
-        self.length, self.open = length + len(path), OpenRows()
 
 
 class EagerRunner:
@@ -142,7 +111,6 @@ class EagerRunner:
         self.device = model.get_input_embeddings().weight.device
         self._cache_name = _cache_name(model) or ""
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._takes_trees: list[bool] = []  # found out once
         if probe:
             self._probe()
 
@@ -163,56 +131,15 @@ class EagerRunner:
         return torch.cat([logits for logits, _ in found]), torch.cat([hidden for _, hidden in found])
 
     @torch.inference_mode()
-    def read(
-        self, cache: Any, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to one cache, with `parents` as rows of a tree."""
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache."""
         inputs = torch.tensor([tokens], device=self.device)
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
-        if parents is None:
-            cache.forget_rows()
-            cache.length += len(tokens)
-        else:
-            keep |= self._of_tree(cache, parents)
+        cache.length += len(tokens)
         logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: cache.held}, **keep).logits
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
         return self._cut(logits[0, -rows:]), hidden[0, -rows:]
-
-    def _of_tree(self, cache: EagerCache, parents: Sequence[int]) -> dict[str, Any]:
-        """What the model is told of new rows of a tree: their positions, and what each of them sees."""
-        cache.open.add(parents)
-        num, dtype = len(parents), next(self.model.parameters()).dtype
-        is_seen = torch.from_numpy(cache.open.visible(num, cache.length)).to(self.device)
-        mask = torch.zeros(is_seen.shape, dtype=dtype, device=self.device).masked_fill_(~is_seen, torch.finfo(dtype).min)
-        positions = torch.tensor([[cache.length + depth for depth in cache.open.depths[-num:]]], device=self.device)
-        return {"attention_mask": mask[None, None], "position_ids": positions}
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether the model takes positions and a mask, sees all of its text, and gives a branch the logits it has alone."""
-        if not self._takes_trees:
-            self._takes_trees.append(_may_take_trees(self.model) and self._reads_branches())
-        return self._takes_trees[0]
-
-    def _reads_branches(self) -> bool:
-        """Two branches in one pass and a third row in another, against one of them read straight."""
-        cache, last, ids = self.new_cache(), self.vocab_size - 1, self.output_ids
-        a, b, c = (min(i, last) for i in (1, 2, 3))
-        self.output_ids = None  # all rows are looked at
-        try:
-            straight, _ = cache.extend([a, b, c, a], rows=2)
-            cache.rollback(1)
-            cache.extend([c, b, a], rows=1, parents=[-1, -1, 0])
-            in_tree, _ = cache.extend([c], rows=1, parents=[1])
-            cache.keep([1, 3])
-            after, _ = cache.extend([a], rows=1)
-        except Exception:  # whatever a forward pass may raise that takes no such mask
-            return False
-        finally:
-            self.output_ids = ids
-        rough = 1e-3 if straight.dtype in (torch.float32, torch.float64) else 5e-2
-        return _relative_gap(straight, torch.cat([in_tree, after])) <= rough
 
     @torch.inference_mode()
     def offline_pass(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
@@ -294,15 +221,6 @@ def _relative_gap(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest value."""
     a, b = a.float(), b.float()  # MPS has no float64
     return float((a - b).abs().max() / a.abs().max().clamp(min=1e-6))
-
-
-def _may_take_trees(model: Any) -> bool:
-    """Whether nothing is known against giving a model a mask and positions of our own."""
-    config = model.config.get_text_config()
-    is_windowed = getattr(config, "sliding_window", None) is not None  # a mask of ours would replace the window
-    is_masked = getattr(model.config, "_attn_implementation", None) in ("eager", "sdpa")
-    taken = inspect.signature(model.forward).parameters
-    return is_masked and not is_windowed and "position_ids" in taken and "attention_mask" in taken
 
 
 def _refuse_unless_rollable(model: Any) -> None:

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.errors import RunnerError
 from specdecpp.runners.fused import fused
 from specdecpp.runners.lean import LeanCache, LeanRunner
 from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
@@ -75,11 +74,6 @@ class GraphRunner(LeanRunner):
 
     manner: ClassVar[str] = "in CUDA graphs"
 
-    @property
-    def takes_trees(self) -> bool:
-        """What is recorded reads one sequence."""
-        return False
-
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         self.idle: list[StaticCache] = []
         super().__init__(model, vocab_size=vocab_size, probe=probe)
@@ -111,12 +105,8 @@ class GraphRunner(LeanRunner):
         return True
 
     @torch.inference_mode()
-    def read(
-        self, cache: Any, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to one cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them. No trees."""
-        if parents is not None:
-            raise RunnerError("what is recorded in CUDA graphs reads one sequence, not a tree. Use LeanRunner.")
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         n = len(tokens)
         if n > WIDTHS[-1]:
             return super().read(cache, tokens, rows=rows)

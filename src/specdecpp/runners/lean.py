@@ -23,7 +23,6 @@ from specdecpp.errors import RunnerError
 from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
-from specdecpp.runners.branches import OpenRows
 from specdecpp.runners.eager import EagerCache, EagerRunner
 from specdecpp.runners.protocol import check_rollback
 
@@ -96,26 +95,11 @@ class LeanCache(EagerCache):
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
         check_rollback(length, self.length)
-        self.length, self.open = length, OpenRows()
-
-    def forget_rows(self) -> None:
-        """End the tree."""
-        self.open = OpenRows()
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        """Make a branch of the open rows text: its keys and values move up behind the text (`runners.TreeRunner`)."""
-        self.open.check(path)
-        start, end = self.length, self.length + len(path)
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor([start + row for row in path], device=self.device)
-            for cache in (*self.keys, *self.values):
-                cache[:, start:end] = cache[:, rows]
-        self.length, self.open = end, OpenRows()
+        self.length = length
 
     def make_room(self, length: int) -> int:
         """Hold at least `length` positions; how many it holds."""
-        held, used = self.keys[0].shape[1] if self.keys else 0, self.length + len(self.open)
+        held, used = self.keys[0].shape[1] if self.keys else 0, self.length
         if length <= held:
             return held
         for caches in (self.keys, self.values):
@@ -138,10 +122,6 @@ class LeanRunner(EagerRunner):
     """
 
     manner: ClassVar[str] = "lean"
-
-    @property
-    def takes_trees(self) -> bool:
-        return True
 
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
         if reason := self.refusal(model):
@@ -195,14 +175,8 @@ class LeanRunner(EagerRunner):
         return other
 
     @torch.inference_mode()
-    def read(
-        self, cache: Any, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to one cache, with `parents` as rows of a tree."""
-        if parents is not None:
-            hidden = self._norm(self._read_tree(cache, tokens, parents)[-rows:])
-            return self._score(hidden), hidden
-        cache.forget_rows()
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache."""
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
             self._read(cache, tokens[:unseen])
@@ -227,23 +201,6 @@ class LeanRunner(EagerRunner):
         x = self._through(x, self._attending(seen, partial(self._put, cache, start, end, firsts)))
         cache.length = end
         return x
-
-    def _read_tree(self, cache: LeanCache, tokens: list[int], parents: Sequence[int]) -> Float[Tensor, "n D"]:
-        """Put rows of a tree through all layers: behind the text in the cache, at the positions of their depths."""
-        length, n, start = cache.length, len(tokens), cache.length + len(cache.open)
-        end = start + n
-        cache.make_room(end)
-        cache.open.add(parents)
-        positions = torch.tensor([length + depth for depth in cache.open.depths[-n:]], device=self.device)
-        most = int(positions.max()) + 1
-        x = self._embedding[torch.tensor(tokens, device=self.device)]
-        seen: list[_Seen] = []
-        for view, angles in zip(self.family.views, self._angles, strict=True):
-            is_seen = torch.from_numpy(cache.open.visible(n, length, view.window)).to(self.device)
-            mask = x.new_zeros(n, end).masked_fill_(~is_seen, -torch.inf)
-            cos, sin = angles.to(most)
-            seen.append((cos[positions], sin[positions], mask))
-        return self._through(x, self._attending(seen, partial(self._put, cache, start, end, [0] * len(seen))))
 
     def _put(
         self, cache: LeanCache, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor

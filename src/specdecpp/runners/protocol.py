@@ -102,74 +102,7 @@ class Skips(Protocol):
         ...
 
 
-@runtime_checkable
-class TreeRunner(Protocol):
-    """A runner whose cache may hold a tree of rows behind its text, of which one branch is kept.
-
-    The text are the `length` tokens that plain `extend` and `keep` have put there. Behind it stand the *open rows*: they are
-    numbered 0, 1, ... in the order in which they were given, in however many passes, and `length` does not count them. A plain
-    `extend`, a `rollback` (also to the length that there is) and a `keep` end the tree: numbers begin at 0 again.
-
-    `takes_trees` may be False for the model that it runs; `refusal_of_trees` is what to ask.
-    """
-
-    takes_trees: bool
-
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """With `parents`: append open rows, and return logits and hidden states of the last `rows` of them.
-
-        parents[i] is the number of the row that tokens[i] follows: an open row of an earlier pass, one that stands before it
-        in this pass, or -1 for the last token of the text. A row sees the text, its ancestors and itself; its position is that
-        of its parent plus 1, `length` for a child of -1. Rows may hold the same token, also of one parent. Unread text of a
-        verification is a chain of such rows: -1, 0, 1, ..., which `keep` then begins with.
-
-        Raises ValueError for a parent that does not stand before its row.
-        """
-        ...
-
-    def keep(self, path: Sequence[int]) -> None:
-        """Make one branch text: path[0] is a child of -1, each further row a child of the one before it. The other rows are
-        forgotten, nothing is computed again, and the cache is what reading those tokens straight gives, up to the rounding
-        of passes of other widths. An empty path forgets all open rows. Raises ValueError for what is no such path.
-        """
-        ...
-
-
-def refusal_of_trees(runner: Any) -> str | None:
-    """Why a runner cannot read trees of candidates; None where it can."""
-    if getattr(runner, "takes_trees", False):
-        return None
-    return f"{type(runner).__name__} reads one sequence at a time, or its model cannot be given masks and positions"
-
-
-def depths_of(parents: Sequence[int], known: Sequence[int] = ()) -> list[int]:
-    """Depths of new rows behind those of `known` depths: 0 for a child of -1. Raises ValueError as `TreeRunner.extend`.
-
-    >>> depths_of([-1, 0, 0, 1])
-    [0, 1, 1, 2]
-    """
-    depths = list(known)
-    for parent in parents:
-        if not -1 <= parent < len(depths):
-            raise ValueError(
-                f"row {len(depths)} of a tree has the parent {parent}. Give the number of a row before it, or -1 for the text."
-            )
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return depths[len(known) :]
-
-
 def check_rollback(length: int, held: int) -> None:
     """Raise ValueError unless a cache that holds so many tokens can be cut to `length`."""
     if not 0 <= length <= held:
         raise ValueError(f"cannot roll back to {length} tokens: the cache holds {held}")
-
-
-def check_path(path: Sequence[int], parents: Sequence[int]) -> None:
-    """Raise ValueError unless each row of `path` is a child of the one before it, the first of the text."""
-    for before, row in zip((-1, *path), path, strict=False):
-        if not 0 <= row < len(parents) or parents[row] != before:
-            raise ValueError(
-                f"a path of {list(path)} is no branch of the {len(parents)} open rows: row {row} does not follow {before}."
-            )

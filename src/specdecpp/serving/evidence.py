@@ -8,7 +8,6 @@ convention of OpenAI and vLLM. p and q are what the round was decided on, under 
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +18,6 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from specdecpp.policies import protocol
-from specdecpp.policies.trees import Grown
 from specdecpp.rounds import Plan, Result
 from specdecpp.sampling import Sampling, at_least_float32
 from specdecpp.session import Round
@@ -110,18 +108,16 @@ class Witness:
         """A round as the playground draws it: its candidates with their fate, its tokens with their origin."""
         rows: Any = result.rows
         p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
-        if result.grown is not None:
-            return self._tree(outcome, result.grown, p, rows.q)
         judged = plan.decision.read(result.judged)
         estimates = [*judged, *[None] * result.num_drafted]
         candidates = [
             {"token": token, "text": self.text(token), "p": float(p[i, token]), "q": float(rows.q[i, token])}
             | {"estimate": estimates[i], "outcome": _fate(i, outcome)}
-            for i, token in enumerate(result.tokens)
+            for i, token in enumerate(result.tokens[: len(rows.q)])
         ]
         pieces = [
             {"token": piece.token, "text": piece.text, "origin": piece.origin, "p": float(p[i, piece.token])}
-            | {"q": float(rows.q[i, piece.token]) if i < result.num_drafted else None}
+            | {"q": float(rows.q[i, piece.token]) if i < len(rows.q) else None}
             | {"estimate": estimates[i] if piece.origin == "accepted" else None}
             for i, piece in enumerate(outcome.pieces)
         ]
@@ -140,42 +136,6 @@ class Witness:
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
         }
 
-    def _tree(self, outcome: Round, grown: Grown, p: Tensor, q: Tensor) -> dict[str, Any]:
-        """The same of a tree: its candidates are those of the branch that was accepted and the first that was rejected behind
-        it, and `tree` has all nodes."""
-        path, rejected = [*grown.path], _rejected(grown)
-        last = path[-1] if path else -1
-        shown = path + [node for node in rejected if grown.parents[node] == last][:1]
-        behind = [t.chance for t in grown.tried if t.depth > len(path)][:1]
-        chances = [*(float(q[i, grown.tokens[node]]) for i, node in enumerate(path)), *behind]
-        candidates = [
-            {"token": grown.tokens[node], "text": self.text(grown.tokens[node]), "p": float(p[i, grown.tokens[node]])}
-            | {"q": chances[i], "estimate": None, "outcome": _fate(i, outcome)}
-            for i, node in enumerate(shown)
-        ]
-        pieces = [
-            {"token": piece.token, "text": piece.text, "origin": piece.origin, "p": float(p[i, piece.token])}
-            | {"q": chances[i] if i < len(path) else None, "estimate": None}
-            for i, piece in enumerate(outcome.pieces)
-        ]
-        fates = dict.fromkeys(range(len(grown.tokens)), "unused") | dict.fromkeys(rejected, "rejected")
-        fates |= dict.fromkeys(path, "accepted")
-        return {
-            "num_drafted": outcome.num_drafted,
-            "num_accepted": outcome.num_accepted,
-            "stop_reason": outcome.stop_reason,
-            "survival": list(accumulate((c["q"] for c in candidates), mul)),
-            "survival_of": "q",
-            "thresholds": None,
-            "candidates": candidates,
-            "pieces": pieces,
-            "tree": [
-                {"parent": parent, "text": self.text(token), "outcome": fate}
-                for token, parent, fate in zip(grown.tokens, grown.parents, fates.values(), strict=True)
-            ],
-            "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
-        }
-
     def text(self, token: int, *, skip_special: bool = False) -> str:
         """A token by itself."""
         key = token, skip_special
@@ -191,17 +151,6 @@ def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
     A threshold above 1, which no survival reaches, becomes 1: JSON has no infinity.
     """
     return [min(max(floor, 0.0), 1.0) for floor in least[len(least) - len(survival) :]]
-
-
-def _rejected(grown: Grown) -> list[int]:
-    """The nodes that were tested and not accepted: children of the branch, which depth and rank tell apart."""
-    tested = {(t.depth, t.rank) for t in grown.tried if not t.is_accepted}
-    depths, ranks, found = {-1: 0} | {node: depth for depth, node in enumerate(grown.path, 1)}, Counter[int](), []
-    for node, parent in enumerate(grown.parents):
-        if parent in depths and (depths[parent] + 1, ranks[parent]) in tested:
-            found.append(node)
-        ranks[parent] += 1
-    return found
 
 
 def _fate(i: int, outcome: Round) -> str:

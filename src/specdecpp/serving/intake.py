@@ -18,7 +18,6 @@ from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
-from specdecpp.policies.trees import TreePolicy
 from specdecpp.prompt import encode
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.soundness import check_request
@@ -190,7 +189,6 @@ class Intake:
             check_request(
                 decoder.policy,
                 at(sampling, decoder.verification),
-                target=self.pair.target,
                 draft=self.pair.draft,
                 is_greedy=sampling.is_greedy,
                 has_costs=True,
@@ -248,8 +246,7 @@ def threshold(policy: Policy) -> float | None:
 
 
 def _longest(policy: Policy) -> int:
-    own = policy.max_nodes if isinstance(policy, TreePolicy) else policy.max_tokens
-    return max([own, *map(_longest, policy.parts)])
+    return max([policy.most_drafted, *map(_longest, policy.parts)])
 
 
 def _too_long(message: str, prompt: Any) -> Refusal:

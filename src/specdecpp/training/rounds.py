@@ -1,4 +1,4 @@
-"""The rounds of an answer and how likely each is, exactly, without decoding: the coupling of `theory.replay`.
+"""The rounds of an answer and how likely each is, exactly, without decoding: the coupling of `replay.replay`.
 
 A round that starts at position s of an answer X ~ p and has accepted everything up to position i meets there, in law, X_i
 itself with probability b_i = min(1, q(X_i)/p(X_i)), which is accepted, and otherwise a draw from norm((q_i - p_i)+), which

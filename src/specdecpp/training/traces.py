@@ -1,11 +1,11 @@
-"""From label records to traces that `theory.replay` decodes again: what a policy may meet, and what heads think of it.
+"""From label records to traces that `replay.replay` decodes again: what a policy may meet, and what heads think of it.
 
     records (with branches) + the terms they were collected on + heads -> traces -> replay, oracles
 
 A trace carries the opinions of any number of heads, raw and calibrated, each under the head object itself, so that a policy
 finds those of its own head. All but the opinions is the same for every head.
 
-Shapes: as in `theory.replay`, and H hidden.
+Shapes: as in `replay.replay`, and H hidden.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.replay.trace import Opinion, Trace
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
 from specdecpp.training.scores import Evidence, answer_evidence, branch_evidence, raw

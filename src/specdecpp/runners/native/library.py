@@ -41,8 +41,7 @@ class Head(ctypes.Structure):
 class Part(ctypes.Structure):
     """The rows of a pass that are of one sequence."""
 
-    _fields_ = [("sequence", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("start", "num", "rows", "row", "text"))]
-    _fields_ += [("parents", ctypes.c_void_p)]
+    _fields_ = [("sequence", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("start", "num", "rows", "row"))]
 
 
 class Filters(ctypes.Structure):
@@ -210,7 +209,6 @@ def _bound(lib: Any) -> Any:
         "native_sequence_free": (None, [pointer]),
         "native_capacity": (number, [pointer]),
         "native_copy": (ctypes.c_bool, [pointer, pointer, pointer, number, number]),
-        "native_keep": (None, [pointer, pointer, number, pointer, number]),
         "native_distribution": (None, [pointer, number, pointer, pointer]),
         "native_pass": (None, [pointer, number, pointer, number, *[pointer] * 3, number, pointer]),
         "native_common": (number, [pointer, pointer]),

@@ -30,7 +30,7 @@ from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
 from specdecpp.runners.native.library import Drafting, Part, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights, values_of
-from specdecpp.runners.protocol import Cache, check_path, check_rollback, depths_of
+from specdecpp.runners.protocol import Cache, check_rollback
 from specdecpp.sampling import inverted
 
 _LOCK = threading.Lock()
@@ -54,7 +54,6 @@ class NativeCache(Cache):
     def __init__(self, model: "NativeRunner"):
         super().__init__(model)
         self.held = self.num_skipped = self._capacity = 0
-        self.parents: list[int] = []
         self._memory: int | None = None
 
     @property
@@ -66,23 +65,11 @@ class NativeCache(Cache):
         """Bytes of the cache in memory."""
         return self.model.weights.bytes_per_position * self._capacity
 
-    def extend(
-        self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens; logits and hidden states of the last `rows` of them.
-
-        With `parents`, as rows of a tree (`runners.TreeRunner`): each has the bits that reading its branch alone gives.
-        """
-        if parents is not None:
-            return self.model.read_branch(self, tokens, parents, rows=rows)
-        return self.model.forward([(self, tokens)], rows=rows)
-
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens: what is written there next replaces it."""
         check_rollback(length, self.length)
         self.num_skipped = min(length, self.num_skipped)
         self.held = length - self.num_skipped
-        self.parents.clear()
 
     def skip(self, length: int) -> None:
         """Leave out the first tokens of a text: the cache, which must be empty, begins behind them (`runners.Skips`)."""
@@ -103,26 +90,15 @@ class NativeCache(Cache):
                 other.held = num
         return other
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Make one branch of the tree text, and forget the others."""
-        check_path(path, self.parents)
-        rows = (ctypes.c_int32 * len(path))(*path)
-        if path:
-            with _LOCK:
-                weights = self.model.weights
-                weights.lib.native_keep(weights.handle, self._memory, self.held, rows, len(path))
-        self.held += len(path)
-        self.parents.clear()
-
-    def room_for(self, length: int, num_open: int = 0) -> int:
-        """The memory, with room for so many positions; what there is keeps its text and so many rows of a tree."""
+    def room_for(self, length: int) -> int:
+        """The memory, with room for so many positions."""
         weights, memory = self.model.weights, self._memory
         if memory is None:
             memory = self._memory = weights.idle.pop() if weights.idle else int(weights.lib.native_sequence())
             self._capacity = weights.lib.native_capacity(memory)
             weakref.finalize(self, weights.let_go, memory)
         if length > self._capacity:
-            self._take(memory, max(length, 2 * self._capacity, _ROOM), self.held + num_open)
+            self._take(memory, max(length, 2 * self._capacity, _ROOM), self.held)
         return memory
 
     def _take(self, source: int, room: int, length: int) -> None:
@@ -151,8 +127,6 @@ class NativeRunner:
 
     >>> cache = NativeRunner(model, num_threads=2).new_cache()       # doctest: +SKIP
     """
-
-    takes_trees = True
 
     def __init__(
         self,
@@ -255,7 +229,7 @@ class NativeRunner:
         with _LOCK:
             weights.see_to(max(ends))
             given = [
-                Part(cache.room_for(end), cache.held, len(tokens), rows, 0, 0, None)
+                Part(cache.room_for(end), cache.held, len(tokens), rows, 0)
                 for (cache, tokens), end in zip(parts, ends, strict=True)
             ]
             out = logits.data_ptr(), states.data_ptr(), seen, inputs.data_ptr()
@@ -263,7 +237,6 @@ class NativeRunner:
             weights.lib.native_pass(weights.handle, self.num_threads, (Part * len(given))(*given), len(given), ids, *out)
         for (cache, _), end in zip(parts, ends, strict=True):
             cache.held = end
-            cache.parents.clear()
         return logits, states, inputs
 
     def share_of(self, draft: Any) -> float:
@@ -285,7 +258,6 @@ class NativeRunner:
         both = (cache, draft)
         for one in both:
             one.model.check_ids(tokens)
-            one.parents.clear()
         common = self._common(draft.model)
         for i in range(0, len(tokens), _WIDEST):
             num = len(piece := tokens[i : i + _WIDEST])
@@ -297,23 +269,6 @@ class NativeRunner:
                     told += [one.model.weights.handle, one.model.num_threads, one.room_for(end)]
                 self.weights.lib.native_extend_both(*told, (ctypes.c_int64 * num)(*piece), num, start, common)
             cache.held = draft.held = end
-
-    def read_branch(self, cache: NativeCache, tokens: list[int], parents: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
-        """Append rows of a tree to one cache."""
-        known, weights = [*cache.parents, *parents], self.weights
-        depths_of(known)
-        start, end = cache.held + len(cache.parents), cache.held + len(known)
-        logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        self.check_ids(tokens)
-        with _LOCK:
-            weights.see_to(end)
-            given, tree = (ctypes.c_int64 * len(tokens))(*tokens), (ctypes.c_int32 * len(known))(*known)
-            memory = cache.room_for(end, len(cache.parents))
-            part = Part(memory, start, len(tokens), rows, 0, cache.held, ctypes.addressof(tree))
-            out = logits.data_ptr(), states.data_ptr(), -1, None
-            weights.lib.native_pass(weights.handle, self.num_threads, ctypes.byref(part), 1, given, *out)
-        cache.parents = known
-        return logits, states
 
     def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> list[int]:
         """Candidates of rounds of several requests (`rounds.native`), at least one each but where a task only reads: a cache
@@ -341,8 +296,6 @@ class NativeRunner:
             memories = [cache.room_for(end) for cache, end in zip(caches, ends, strict=True)]
             given = (ctypes.c_void_p * num)(*memories), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
             getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num, *more)
-        for cache in caches:
-            cache.parents.clear()
 
     def check_ids(self, tokens: list[int]) -> None:
         """Raise ValueError for ids that the embedding does not have."""

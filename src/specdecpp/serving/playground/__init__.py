@@ -5,7 +5,7 @@
     tally.js                figures of an answer, and how they are written
     roving.js, card.js      one tab stop for a row, and the card of what has the focus: p, q, estimate, outcome
     answer.js, strip.js     tokens told apart; a bar for every round
-    curve.js, tree.js       the survival of a round against its threshold; the tree of a round, and the branch that survived
+    curve.js                the survival of a round against its threshold
     lane.js, page.js        one rule with its answer; the form, runs, theme and key
 
 Colours and typeface are those of the report (`specdecpp.report.theme`). The scripts share one scope, in the order of `SCRIPTS`.
@@ -17,7 +17,7 @@ from pathlib import Path
 from specdecpp.report import theme
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("stream", "tally", "roving", "card", "answer", "strip", "curve", "tree", "lane", "page")
+SCRIPTS = ("stream", "tally", "roving", "card", "answer", "strip", "curve", "lane", "page")
 
 
 @cache

@@ -98,8 +98,7 @@ class Lane {
     const round = this.rounds[index];
     this.caption.textContent = captionOf(round, index + 1, this.setting.threshold);
     this.curve.toggleAttribute("hidden", !this.strip.most);
-    if (this.strip.most && round.tree) drawTree(this.curve, round);
-    else if (this.strip.most) drawCurve(this.curve, round, this.setting.threshold);
+    if (this.strip.most) drawCurve(this.curve, round, this.setting.threshold);
   }
 
   /** Shows a round, its tokens and its bar; null: the last one again. */
@@ -135,7 +134,6 @@ class Lane {
 /** What the curve shows, and where the threshold lies. */
 function captionOf(round, number, threshold) {
   if (!round.num_drafted) return `Round ${number}: no candidates.`;
-  if (round.tree) return `Round ${number}: a tree of ${counted(round.tree.length, "candidate")}, the accepted branch drawn through it. Drafting stopped: ${round.stop_reason}.`;
   const of = round.survival_of === "head" ? "the head's estimates" : "q";
   return `Round ${number}: survival, the product of ${of}; ${thresholdOf(round, threshold)}. Drafting stopped: ${round.stop_reason}.`;
 }

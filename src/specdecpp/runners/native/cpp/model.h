@@ -51,8 +51,7 @@ struct Model {
   // Of one pass: n rows of what lies between the products, and each thread's own.
   std::vector<float> x, qkv, mixed, act, branch, narrow;
   struct Own {
-    std::vector<float> h, q, scores, gate, values;
-    std::vector<int32_t> path;
+    std::vector<float> h, q, scores, gate;
     Room room;
   };
   std::vector<Own> own;
@@ -95,27 +94,7 @@ struct Sequence {
 };
 
 // The rows of a pass that are of one sequence: n tokens at `start`, from `row` on. Of the last `rows` logits and states are wanted.
-//
-// With `parents` the places from `text` on hold a tree, row i of it at text + i, those of this pass the last of them: parents[i] is the
-// row that it follows, -1 the last token of the text. A row sees the text, its ancestors and itself, as if these stood right behind the
-// text: with the bits that it would have there.
 struct Part {
   Sequence* seq;
-  int32_t start, n, rows, row, text;
-  const int32_t* parents;
-
-  // Where row r of the pass stands in the text that it continues.
-  int position(int r) const {
-    if (!parents) return start + r;
-    int depth = 0;
-    for (int i = parents[start + r - text]; i >= 0; i = parents[i]) ++depth;
-    return text + depth;
-  }
-
-  // The rows of the tree from the text to row r of the pass: as many as its position is behind the text, and itself.
-  void path(int r, std::vector<int32_t>& rows) const {
-    rows.resize(position(r) - text + 1);
-    int i = start + r - text;
-    for (auto row = rows.rbegin(); row != rows.rend(); ++row) *row = i, i = parents[i];
-  }
+  int32_t start, n, rows, row;
 };

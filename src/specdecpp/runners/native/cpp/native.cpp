@@ -88,21 +88,6 @@ bool native_copy(const Model* m, const Sequence* from, Sequence* to, int capacit
   return true;
 }
 
-// Makes rows path [num] of the tree behind `text` places, in rising order, the places that follow these.
-void native_keep(const Model* m, Sequence* seq, int text, const int32_t* path, int num) {
-  int size = m->s.size;
-  for (int plane = 0; plane < m->s.layers * m->s.kv_heads; ++plane) {
-    float *keys = seq->keys + size_t(plane) * size * seq->capacity, *values = seq->values + size_t(plane) * size * seq->capacity;
-    auto key = [&](int place, int d) -> float& { return keys[size_t(place / PANEL) * size * PANEL + d * PANEL + place % PANEL]; };
-    for (int j = 0; j < num; ++j) {
-      int from = text + path[j], to = text + j;
-      if (from == to) continue;
-      for (int d = 0; d < size; ++d) key(to, d) = key(from, d);
-      std::memcpy(values + size_t(to) * size, values + size_t(from) * size, size_t(size) * 4);
-    }
-  }
-}
-
 int64_t native_draw(const float* p, int64_t n, double u) { return draw(p, n, u); }
 
 // The distribution p [n] of logits x [n], which a penalty changes in place.
@@ -131,7 +116,7 @@ void native_extend_both(Model* m, int threads, Sequence* seq, Model* other, int 
                         int common) {
   const Shape& s = m->s;
   std::vector<float> states(size_t(n) * s.width);
-  Part part{seq, start, n, 0, 0, 0, nullptr}, further{to, start, n, 0, 0, 0, nullptr};
+  Part part{seq, start, n, 0, 0}, further{to, start, n, 0, 0};
   pass(*m, threads, &part, 1, tokens, nullptr, nullptr, common, states.data());
   size_t end = size_t(start) + n, first = start / PANEL * PANEL;  // keys lie in blocks; those before `start` are the same in both
   for (int plane = 0; plane < common * s.kv_heads; ++plane) {

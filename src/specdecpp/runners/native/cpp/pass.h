@@ -47,7 +47,7 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
   int size = s.size, group = s.heads / s.kv_heads, joined = m.joined(), start = part.start, n = part.n;
   float *qkv = m.qkv.data() + size_t(part.row) * joined, *mixed = m.mixed.data() + told * apart(m.mix());
   auto turn_at = [&](float* v, int r) {
-    size_t of = size_t(part.position(r)) * size;
+    size_t of = size_t(start + r) * size;
     turn(v, m.angles[layer.angles].cos + of, m.angles[layer.angles].sin + of, s.rotary);
   };
   float* keys = seq.keys + (size_t(l) * s.kv_heads + kv) * size * seq.capacity;
@@ -66,9 +66,8 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
   int num = n * group;  // query i is head kv * group + i % group of row i / group
   for (int first = from * group; first < num; first += ROWS) {
     int block = std::min(num - first, ROWS), end = start + (first + block - 1) / group + 1;
-    // The first position that a query of the block sees, at the edge of a panel of keys, and where what all of them see in one order ends.
-    int least = part.parents ? part.text : start + first / group, shared = part.parents ? part.text : end;
-    int begin = layer.window ? std::max(0, least + 1 - layer.window) / PANEL * PANEL : 0;
+    // The first position that a query of the block sees, at the edge of a panel of keys.
+    int begin = layer.window ? std::max(0, start + first / group + 1 - layer.window) / PANEL * PANEL : 0;
     size_t stride = apart(up(end - begin, PANEL));
     for (int i = 0; i < block; ++i) {
       int r = (first + i) / group;
@@ -87,11 +86,7 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
       });
     for (int i = 0; i < block; ++i) {
       float* of = scores + i * stride;
-      int place = part.position((first + i) / group), padded = int(up(end - begin, LANES));
-      if (part.parents) {  // behind the text come its ancestors and itself
-        part.path((first + i) / group, own.path);
-        for (size_t j = 0; j < own.path.size(); ++j) of[part.text - begin + j] = of[part.text - begin + own.path[j]];
-      }
+      int place = start + (first + i) / group, padded = int(up(end - begin, LANES));
       for (int p = place + 1 - begin; p < padded; ++p) of[p] = -INFINITY;
       for (int p = begin; layer.window && p <= place - layer.window; ++p) of[p - begin] = -INFINITY;
       Vec most = at(of);
@@ -106,20 +101,8 @@ static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv
       in_blocks<ROWS>(block, [&](int row, auto rows) {
         auto of = reinterpret_cast<const uint8_t*>(values + size_t(begin) * size + d);
         Store put{queries + d, size_t(size), size - d};
-        plain_sums<Whole, decltype(rows)::num, 1>(of, size_t(size) * 4, 0, nullptr, shared - begin, scores + row * stride, stride, put, 0, row);
+        plain_sums<Whole, decltype(rows)::num, 1>(of, size_t(size) * 4, 0, nullptr, end - begin, scores + row * stride, stride, put, 0, row);
       });
-    for (int i = 0; part.parents && i < block; ++i) {  // the sums go on where those over the text have ended
-      part.path((first + i) / group, own.path);
-      int num = int(own.path.size());
-      if (own.values.size() < size_t(num) * size + PANEL) own.values.resize(2 * size_t(num) * size + PANEL);
-      for (int j = 0; j < num; ++j) std::memcpy(own.values.data() + size_t(j) * size, values + size_t(part.text + own.path[j]) * size, size * 4);
-      for (int d = 0; d < size; d += PANEL) {
-        float* sums = queries + size_t(i) * size + d;
-        Store put{sums, size_t(size), size - d};
-        auto of = reinterpret_cast<const uint8_t*>(own.values.data() + d);
-        plain_sums<Whole, 1, 1>(of, size_t(size) * 4, 0, sums, num, scores + i * stride + part.text - begin, stride, put, 0, 0);
-      }
-    }
     for (int i = 0; i < block; ++i) {
       int r = (first + i) / group, head = kv * group + (first + i) % group;
       std::memcpy(mixed + (r - from) * apart(m.mix()) + head * size, queries + i * size, size * 4);

@@ -170,7 +170,7 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
       bool draws = one.goes_on();
       if (!draws && !(is_first && one.d.limit == 0)) continue;
       if (draws) on.push_back(&one);
-      parts.push_back({one.seq, one.start, one.n, draws, 0, 0, nullptr});
+      parts.push_back({one.seq, one.start, one.n, draws, 0});
       tokens.insert(tokens.end(), one.pending, one.pending + one.n);
     }
     int num = int(on.size());
@@ -281,7 +281,7 @@ static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, in
   tokens.clear();
   for (int i = 0; i < count; ++i) {
     Verifying& v = *tasks[i];
-    parts.push_back({seqs[i], v.start, v.num_tokens, v.num + 1, 0, 0, nullptr}), rows.push_back(rows.back() + v.num + 1);
+    parts.push_back({seqs[i], v.start, v.num_tokens, v.num + 1, 0}), rows.push_back(rows.back() + v.num + 1);
     tokens.insert(tokens.end(), v.tokens, v.tokens + v.num_tokens);
   }
   if (count > 1) logits.resize(rows.back() * vocab), states.resize(rows.back() * width);

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from specdecpp.policies.trees.protocol import Growing, TreePolicy
+from specdecpp.lab.trees.protocol import Growing, TreePolicy
 
 
 @dataclass(frozen=True, kw_only=True)

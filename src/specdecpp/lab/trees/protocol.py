@@ -3,13 +3,13 @@
     open -> one pass of the draft over those nodes -> wants_child?, draw, wants_child?, draw ... -> open -> ... -> verify
 
 Why any such rule is lossless: what it decides may depend on all that has been drawn, and what was drawn stays
-(`rounds.tree_verification` has the proof; tests/test_tree_law.py enumerates it). A rule that removes nodes says so (`removes`):
+(`verification` has the proof; tests/test_tree_law.py enumerates it). A rule that removes nodes says so (`removes`):
 that is sound only where nothing was drawn, or where nobody asks q.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from specdecpp.policies.protocol import Policy, Rule
 
@@ -21,7 +21,7 @@ Children = Literal["drawn", "likeliest"]
 
 @runtime_checkable
 class Growing(Protocol):
-    """What a tree rule sees of a round: `rounds.tree.Tree`. Nodes are numbered as they were drawn; -1 is the text so far.
+    """What a tree rule sees of a round: `tree.Tree`. Nodes are numbered as they were drawn; -1 is the text so far.
 
     Of node i: its token, its parent, its depth from 1, how many siblings are older (`ranks`), q(x) (`chances`), q(x) given that
     it is none of those (`shares`), and the product of q(x) along its path.
@@ -86,6 +86,7 @@ class TreePolicy(Policy):
     ...         return len(tree.children(node)) < (2 if tree.entropy(node) > 1 else 1)
     """
 
+    short: ClassVar[str] = "tree:SHAPE"
     max_nodes: int = 31
     children: Children = "drawn"
 
@@ -96,6 +97,33 @@ class TreePolicy(Policy):
                 f"{type(self).__name__} needs max_nodes of at least 0 and children 'drawn' or 'likeliest', got "
                 f"max_nodes={self.max_nodes} and children={self.children!r}"
             )
+
+    @classmethod
+    def read(cls, text: str) -> "TreePolicy":
+        """The rule of a shape: costs, costs:CHILDREN, or the widths of each depth. Raises ValueError for anything else."""
+        from specdecpp.lab.trees.shapes import parse_tree
+
+        return parse_tree(text)
+
+    def written(self) -> str | None:
+        from specdecpp.lab.trees.shapes import tree_spec
+
+        shape = tree_spec(self)
+        return None if shape is None else f"tree:{shape}"
+
+    def engine(self) -> Any:
+        from specdecpp.lab.trees.engine import TREES
+
+        return TREES
+
+    def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
+        from specdecpp.lab.trees.verification import check_trees
+
+        check_trees(self, verification, is_greedy=is_greedy)
+
+    @property
+    def most_drafted(self) -> int:
+        return self.max_nodes
 
     def limit(self, memory: Any) -> int:
         """The most candidates of a round that is a chain, and the depth of any other."""

@@ -32,17 +32,17 @@ Uniforms of recursive rejection: one for each node in its order, used or not, th
 node is thus decided as the chain.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.errors import RunnerError, UnsoundError
-from specdecpp.policies.trees import TreePolicy
+from specdecpp.errors import UnsoundError
+from specdecpp.lab.trees.protocol import TreePolicy
+from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.rounds.ratio import overlap, residual
-from specdecpp.rounds.tree import ROOT, Tree
 from specdecpp.rounds.verification import (
     BlockVerification,
     CompareVerification,
@@ -50,7 +50,6 @@ from specdecpp.rounds.verification import (
     TokenVerification,
     Verification,
 )
-from specdecpp.runners import Runner, refusal_of_trees
 from specdecpp.sampling import Randomness, Uniforms
 
 Law = Callable[[int], Tensor]
@@ -86,24 +85,11 @@ def refusal(verification: Verification, *, removes_drawn: bool = False) -> str |
     return None
 
 
-def check_trees(
-    policy: TreePolicy,
-    verification: Verification,
-    *,
-    is_greedy: bool = False,
-    runners: Mapping[str, Runner] | None = None,
-) -> None:
-    """Raise `UnsoundError` for a tree rule and a verification that together would change the distribution, and `RunnerError`
-    for runners, by their roles, that cannot be given trees."""
+def check_trees(policy: TreePolicy, verification: Verification, *, is_greedy: bool = False) -> None:
+    """Raise `UnsoundError` for a tree rule and a verification that together would change the distribution."""
     removes_drawn = policy.removes and policy.children == "drawn" and not is_greedy
     if reason := refusal(verification, removes_drawn=removes_drawn):
         raise UnsoundError(f"{type(policy).__name__} drafts trees: {reason}")
-    for role, runner in (runners or {}).items():
-        if reason := refusal_of_trees(runner):
-            raise RunnerError(
-                f"{type(policy).__name__} drafts trees, and the {role} cannot be given them: {reason}. Load the pair under "
-                "runners that can (runner='lean' or 'eager'), or draft chains (CostAware)."
-            )
 
 
 def acceptance(

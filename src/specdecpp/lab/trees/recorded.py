@@ -1,4 +1,4 @@
-"""From label records to what `tree_replay` replays: the target's distributions along an answer, and the draft to ask anywhere.
+"""From label records to what `replay` replays: the target's distributions along an answer, and the draft to ask anywhere.
 
 records + the terms and the sampling they were collected on + the pair -> RecordedLaws -> replay_trees
 """
@@ -21,7 +21,7 @@ _ROWS = 256
 
 
 class RecordedLaws:
-    """`training.tree_replay.Laws` of a record. Distributions are read when they are first asked for. V vocabulary.
+    """`replay.Laws` of a record. Distributions are read when they are first asked for. V vocabulary.
 
     `draw` is the draft's way to draw a token, where it has one.
     """

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from specdecpp.costs import Costs
 from specdecpp.head import features
+from specdecpp.lab.trees.protocol import Grown, Tried
 from specdecpp.policies.protocol import LIMIT, Stop
-from specdecpp.policies.trees import Grown, Tried
 from specdecpp.sampling import Randomness
 
 ROOT = -1
@@ -95,6 +95,10 @@ class Tree:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
+
+    def branch_of(self, node: int) -> list[int]:
+        """The tokens from the text to this node."""
+        return [self.tokens[i] for i in self.path(node)]
 
     def product(self, node: int) -> float:
         """The product of q along the path; 1 for the root."""

@@ -21,12 +21,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from specdecpp.lab.trees.protocol import Growing, Grown, TreePolicy
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import CostAware
-from specdecpp.policies.gains import chances
 from specdecpp.policies.protocol import check_probability
 from specdecpp.policies.score import Belief, Score, by_q
-from specdecpp.policies.trees.protocol import Growing, TreePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +47,28 @@ REACHED = 0.4
 """Of the rounds, those that get to the next step of the passes: between .3 and .6 no better one was found."""
 HOPE = 1.5
 """By how many times a second child may be worth more, where q is broad, than one is in the mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstChildren(Account):
+    """The chain's account, which learns its score from the first children of a tree."""
+
+    @classmethod
+    def of(cls, chain: Account) -> "FirstChildren":
+        own = object.__new__(cls)
+        own.__dict__.update(chain.__dict__)
+        return own
+
+    def after(self, outcome: "Outcome") -> Account:
+        after = super().after(outcome)
+        if (grown := _grown(outcome)) is None or not outcome.num_drafted:
+            return after
+        belief, num_tested, num_accepted = self.belief, self.num_tested, self.num_accepted
+        for tried, chance in zip(grown.tried, _chances(outcome, grown), strict=True):
+            if not tried.rank:
+                belief = belief.after((by_q(tried.share),), int(tried.is_accepted))
+                num_tested, num_accepted = num_tested + 1, num_accepted + chance
+        return after.like(belief=belief, num_tested=num_tested, num_accepted=num_accepted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +127,13 @@ class CostAwareTree(TreePolicy):
         return True
 
     def start(self) -> TreeAccount:
-        return TreeAccount(chain=self._chain.start())
+        return TreeAccount(chain=FirstChildren.of(self._chain.start()))
 
     def begin(self, memory: TreeAccount, *, num_tokens: int, is_greedy: bool) -> TreeAccount:
         return replace(memory, chain=self._chain.begin(memory.chain, num_tokens=num_tokens, is_greedy=is_greedy))
 
     def resume(self, past: "Mapping[str, Any]") -> TreeAccount:
-        return TreeAccount(chain=self._chain.resume(past))
+        return TreeAccount(chain=FirstChildren.of(self._chain.resume(past)))
 
     def carry(self, past: "Mapping[str, Any] | None", memory: TreeAccount) -> "Mapping[str, Any] | None":
         """What is known of first children; the others are learned anew."""
@@ -150,14 +171,10 @@ class CostAwareTree(TreePolicy):
         first, rho = self._chain.mean_acceptance(memory.chain), self._chain.rate(memory.chain, costs)
         least = rho * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
         worth = HOPE * (1 - first) * memory.mean(1)
-        if not worth > max(memory.price, least):
-            return False
-        num = _length(costs, round(first, 2), self.max_tokens) if costs.node_s else 1
-        gain = sum(max(0.0, worth * first**depth - least) for depth in range(num))
-        return gain > rho * costs.node_s * num
+        return worth > max(memory.price, least)
 
     def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
-        chain, grown = memory.chain, getattr(outcome, "grown", None)
+        chain, grown = memory.chain, _grown(outcome)
         num = outcome.num_drafted if grown is None else grown.num_verified
         if not num:
             return memory.after_chain(chain.with_round(outcome), memory.price)
@@ -168,7 +185,7 @@ class CostAwareTree(TreePolicy):
             return memory.after_chain(chain, price)
         beliefs = list(memory.beliefs)
         tested, accepted = list(memory.tested), list(memory.accepted)
-        for t, chance in zip(grown.tried, chances(outcome, grown), strict=True):
+        for t, chance in zip(grown.tried, _chances(outcome, grown), strict=True):
             if not t.rank:
                 continue
             i = min(t.rank, len(beliefs)) - 1
@@ -188,7 +205,7 @@ class CostAwareTree(TreePolicy):
         first = self._chain.mean_acceptance(memory.chain)
         rho = self._chain.rate(memory.chain, costs)
         _, even_s = _rows(costs, self.max_nodes)[num]
-        least_worth = max(memory.price, rho * (even_s + costs.node_s))
+        least_worth = max(memory.price, rho * even_s)
         best, worth, value, rows, counted = 0, 0.0, 0.0, -1, num  # the first child of the first node is in the threshold
         for count, node in enumerate(nodes, 1):
             gain, children = self._expected(self._survival(tree, node, memory), first, least_worth, memory)
@@ -197,7 +214,6 @@ class CostAwareTree(TreePolicy):
             value += gain
             rows += max(children, 1)
             more = costs.draft_pass_s(count) - costs.draft_pass_s(1) + costs.verify_s(num + 2 + rows) - costs.verify_s(num + 2)
-            more += costs.node_s * rows
             if count == 1 or value - rho * more > worth:
                 best, worth, counted = count, value - rho * more, num + 1 + rows
         tree.notes["counted"] = counted
@@ -256,18 +272,25 @@ class CostAwareTree(TreePolicy):
         return known[node]
 
 
+def _grown(outcome: "Outcome") -> Grown | None:
+    """The tree of a step; None of a chain."""
+    extra = getattr(outcome, "extra", None)
+    return extra if isinstance(extra, Grown) else None
+
+
+def _chances(outcome: "Outcome", grown: Grown) -> list[float]:
+    """Of each node that was tested: how likely it was to be accepted; whether it was where nobody knows."""
+    if outcome.overlaps:
+        return [min(1.0, chance) for chance in outcome.overlaps]
+    return [float(tried.is_accepted) for tried in grown.tried]
+
+
 def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> float:
-    """Seconds that one more node adds: to the target's pass, of which `counted` nodes are expected, and to what is asked."""
+    """Seconds that one more node adds: to the target's pass, of which `counted` nodes are expected."""
     own, even = _rows(costs, max_nodes)[num_nodes]
     if own < even:
-        return own + REACHED * (even - own) + costs.node_s
-    return (even if num_nodes < counted else own) + costs.node_s
-
-
-@lru_cache(maxsize=256)
-def _length(costs: "Costs", acceptance: float, max_tokens: int) -> int:
-    """Of the chain that is best at an acceptance."""
-    return costs.best_length(acceptance, range(1, max_tokens + 1))
+        return own + REACHED * (even - own)
+    return even if num_nodes < counted else own
 
 
 @lru_cache(maxsize=64)

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs
-from specdecpp.policies.trees import Grown
-from specdecpp.theory.intervals import Interval, ratio, ratio_of_ratios
+from specdecpp.replay.intervals import Interval, ratio, ratio_of_ratios
 
 
 class Round(NamedTuple):
@@ -27,7 +26,7 @@ class Round(NamedTuple):
     head_s: float = 0.0
     other_s: float = 0.0
     judged: Sequence[float] = ()
-    grown: Grown | None = None
+    extra: Any = None
     costs: Costs | None = None
     overlaps: Sequence[float] = ()
 

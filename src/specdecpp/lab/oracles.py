@@ -22,27 +22,12 @@ from jaxtyping import Int
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Candidates, Costs, Policy
 from specdecpp.policies.cost_aware import prices_of_more
-from specdecpp.theory.replay import replay, thrown
-from specdecpp.theory.replayed import Replayed, Round, prices
-from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.replay.replay import replay, thrown
+from specdecpp.replay.replayed import Replayed, Round, prices
+from specdecpp.replay.trace import Opinion, Trace
 
 ROUNDS_OF_SEARCH, CLOSE = 12, 1e-5
 _TRUTH: Hashable = "truth"
-
-
-def share_of_headroom(own: float, *, best_fixed: float, oracle: float) -> float:
-    """How much of the way from the best fixed length to an oracle a policy has gone, in tokens per second: 1 is all of it.
-
-    Raises ValueError where there is no way to go.
-
-    >>> round(share_of_headroom(20.9, best_fixed=19.1, oracle=27.0), 3)
-    0.228
-    """
-    if not oracle > best_fixed:
-        raise ValueError(
-            f"there is no headroom: the oracle makes {oracle:.4g} tokens/s and the best fixed length {best_fixed:.4g}"
-        )
-    return (own - best_fixed) / (oracle - best_fixed)
 
 
 def hindsight(
@@ -180,3 +165,11 @@ def _of_positions(trace: Trace, truth: Opinion) -> Opinion:
     assert truth.next is not None, "the truth is known of what follows, too"
     own = trace.overlap[:, None, None]
     return Opinion(accept=np.concatenate([own, own, truth.next[:, 1:-1]], axis=1), next=truth.next, first=trace.overlap)
+
+
+ORACLES = {
+    "hindsight": ("hindsight", hindsight),
+    "perfect": ("perfect probability", perfect_probability),
+    "pre_sampling": ("pre-sampling", pre_sampling),
+}
+"""For the entry point `specdecpp.oracles`: labels and functions, by the names that results have."""

@@ -1,34 +1,8 @@
-"""Trees of candidates: which nodes the draft reads at each depth, and how many children each of them gets.
+"""Tree rules by their short forms."""
 
-| rule | shape | file |
-|---|---|---|
-| `CostAwareTree` | nodes that are worth the time they add; with one child a node `CostAware` | cost_aware.py |
-| `Widths` | so many children a node at each depth | widths.py |
-| `Eagle2`, `DynamicDepth`, `OptTree`, `C2T` | those of other papers | beams.py |
-
-`protocol.py` says what a tree rule is and what it sees. Any keeps the target's distribution (`rounds.tree_verification`).
-"""
-
-from specdecpp.policies.trees.beams import C2T, Beam, DynamicDepth, Eagle2, OptTree
-from specdecpp.policies.trees.cost_aware import CostAwareTree
-from specdecpp.policies.trees.protocol import Growing, Grown, TreePolicy, Tried
-from specdecpp.policies.trees.widths import Widths
-
-__all__ = [
-    "C2T",
-    "Beam",
-    "CostAwareTree",
-    "DynamicDepth",
-    "Eagle2",
-    "Growing",
-    "Grown",
-    "OptTree",
-    "TreePolicy",
-    "Tried",
-    "Widths",
-    "parse_tree",
-    "tree_spec",
-]
+from specdecpp.lab.trees.cost_aware import CostAwareTree
+from specdecpp.lab.trees.protocol import TreePolicy
+from specdecpp.lab.trees.widths import Widths
 
 
 def parse_tree(spec: str) -> TreePolicy:

@@ -15,17 +15,24 @@ kind and keeps the target's law (tests/test_copies.py).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.policies.account import Account
 from specdecpp.policies.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.gains import Gains
-from specdecpp.policies.protocol import Rule, rule_of
+from specdecpp.policies.protocol import FREE, Rule, rule_of
+from specdecpp.rounds.copying import Copying, propose
+from specdecpp.rounds.host import Host
+from specdecpp.rounds.plan import Plan, Reading, Request, Result
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
+COPIED = "copied"
+"""`Round.extra` of a round of copies."""
 WEIGHT = 2
 """Rounds of the model's that are taken to have brought what the target alone brings, before there were any."""
 
@@ -90,21 +97,90 @@ class WithCopies(Around):
 
     def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
         """Whether copies with these estimates promise more than a round of the model's."""
-        copied, gains, target_s = costs.copied(), memory.gains, costs.verify_s(1)
+        copied, gains, target_s = copied_costs(costs), memory.gains, costs.verify_s(1)
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))
-        reading_s = 0.0 if memory.is_behind else costs.catch_up_s
+        reading_s = 0.0 if memory.is_behind else catch_up_s(costs)
         worth = tokens - rho * (copied.round_s(len(estimates)) - target_s + reading_s)
         return worth > (gains.tokens - gains.num - rho * target_s * (gains.passes - gains.num)) / (gains.num + WEIGHT)
 
     def learn(self, memory: Both, outcome: "Outcome") -> Both:
-        """After a round of the model's."""
+        if getattr(outcome, "extra", None) == COPIED:
+            copies, own = self.copies.learn(memory.copies, outcome), memory.memory
+            if isinstance(own, Account):  # its draft has so many tokens more to read
+                own = own.settled()
+                own = own.like(num_unread=own.num_unread + outcome.num_tokens)
+            return replace(memory, copies=copies, memory=own, is_behind=True)
         of = memory.copies
         copies = replace(of, num_tokens=of.num_tokens + outcome.num_tokens, seconds=of.seconds + outcome.expected_s)
         gains, is_behind = memory.gains.after(outcome), not outcome.num_drafted
         return Both(copies=copies, memory=self.policy.learn(memory.memory, outcome), gains=gains, is_behind=is_behind)
 
-    def aside(self, memory: Both, outcome: "Outcome") -> Both:
-        """After a round of copies."""
-        copies = self.copies.learn(memory.copies, outcome)
-        return replace(memory, copies=copies, memory=self.policy.aside(memory.memory, outcome), is_behind=True)
+    def engine(self) -> "Either":
+        return EITHER
+
+    def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
+        if isinstance(draft, SuffixDrafter):
+            raise ValueError("WithCopies is for a pair with a draft model, and this one has but copies. Use CostAware alone.")
+
+
+def copied_costs(costs: "Costs") -> "Costs":
+    """Where candidates are copied they cost what the wider pass does."""
+    return replace(costs, draft_s=0.0, start_s=0.0, switch_s=0.0, head_s=0.0, other_s=0.0, read_along=0.0, num_together=1)
+
+
+def catch_up_s(costs: "Costs") -> float:
+    """Seconds that the draft takes to read what copies have brought, as a beginning with one candidate."""
+    return costs.start_s + costs.draft_s
+
+
+class Either:
+    """Runs the rounds of `WithCopies`. Each request is two, with the same target: one over an index of its text and one over
+    its draft model, which reads what copies have brought when it is next asked."""
+
+    has_batches = False
+
+    def __init__(self) -> None:
+        self._host, self._copying = Host(), Copying()
+        self._parts: WeakKeyDictionary[Request, tuple[Request, Request]] = WeakKeyDictionary()
+        self._behind: WeakKeyDictionary[Request, bool] = WeakKeyDictionary()
+
+    def refusal(self, request: Request) -> None:
+        return None
+
+    def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
+        assert not readings, "sessions read their prompts themselves here"
+        return [self._one(plan) for plan in plans]
+
+    def _one(self, plan: Plan) -> Result:
+        """The round of copies, if these promise more, else that of the model."""
+        policy, memory, costs = plan.request.policy, plan.decision.memory, plan.costs
+        assert isinstance(policy, WithCopies)
+        assert costs is not None, "the session gives costs to a policy that needs them"
+        copies, model = self._of(plan.request)
+        decision = plan.decision.of(policy.copies, memory.copies, FREE)
+        copied = Plan(copies, plan.tokens, decision, copied_costs(costs), plan.wants_rows)
+        found = propose(copied)
+        if found[0].tokens and policy.prefers_copies(memory, found[0].judged, costs):
+            (result,) = self._copying.run([replace(copied, found=found)])
+            result.expected_s, result.extra = copied_costs(costs).round_s(result.num_drafted), COPIED
+            self._behind[plan.request] = True
+            return result
+        decision = plan.decision.of(policy.policy, memory.memory, plan.decision.rule)
+        (result,) = self._host.run([Plan(model, plan.tokens, decision, costs, plan.wants_rows)])
+        if self._behind.get(plan.request) and result.num_drafted:
+            result.expected_s = costs.round_s(result.num_drafted) + catch_up_s(costs)
+            self._behind[plan.request] = False
+        return result
+
+    def _of(self, request: Request) -> tuple[Request, Request]:
+        """The request with copies, and with the model."""
+        if request not in self._parts:
+            policy: Any = request.policy
+            drafter = SuffixDrafter(request.draft.vocab_size, device=request.draft.device)
+            copies = replace(request, draft=drafter, policy=policy.copies)
+            self._parts[request] = copies, replace(request, policy=policy.policy)
+        return self._parts[request]
+
+
+EITHER = Either()

@@ -2,8 +2,8 @@
 
     answer X + the laws p along it + the draft + coins + rule -> Rounds -> TreesReplayed
 
-The coupling of `theory.replay`, child by child. At a position of the answer the text that comes out is X ~ p whatever is
-drafted, and verification of siblings (`rounds.tree_verification`) is read backwards. As long as no child has been accepted, X
+The coupling of `replay.replay`, child by child. At a position of the answer the text that comes out is X ~ p whatever is
+drafted, and verification of siblings (`lab.trees.verification`) is read backwards. As long as no child has been accepted, X
 is a draw from p_j, and the child that is drawn next
 
     is X itself, and accepted       with probability min(p_j, q_j)(X)/p_j(X)
@@ -15,7 +15,7 @@ rule sees them. Likeliest children draw nothing: the one that equals X is accept
 
 So an answer needs its p, position by position, and the draft itself, which is run where the rule goes (`Laws`): what hangs
 below rejected children would be exponentially much to record. The rule meets the tree that the host grows, by the very same
-function (`rounds.tree_host.grow`). tests/test_tree_replay.py enumerates the joint law of text and trees.
+function (`engine.grow`). tests/test_tree_replay.py enumerates the joint law of text and trees.
 
 Shapes: V vocabulary; A answers.
 """
@@ -30,16 +30,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specdecpp.lab.trees.engine import grow
+from specdecpp.lab.trees.protocol import Growing, TreePolicy
+from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.policies import Costs
 from specdecpp.policies.protocol import Rule, decide
 from specdecpp.policies.score import by_q
-from specdecpp.policies.trees import Growing, TreePolicy
+from specdecpp.replay.replayed import Rates, Round
 from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.ratio import overlap, residual
-from specdecpp.rounds.tree import ROOT, Tree
-from specdecpp.rounds.tree_host import grow
 from specdecpp.sampling import Randomness, streams
-from specdecpp.theory.replayed import Rates, Round
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class Player:
             verify_s = self.costs.verify_s(grown.num_verified + 1)
             took = draft_s + verify_s, draft_s, verify_s
             overlaps = game.overlaps(tried) if self._is_coupled else ()
-            outcome = Round(emitted, grown.num_verified, len(path), *took, grown=grown, costs=self.costs, overlaps=overlaps)
+            outcome = Round(emitted, grown.num_verified, len(path), *took, extra=grown, costs=self.costs, overlaps=overlaps)
             yield outcome
             memory = self.policy.learn(memory, outcome)
             at += emitted
@@ -212,7 +212,7 @@ class TreesReplayed(Rates):
         each: dict[Shape, float] = {}
         for shape in {shape for shapes in self.shapes for shape in shapes}:
             widths, num = shape
-            each[shape] = self.costs.seconds_of(num, widths)
+            each[shape] = sum(map(self.costs.draft_pass_s, widths)) + self.costs.verify_s(num + 1)
         return np.array([sum(each[shape] * count for shape, count in shapes.items()) for shapes in self.shapes])
 
     @property
@@ -253,8 +253,7 @@ def replay_trees(
         draw = getattr(laws, "draw", None)
         for repeat in range(repeats):
             for r in player.rounds(streams(seed + 1000003 * i + repeat, draw=draw)[0]):
-                assert r.grown is not None
-                counts[r.grown.widths, r.num_drafted] += 1
+                counts[r.extra.widths, r.num_drafted] += 1
                 num += r.num_tokens
         tokens.append(num)
         shapes.append(counts)

@@ -34,13 +34,12 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.costs.curve import is_switch
-from specdecpp.policies import Costs, Policy, WithCopies
+from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
-from specdecpp.policies.trees import TreePolicy
-from specdecpp.theory.replayed import Replayed, Round, prices
-from specdecpp.theory.trace import Opinion, Trace
+from specdecpp.replay.replayed import Replayed, Round, prices
+from specdecpp.replay.trace import Opinion, Trace
 
 
 class View:
@@ -145,10 +144,11 @@ class Player:
     """
 
     def __init__(self, trace: Trace, policy: Policy, costs: Costs, *, max_tokens: int | None = None):
-        if isinstance(policy, WithCopies):
-            raise ValueError("WithCopies takes copies of the text, and a trace has those of the draft. Replay its own rule.")
-        if isinstance(policy, TreePolicy):
-            raise ValueError(f"{type(policy).__name__} drafts trees, and a trace has one branch. Use training.tree_replay.")
+        if policy.engine() is not None:
+            raise ValueError(
+                f"a trace has the draft's chains, and {type(policy).__name__} drafts otherwise. Replay a rule for "
+                "chains, or trees by lab.trees.replay."
+            )
         self.trace, self.policy, self.costs = trace, policy, costs
         self._bound = max_tokens
         self._bounded(policy.max_tokens)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdecpp.policies.trees.protocol import Growing, TreePolicy
+from specdecpp.lab.trees.protocol import Growing, TreePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
