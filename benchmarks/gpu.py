@@ -49,11 +49,11 @@ from specdecpp.decoder import encode, finished, run
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for
 from specdecpp.rounds.device import Device
-from specdecpp.rounds.host import Host
 from specdecpp.runners import EagerRunner, GraphRunner
 from specdecpp.runners.static_cache import WIDTHS
 from specdecpp.sampling import streams
 from specdecpp.session import Session
+from specdecpp.step import Host
 from specdecpp.testing import practice_prompts
 
 SHAPES: dict[str, dict[str, int]] = {

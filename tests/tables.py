@@ -16,9 +16,9 @@ from specdecpp.head import AcceptanceHead
 from specdecpp.policies import Costs, Policy
 from specdecpp.replay.replay import Player
 from specdecpp.replay.trace import Opinion, Trace
-from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import probabilities
 from specdecpp.session import Round, Session
+from specdecpp.verify import TokenVerification
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.05, 3: 1.4, 4: 1.45})
 NAMES = ("tokens", "log_q", "entropy", "gap")

@@ -11,11 +11,11 @@ from laws import unchecked
 from specdecpp import Costs, Decoder, LeanRunner, Pair
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
 from specdecpp.rounds import Native
-from specdecpp.rounds.verification import BlockVerification, CompareVerification
 from specdecpp.runners import native
 from specdecpp.scheduler import outcome_of, shares, step
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import BlockVerification, CompareVerification
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 

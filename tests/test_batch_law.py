@@ -20,13 +20,13 @@ from specdecpp import Costs, NativeRunner, Sampling
 from specdecpp.decoder import encode
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, Policy
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds import Plan, Reading, Request, Result
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import verifications
 from specdecpp.runners import native
 from specdecpp.sampling import probabilities
-from specdecpp.scheduler import step
+from specdecpp.scheduler import Reading, step
+from specdecpp.step import Plan, Request, Result
 from specdecpp.testing import tiny_draft, tiny_model
+from specdecpp.verify import verifications
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 

@@ -12,9 +12,9 @@ from specdecpp.lab.copies import COPIED, catch_up_s, copied_costs
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session
+from specdecpp.verify import GreedyVerification, TokenVerification, verifications
 
 pytestmark = pytest.mark.lab
 

@@ -12,10 +12,10 @@ from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import is_lossless, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import step
 from specdecpp.session import Session
+from specdecpp.verify import is_lossless, verifications
 
 pytestmark = needs_compiler
 WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)

@@ -24,13 +24,13 @@ from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
 from specdecpp.rounds.device import Device
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
+from specdecpp.step import Host
 from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training.calibrate import calibrate_live
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

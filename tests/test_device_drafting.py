@@ -18,20 +18,15 @@ from specdecpp import Decoder, LeanRunner, Pair
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds import Plan, Request, Result
 from specdecpp.rounds.device import Device, steps_ahead
 from specdecpp.rounds.device_verification import block_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.rounds.verification import (
-    BlockVerification,
-    GreedyVerification,
-    TokenVerification,
-    Verification,
-)
 from specdecpp.runners import GraphRunner
 from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
+from specdecpp.step import Plan, Request, Result
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import BlockVerification, GreedyVerification, TokenVerification, Verification
 
 ENGINE = Device()
 COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})

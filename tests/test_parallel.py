@@ -12,9 +12,9 @@ import specdecpp as sd
 from specdecpp.errors import DataError
 from specdecpp.lab.parallel import WEIGHTS, ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.runners import EagerRunner, Runner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
+from specdecpp.verify import BlockVerification, TokenVerification
 
 pytestmark = pytest.mark.lab
 

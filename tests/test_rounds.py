@@ -36,12 +36,18 @@ from specdecpp.lab.lossy import Fuzzy, Lossy
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.request import VERIFICATION_NAMES
-from specdecpp.rounds import Engine, Plan, Request, Result
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
-from specdecpp.rounds.host import Host
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import (
+from specdecpp.runners import GraphRunner, native
+from specdecpp.runners.native import Filters, Verifying
+from specdecpp.runners.native.library import library
+from specdecpp.sampling import probabilities, streams
+from specdecpp.serving.requests import Speculative
+from specdecpp.session import Session
+from specdecpp.step import Engine, Host, Plan, Request, Result
+from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import (
     BlockVerification,
     CompareVerification,
     GreedyVerification,
@@ -50,13 +56,6 @@ from specdecpp.rounds.verification import (
     at,
     verifications,
 )
-from specdecpp.runners import GraphRunner, native
-from specdecpp.runners.native import Filters, Verifying
-from specdecpp.runners.native.library import library
-from specdecpp.sampling import probabilities, streams
-from specdecpp.serving.requests import Speculative
-from specdecpp.session import Session
-from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 KINDS = [pytest.param("native", marks=needs_compiler), "device"]
@@ -465,7 +464,7 @@ def verdict(runner: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how: 
     line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
     task.tokens, task.uniforms, task.q = line.data_ptr(), uniforms.data_ptr(), q.data_ptr()
     task.logits, task.states = logits.data_ptr(), states.data_ptr()
-    runner.verify([runner], [task])
+    runner.model.verify([runner], [task])
     return task
 
 
@@ -618,7 +617,7 @@ def test_what_is_left_to_the_host(models: Models) -> None:
 def tiny_lean() -> Any:
     from specdecpp import LeanRunner
 
-    return LeanRunner(tiny_model("llama", seed=1))
+    return LeanRunner(tiny_model("llama", seed=1)).new_cache()
 
 
 def test_a_seed_means_the_same_answer_on_every_engine() -> None:

@@ -13,7 +13,6 @@ from served import PATIENCE_S, eventually
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder, run
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import outcome_of
 from specdecpp.serving.engine import Engine
@@ -26,6 +25,7 @@ from specdecpp.serving.requests import CompletionRequest
 from specdecpp.serving.work import End, Part, Step, Work
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
+from specdecpp.verify import GreedyVerification, TokenVerification
 
 
 @pytest.fixture(scope="module")

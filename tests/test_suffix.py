@@ -16,13 +16,14 @@ from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, 
 from specdecpp.policies.cost_aware import Account
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
-from specdecpp.rounds import Plan, engine_for
+from specdecpp.rounds import engine_for
 from specdecpp.rounds.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import step
 from specdecpp.session import Session
+from specdecpp.step import Plan
 from specdecpp.testing import tiny_tokenizer
+from specdecpp.verify import GreedyVerification, TokenVerification, verifications
 
 
 class Over(Request):

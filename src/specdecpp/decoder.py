@@ -22,14 +22,13 @@ from specdecpp.policies.head import costs_for, heads
 from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.device import record_passes
-from specdecpp.rounds.soundness import check_rule
-from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
 from specdecpp.runners import Draws
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.scheduler import outcome_of, step
 from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer
+from specdecpp.verify import TokenVerification, Verification, at, check_rule, is_lossless
 
 if TYPE_CHECKING:
     from specdecpp.costs.known import Known

@@ -11,13 +11,48 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.rounds import Reading
+from specdecpp.runners.protocol import ReadsBoth
+from specdecpp.step import Request
 
 if TYPE_CHECKING:
     from specdecpp.session import Round, Session
 
 ROWS = 256
 """Tokens of prompts that are read in one pass."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """Tokens of a prompt that the models of a request are to read, nothing being decided: `target` ids by the one, `draft` ids
+    by the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
+
+    request: Request
+    target: list[int]
+    draft: list[int]
+    took_s: float = 0.0
+
+    def by_both(self, least: int = 1) -> bool:
+        """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
+        and the target knows how (`runners.ReadsBoth`). Tell whether that was done."""
+        target, draft = self.request.target, self.request.draft
+        is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
+        model = target.model
+        if not (is_same and isinstance(model, ReadsBoth) and model.share_of(draft.model)):
+            return False
+        started = perf_counter()
+        model.forward_both(target, draft, self.target)
+        self.took_s = perf_counter() - started
+        return True
+
+    def read(self) -> None:
+        """Have both models read the tokens."""
+        if self.by_both():
+            return
+        started = perf_counter()
+        for runner, tokens in ((self.request.target, self.target), (self.request.draft, self.draft)):
+            if tokens:
+                runner.extend(tokens, rows=1)
+        self.took_s = perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -95,6 +130,8 @@ def decode(
         results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
     outcomes: dict[Session, Any] = {session: _noted(session, piece) for session, piece in pieces.items()}
     decided = [_tried(session.commit, plans[i], results[i]) for i, session in enumerate(sessions)]
+    for i, session in enumerate(sessions):
+        session.prefill_s += results[i].once_s
     spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
     spent_s += sum(piece.took_s for piece in pieces.values())
     other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))

@@ -18,14 +18,14 @@ from specdecpp.errors import PromptError
 from specdecpp.policies import CostClock, Costs, Policy, Stop
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
-from specdecpp.rounds.soundness import check_request
-from specdecpp.rounds.verification import Verification, is_lossless
+from specdecpp.rounds import engine_for
 from specdecpp.runners import Cache, ReadsBoth, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
-from specdecpp.scheduler import ROWS, decode
+from specdecpp.scheduler import ROWS, Reading, decode
+from specdecpp.step import Plan, Request, Result
 from specdecpp.text import Detokenizer
+from specdecpp.verify import Verification, check_request, is_lossless
 
 Origin = Literal["accepted", "correction", "bonus"]
 FinishReason = Literal["eos", "stop", "length"]

@@ -22,8 +22,8 @@ from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import VERIFICATION_NAMES, label_of, spec_of
-from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.sampling import Sampling
+from specdecpp.verify import at, check_lossless, is_lossless, verifications
 
 WARM_UP_TOKENS = 4
 Tick = Callable[[str], None]

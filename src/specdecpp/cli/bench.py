@@ -103,7 +103,7 @@ def bench(
         from specdecpp.bench import contestants, questions
         from specdecpp.bench.run import QUICK, USUAL, Plan
         from specdecpp.request import parse_policy
-        from specdecpp.rounds.verification import is_lossless, verifications
+        from specdecpp.verify import is_lossless, verifications
 
         if lossy and verify_lossless:
             raise ValueError("--lossy permits other laws than the target's, and --verify-lossless tests for it. Give one.")

@@ -27,10 +27,10 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Outcome, Rule
-from specdecpp.rounds.verification import TokenVerification, at
 from specdecpp.runners import Cache, Draws, ReadsBoth
 from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Round, Session
+from specdecpp.verify import TokenVerification, at
 
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
 ALONE = 4

@@ -24,10 +24,11 @@ from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.models import BY_NAME, KINDS, Model
 from specdecpp.policies import Fixed
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds import Plan, Request, engine_for
-from specdecpp.rounds.verification import TokenVerification
+from specdecpp.rounds import engine_for
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, streams
+from specdecpp.step import Plan, Request
+from specdecpp.verify import TokenVerification
 
 BUDGET_S = 1.8
 """For all options together, once each has had two rounds."""

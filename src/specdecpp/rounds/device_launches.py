@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
 from specdecpp.runners.fused import FusedRunner
 from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling
+from specdecpp.verify import BlockVerification, CompareVerification, Verification
 
 _LARGEST = 2**20
 """Tokens of a vocabulary whose weights, each at most 2^42, add up to less than 2^63."""

@@ -24,17 +24,11 @@ from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.copying import Copied, Copying, propose
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.rounds.verification import (
-    BlockVerification,
-    CompareVerification,
-    GreedyVerification,
-    TokenVerification,
-    Verification,
-)
 from specdecpp.runners.native import Drafting, Filters, Head, NativeCache, Verifying
 from specdecpp.sampling import Uniforms, seen_rows
+from specdecpp.scheduler import Reading
+from specdecpp.step import Host, Plan, Request, Result, Rows
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}

@@ -20,8 +20,6 @@ from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.prompt import encode
 from specdecpp.request import parse_policy, spec_of
-from specdecpp.rounds.soundness import check_request
-from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.evidence import Witness
@@ -30,6 +28,7 @@ from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
 from specdecpp.serving.work import End, Part, Step, Work
 from specdecpp.session import Session
+from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
 _NUM_KEPT = 64
 

@@ -22,10 +22,10 @@ from specdecpp.lab.trees.protocol import Grown, TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import verified
 from specdecpp.policies.protocol import END_OF_TEXT, Stop
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
 from specdecpp.runners import Cache
 from specdecpp.sampling import Sampling, penalised, probabilities
+from specdecpp.scheduler import Reading
+from specdecpp.step import Host, Plan, Request, Result, Rows
 
 Read = Callable[[Sequence[int]], Sequence[Tensor]]
 """Open nodes, all of one depth -> the draft's distribution after each of them."""
