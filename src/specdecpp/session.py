@@ -6,16 +6,16 @@ A session owns its two caches; several of them can share one pair, step by step 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, cast
+from typing import cast
 
 import torch
 
 from specdecpp.costs.curve import is_switch
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError
-from specdecpp.policies import CostClock, Costs, Policy, Stop
+from specdecpp.metrics import FinishReason, Origin, Piece, Round
+from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
 from specdecpp.rounds import engine_for
@@ -27,70 +27,8 @@ from specdecpp.step import Plan, Request, Result
 from specdecpp.text import Detokenizer
 from specdecpp.verify import Verification, check_request, is_lossless
 
-Origin = Literal["accepted", "correction", "bonus"]
-FinishReason = Literal["eos", "stop", "length"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One token of the answer: the text it releases (held-back text comes with a later piece) and where it came from.
-
-    accepted: a candidate that passed. correction: the target's token after a rejection. bonus: the target's token after a
-    round without one (also every token of a round without candidates).
-    """
-
-    token: int
-    text: str
-    origin: Origin
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One step: what came out, what it took, in seconds, and why drafting stopped.
-
-    `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
-    head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
-    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a round,
-    0 where no policy needs one.
-    """
-
-    pieces: tuple[Piece, ...]
-    num_drafted: int
-    num_accepted: int
-    stop: Stop
-    judged: tuple[float, ...]
-    finish_reason: FinishReason | None
-    draft_s: float
-    head_s: float
-    verify_s: float
-    other_s: float
-    forward_s: float = 0.0
-    expected_s: float = 0.0
-    costs: Costs | None = None
-    extra: Any = None  # what the engine of a policy's own tells that policy
-    tv: float = 0.0  # from the target's law, summed over its tokens
-    overlaps: tuple[float, ...] = ()  # of each candidate that was tested: how likely a draw in its place passes
-
-    @property
-    def stop_reason(self) -> str:
-        """Why drafting stopped, in words."""
-        return str(self.stop)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.pieces)
-
-    @property
-    def text(self) -> str:
-        return "".join(p.text for p in self.pieces)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [p.token for p in self.pieces]
-
-
 Watch = Callable[[Plan, Result], None]
-"""Sees a round before it is committed, with the rows that it was decided on (`rounds.Rows`)."""
+"""Sees a round before it is committed, with the rows that it was decided on (`step.Rows`)."""
 
 
 class Session:
