@@ -9,13 +9,11 @@ from batched import PROMPTS, compiled_pair, session
 from laws import unchecked
 
 from specdecpp import Costs, Decoder, LeanRunner, Pair
-from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
-from specdecpp.rounds import Native
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
 from specdecpp.runners import native
 from specdecpp.scheduler import outcome_of, shares, step
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
-from specdecpp.verify import BlockVerification, CompareVerification
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 
@@ -25,14 +23,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 1.0},
     "nucleus": {"temperature": 0.7, "top_p": 0.9},
     "penalised": {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 9},
-}
-POLICIES: dict[str, Policy] = {
-    "fixed": Fixed(k=3),
-    "alone": Fixed(k=0),
-    "cumulative": CumulativeConfidence(threshold=0.2),
-    "entropy": Entropy(threshold=0.5),
-    "confidence": MaxConfidence(threshold=0.3),
-    "cost-aware": CostAware(),
 }
 
 
@@ -55,27 +45,6 @@ def together(sessions: list[Session]) -> list[list[int]]:
         step(running)
         running = [one for one in running if one.finish_reason is None]
     return [one.tokens[one.num_prompt_tokens :] for one in sessions]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_batch_gives_what_each_gives_alone(policy: str, sampling: str, pair: Pair) -> None:
-    """Catches rows of two requests that are swapped, uniforms that are shared, a rollback of the wrong cache, a request that
-    stops because another does, and lengths that follow the load although there is a seed."""
-    decoder = Decoder(pair, policy=POLICIES[policy], costs=COSTS)
-    options = SAMPLINGS[sampling]
-    batch = together([session(decoder, i, **options) for i in range(5)])
-    alone = [together([session(decoder, i, **options)])[0] for i in range(5)]
-    assert batch == alone
-    assert isinstance(session(decoder, 0, **options).engine, Native)
-
-
-@pytest.mark.parametrize("verification", [BlockVerification(), CompareVerification()], ids=lambda v: type(v).__name__)
-def test_other_verifications_in_a_batch(verification: Any, pair: Pair) -> None:
-    """Catches uniforms of a verification that takes fewer of them."""
-    decoder = Decoder(pair, policy=Fixed(k=3), verification=verification, costs=COSTS)
-    batch = together([session(decoder, i, temperature=1.0) for i in range(5)])
-    assert batch == [together([session(decoder, i, temperature=1.0)])[0] for i in range(5)]
 
 
 def test_two_threads_decide_the_same(pair: Pair) -> None:
