@@ -34,7 +34,7 @@ def main() -> None:
         a, b = (d.generate(prompt, max_tokens=args.max_tokens, temperature=0).tokens for d in (own, speculative))
         at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
         if at is not None:
-            logits, _ = wide.target.fresh().extend(encode(pair, prompt) + list(a[:at]), rows=1)
+            logits, _ = wide.target.new_cache().extend(encode(pair, prompt) + list(a[:at]), rows=1)
             first, second = logits[0].topk(2).values.tolist()
             unit = 2.0 ** (math.floor(math.log2(abs(first))) - 7)
             flips.append(

@@ -34,7 +34,7 @@ def once(runner: sd.Runner, rows: int) -> float:
 
 def costs(pair: sd.Pair, repetitions: int) -> dict[str, float]:
     """Milliseconds of a draft step and of target passes."""
-    target, draft = pair.target.fresh(), pair.draft.fresh()
+    target, draft = pair.target.new_cache(), pair.draft.new_cache()
     for runner in (target, draft):
         runner.extend([5] * CONTEXT, rows=1)
     times: dict[str, list[float]] = {}

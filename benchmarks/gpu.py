@@ -49,11 +49,11 @@ from specdecpp.decoder import encode, finished, run
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for
 from specdecpp.rounds.device import Device
-from specdecpp.rounds.host import Host
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
+from specdecpp.runners import EagerRunner, GraphRunner
 from specdecpp.runners.static_cache import WIDTHS
 from specdecpp.sampling import streams
 from specdecpp.session import Session
+from specdecpp.step import Host
 from specdecpp.testing import practice_prompts
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -228,7 +228,7 @@ def pairs_of(models: Models) -> dict[str, sd.Pair]:
     graphs = [GraphRunner(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)]
     kinds: dict[str, list[Any]] = {
         "graphs": graphs,
-        "lean": [LeanRunner.fresh(runner) for runner in graphs],
+        "lean": [runner.plain() for runner in graphs],
         "eager": [EagerRunner(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)],
     }
     common = {"tokenizer": models.tokenizer, "head": models.head}
@@ -257,7 +257,7 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
     floor_s = num_bytes(models.draft) / rate
     draft_s = seconds_of(draft_step_of(session), models.device, repetitions)
     result.add("steps", models.name, what="draft step", ms=ms(draft_s), floor_ms=ms(floor_s), ratio=round(draft_s / floor_s, 2))
-    target: Any = pair.target.fresh()
+    target: Any = pair.target.new_cache()
     floor_s = num_bytes(models.target) / rate
     target.extend([5] * 96, rows=1)
     for width in WIDTHS[:6]:
@@ -330,7 +330,7 @@ def start(
     experience: Experience | None = None,
 ) -> Session:
     """A request that nothing but its length ends. Its tokens are not turned into text."""
-    target, draft = pair.target.fresh(), pair.draft.fresh()
+    target, draft = pair.target.new_cache(), pair.draft.new_cache()
     return Session(
         target=target,
         draft=draft,

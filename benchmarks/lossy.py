@@ -24,9 +24,9 @@ from specdecpp.bench.interleaving import interleaved
 from specdecpp.lab.lossy import Chow, Fuzzy, OptimalDeferral, TokenCascade, TVBudget, Typical
 from specdecpp.metrics import Metrics
 from specdecpp.request import as_prompt, label_of, parse_policy
-from specdecpp.rounds.verification import BlockVerification, TokenVerification, at, is_lossless
 from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import gsm8k
+from specdecpp.verify import BlockVerification, TokenVerification, at, is_lossless
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 

@@ -32,7 +32,8 @@ def sampled(**options: Any) -> Callable[[Any], Any]:
         if of.__module__ in (
             "specdecpp.runners.kernels",
             "specdecpp.runners.products",
-            "specdecpp.rounds.device_kernels",
+            "specdecpp.rounds.device_draws",
+            "specdecpp.rounds.device_verdicts",
         ):  # Triton reads their text and never calls them
             return of
         checked = decorate(of)

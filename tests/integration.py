@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specdecpp.rounds.verification import block_acceptance, residual, token_acceptance
 from specdecpp.sampling import Uniforms, inverted
+from specdecpp.verify import block_acceptance, residual, token_acceptance
 
 EDGE = 1e-5  # how near the ends of an interval of uniforms the outcome is looked up
 Law = dict[tuple[int, ...], float]

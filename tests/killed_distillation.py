@@ -85,7 +85,7 @@ def half_of(ending: str, number: int = 1) -> Moment:
 
 
 def passes(*numbers: int) -> list[Moment]:
-    return [before(NativeRunner, "extend_all", n) for n in numbers]
+    return [before(NativeRunner, "forward_seen", n) for n in numbers]
 
 
 PHASES: dict[str, list[Moment]] = {

@@ -39,9 +39,9 @@ def model_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> An
 
 def assert_same_bits(runner: NativeRunner, text: list[int], *cuts: list[int], threads: int) -> None:
     """Logits and states of a text do not depend on the parts that it is read in, of these lengths, nor on the threads."""
-    whole = runner.fresh(num_threads=1).extend(text, rows=len(text))
+    whole = runner.with_threads(1).new_cache().extend(text, rows=len(text))
     for lengths in cuts:
-        compiled, ends = runner.fresh(num_threads=threads), [sum(lengths[: i + 1]) for i in range(len(lengths))]
+        compiled, ends = runner.with_threads(threads).new_cache(), [sum(lengths[: i + 1]) for i in range(len(lengths))]
         parts = [compiled.extend(text[end - n : end], rows=n) for n, end in zip(lengths, ends, strict=True)]
         for found, expected in zip(zip(*parts, strict=True), whole, strict=True):
             assert torch.equal(torch.cat(found), expected), f"read {lengths} at a time"

@@ -12,14 +12,13 @@ from scipy.stats import chisquare
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds.draft import Draft
-from specdecpp.rounds.host import propose
-from specdecpp.rounds.verification import Verification
 from specdecpp.runners import Runner
 from specdecpp.sampling import Randomness, Sampling, probabilities
 from specdecpp.session import Piece, Round, Session
+from specdecpp.step import Draft, propose
 from specdecpp.testing import Enumerator, TableModel, enumerate_law
 from specdecpp.text import Detokenizer
+from specdecpp.verify import Verification
 
 Law = dict[Any, float]
 
@@ -73,8 +72,8 @@ class Request:
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
-            target=self.target.fresh(),
-            draft=self.draft.fresh(),
+            target=self.target.new_cache(),
+            draft=self.draft.new_cache(),
             policy=policy,
             verification=verification,
             sampling=self.sampling,

@@ -74,7 +74,8 @@ int main(int, char** paths) {
       std::vector<int64_t> tokens(r.bytes.size() / 8);
       std::memcpy(tokens.data(), r.bytes.data(), r.bytes.size());
       std::vector<float> logits(size_t(r.at(2)) * m->s.vocab), states(size_t(r.at(2)) * m->s.width);
-      native_extend(m, r.at(0), sequence, tokens.data(), int(tokens.size()), r.at(1), r.at(2), logits.data(), states.data());
+      Part part{sequence, r.at(1), int(tokens.size()), r.at(2), 0};
+      native_pass(m, r.at(0), &part, 1, tokens.data(), logits.data(), states.data(), -1, nullptr);
       write(logits), write(states);
     } else if (r.name == "draw") {  // a millionth of u; probabilities
       write(std::vector<int64_t>{native_draw(r.floats(), int64_t(r.bytes.size() / 4), double(r.numbers.at(0)) * 1e-6)});

@@ -16,9 +16,9 @@ from specdecpp.head import AcceptanceHead
 from specdecpp.policies import Costs, Policy
 from specdecpp.replay.replay import Player
 from specdecpp.replay.trace import Opinion, Trace
-from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import probabilities
 from specdecpp.session import Round, Session
+from specdecpp.verify import TokenVerification
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.05, 3: 1.4, 4: 1.45})
 NAMES = ("tokens", "log_q", "entropy", "gap")
@@ -39,8 +39,8 @@ class Recording:
         def run(coins: Any) -> Any:
             r = self.request
             session = Session(
-                target=r.target.fresh(),
-                draft=r.draft.fresh(),
+                target=r.target.new_cache(),
+                draft=r.draft.new_cache(),
                 policy=policy,
                 verification=TokenVerification(),
                 sampling=r.sampling,

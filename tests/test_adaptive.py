@@ -13,8 +13,8 @@ from specdecpp.lab.adaptive import Drift
 from specdecpp.lab.history import Counts
 from specdecpp.policies import Policy
 from specdecpp.policies.protocol import Evidence, Stop
-from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
+from specdecpp.step import Draft
 from specdecpp.testing import TableModel
 
 pytestmark = pytest.mark.lab
@@ -33,7 +33,7 @@ def drafted(*q: float) -> Draft:
 
 def length(policy: Policy, memory: object, *, costs: Costs | None = None) -> int:
     draft = host_draft(
-        FLAT.fresh(),
+        FLAT.new_cache(),
         [0, 1],
         policy=policy,
         memory=memory,

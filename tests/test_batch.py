@@ -9,12 +9,10 @@ from batched import PROMPTS, compiled_pair, session
 from laws import unchecked
 
 from specdecpp import Costs, Decoder, LeanRunner, Pair
-from specdecpp.lab.trees import Widths
-from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
-from specdecpp.rounds import Native
-from specdecpp.rounds.verification import BlockVerification, CompareVerification
+from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
 from specdecpp.runners import native
-from specdecpp.session import Session, _pieces, advance
+from specdecpp.scheduler import outcome_of, shares, step
+from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -26,15 +24,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "nucleus": {"temperature": 0.7, "top_p": 0.9},
     "penalised": {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 9},
 }
-POLICIES: dict[str, Policy] = {
-    "fixed": Fixed(k=3),
-    "alone": Fixed(k=0),
-    "cumulative": CumulativeConfidence(threshold=0.2),
-    "entropy": Entropy(threshold=0.5),
-    "confidence": MaxConfidence(threshold=0.3),
-    "cost-aware": CostAware(),
-    "tree": Widths(widths=(2, 1)),
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +34,7 @@ def pair() -> Pair:
 def with_threads(pair: Pair, num: int) -> Pair:
     target: Any = pair.target
     draft: Any = pair.draft
-    return replace(pair, target=target.fresh(num_threads=num), draft=draft.fresh(num_threads=num))
+    return replace(pair, target=target.with_threads(num), draft=draft.with_threads(num))
 
 
 def together(sessions: list[Session]) -> list[list[int]]:
@@ -53,30 +42,9 @@ def together(sessions: list[Session]) -> list[list[int]]:
     waiting, running = sessions[::-1], []
     while waiting or running:
         running += [waiting.pop()] if waiting else []
-        advance(running)
+        step(running)
         running = [one for one in running if one.finish_reason is None]
     return [one.tokens[one.num_prompt_tokens :] for one in sessions]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_batch_gives_what_each_gives_alone(policy: str, sampling: str, pair: Pair) -> None:
-    """Catches rows of two requests that are swapped, uniforms that are shared, a rollback of the wrong cache, a request that
-    stops because another does, and lengths that follow the load although there is a seed."""
-    decoder = Decoder(pair, policy=POLICIES[policy], costs=COSTS)
-    options = SAMPLINGS[sampling]
-    batch = together([session(decoder, i, **options) for i in range(5)])
-    alone = [together([session(decoder, i, **options)])[0] for i in range(5)]
-    assert batch == alone
-    assert isinstance(session(decoder, 0, **options).engine, Native)
-
-
-@pytest.mark.parametrize("verification", [BlockVerification(), CompareVerification()], ids=lambda v: type(v).__name__)
-def test_other_verifications_in_a_batch(verification: Any, pair: Pair) -> None:
-    """Catches uniforms of a verification that takes fewer of them."""
-    decoder = Decoder(pair, policy=Fixed(k=3), verification=verification, costs=COSTS)
-    batch = together([session(decoder, i, temperature=1.0) for i in range(5)])
-    assert batch == [together([session(decoder, i, temperature=1.0)])[0] for i in range(5)]
 
 
 def test_two_threads_decide_the_same(pair: Pair) -> None:
@@ -142,7 +110,7 @@ def test_prompts_are_read_in_the_same_passes(rows: int, num_threads: int, pair: 
     while reading := [session for session in together if session.num_unread]:
         on = [session for session in together if not session.num_unread and session.finish_reason is None]
         before = [session.num_unread for session in reading]
-        advance(on, reading, rows=rows)
+        step([*on, *reading], rows=rows)
         read = [num - session.num_unread for num, session in zip(before, reading, strict=True)]
         assert min(read) >= 1
         assert sum(read) <= max(rows, len(reading))
@@ -166,7 +134,7 @@ def test_seconds_are_shared_by_rows(pair: Pair) -> None:
     decoder = Decoder(pair, policy=Fixed(k=2))
     on, reading = [session(decoder, i) for i in (0, 3)], decoder.start([3 + n % 60 for n in range(200)], max_tokens=9)
     started = perf_counter()
-    rounds = advance(on, [reading])
+    rounds: list[Any] = step([*on, reading])[:2]
     elapsed_s = perf_counter() - started
     spent_s = sum(r.draft_s + r.head_s + r.verify_s + r.other_s for r in rounds) + reading.prefill_s
     assert 0 < spent_s <= elapsed_s
@@ -177,10 +145,10 @@ def test_seconds_are_shared_by_rows(pair: Pair) -> None:
 def test_a_prompt_beside_a_draft_that_reads_nothing(pair: Pair) -> None:
     """Catches a draft that is fed although no candidate can be wanted, and one that has read pieces of a prompt only."""
     none, some = (Decoder(pair, policy=Fixed(k=k)).start(LONG[0], seed=1) for k in (0, 2))
-    advance([], [none, some], rows=40)
+    step([none, some], rows=40)
     assert [(s.target.length, s.draft.length) for s in (none, some)] == [(20, 0), (20, 20)]
     some.draft.rollback(5)
-    advance([], [some], rows=30)
+    step([some], rows=30)
     assert (some.target.length, some.draft.length) == (50, 35)
 
 
@@ -196,7 +164,7 @@ def test_a_draft_that_comes_late_reads_in_pieces(pair: Pair, monkeypatch: pytest
     pieces = []
     while late.num_unread:
         pieces.append(late.draft.length)
-        advance([], [late], rows=30)
+        step([late], rows=30)
     assert pieces == [3, 33, 63]
     assert [late.step().tokens for _ in range(2)] == [alone.step().tokens for _ in range(2)]
     none = Decoder(pair, policy=Fixed(k=0)).start(LONG[0], seed=1)
@@ -208,14 +176,14 @@ def test_ids_that_the_models_do_not_have(pair: Pair) -> None:
     session = Decoder(pair).start([3, 4, 5], seed=0)
     session.tokens[0] = 10**6
     with pytest.raises(ValueError, match="the embedding has 64 rows"):
-        advance([], [session])
+        outcome_of(session)
 
 
 def test_rows_are_shared_evenly(pair: Pair) -> None:
     """Catches a long prompt that takes what belongs to short ones, rows that are not used, and a prompt that gets none."""
     sessions = [Decoder(pair, policy=Fixed(k=1)).start(prompt) for prompt in LONG]
     for rows, expected in [(60, [19, 0, 1, 18, 18, 4]), (3, [1, 0, 1, 1, 1, 1]), (999, [89, 0, 1, 32, 60, 4])]:
-        assert [len(piece.target) for piece in _pieces(sessions, rows)] == expected
+        assert [len(piece.target) for piece in shares(sessions, rows)] == expected
 
 
 def test_a_share_of_what_steps_take_together() -> None:

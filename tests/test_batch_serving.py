@@ -10,11 +10,13 @@ from batched import PROMPTS, compiled_pair, session
 from specdecpp import Decoder, EagerRunner, NativeRunner, Pair
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
-from specdecpp.serving.engine import FEW, End, Engine, Pace, Part, Step, Work
+from specdecpp.scheduler import decode, step
+from specdecpp.serving.engine import FEW, Engine, Pace
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.requests import CompletionRequest
-from specdecpp.session import Session, advance, attempt
+from specdecpp.serving.work import End, Part, Step, Work
+from specdecpp.session import Session
 from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -70,27 +72,25 @@ def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch
     """Catches a server that still takes turns, and answers that depend on who else is there."""
     decoder, widths = Decoder(pair, policy=Fixed(k=2)), []
     verify = NativeRunner.verify
-    monkeypatch.setattr(
-        NativeRunner, "verify", staticmethod(lambda runners, tasks: widths.append(len(tasks)) or verify(runners, tasks))
-    )
+    monkeypatch.setattr(NativeRunner, "verify", lambda *args: widths.append(len(args[2])) or verify(*args))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
     widths.clear()
     assert [listener.tokens for listener in served(decoder)] == alone
     assert max(widths) == 4
 
 
-def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda runner: False) -> list[int]:
+def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda cache: False) -> list[int]:
     """A half of a round that has no memory for several requests, after it has been run, and none for some alone; how often."""
     half, failed = getattr(NativeRunner, name), []
 
-    def fails(runners: Any, tasks: Any) -> Any:
-        told = half(runners, tasks)
-        if len(runners) > 1 or also(runners[0]):
-            failed.append(len(runners))
+    def fails(self: NativeRunner, caches: Any, tasks: Any) -> Any:
+        told = half(self, caches, tasks)
+        if len(caches) > 1 or also(caches[0]):
+            failed.append(len(caches))
             raise MemoryError("no room")
         return told
 
-    monkeypatch.setattr(NativeRunner, name, staticmethod(fails))
+    monkeypatch.setattr(NativeRunner, name, fails)
     return failed
 
 
@@ -100,7 +100,7 @@ def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, m
     others were not those of their seeds."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    failed = fails_together(monkeypatch, name, also=lambda runner: runner.length > 30)  # the long prompt's
+    failed = fails_together(monkeypatch, name, also=lambda cache: cache.length > 30)  # the long prompt's
     found = served(decoder)
     assert max(failed) > 1
     ends = [listener.end.refusal for listener in found if listener.end]
@@ -116,7 +116,7 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
         one.step()
     fails_together(monkeypatch, "verify")
     with pytest.raises(MemoryError):
-        advance(given)
+        decode(given)
     for one, other in zip(given, alone, strict=True):
         one.rewind()
         one.step()
@@ -148,7 +148,7 @@ def test_an_exception_stands_in_place_of_its_round(pair: Pair) -> None:
     """Catches outcomes that are another request's."""
     sessions = [session(Decoder(pair, policy=Fixed(k=2)), i) for i in range(3)]
     sessions[1].watch = lambda plan, result: [][1]
-    assert [type(outcome).__name__ for outcome in attempt(sessions)] == ["Round", "IndexError", "Round"]
+    assert [type(outcome).__name__ for outcome in step(sessions)] == ["Round", "IndexError", "Round"]
 
 
 def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +173,12 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypat
     decoder, verify = Decoder(pair, policy=Fixed(k=2), reuses=False), NativeRunner.verify
     passes: list[tuple[int, int]] = []
 
-    def noted(runners: Any, tasks: Any) -> None:
+    def noted(self: NativeRunner, caches: Any, tasks: Any) -> None:
         read = [task.num_tokens for task in tasks if task.num < 0]
         passes.append((sum(read), len(tasks) - len(read)))
-        verify(runners, tasks)
+        verify(self, caches, tasks)
 
-    monkeypatch.setattr(NativeRunner, "verify", staticmethod(noted))
+    monkeypatch.setattr(NativeRunner, "verify", noted)
     served(decoder, prefill_tokens=5)
     assert max(num for num, _ in passes) <= 5
     assert sum(num for num, _ in passes) == sum(len(prompt) - 1 for prompt in PROMPTS)

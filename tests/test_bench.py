@@ -14,6 +14,7 @@ from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
 from specdecpp import cli
+from specdecpp import verify as verification
 from specdecpp.bench import lossless, questions, run
 from specdecpp.bench.contestants import Rule, default_field, fixed_rule, named_field, swept, with_sweep
 from specdecpp.bench.interleaving import in_turn
@@ -31,7 +32,6 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.report import sentences
 from specdecpp.request import KINDS, parse_policy
-from specdecpp.rounds import verification
 from specdecpp.runners import LeanRunner
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
 
@@ -336,7 +336,7 @@ def test_a_side_without_prompts_is_an_error_that_says_so(tmp_path: Path, pair: P
 @pytest.mark.parametrize(
     ("files", "prompts", "words"),
     [
-        ([], ["gsm8k"], "name the file with --data"),
+        ([], ["gsm8k"], "name the file with --prompts"),
         (["a.jsonl", "b.jsonl", "c.jsonl"], ["gsm8k", "text"], "3 files and 2 prompt builders"),
         (["x/a.jsonl", "y/a.jsonl"], ["text"], "two files go by one name"),
         (["a.jsonl"], ["poem"], "no prompt builder 'poem'"),

@@ -154,12 +154,6 @@ class Counted(TableModel):
         Counted.began.append(perf_counter())
         return super().extend(*args, **options)
 
-    def fresh(self) -> "Counted":
-        other = object.__new__(Counted)
-        other.__dict__.update(self.__dict__)
-        other.tokens, other._open = [], []
-        return other
-
 
 def constant(law: list[float], kind: type[TableModel] = TableModel) -> Any:
     """A model that says the same after every text."""

@@ -538,7 +538,7 @@ def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path)
 def test_runners_that_cannot_run_a_batch_are_refused() -> None:
     table = TableModel.random(vocab_size=3, depth=1, seed=0)
     with pytest.raises(RunnerError, match=r"the target is a TableModel\. Use an EagerRunner"):
-        jobs.runners_of(Pair(target=table, draft=table.fresh(), tokenizer=None))
+        jobs.runners_of(Pair(target=table, draft=table.new_cache(), tokenizer=None))
 
 
 # The command line

@@ -12,9 +12,9 @@ from specdecpp.lab.copies import COPIED, catch_up_s, copied_costs
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session
+from specdecpp.verify import GreedyVerification, TokenVerification, verifications
 
 pytestmark = pytest.mark.lab
 
@@ -168,7 +168,7 @@ def test_what_is_no_such_pair_or_rule_is_refused():
         request.session(WithCopies(policy=CostAwareTree()), TokenVerification(), streams(0))
     with pytest.raises(ValueError, match="has but copies"):
         Session(
-            target=request.target.fresh(),
+            target=request.target.new_cache(),
             draft=SuffixDrafter(3),
             policy=WithCopies(policy=Fixed(k=1)),
             verification=TokenVerification(),

@@ -12,9 +12,10 @@ from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import is_lossless, verifications
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Session, advance
+from specdecpp.scheduler import step
+from specdecpp.session import Session
+from specdecpp.verify import is_lossless, verifications
 
 pytestmark = needs_compiler
 WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
@@ -23,7 +24,7 @@ WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
 def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **options: Any) -> Session:
     target: Any = models_of("native").target
     return Session(
-        target=target.fresh(),
+        target=target.new_cache(),
         draft=SuffixDrafter(target.vocab_size),
         policy=policy,
         verification=verifications()[verification],
@@ -73,7 +74,7 @@ def test_requests_together_are_what_they_are_alone():
     for session in shared:
         session.prefill()
     while running := [s for s in shared if s.finish_reason is None]:
-        advance(running)
+        step(running)
     assert [s.tokens for s in shared] == [s.tokens for s in alone]
 
 

@@ -17,11 +17,11 @@ from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy
 from specdecpp.policies.account import EVERY, SELDOM, SHORT_S, STEADY, Account
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
 from specdecpp.policies.gains import Gains
-from specdecpp.rounds.draft import Draft
-from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Round
+from specdecpp.step import Draft
 from specdecpp.testing import TableModel, tiny_tokenizer
+from specdecpp.verify import BlockVerification, TokenVerification
 
 C, LOW, HIGH = 0.22, 0.5, 0.95
 MEAN = (LOW + HIGH) / 2

@@ -371,7 +371,7 @@ def test_slow_models_have_fewer_rounds_of_fewer_widths(pair: Pair, home: Path):
 
 def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
     """Catches a turn that goes on behind what another left, and a context that is read again for each."""
-    runners = pair.target.fresh(), pair.draft.fresh()
+    runners = pair.target.new_cache(), pair.draft.new_cache()
     sessions = [session for k in (4, 1) if (session := measuring._session(pair, runners, Fixed(k=k))) is not None]
     for session in (*sessions, *sessions):
         measuring._turn(session, 3)
@@ -381,7 +381,7 @@ def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
         measuring._turn(session, 1)
         prompt = session.tokens[: session.num_prompt_tokens]
         tokens, logits = seen[-1]
-        expected, _ = pair.target.fresh().extend([*prompt, *tokens], rows=len(tokens) + 1)
+        expected, _ = pair.target.new_cache().extend([*prompt, *tokens], rows=len(tokens) + 1)
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
         assert runners[0].length == len(session.tokens) - 1
 

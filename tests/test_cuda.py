@@ -24,13 +24,13 @@ from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
 from specdecpp.rounds.device import Device
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
+from specdecpp.step import Host
 from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training.calibrate import calibrate_live
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -52,8 +52,8 @@ def asked(pair: sd.Pair, policy: Any, verification: Any, sampling: Sampling, *, 
     """Tokens, stops and counts of a request; drafted by the loop of the host or on the device."""
     options = {"prompt": [3, 5, 2], "max_tokens": 40, "costs": COSTS} | more
     session = Session(
-        target=pair.target.fresh(),
-        draft=pair.draft.fresh(),
+        target=pair.target.new_cache(),
+        draft=pair.draft.new_cache(),
         policy=policy,
         verification=verification,
         sampling=sampling,
@@ -90,7 +90,7 @@ def test_rounds_are_those_of_the_host(policy: str, sampling: str, pair: sd.Pair)
 def test_the_law_of_real_draws(pair: sd.Pair) -> None:
     """Catches streams that are not independent: 1,500 first tokens against the target's law. Chi-square, false alarm 1e-4."""
     sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
-    p = probabilities(pair.target.fresh().extend(context, rows=1)[0], sampling)[0].cpu()
+    p = probabilities(pair.target.new_cache().extend(context, rows=1)[0], sampling)[0].cpu()
     group = {t: t if p[t] > 0.02 else -1 for t in range(64)}
     law, counts = defaultdict(float), defaultdict(int)
     for t in range(64):

@@ -18,20 +18,15 @@ from specdecpp import Decoder, LeanRunner, Pair
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds import Plan, Request, Result
 from specdecpp.rounds.device import Device, steps_ahead
 from specdecpp.rounds.device_verification import block_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.rounds.verification import (
-    BlockVerification,
-    GreedyVerification,
-    TokenVerification,
-    Verification,
-)
 from specdecpp.runners import GraphRunner
 from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
+from specdecpp.step import Plan, Request, Result
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import BlockVerification, GreedyVerification, TokenVerification, Verification
 
 ENGINE = Device()
 COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
@@ -126,19 +121,19 @@ class Two:
         return draft.static.record
 
     def law(self, runner: LeanRunner, context: Sequence[int], sampling: Sampling) -> Tensor:
-        logits, _ = runner.fresh().extend(list(context), rows=1)
+        logits, _ = runner.new_cache().extend(list(context), rows=1)
         return probabilities(logits, sampling)[0]
 
     def request(self, policy: Policy, verification: Verification, sampling: Sampling, randomness: Any) -> Request:
-        target, draft = self.target.fresh(), self.draft.fresh()
+        target, draft = self.target.new_cache(), self.draft.new_cache()
         options = {"policy": policy, "verification": verification, "sampling": sampling, "randomness": randomness}
         return Request(target=target, draft=draft, **options)
 
     def session(self, policy: Policy, verification: Verification, sampling: Sampling, seed: int = 0, **more: Any) -> Session:
         options = {"prompt": [3, 5, 2], "max_tokens": 20, "costs": COSTS} | more
         return Session(
-            target=self.target.fresh(),
-            draft=self.draft.fresh(),
+            target=self.target.new_cache(),
+            draft=self.draft.new_cache(),
             policy=policy,
             verification=GreedyVerification() if sampling.is_greedy else verification,
             sampling=sampling,
@@ -361,7 +356,7 @@ def test_a_request_gives_its_caches_back_with_what_was_recorded() -> None:
         session.step()
         del session
         gc.collect()
-    assert len(two.target._idle) == len(two.draft._idle) == 1
+    assert len(two.target.idle) == len(two.draft.idle) == 1
 
 
 def test_caches_that_come_back_may_serve_with_others() -> None:
@@ -425,7 +420,7 @@ def test_a_head_elsewhere_is_the_hosts(two: Two) -> None:
     request = two.request(CumulativeConfidence(), TokenVerification(), Sampling(), streams(0))
     policy = specdecpp(random_head(32, seed=1))
     policy.head.to("meta")
-    target: Any = two.target.fresh()
+    target: Any = two.target.new_cache()
     target.device = torch.device("meta")
     assert ENGINE.refusal(request) is None
     assert "head" in str(ENGINE.refusal(replace(request, policy=policy)))

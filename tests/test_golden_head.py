@@ -10,10 +10,10 @@ import torch
 
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard, features
 from specdecpp.policies import SpecDecPP
-from specdecpp.rounds.draft import Draft
 from specdecpp.rounds.native import _CompiledHead
 from specdecpp.runners import native
 from specdecpp.runners.native.library import library
+from specdecpp.step import Draft
 from specdecpp.training.scores import Evidence, raw
 
 GOLDEN: dict[str, Any] = json.loads(golden_head.PATH.read_text(encoding="utf-8"))

@@ -38,10 +38,10 @@ LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator()
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_logits_and_states_are_those_of_transformers(variant: str, device: str) -> None:
     """Catches a wrong angle, place or mask in any member of the family: read at once, token by token, and in parts."""
-    eager, graphs = EagerRunner(built(variant).to(device)), GraphRunner(built(variant).to(device))
+    eager, graphs = EagerRunner(built(variant).to(device)).new_cache(), GraphRunner(built(variant).to(device))
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     for cuts in ((12,), (4, *range(5, 13)), (1, 3, 6, 10, 12)):
-        runner = graphs.fresh()
+        runner = graphs.new_cache()
         steps = [runner.extend(TEXT[a:b], rows=b - a) for a, b in zip((0, *cuts), cuts, strict=False)]
         torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(torch.cat([s[1] for s in steps]), states, atol=1e-4, rtol=1e-4)
@@ -57,12 +57,12 @@ def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) ->
     @settings(max_examples=30)
     @given(STEPS)
     def run(steps: list[tuple[int, list[int]]]) -> None:
-        runner, tokens = graphs.fresh(), []
+        runner, tokens = graphs.new_cache(), []
         for num_cut, new in steps:
             tokens = tokens[: max(0, len(tokens) - num_cut)] + new
             runner.rollback(len(tokens) - len(new))
             rows = 1 + num_cut % len(new)
-            for own, expected in zip(runner.extend(new, rows=rows), lean.fresh().extend(tokens, rows=rows), strict=True):
+            for own, expected in zip(runner.extend(new, rows=rows), lean.new_cache().extend(tokens, rows=rows), strict=True):
                 torch.testing.assert_close(own, expected, atol=1e-9, rtol=1e-9)
             assert runner.length == len(tokens)
 
@@ -73,13 +73,13 @@ def test_rollbacks_against_transformers() -> None:
     """Catches what both runners of ours might have wrong in common."""
     model = built("llama")
     steps = [(0, [5, 6, 7, 8]), (1, [9]), (0, [10]), (3, [11, 12, 13, 14, 15]), (5, [3]), (0, [4, 5, 6, 7, 8])]
-    check_steps(model, GraphRunner(model), steps, 1e-4)
+    check_steps(model, GraphRunner(model).new_cache(), steps, 1e-4)
 
 
 @torch.inference_mode()
 def test_what_lies_past_the_text_is_never_seen() -> None:
     """Catches padding or forgotten tokens with any weight at all: large numbers in their place change no bit."""
-    runner = GraphRunner(built("llama"))
+    runner = GraphRunner(built("llama")).new_cache()
     runner.extend(TEXT[:6], rows=1)
     before = runner.extend(TEXT[6:10], rows=4)
     runner.rollback(6)
@@ -92,7 +92,7 @@ def test_what_lies_past_the_text_is_never_seen() -> None:
 
 def test_a_rollback_leaves_no_trace() -> None:
     """Catches keys of forgotten tokens. The same call gives the same bits, here and in another sequence."""
-    runner = GraphRunner(built("llama"))
+    runner = GraphRunner(built("llama")).new_cache()
     runner.extend(TEXT[:5], rows=1)
     before, _ = runner.extend(TEXT[5:8], rows=3)
     runner.rollback(5)
@@ -100,7 +100,7 @@ def test_a_rollback_leaves_no_trace() -> None:
     runner.rollback(5)
     after, _ = runner.extend(TEXT[5:8], rows=3)
     assert torch.equal(before, after)
-    other = runner.fresh()
+    other = runner.model.new_cache()
     other.extend(TEXT[:5], rows=1)
     assert torch.equal(other.extend(TEXT[5:8], rows=3)[0], before)
     with pytest.raises(ValueError, match="cannot roll back to 9 tokens: the cache holds 8"):
@@ -113,7 +113,10 @@ def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.
     back over a growth and on."""
     variant = {"max_position_embeddings": 1024}
     monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 0)
-    eager, runner = EagerRunner(built("llama", **variant).to(device)), GraphRunner(built("llama", **variant).to(device))
+    eager, runner = (
+        EagerRunner(built("llama", **variant).to(device)).new_cache(),
+        GraphRunner(built("llama", **variant).to(device)).new_cache(),
+    )
     expected, _ = eager.extend(LONG, rows=len(LONG))
     at, capacities = 0, set()
     while at < 600:
@@ -132,7 +135,7 @@ def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.Monk
     held = 2 * 2 * 2 * 2048 * 8 * 4  # keys and values of two layers, two heads of 8 numbers in float32
     for free, capacities, is_kept in ((32 * held, {2048}, True), (32 * held - 1, {256, 512}, False)):
         monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device, free=free: free)
-        runner = GraphRunner(built("llama", max_position_embeddings=1024))
+        runner = GraphRunner(built("llama", max_position_embeddings=1024)).new_cache()
         runner.extend(LONG[:3], rows=1)
         before, found = dict(runner.static._programs), {runner.static.capacity}
         runner.extend(LONG[3:300], rows=1)
@@ -143,7 +146,7 @@ def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.Monk
 
 def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:
     """Catches graphs that read and write where the cache was before it grew; what is called on a CPU would find it anyway."""
-    runner = GraphRunner(built("llama", max_position_embeddings=1024))
+    runner = GraphRunner(built("llama", max_position_embeddings=1024)).new_cache()
     runner.extend(LONG[:3], rows=1)
     before, keys = dict(runner.static._programs), runner.static.keys[0]
     runner.extend(LONG[3:300], rows=1)
@@ -156,16 +159,16 @@ def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:
 def test_a_rehearsal_in_the_middle_of_a_text_leaves_no_trace() -> None:
     """Catches work that is tried out where the text stands."""
     model = model_of("llama", torch.float64)
-    runner = GraphRunner(model)
+    runner = GraphRunner(model).new_cache()
     for a, b in ((0, 5), (5, 9), (9, 11)):  # the last width is new, and rehearsed with the tokens of the step before
         logits, _ = runner.extend(TEXT[a:b], rows=1)
-    torch.testing.assert_close(logits, LeanRunner(model).extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(logits, LeanRunner(model).new_cache().extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
 
 
 def test_a_prompt_longer_than_one_pass() -> None:
     """Catches parts of a long prompt that do not see each other, and a step after it that does not see them."""
     variant = {"max_position_embeddings": 1024}
-    eager, runner = EagerRunner(built("llama", **variant)), GraphRunner(built("llama", **variant))
+    eager, runner = EagerRunner(built("llama", **variant)).new_cache(), GraphRunner(built("llama", **variant)).new_cache()
     expected, _ = eager.extend(LONG, rows=3)
     torch.testing.assert_close(runner.extend(LONG[:698], rows=1)[0], expected[:1], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(runner.extend(LONG[698:], rows=2)[0], expected[1:], atol=1e-3, rtol=1e-3)
@@ -174,12 +177,12 @@ def test_a_prompt_longer_than_one_pass() -> None:
 def test_sequences_share_the_weights_only() -> None:
     """Catches caches or outputs that a second sequence writes into while the first goes on."""
     runner = GraphRunner(built("llama"))
-    one, two = runner.fresh(), runner.fresh()
+    one, two = runner.new_cache(), runner.new_cache()
     first, _ = one.extend(TEXT[:4], rows=4)
     kept = first.clone()
     two.extend(TEXT[4:8], rows=4)
     assert torch.equal(first, kept)
-    alone = runner.fresh()
+    alone = runner.new_cache()
     alone.extend(TEXT[:4], rows=1)
     assert torch.equal(one.extend([9], rows=1)[0], alone.extend([9], rows=1)[0])
     assert len({id(r.static) for r in (one, two, alone)}) == 3
@@ -190,7 +193,7 @@ def test_a_cache_is_used_again_and_says_the_same() -> None:
     runner = GraphRunner(built("llama", max_position_embeddings=1024))
 
     def ask(text: list[int]) -> tuple[Tensor, int]:
-        request = runner.fresh()
+        request = runner.new_cache()
         request.extend(text[:-3], rows=1)
         return request.extend(text[-3:], rows=3)[0], id(request.static)
 
@@ -201,7 +204,7 @@ def test_a_cache_is_used_again_and_says_the_same() -> None:
     again, same = ask(TEXT)
     assert torch.equal(first, again)
     assert cache == grown == same
-    held = runner.fresh()
+    held = runner.new_cache()
     held.extend(TEXT, rows=1)
     assert id(held.static) == cache
     assert ask(TEXT)[1] != cache
@@ -209,7 +212,7 @@ def test_a_cache_is_used_again_and_says_the_same() -> None:
 
 def test_recorded_work_is_found_again() -> None:
     """Catches a program per call: recording takes longer than a pass."""
-    runner = GraphRunner(built("llama"))
+    runner = GraphRunner(built("llama")).new_cache()
     runner.extend(TEXT[:4], rows=1)
     programs = dict(runner.static._programs)
     runner.extend(TEXT[4:8], rows=1)
@@ -219,7 +222,7 @@ def test_recorded_work_is_found_again() -> None:
 def test_the_program_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a store that grows with every new kind of request."""
     monkeypatch.setattr("specdecpp.runners.static_cache._MOST_PROGRAMS", 2)
-    runner = GraphRunner(built("llama"))
+    runner = GraphRunner(built("llama")).new_cache()
     for n in (1, 2, 1, 3):
         runner.extend(TEXT[:n], rows=1)
     assert list(runner.static._programs) == [("pass", 1, 256), ("pass", 3, 256)]
@@ -245,13 +248,13 @@ def test_widths_and_spans() -> None:
 
 def test_rows_past_the_common_vocabulary_are_cut() -> None:
     """Catches logits of padding."""
-    assert GraphRunner(built("llama"), vocab_size=50).extend(TEXT, rows=2)[0].shape == (2, 50)
+    assert GraphRunner(built("llama"), vocab_size=50).new_cache().extend(TEXT, rows=2)[0].shape == (2, 50)
 
 
 def test_half_precision() -> None:
     """Catches a mask or a softmax in half precision."""
-    expected, _ = EagerRunner(built("llama").bfloat16()).extend(TEXT, rows=6)
-    logits, _ = GraphRunner(built("llama").bfloat16()).extend(TEXT, rows=6)
+    expected, _ = EagerRunner(built("llama").bfloat16()).new_cache().extend(TEXT, rows=6)
+    logits, _ = GraphRunner(built("llama").bfloat16()).new_cache().extend(TEXT, rows=6)
     assert logits.dtype == torch.bfloat16
     assert float((logits - expected).abs().max() / expected.abs().max()) < 0.1
 
@@ -301,7 +304,7 @@ def test_without_triton_it_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     _kernels.cache_clear()
     with pytest.warns(UserWarning, match=r"Triton does not work here \(ModuleNotFoundError: .*slower without it"):
-        runner = GraphRunner(tiny_model("llama", seed=1))
+        runner = GraphRunner(tiny_model("llama", seed=1)).new_cache()
     _kernels.cache_clear()
     assert type(runner.static.body) is LeanRunner
 
@@ -395,7 +398,7 @@ def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatc
     pair, _ = growing_pairs("cpu")
 
     def passes() -> list[set[Any]]:
-        stores = [runner._idle for runner in (pair.target, pair.draft)]  # pyright: ignore[reportAttributeAccessIssue]
+        stores = [runner.idle for runner in (pair.target, pair.draft)]  # pyright: ignore[reportAttributeAccessIssue]
         return [{key for key in store[0]._programs if key[0] == "pass"} for store in stores]  # pyright: ignore[reportIndexIssue]
 
     with unchecked():
@@ -404,13 +407,13 @@ def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatc
         for prompt in ([3, 5, 9], [3 + token % 60 for token in LONG[:500]]):
             decoder.generate(prompt, max_tokens=40, temperature=0.0, ignore_eos=True)
             gc.collect()
-    assert [len(keys) for keys in before] == [3 * 7, 3 * 2]
+    assert [len(keys) for keys in before] == [3 * 7, 3 * 2 + 2]  # two more of the draft: those of the probe
     assert passes() == before
 
 
 def test_nor_where_the_last_graph_made_room(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches the same where the only program of a store makes room, and graphs of one cache that do not share memory."""
-    runner = GraphRunner(built("llama"))
+    runner = GraphRunner(built("llama")).new_cache()
     for n in (1, 2, 3):
         runner.extend(TEXT[:n], rows=1)
     assert len(stand_in.pools) == 1

@@ -8,7 +8,6 @@ import torch
 from batched import compiled_pair
 
 from specdecpp import Costs, Decoder, EagerRunner, NativeRunner, Pair
-from specdecpp.lab.trees import Widths
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.runners import kept, native
 from specdecpp.runners.kept import LEAST, MOST, Kept
@@ -22,7 +21,6 @@ POLICIES: dict[str, Policy] = {
     "fixed": Fixed(k=3),
     "alone": Fixed(k=0),
     "cost-aware": CostAware(),
-    "tree": Widths(widths=(2, 1)),
 }
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -37,7 +35,7 @@ def pair() -> Pair:
 
 
 def runner_of(pair: Pair, tokens: list[int]) -> Any:
-    runner: Any = pair.target.fresh()
+    runner: Any = pair.target.new_cache()
     runner.extend(tokens, rows=1)
     return runner
 
@@ -54,18 +52,18 @@ def test_a_copy_of_a_cache_has_its_bits_and_a_life_of_its_own(pair: Pair) -> Non
     assert first.fork(0).length == 0
     with pytest.raises(ValueError, match="the cache holds"):
         copy.fork(200)
-    assert copy.num_bytes == copy._capacity * 8 * sum(1 for _ in copy._weights.family.layers) * 2 * 16
+    assert copy.num_bytes == copy._capacity * 8 * sum(1 for _ in copy.model.weights.family.layers) * 2 * 16
 
 
 def test_caches_that_nobody_uses_are_taken_again_and_others_texts_in_them_forgotten(pair: Pair) -> None:
     """Catches memory that is new for each of many requests, a cache that keeps another text, and one whose size is mistaken."""
     many = [runner_of(pair, [3 + i, *SYSTEM * 9]) for i in range(12)]
-    sequences = {runner._sequence for runner in many}
+    sequences = {runner._memory for runner in many}
     assert many[0]._capacity > 256, "more than a cache has at first"
     del many
     first = runner_of(pair, SYSTEM)
     copies = [first.fork(LEAST + num) for num in range(4)]
-    assert sum(runner._sequence in sequences and runner._capacity > 256 for runner in copies) == 4
+    assert sum(runner._memory in sequences and runner._capacity > 256 for runner in copies) == 4
     for num, copy in enumerate(copies):
         alone = runner_of(pair, SYSTEM[: LEAST + num])
         assert torch.equal(copy.extend([9, 9, 9], rows=3)[0], alone.extend([9, 9, 9], rows=3)[0])

@@ -1,6 +1,5 @@
 """What is kept of a pair: costs that are wrong heal within a request, and are right for the next process."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 from laws import unchecked
 
-from specdecpp import Costs, Decoder, Pair, decoder, session
+from specdecpp import Costs, Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, known, measuring
 from specdecpp.costs.clock import are_wrong
 from specdecpp.policies.experience import since
-from specdecpp.rounds import host
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -27,14 +25,9 @@ class Priced(TableModel):
     clock: list[float]
     costs: Costs
 
-    def extend(self, tokens: list[int], *, rows: int, parents: Sequence[int] | None = None) -> Any:
+    def extend(self, tokens: list[int], *, rows: int) -> Any:
         self.clock[0] += self.costs.pass_s(len(tokens))
-        return super().extend(tokens, rows=rows, parents=parents)
-
-    def fresh(self) -> "Priced":
-        other = super().fresh()
-        other.__class__ = Priced
-        return other  # pyright: ignore[reportReturnType]
+        return super().extend(tokens, rows=rows)
 
 
 _names = count()
@@ -43,7 +36,7 @@ _names = count()
 def priced(true: Costs, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """A pair of tables whose rounds take what these costs say, by the clock of every module that times rounds."""
     clock = [0.0]
-    for module in (session, host, measuring):
+    for module in (scheduler, step, measuring):
         monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     p = Priced.random(vocab_size=8, depth=1, seed=6, sparsity=0.0)
     other = TableModel.random(vocab_size=8, depth=1, seed=9, sparsity=0.0)

@@ -52,7 +52,7 @@ def records(kind: str, sampling: str = "plain") -> list[Record]:
 
 def alone(runner: EagerRunner, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(logits, state) after the last token of a text that is read by itself."""
-    logits, state = runner.fresh().extend(list(text), rows=1)
+    logits, state = runner.new_cache().extend(list(text), rows=1)
     return logits[0], state[0]
 
 
@@ -352,7 +352,7 @@ def test_clearing_a_tree_leaves_no_trace() -> None:
     grown = []
     for clears in (False, True):
         cache, rows = roomy_cache(), Rows.of([2], [4], draft.device)
-        draft.forward(input_ids=torch.tensor([[1, 5, 2, 7, 3, 4]]), cache=cache)
+        draft.offline_pass(input_ids=torch.tensor([[1, 5, 2, 7, 3, 4]]), cache=cache)
         tree = Tree(draft, cache, rows)
         if clears:
             tree.grow(torch.tensor([8, 8, 8, 8]))

@@ -57,9 +57,9 @@ from specdecpp.policies import (
     SpecDecPP,
     named,
 )
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, enumerate_law, tiny_tokenizer
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +267,7 @@ def test_adaptive_policies_stop_at_several_depths(policy):
 
     def depth(coins):
         draft = host_draft(
-            PLAIN.draft.fresh(),
+            PLAIN.draft.new_cache(),
             list(PLAIN.prompt),
             policy=rule,
             memory=rule.start(),

@@ -83,19 +83,19 @@ def pair_of_runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, LeanRu
 
 def test_logits_and_states_are_those_of_transformers(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
     """Catches a wrong angle, head order, norm or mask: read at once, and token by token."""
-    eager, lean = (r.fresh() for r in pair_of_runners)
+    eager, lean = (r.new_cache() for r in pair_of_runners)
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     logits, hidden = lean.extend(TEXT, rows=len(TEXT))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(hidden, states, atol=1e-4, rtol=1e-4)
-    lean = lean.fresh()
+    lean = pair_of_runners[1].new_cache()
     steps = [lean.extend(TEXT[:4], rows=4), *(lean.extend([t], rows=1) for t in TEXT[4:7]), lean.extend(TEXT[7:], rows=5)]
     torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_rollback_leaves_no_trace(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
     """Catches keys of forgotten tokens that are still seen. The same call then gives the same bits."""
-    _, lean = (r.fresh() for r in pair_of_runners)
+    _, lean = (r.new_cache() for r in pair_of_runners)
     lean.extend(TEXT[:5], rows=1)
     before, _ = lean.extend(TEXT[5:8], rows=3)
     lean.rollback(5)
@@ -106,7 +106,7 @@ def test_a_rollback_leaves_no_trace(pair_of_runners: tuple[EagerRunner, LeanRunn
     assert torch.equal(before, after)
     lean.rollback(0)
     alone, _ = lean.extend(TEXT[:5], rows=5)
-    fresh, _ = lean.fresh().extend(TEXT[:5], rows=5)
+    fresh, _ = pair_of_runners[1].new_cache().extend(TEXT[:5], rows=5)
     assert torch.equal(alone, fresh)
 
 
@@ -114,8 +114,8 @@ def test_a_rollback_leaves_no_trace(pair_of_runners: tuple[EagerRunner, LeanRunn
 def test_the_eager_runner_is_the_models_own_pass(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
     """Catches a window that transformers forgets over a cache which keeps every position: the measure of these tests is then
     not that of a pass without any cache."""
-    eager, _ = (r.fresh() for r in pair_of_runners)
-    plain, states = eager.forward(input_ids=torch.tensor([TEXT]))
+    eager, _ = (r.new_cache() for r in pair_of_runners)
+    plain, states = eager.model.offline_pass(input_ids=torch.tensor([TEXT]))
     steps = [eager.extend(TEXT[:4], rows=4), *(eager.extend([t], rows=1) for t in TEXT[4:7]), eager.extend(TEXT[7:], rows=5)]
     torch.testing.assert_close(torch.cat([s[0] for s in steps]), plain[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.cat([s[1] for s in steps]), states[0], atol=1e-4, rtol=1e-4)
@@ -129,14 +129,14 @@ def test_what_has_left_the_window_is_not_read(variant: str) -> None:
     model = built(variant, layer_types=["sliding_attention"] * 2, max_window_layers=0, use_sliding_window=True)
     lean, window = LeanRunner(model), model.config.sliding_window
     for new in (1, 3, 9):
-        runner, spoilt, seen = lean.fresh(), lean.fresh(), lean.fresh()
+        runner, spoilt, seen = lean.new_cache(), lean.new_cache(), lean.new_cache()
         for one in (runner, spoilt, seen):
             one.extend(TEXT + TEXT, rows=1)
         first = len(TEXT + TEXT) - window + 1
-        for caches in (spoilt._keys, spoilt._values):
+        for caches in (spoilt.keys, spoilt.values):
             for cache in caches:
                 cache[:, :first] = 1e4
-        seen._values[0][:, first] += 1.0
+        seen.values[0][:, first] += 1.0
         expected, found, other = (one.extend(TEXT[:new], rows=new)[0] for one in (runner, spoilt, seen))
         assert torch.equal(found, expected)
         assert not torch.equal(other[0], expected[0])
@@ -147,8 +147,8 @@ def test_a_text_longer_than_the_window_and_than_one_pass(variant: str) -> None:
     """Catches a window that is counted from the part of a text that is being read, or over what the cache holds."""
     long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
     model = built(variant, max_position_embeddings=1024, sliding_window=100)
-    lean = LeanRunner(model)
-    expected, _ = EagerRunner(model).forward(input_ids=torch.tensor([long]))
+    lean = LeanRunner(model).new_cache()
+    expected, _ = EagerRunner(model).offline_pass(input_ids=torch.tensor([long]))
     torch.testing.assert_close(lean.extend(long, rows=600)[0], expected[0, -600:], atol=1e-3, rtol=1e-3)
     lean.rollback(150)
     parts = [lean.extend(long[a : a + 233], rows=233)[0] for a in range(150, 616, 233)]
@@ -159,14 +159,14 @@ def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
     """Catches a cache that grows without what it held, and a long prompt whose parts do not see each other."""
     long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
     variant = {"max_position_embeddings": 1024}
-    eager, lean = EagerRunner(built("llama", **variant)), LeanRunner(built("llama", **variant))
+    eager, lean = EagerRunner(built("llama", **variant)).new_cache(), LeanRunner(built("llama", **variant)).new_cache()
     expected, _ = eager.extend(long, rows=3)
     at_once, _ = lean.extend(long, rows=3)
     torch.testing.assert_close(at_once, expected, atol=1e-3, rtol=1e-3)
-    many, _ = lean.fresh().extend(long, rows=600)
+    many, _ = lean.model.new_cache().extend(long, rows=600)
     assert len(many) == 600, "more rows than one pass has"
     torch.testing.assert_close(many[-3:], expected, atol=1e-3, rtol=1e-3)
-    lean = lean.fresh()
+    lean = lean.model.new_cache()
     for start in range(0, 699, 233):
         lean.extend(long[start : start + 233], rows=1)
     last, _ = lean.extend(long[699:], rows=1)
@@ -176,18 +176,18 @@ def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
 def test_two_sequences_share_the_weights_only() -> None:
     """Catches caches that a second sequence writes into."""
     lean = LeanRunner(built("llama"))
-    one, two = lean.fresh(), lean.fresh()
+    one, two = lean.new_cache(), lean.new_cache()
     one.extend(TEXT[:4], rows=1)
     two.extend(TEXT[4:], rows=1)
     after, _ = one.extend([9], rows=1)
-    alone = lean.fresh()
+    alone = lean.new_cache()
     alone.extend(TEXT[:4], rows=1)
     assert torch.equal(after, alone.extend([9], rows=1)[0])
 
 
 def test_rows_past_the_common_vocabulary_are_cut() -> None:
     """Catches logits of padding."""
-    lean = LeanRunner(built("llama"), vocab_size=50)
+    lean = LeanRunner(built("llama"), vocab_size=50).new_cache()
     assert lean.extend(TEXT, rows=2)[0].shape == (2, 50)
 
 
@@ -210,7 +210,7 @@ def test_the_model_computes_what_it_did(variant: str) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.bfloat16, 0.1)])
 def test_other_types_of_weights(variant: str, dtype: torch.dtype, tolerance: float) -> None:
     """Catches a table of angles, a mask or a softmax in half precision. (transformers takes norms and angles in float32.)"""
-    eager, lean = EagerRunner(built(variant).to(dtype)), LeanRunner(built(variant).to(dtype))
+    eager, lean = EagerRunner(built(variant).to(dtype)).new_cache(), LeanRunner(built(variant).to(dtype)).new_cache()
     expected, _ = eager.extend(TEXT, rows=6)
     logits, hidden = lean.extend(TEXT, rows=6)
     assert logits.dtype == hidden.dtype == dtype
@@ -245,9 +245,9 @@ def test_longrope_is_read_up_to_where_its_angles_change() -> None:
         model(input_ids=torch.tensor([TEXT + TEXT]))
     tables = [Angles(m.model.rotary_emb, dtype=torch.float32).to(16) for m in (model, built("phi3-longrope"))]
     assert all(map(torch.equal, *tables))
-    lean = LeanRunner(model)
+    lean = LeanRunner(model).new_cache()
     assert lean.max_length == 16
-    expected, _ = EagerRunner(built("phi3-longrope")).extend(TEXT, rows=12)
+    expected, _ = EagerRunner(built("phi3-longrope")).new_cache().extend(TEXT, rows=12)
     torch.testing.assert_close(lean.extend(TEXT, rows=12)[0], expected, atol=1e-4, rtol=1e-4)
 
 

@@ -31,12 +31,6 @@ class Known(TableModel):
         logits, _ = super().extend(tokens, rows=rows)
         return logits, torch.eye(self.vocab_size)[self.tokens[-rows:]]
 
-    def fresh(self) -> "Known":
-        other = object.__new__(Known)
-        other.__dict__.update(self.__dict__)
-        other.tokens = []
-        return other
-
 
 def pair_of(process: Process, **changes: Any) -> Pair:
     models = []

@@ -33,11 +33,11 @@ from specdecpp.lab.lossy import (
 )
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import Fixed
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, at, verifications
 from specdecpp.sampling import Sampling
 from specdecpp.serving.app import Setup, build
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_law, save_tiny_pair, tiny_tokenizer
+from specdecpp.verify import GreedyVerification, TokenVerification, at, verifications
 
 pytestmark = pytest.mark.lab
 
@@ -253,8 +253,8 @@ def test_a_session_tells_what_it_spent(temperature: float):
 
     def session(rule: Any, **more: Any) -> Session:
         return Session(
-            target=target.fresh(),
-            draft=draft.fresh(),
+            target=target.new_cache(),
+            draft=draft.new_cache(),
             policy=Fixed(k=3),
             verification=at(request.sampling, rule),
             sampling=request.sampling,

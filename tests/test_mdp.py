@@ -20,9 +20,9 @@ from specdecpp.lab import mdp
 from specdecpp.lab.mdp import Lattice, Process, Tally, bounds, fixed, hindsight, look_ahead, optimum, settled_rate, threshold
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
-from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel
+from specdecpp.verify import TokenVerification
 
 pytestmark = pytest.mark.lab
 

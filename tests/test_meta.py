@@ -14,10 +14,10 @@ from specdecpp.lab import ArgmaxLength, AutoOff, Bandit, Heuristic
 from specdecpp.lab.meta import Arm, Arms, Gain
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
-from specdecpp.rounds.draft import Draft
-from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
+from specdecpp.step import Draft
 from specdecpp.testing import TableModel, tiny_tokenizer
+from specdecpp.verify import TokenVerification
 
 pytestmark = pytest.mark.lab
 

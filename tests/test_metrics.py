@@ -12,10 +12,10 @@ from laws import Request, finish
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed
 from specdecpp.policies.protocol import LIMIT
-from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.session import Piece, Round
 from specdecpp.testing import TableModel
+from specdecpp.verify import TokenVerification
 
 RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "verification_rate", "tokens_per_second")
 

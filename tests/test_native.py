@@ -49,7 +49,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
 
 def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches a wrong angle, head order, norm, bias, mask or edge of a panel."""
-    eager, compiled = (r.fresh() for r in runners)
+    eager, compiled = (r.new_cache() for r in runners)
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     logits, hidden = compiled.extend(TEXT, rows=len(TEXT))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
@@ -65,7 +65,7 @@ def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeR
 
 def test_a_rollback_leaves_no_trace(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches keys of forgotten tokens that are still seen, and sequences that share a cache."""
-    compiled, other = runners[1].fresh(), runners[1].fresh()
+    compiled, other = runners[1].new_cache(), runners[1].new_cache()
     compiled.extend(TEXT[:5], rows=1)
     before, _ = compiled.extend(TEXT[5:8], rows=3)
     other.extend([33, 34, 35], rows=1)
@@ -83,7 +83,7 @@ def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
     """Catches a cache that grows without what it held, and a long prompt whose parts do not see each other."""
     long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
     model = built("llama", max_position_embeddings=1024)
-    eager, compiled = EagerRunner(model), NativeRunner(model, num_threads=2)
+    eager, compiled = EagerRunner(model).new_cache(), NativeRunner(model, num_threads=2).new_cache()
     expected, states = eager.extend(long, rows=300)
     compiled.extend(long[:250], rows=1)
     compiled.extend(long[250:390], rows=1)
@@ -96,7 +96,7 @@ def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
 def test_the_same_bits_at_any_width(width: int, runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches rows and queries whose sums depend on the block they are in, and blocks of positions that begin within a pass."""
     text = [int(t) for t in torch.randint(0, 64, (57 + width,), generator=torch.Generator().manual_seed(width))]
-    at_once, single = runners[1].fresh(num_threads=2), runners[1].fresh(num_threads=1)
+    at_once, single = runners[1].with_threads(2).new_cache(), runners[1].with_threads(1).new_cache()
     at_once.extend(text[:57], rows=1)
     single.extend(text[:57], rows=1)
     logits, states = at_once.extend(text[57:], rows=width)
@@ -123,11 +123,11 @@ def test_weights_kept_in_half_give_the_same_bits(variant: str, tmp_path: Path) -
     halves = [NativeRunner(model, vocab_size=v, num_threads=2) for model in (narrow, wide) for v in (None, 50)]
     whole = NativeRunner(mixed, num_threads=2)
     for text in (TEXT, TEXT[:1], TEXT[2:5]):
-        first, *others = (half.fresh().extend(text, rows=len(text)) for half in halves)
+        first, *others = (half.new_cache().extend(text, rows=len(text)) for half in halves)
         for logits, states in others:
             assert torch.equal(logits[:, :50], first[0][:, :50])
             assert torch.equal(states, first[1])
-        torch.testing.assert_close(whole.fresh().extend(text, rows=len(text))[0], first[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(whole.new_cache().extend(text, rows=len(text))[0], first[0], atol=1e-5, rtol=1e-5)
 
 
 def test_the_numbers_are_those_of_the_compiled_code() -> None:
@@ -151,8 +151,8 @@ def test_a_padded_vocabulary_is_cut() -> None:
     """Catches rows of padding that could be drawn, also where the embedding is the output layer."""
     for variant in ("llama", "tied"):
         model = built(variant)
-        logits, _ = NativeRunner(model, vocab_size=50).extend(TEXT, rows=2)
-        expected, _ = EagerRunner(model).extend(TEXT, rows=2)
+        logits, _ = NativeRunner(model, vocab_size=50).new_cache().extend(TEXT, rows=2)
+        expected, _ = EagerRunner(model).new_cache().extend(TEXT, rows=2)
         assert logits.shape == (2, 50)
         torch.testing.assert_close(logits, expected[:, :50], atol=1e-4, rtol=1e-4)
     with pytest.raises(RunnerError, match="has 64 rows"):
@@ -264,8 +264,8 @@ def test_draws_are_shared_out_as_the_law_says(runner: NativeRunner) -> None:
 
 def test_a_cache_that_begins_in_the_middle_of_a_text_reads_the_rest_alone() -> None:
     """Catches positions that count from the text's beginning, and rows, copies or rollbacks that see what was left out."""
-    plain = NativeRunner(built("llama"), num_threads=1)
-    late = plain.fresh()
+    plain = NativeRunner(built("llama"), num_threads=1).new_cache()
+    late = plain.model.new_cache()
 
     def gives(runner: NativeRunner, start: int) -> bool:
         """Whether it now gives what a cache gives that has read the text from `start` on."""

@@ -37,10 +37,10 @@ def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
 
 def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches a norm, scale, activation, window or table of angles that is another layer's, or is left out."""
-    eager, compiled = runners[0].fresh(), runners[1].fresh()
+    eager, compiled = runners[0].new_cache(), runners[1].new_cache()
     text = TEXT[: compiled.max_length]
     with torch.inference_mode():
-        expected, states = eager.forward(input_ids=torch.tensor([text]))
+        expected, states = eager.model.offline_pass(input_ids=torch.tensor([text]))
     logits, hidden = compiled.extend(text, rows=len(text))
     torch.testing.assert_close(logits, expected[0], atol=2e-4, rtol=2e-4)
     torch.testing.assert_close(hidden, states[0], atol=2e-4, rtol=2e-4)
@@ -57,7 +57,7 @@ def test_windows_at_the_edges_of_blocks(window: int) -> None:
     """Catches a window that is one too wide or too narrow where it begins with a block of positions, and what a rollback leaves
     behind it."""
     model = built("gemma3", sliding_window=window)
-    compiled = NativeRunner(model, num_threads=2)
+    compiled = NativeRunner(model, num_threads=2).new_cache()
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     compiled.extend([7] * 90, rows=1)

@@ -65,7 +65,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
 
 def test_logits_are_those_of_the_values_in_the_file(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches a code, a scale or an offset that is read from the wrong place of a block, or rounded."""
-    eager, compiled = (r.fresh() for r in runners)
+    eager, compiled = (r.new_cache() for r in runners)
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     logits, hidden = compiled.extend(TEXT, rows=len(TEXT))
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -92,8 +92,8 @@ def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeR
 def test_a_file_of_several_kinds(kinds: dict[str, str], is_tied: bool) -> None:
     """Catches sums over groups of another matrix's size, and parts of a joined product that lie in the wrong columns."""
     eager, compiled = pair(kinds, tie_word_embeddings=is_tied)
-    expected, _ = eager.extend(TEXT, rows=len(TEXT))
-    for runner in (compiled, compiled.fresh(num_threads=5)):
+    expected, _ = eager.new_cache().extend(TEXT, rows=len(TEXT))
+    for runner in (compiled.new_cache(), compiled.with_threads(5).new_cache()):
         logits, _ = runner.extend(TEXT, rows=len(TEXT))
         assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
 
@@ -108,7 +108,7 @@ def test_widths_that_do_not_fill_panels() -> None:
         "num_key_value_heads": 1,
         "vocab_size": 71,
     }
-    eager, compiled = pair({"": "Q4_1"}, **widths)
+    eager, compiled = (runner.new_cache() for runner in pair({"": "Q4_1"}, **widths))
     expected, _ = eager.extend(TEXT, rows=len(TEXT))
     logits, _ = compiled.extend(TEXT, rows=len(TEXT))
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -122,7 +122,9 @@ def test_a_kind_that_is_not_known_becomes_float32() -> None:
     rare = Stored("TQ9_9", values[name].shape, values[name].data)
     known = values[name].dequantised()
     object.__setattr__(rare, "dequantised", lambda: known)
-    first, second = (NativeRunner(model, stored={**values, name: of}, activations="float32") for of in (values[name], rare))
+    first, second = (
+        NativeRunner(model, stored={**values, name: of}, activations="float32").new_cache() for of in (values[name], rare)
+    )
     expected, _ = first.extend(TEXT, rows=2)
     assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
 
@@ -167,7 +169,7 @@ def test_ids_outside_the_embedding_are_refused(runners: tuple[EagerRunner, Nativ
     """Catches a lookup past the end of the memory."""
     for wrong in (-1, 64, 2**40):
         with pytest.raises(ValueError, match="the embedding has 64 rows"):
-            runners[1].fresh().extend([1, wrong], rows=1)
+            runners[1].new_cache().extend([1, wrong], rows=1)
 
 
 def test_kinds_are_those_of_the_package_gguf() -> None:
@@ -194,10 +196,10 @@ def rounded(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
 def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches a zero, a scale or an offset that is forgotten in whole numbers, and inputs in another order than their weights:
     rounding to bytes is one or two per cent, to two bytes as little as another order of a sum."""
-    eager, compiled = rounded[0].fresh(), rounded[1].fresh()
+    eager, compiled = rounded[0].new_cache(), rounded[1].new_cache()
     expected, _ = eager.extend(TEXT, rows=len(TEXT))
     logits, _ = compiled.extend(TEXT, rows=len(TEXT))
-    least, most = (1e-4, 0.03) if compiled.activations == "int8" else (1e-6, 3e-4)
+    least, most = (1e-4, 0.03) if rounded[1].activations == "int8" else (1e-6, 3e-4)
     assert least < probe.gap(logits, expected) < most
 
 
@@ -216,9 +218,9 @@ def test_two_bytes_are_the_default_where_the_processor_multiplies_them() -> None
 def test_a_trimmed_output_layer_takes_its_rows_of_a_file(kind: str) -> None:
     """Catches rows of quantised blocks taken by the wrong numbers, or with the wrong stride."""
     ids = [2, 3, 20, 21, 22, 63]
-    expected = pair({"": kind})[0].extend(TEXT, rows=3)[0]
+    expected = pair({"": kind})[0].new_cache().extend(TEXT, rows=3)[0]
     for runner in pair({"": kind}, output_ids=ids):
-        found = runner.extend(TEXT, rows=3)[0]
+        found = runner.new_cache().extend(TEXT, rows=3)[0]
         assert (found[:, ids] - expected[:, ids]).abs().max() < 1e-4 * expected.abs().max()
         assert int(found.isfinite().sum()) == 3 * len(ids)
 
@@ -228,10 +230,12 @@ def test_several_sequences_in_a_pass_have_the_bits_of_each_alone(
     runners: tuple[EagerRunner, NativeRunner], threads: int
 ) -> None:
     """Catches rows that read another sequence's cache, positions of another, and sums that depend on the company."""
-    alone = [runners[1].fresh(num_threads=1) for _ in range(5)]
-    together = [runners[1].fresh(num_threads=threads) for _ in alone]
+    alone, model = [runners[1].with_threads(1).new_cache() for _ in range(5)], runners[1].with_threads(threads)
+    together, seen_by = ([model.new_cache() for _ in alone] for _ in range(2))
     for texts in ([TEXT[:n] for n in (1, 9, 4, 14, 2)], [[5], [6, 7], [8], [1], [2, 3, 4]]):
-        logits, hidden, seen = NativeRunner.extend_all(together, texts, seen=1)
+        logits, hidden = model.forward(list(zip(together, texts, strict=True)), rows=1)
+        same, seen = model.forward_seen(list(zip(seen_by, texts, strict=True)), layer=1)
+        assert torch.equal(logits, same)
         for i, text in enumerate(texts):
             expected = alone[i].extend(text, rows=1)
             assert torch.equal(logits[i], expected[0][0])
@@ -242,18 +246,18 @@ def test_several_sequences_in_a_pass_have_the_bits_of_each_alone(
 
 def test_what_a_layer_reads_is_told(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches states of another layer, or of other rows."""
-    model, runner = runners[0].model, runners[1].fresh()
+    model, runner = runners[0].model, runners[1].new_cache()
     found: list[torch.Tensor] = []
     handle = model.model.layers[1].register_forward_pre_hook(lambda _, args: found.append(args[0]))
-    runners[0].fresh().extend(TEXT, rows=1)
+    runners[0].new_cache().extend(TEXT, rows=1)
     handle.remove()
-    (seen,) = NativeRunner.extend_all([runner], [TEXT], seen=1)[2]
+    (seen,) = runners[1].forward_seen([(runner, TEXT)], layer=1)[1]
     assert (seen - found[0][0]).abs().max() < 1e-4 * found[0].abs().max()
 
 
 def test_a_pass_over_runners_of_two_models_is_refused(runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches a pass that writes into caches of another shape."""
-    one, other = runners[1].fresh(), pair({"": "Q8_0"})[1]
-    for given, texts in (([one, other], [[1], [2]]), ([one, one], [[1], [2]]), ([one, one.fresh()], [[1], []])):
-        with pytest.raises(ValueError, match="a runner for each"):
-            NativeRunner.extend_all(given, texts)
+    one, other = runners[1].new_cache(), pair({"": "Q8_0"})[1].new_cache()
+    for given, texts in (([one, other], [[1], [2]]), ([one, one], [[1], [2]]), ([one, runners[1].new_cache()], [[1], []])):
+        with pytest.raises(ValueError, match="a cache for each"):
+            runners[1].forward(list(zip(given, texts, strict=True)), rows=1)

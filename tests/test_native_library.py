@@ -296,10 +296,10 @@ def test_without_a_runtime_of_threads_there_is_one(code: Path, compiler: Compile
     model = tiny_model("llama", seed=1, head_dim=16)
     text = [1, 7, 3, 9, 12]
     assert library._runtime() is not None, "torch has one"
-    whole, _ = NativeRunner(model, num_threads=2).extend(text, rows=5)
+    whole, _ = NativeRunner(model, num_threads=2).new_cache().extend(text, rows=5)
     monkeypatch.setattr(library, "_runtime", lambda: None)
     library._found.cache_clear()
-    alone, _ = NativeRunner(model, num_threads=2).extend(text, rows=5)
+    alone, _ = NativeRunner(model, num_threads=2).new_cache().extend(text, rows=5)
     assert torch.equal(whole, alone)
 
 

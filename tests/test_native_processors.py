@@ -82,7 +82,7 @@ def recorded(kind: str, family: str, monkeypatch: pytest.MonkeyPatch, **more: An
         data = parameter.detach().float().contiguous()
         plain = Stored("F32", tuple(data.shape), data.view(torch.uint8).numpy().reshape(len(data) if data.ndim > 1 else 1, -1))
         values[name] = plain if parameter.ndim < 2 else fabricated(kind, *parameter.shape, seed=seed)
-    runner = NativeRunner(model, stored=values, num_threads=1, probe=False, **more)
+    runner = NativeRunner(model, stored=values, num_threads=1, probe=False, **more).new_cache()
     logits, _ = runner.extend(TEXT, rows=len(TEXT))
     for i, (cos, sin) in enumerate(runner._weights._tables):
         recorder.record("angles", i, content=cos.numpy().tobytes() + sin.numpy().tobytes())

@@ -90,7 +90,7 @@ def test_dtype_reaches_both_models(folders: tuple[Path, Path], dtype: Any, expec
     """Catches a dtype that is dropped on the way to transformers, or reaches the target alone."""
     pair = load_pair(folders[0], draft=folders[1], dtype=dtype)
     for runner in (pair.target, pair.draft):
-        logits, hidden = runner.fresh().extend([3, 4], rows=1)
+        logits, hidden = runner.new_cache().extend([3, 4], rows=1)
         assert logits.dtype == hidden.dtype == expected
 
 

@@ -12,9 +12,9 @@ import specdecpp as sd
 from specdecpp.errors import DataError
 from specdecpp.lab.parallel import WEIGHTS, ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.runners import EagerRunner, Runner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
+from specdecpp.verify import BlockVerification, TokenVerification
 
 pytestmark = pytest.mark.lab
 
@@ -100,7 +100,7 @@ def test_a_rejected_candidate_leaves_no_trace() -> None:
 def test_a_place_has_the_law_of_its_head() -> None:
     """Catches heads in another order, and logits of another state than the text's last."""
     draft, base = tiny_draft()
-    _, hidden = base.runner.fresh().extend([1, 2, 3], rows=1)
+    _, hidden = base.runner.new_cache().extend([1, 2, 3], rows=1)
     draft.extend([1, 2, 3], rows=1)
     for i in range(2):
         logits, state = draft.extend([4 + i], rows=1)

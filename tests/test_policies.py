@@ -11,8 +11,8 @@ from laws import outcome, random_head
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import Heuristic
 from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
-from specdecpp.rounds.draft import Draft
 from specdecpp.sampling import Sampling, streams
+from specdecpp.step import Draft
 from specdecpp.testing import TableModel
 
 

@@ -51,14 +51,15 @@ def runners(target: Any, draft: Any) -> tuple[NativeRunner, NativeRunner]:
 def test_the_bits_are_those_of_two_passes(kind: str, cut: list[int]) -> None:
     """Catches keys that are copied from the wrong place or layer, a border of a block that loses what stood before it, and
     states of the wrong layer."""
-    together, apart = (runners(*models(kind)) for _ in range(2))
+    own = runners(*models(kind))
+    together, apart = ([model.new_cache() for model in of] for of in (own, runners(*models(kind))))
     at = 0
     for num in cut:
-        together[0].extend_both(together[1], TEXT[at : at + num])
-        for runner in apart:
-            runner.extend(TEXT[at : at + num], rows=1)
+        own[0].forward_both(*together, TEXT[at : at + num])
+        for cache in apart:
+            cache.extend(TEXT[at : at + num], rows=1)
         at += num
-    assert together[0].share_of(together[1]) == 2 / 3
+    assert own[0].share_of(own[1]) == 2 / 3
     for both, alone in zip(together, apart, strict=True):
         assert both.length == alone.length == at
         for found, expected in zip(both.extend(TEXT[at:], rows=30), alone.extend(TEXT[at:], rows=30), strict=True):
@@ -71,11 +72,11 @@ def test_a_draft_whose_layers_are_all_the_targets_has_nothing_to_compute() -> No
     draft.model.layers = draft.model.layers[:2]
     draft.config.num_hidden_layers = 2
     p, q = runners(target, draft)
-    p.extend_both(q, TEXT[:40])
-    alone = runners(target, draft)[1]
+    alone, both = runners(target, draft)[1].new_cache(), (p.new_cache(), q.new_cache())
+    p.forward_both(*both, TEXT[:40])
     alone.extend(TEXT[:40], rows=1)
     assert p.share_of(q) == 1.0
-    assert torch.equal(q.extend([3, 4], rows=2)[0], alone.extend([3, 4], rows=2)[0])
+    assert torch.equal(both[1].extend([3, 4], rows=2)[0], alone.extend([3, 4], rows=2)[0])
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["target first", "draft first"])
@@ -98,10 +99,10 @@ def test_shared_layers_stay_as_long_as_somebody_reads_them(first: int) -> None:
     gc.collect()
     rubbish = torch.full((2**24,), 7.0)  # where freed memory may be given out again
     for shared, own in zip((q, r), alone, strict=True):
-        assert torch.equal(shared.extend(TEXT[:20], rows=20)[0], own.extend(TEXT[:20], rows=20)[0])
+        assert torch.equal(shared.new_cache().extend(TEXT[:20], rows=20)[0], own.new_cache().extend(TEXT[:20], rows=20)[0])
     del q, rubbish
     gc.collect()
-    assert torch.isfinite(r.fresh().extend(TEXT[:4], rows=1)[0]).all()
+    assert torch.isfinite(r.new_cache().extend(TEXT[:4], rows=1)[0]).all()
 
 
 def embedding(draft: Any) -> None:
@@ -143,12 +144,13 @@ def test_what_differs_is_not_shared(change: Callable[[Any], None], share: float)
 def test_caches_of_two_lengths_are_refused() -> None:
     """Catches a draft that is given tokens at another place."""
     p, q = runners(*models())
-    p.extend(TEXT[:3], rows=1)
+    read, unread = p.new_cache(), q.new_cache()
+    read.extend(TEXT[:3], rows=1)
     with pytest.raises(ValueError, match="they hold 3 and 0 tokens"):
-        p.extend_both(q, TEXT[3:9])
-    assert (p.length, q.length) == (3, 0)
+        p.forward_both(read, unread, TEXT[3:9])
+    assert (read.length, unread.length) == (3, 0)
     with pytest.raises(ValueError, match="ids from 99"):
-        p.fresh().extend_both(q, [99])
+        p.forward_both(p.new_cache(), unread, [99])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -156,11 +158,11 @@ def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatc
     """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, and of the next that begins
     alike, whose draft may have read less."""
     counted = []
-    reads_both = NativeRunner.extend_both
+    reads_both = NativeRunner.forward_both
 
-    def count(self: NativeRunner, draft: NativeRunner, tokens: list[int]) -> None:
+    def count(self: NativeRunner, cache: Any, draft: Any, tokens: list[int]) -> None:
         counted.append(len(tokens))
-        reads_both(self, draft, tokens)
+        reads_both(self, cache, draft, tokens)
 
     def answers() -> list[tuple[int, ...]]:
         p, q = runners(*models())
@@ -168,7 +170,7 @@ def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatc
         ask = {"max_tokens": 12, "temperature": temperature, "seed": 3}
         return [decoder.generate(prompt, **ask).tokens for prompt in (TEXT[:50], TEXT[:90], TEXT[200:])]
 
-    monkeypatch.setattr(NativeRunner, "extend_both", count)
+    monkeypatch.setattr(NativeRunner, "forward_both", count)
     together = answers()
     assert counted
     assert counted[0] == 49
@@ -181,13 +183,13 @@ def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatc
 def test_prompts_of_requests_together_are_read_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server whose drafts read their prompts alone, and pieces of two requests that get into each other's caches."""
     counted = []
-    reads_both = NativeRunner.extend_both
+    reads_both = NativeRunner.forward_both
 
-    def count(self: NativeRunner, draft: NativeRunner, tokens: list[int]) -> None:
+    def count(self: NativeRunner, cache: Any, draft: Any, tokens: list[int]) -> None:
         counted.append(len(tokens))
-        reads_both(self, draft, tokens)
+        reads_both(self, cache, draft, tokens)
 
-    monkeypatch.setattr(NativeRunner, "extend_both", count)
+    monkeypatch.setattr(NativeRunner, "forward_both", count)
     p, q = runners(*models())
     decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2), reuses=False)
     prompts = [TEXT[:60], TEXT[60:130], TEXT[130:150]]

@@ -10,10 +10,10 @@ from laws import Request, finish, largest_difference
 from specdecpp import Decoder, load_pair
 from specdecpp.lab import Heuristic
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
-from specdecpp.rounds.verification import BlockVerification, TokenVerification, Verification
 from specdecpp.runners import Skips, native
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel
+from specdecpp.verify import BlockVerification, TokenVerification, Verification
 
 
 class LateTable(TableModel):
@@ -21,7 +21,7 @@ class LateTable(TableModel):
 
     num_skipped = 0
 
-    def fresh(self) -> "LateTable":
+    def new_cache(self) -> "LateTable":
         return LateTable({k: v.tolist() for k, v in self.table.items()}, depth=self.depth, max_length=self.max_length)
 
     def skip(self, length: int) -> None:

@@ -39,9 +39,9 @@ from specdecpp.policies.head import HeadPolicy
 from specdecpp.replay.replay import Player, replay
 from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Opinion, Trace
-from specdecpp.rounds.verification import GreedyVerification
 from specdecpp.sampling import Sampling
 from specdecpp.testing import Enumerator, TableModel
+from specdecpp.verify import GreedyVerification
 
 CHECKED = Calibration(temperature=1.5, bias=0.3, num_labels=1)
 SCALARS = ("log_q", "entropy", "gap", "depth")

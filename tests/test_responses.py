@@ -97,7 +97,7 @@ def test_sampled_answers_follow_the_target(sampling: Sampling, slots: int | None
 
 
 def _law(runner: EagerRunner, text: list[int], sampling: Sampling) -> list[float]:
-    logits, _ = runner.fresh().extend(text, rows=1)
+    logits, _ = runner.new_cache().extend(text, rows=1)
     return probabilities(logits[0].double(), sampling).tolist()
 
 

@@ -1,20 +1,16 @@
-"""One suite for all engines: the same plans, the same uniforms, the same results; and the law of what users run by default, by
-exact integration over its uniforms."""
+"""One table for all engines: the same plans, the same uniforms, the same results, alone and in batches."""
 
 import ctypes
 import gc
 import itertools
-import math
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from integration import Given, Law, compared, completed, intervals, outcomes
-from laws import finish, largest_difference, random_head, unchecked
+from laws import finish, random_head, unchecked
 from torch import Tensor
 
 from specdecpp import Decoder, NativeRunner, Pair, Round, Sampling
@@ -34,14 +30,20 @@ from specdecpp.lab import (
 )
 from specdecpp.lab.lossy import Fuzzy, Lossy
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
-from specdecpp.policies.protocol import decide
 from specdecpp.request import VERIFICATION_NAMES
-from specdecpp.rounds import Engine, Plan, Request, Result
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
-from specdecpp.rounds.host import Host
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import (
+from specdecpp.runners import GraphRunner, native
+from specdecpp.runners.native import Filters, Verifying
+from specdecpp.runners.native.library import library
+from specdecpp.sampling import probabilities, streams
+from specdecpp.scheduler import step
+from specdecpp.serving.requests import Speculative
+from specdecpp.session import Session
+from specdecpp.step import Host, Result
+from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import (
     BlockVerification,
     CompareVerification,
     GreedyVerification,
@@ -50,13 +52,6 @@ from specdecpp.rounds.verification import (
     at,
     verifications,
 )
-from specdecpp.runners import GraphRunner, native
-from specdecpp.runners.native import Filters, Verifying
-from specdecpp.runners.native.library import library
-from specdecpp.sampling import probabilities, streams
-from specdecpp.serving.requests import Speculative
-from specdecpp.session import Session
-from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 KINDS = [pytest.param("native", marks=needs_compiler), "device"]
@@ -82,8 +77,8 @@ class Models:
             named, more = at(sampling, verification), more | {"lossless": False}
         options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
         return Session(
-            target=self.target.fresh(),
-            draft=self.draft.fresh(),
+            target=self.target.new_cache(),
+            draft=self.draft.new_cache(),
             policy=policy,
             verification=named,
             sampling=sampling,
@@ -160,32 +155,33 @@ LENGTHS = ("none", "fixed", "heuristic", "ema", "argmax")
 # --- the same as the host --------------------------------------------------------------------------------------------------
 
 
-def same(own: Session, hosts: Session) -> list[Round]:
-    """Decode both to their ends, round by round; they must agree in everything but seconds."""
+def same(own: list[Session], hosts: list[Session]) -> list[Round]:
+    """Decode requests together to their ends, and each alone by the host; they must agree in everything but seconds."""
     rounds = []
-    own.prefill()
-    hosts.prefill()
-    while own.finish_reason is None:
-        a, b = own.step(), hosts.step()
-        assert a.pieces == b.pieces
-        assert (a.num_drafted, a.num_accepted, a.finish_reason) == (b.num_drafted, b.num_accepted, b.finish_reason)
-        assert (a.stop.words, a.stop.evidence, a.stop.threshold) == (
-            b.stop.words,
-            b.stop.evidence,
-            pytest.approx(b.stop.threshold, rel=1e-4),
-        )
-        assert a.stop.value == pytest.approx(b.stop.value, abs=1e-5)
-        assert a.judged == pytest.approx(b.judged, abs=1e-5)
-        assert a.tv == pytest.approx(b.tv, abs=1e-4)
-        assert a.overlaps == pytest.approx(b.overlaps, abs=1e-5)
-        assert a.draft_s >= 0
-        assert a.verify_s > 0
-        assert own.target.length == hosts.target.length
-        in_vain = own.draft.length - hosts.draft.length
-        assert 0 <= in_vain <= isinstance(own.engine, Device)
-        rounds.append(a)
-    assert own.tokens == hosts.tokens
-    assert own.finish_reason == hosts.finish_reason
+    while running := [(a, b) for a, b in zip(own, hosts, strict=True) if a.finish_reason is None]:
+        for (session, host), a in zip(running, step([session for session, _ in running]), strict=True):
+            if isinstance(a, Exception):
+                raise a
+            if not isinstance(a, Round):
+                host.prefill()
+                continue
+            b = host.step()
+            assert a.pieces == b.pieces
+            assert (a.num_drafted, a.num_accepted, a.finish_reason) == (b.num_drafted, b.num_accepted, b.finish_reason)
+            assert (a.stop.words, a.stop.evidence) == (b.stop.words, b.stop.evidence)
+            assert a.stop.threshold == pytest.approx(b.stop.threshold, rel=1e-4)
+            assert a.stop.value == pytest.approx(b.stop.value, abs=1e-5)
+            assert a.judged == pytest.approx(b.judged, abs=1e-5)
+            assert a.tv == pytest.approx(b.tv, abs=1e-4)
+            assert a.overlaps == pytest.approx(b.overlaps, abs=1e-5)
+            assert a.draft_s >= 0
+            assert a.verify_s > 0
+            assert session.target.length == host.target.length
+            in_vain = session.draft.length - host.draft.length
+            assert 0 <= in_vain <= isinstance(session.engine, Device)
+            rounds.append(a)
+    assert [session.tokens for session in own] == [host.tokens for host in hosts]
+    assert [session.finish_reason for session in own] == [host.finish_reason for host in hosts]
     return rounds
 
 
@@ -203,20 +199,21 @@ models_of = cache(Models)
 @pytest.mark.parametrize(("kind", "policy", "manner"), EVERY)
 def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> None:
     """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
-    cache that holds one token more or less: answer by answer, for several seeds, watched and unwatched."""
+    cache that holds one token more or less; in a batch of three also a row, a uniform, a stop or a rollback of another request.
+    Watched and unwatched."""
     models, rule, (sampling, verification) = models_of(kind), POLICIES[policy](), MANNERS[manner]
     drafted, ended = set(), set()
     with unchecked():
-        for seed in range(4 if kind == "native" else 2):
+        for seeds in ([0, 1, 2], [3]) if kind == "native" else ([0], [1]):
             more = {} if kind == "native" else {"max_tokens": 24}
-            own, hosts = (models.session(rule, sampling, verification, seed=seed, **more) for _ in range(2))
-            assert type(own.engine) is engine_of(kind)
-            hosts.engine = Host()
-            if seed % 2:
-                own.watch = lambda plan, result: None
-            rounds = same(own, hosts)
-            drafted |= {r.num_drafted for r in rounds}
-            ended.add(own.finish_reason)
+            own, hosts = ([models.session(rule, sampling, verification, seed=seed, **more) for seed in seeds] for _ in range(2))
+            assert {type(session.engine) for session in own} == {engine_of(kind)}
+            for session in hosts:
+                session.engine = Host()
+            if 1 in seeds:
+                own[seeds.index(1)].watch = lambda plan, result: None
+            drafted |= {r.num_drafted for r in same(own, hosts)}
+            ended |= {session.finish_reason for session in own}
     if kind == "native" and manner in ("plain", "block"):
         assert policy in LENGTHS or len(drafted) > 1
         assert "eos" in ended
@@ -259,7 +256,7 @@ def test_a_rule_that_drops_its_last_candidate(models: Models) -> None:
         for seed, (sampling, verification) in itertools.product(range(3), [MANNERS["greedy"], MANNERS["compare"]]):
             own, hosts = (models.session(rule, sampling, verification, seed=seed, ends=()) for _ in range(2))
             hosts.engine = Host()
-            drafted |= {r.num_drafted for r in same(own, hosts)}
+            drafted |= {r.num_drafted for r in same([own], [hosts])}
     assert {0, 1} <= drafted
 
 
@@ -279,7 +276,7 @@ def test_what_a_draft_has_read_is_not_read_again(kind: str) -> None:
     own, hosts = (models.session(Fixed(k=2), Sampling(), seed=2, ends=()) for _ in range(2))
     hosts.engine = Host()
     with unchecked():
-        rounds = same(own, hosts)
+        rounds = same([own], [hosts])
     assert any(a.num_accepted == b.num_accepted == 2 for a, b in itertools.pairwise(rounds))
 
 
@@ -306,18 +303,6 @@ def test_a_draft_that_has_read_nothing_catches_up(models: Models) -> None:
     assert [own.step().tokens for _ in range(4)] == [hosts.step().tokens for _ in range(4)]
 
 
-def test_several_plans_in_one_call(models: Models) -> None:
-    """Catches results that are mixed up, and a request whose memory is another's."""
-    own, alone = ([models.session(Fixed(k=k), Sampling(), seed=k, ends=()) for k in (2, 5, 0)] for _ in range(2))
-    for session in (*own, *alone):
-        session.prefill()
-    for _ in range(3):
-        results = own[0].engine.run([session._plan() for session in own])
-        for session, result, other in zip(own, results, alone, strict=True):
-            session._commit(result)
-            assert session.tokens[-len(other.step().tokens) :] == other.tokens[-1 - result.num_accepted :]
-
-
 def test_a_request_is_freed_with_its_session(models: Models) -> None:
     """Catches an engine that holds on to the caches of requests that are over."""
     session = models.session(Fixed(k=2), Sampling())
@@ -330,103 +315,6 @@ def test_a_request_is_freed_with_its_session(models: Models) -> None:
     del session, request
     gc.collect()
     assert len(kept) < num
-
-
-# --- the law, by exact integration over uniforms ---------------------------------------------------------------------------
-
-
-RULES: dict[str, Callable[[], Policy]] = {
-    "fixed": lambda: Fixed(k=2),
-    "cumulative q": lambda: CumulativeConfidence(threshold=0.5, max_tokens=3),
-    "entropy": lambda: Entropy(threshold=0.3, min_tokens=2, max_tokens=3),
-    "cost-aware by q": lambda: CostAware(max_tokens=3),
-    "lagged head": lambda: SpecDecPP(head=random_head(32, seed=2, scale=0.2), threshold=0.5, min_tokens=0, max_tokens=3),
-    "look-ahead head": lambda: SpecDecPP(
-        head=random_head(32, seed=1, scale=1.0, form="look_ahead", vocab_size=3), threshold=0.6, min_tokens=0, max_tokens=3
-    ),
-}
-SAMPLINGS = {"warm": Sampling(temperature=1.3), "top-p": Sampling(temperature=1.3, top_p=0.8), "min-p": Sampling(min_p=0.3)}
-
-
-@dataclass
-class Table:
-    """The laws of a tiny pair with three tokens after a context, and one round of an engine over it."""
-
-    models: Models
-    engine: Engine
-    context: tuple[int, ...] = (2, 0, 1)
-
-    def laws(self, runner: Any, sampling: Sampling) -> dict[tuple[int, ...], Tensor]:
-        """After each answer of at most three tokens."""
-        answers = [a for n in range(4) for a in itertools.product(range(3), repeat=n)]
-        rows = {a: runner.fresh().extend([*self.context, *a], rows=1)[0] for a in answers}
-        return {a: probabilities(row.double(), sampling)[0] for a, row in rows.items()}
-
-    def round(self, request: Request, policy: Policy) -> Result:
-        for runner in (request.target, request.draft):
-            runner.rollback(min(runner.length, len(self.context) - 1))
-            if runner.length < len(self.context) - 1:
-                runner.extend(list(self.context[runner.length : -1]), rows=1)
-        (result,) = self.engine.run([Plan(request, list(self.context), decide(policy, policy.start(), CHEAP, 5))])
-        return result
-
-
-@cache
-def table_of(kind: str) -> Table:
-    return Table(Models("device" if kind == "host" else kind, vocab_size=3), engine_of(kind)())
-
-
-FILTERED = [(*case, s) for s in ("top-p", "min-p") for case in [("cumulative q", "token"), ("fixed", "block")]]
-CASES = [
-    pytest.param(kind, rule, verification, sampling, marks=needs_compiler if kind == "native" else ())
-    for kind in ("host", "native", "device")
-    for i, (rule, verification, sampling) in enumerate(
-        [*((rule, verification, "warm") for rule in RULES for verification in ("token", "block", "compare")), *FILTERED]
-    )
-    if kind != "host" or i % 4 == 0  # each verification twice: the laws of the host are in test_law.py, but for its uniforms
-]
-
-
-@pytest.mark.parametrize(("kind", "rule", "verification", "sampling"), CASES)
-def test_the_law_of_a_round_is_the_targets(kind: str, rule: str, verification: str, sampling: str) -> None:
-    """Catches a stop that depends on the candidate drawn after it, one uniform used twice, and rows that are mixed up, on the
-    engine that users run: a round at an end of every piece of its uniforms, the lower and the upper in turn."""
-    table = table_of(kind)
-    how, policy, streams = SAMPLINGS[sampling], RULES[rule](), (Given(), Given())
-    request = Request(
-        target=table.models.target.fresh(),
-        draft=table.models.draft.fresh(),
-        policy=policy,
-        verification=verifications()[verification],
-        sampling=how,
-        randomness=streams,
-    )
-    assert table.engine.refusal(request) is None
-    law: Law = defaultdict(float)
-    nums, sides = set(), itertools.cycle((0, 1, 1, 0, 1))
-    with unchecked():
-        p, q = (table.laws(runner, how) for runner in (table.models.target, table.models.draft))
-        for path in itertools.product(range(3), repeat=3):
-            drawn = [{i: (chance, ends) for i, chance, ends in intervals(q[path[:k]].tolist())}.get(path[k]) for k in range(3)]
-            if any(one is None for one in drawn):
-                continue
-            share = math.prod(one[0] for one in drawn if one)
-            middle = [sum(one[1]) / 2 for one in drawn if one]
-            streams[0].points, streams[1].points = list(middle), []
-            num = table.round(request, policy).num_drafted
-            nums.add(num)
-            p_rows = torch.stack([p[path[:i]] for i in range(num + 1)])
-            q_rows = torch.stack([q[path[:i]] for i in range(num)]) if num else p_rows[:0]
-            tokens = torch.tensor(path[:num], dtype=torch.long)
-            found = compared(p_rows, tokens) if verification == "compare" else outcomes(p_rows, q_rows, tokens, verification)
-            for verdict, chance, ends in found:
-                end = next(sides)
-                streams[0].points, streams[1].points = [one[1][end] for one in drawn if one], [e[end] for e in ends]
-                made = table.round(request, policy)
-                assert (made.tokens, made.num_accepted, made.next_token) == (list(path[:num]), *verdict)
-                law[(*path[: verdict[0]], verdict[1])] += share * chance
-    assert largest_difference(completed(law, p.__getitem__, 3), completed({(): 1.0}, p.__getitem__, 3)) < 1e-9
-    assert nums == {2} if rule == "fixed" else len(nums) > 1
 
 
 # --- the compiled pieces by themselves -------------------------------------------------------------------------------------
@@ -465,7 +353,7 @@ def verdict(runner: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how: 
     line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
     task.tokens, task.uniforms, task.q = line.data_ptr(), uniforms.data_ptr(), q.data_ptr()
     task.logits, task.states = logits.data_ptr(), states.data_ptr()
-    runner.verify([runner], [task])
+    runner.model.verify([runner], [task])
     return task
 
 
@@ -481,7 +369,7 @@ def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
         q /= q.sum(-1, keepdim=True)
         tokens = q[:num].multinomial(1, generator=generator).flatten() if num else torch.zeros(0, dtype=torch.long)
         uniforms = torch.rand(num + 1, generator=generator, dtype=torch.float64)
-        logits, _ = models.target.fresh().extend([*context, *tokens.tolist()], rows=num + 1)
+        logits, _ = models.target.new_cache().extend([*context, *tokens.tolist()], rows=num + 1)
         p, count = (logits / 1.3).softmax(-1), torch.tensor([num])
         first = torch.cat((uniforms[num:], uniforms[:num]))  # there the token's uniform comes first
         cases: list[Any] = [
@@ -492,7 +380,7 @@ def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
         if num <= 1:  # the rows of p depend on the candidates
             cases.append((1.3, 2, tokens, compare_verdict(p, tokens, count, uniforms)))
         for temperature, kind, drawn, expected in cases:
-            runner = models.target.fresh()
+            runner = models.target.new_cache()
             runner.extend(context[:-1], rows=1)
             made = verdict(runner, [context[-1], *drawn.tolist()], q, uniforms, temperature=temperature, verification=kind)
             assert [made.num_accepted, made.next] == expected.tolist()
@@ -585,8 +473,8 @@ def test_a_verification_of_ones_own_is_called(verification: Any, models: Models)
     """Catches a subclass that is taken for its base (it was, on the device), and one that has to inherit."""
     Picky.num_calls = 0
     session = Session(
-        target=models.target.fresh(),
-        draft=models.draft.fresh(),
+        target=models.target.new_cache(),
+        draft=models.draft.new_cache(),
         policy=Fixed(k=2),
         verification=verification,
         sampling=Sampling(),
@@ -618,7 +506,7 @@ def test_what_is_left_to_the_host(models: Models) -> None:
 def tiny_lean() -> Any:
     from specdecpp import LeanRunner
 
-    return LeanRunner(tiny_model("llama", seed=1))
+    return LeanRunner(tiny_model("llama", seed=1)).new_cache()
 
 
 def test_a_seed_means_the_same_answer_on_every_engine() -> None:

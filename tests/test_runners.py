@@ -31,7 +31,7 @@ def full_pass(model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor
     return model(input_ids=inputs, use_cache=False).logits[0], hidden[0]
 
 
-def check_steps(model: Any, runner: EagerRunner, steps: list[tuple[int, list[int]]], tolerance: float) -> None:
+def check_steps(model: Any, runner: Any, steps: list[tuple[int, list[int]]], tolerance: float) -> None:
     """Extend and roll back; after every step all appended rows must equal those of a fresh pass."""
     tokens: list[int] = []
     for num_cut, new in steps:
@@ -55,7 +55,7 @@ def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) ->
     @settings(max_examples=40)
     @given(STEPS)
     def run(steps: list[tuple[int, list[int]]]) -> None:
-        check_steps(model, runner.fresh(), steps, 1e-9)
+        check_steps(model, runner.new_cache(), steps, 1e-9)
 
     run()
 
@@ -65,16 +65,16 @@ def test_rollback_equality_in_float32(kind: str) -> None:
     """Catches the same in the precision people use, and in a mixture of experts: within 1e-4 of a fresh pass."""
     model = model_of(kind)
     steps = [(0, [5, 6, 7, 8]), (1, [9]), (0, [10]), (3, [11, 12, 13, 14, 15]), (5, [3]), (0, [4, 5, 6, 7, 8])]
-    check_steps(model, EagerRunner(model), steps, 1e-4)
+    check_steps(model, EagerRunner(model).new_cache(), steps, 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_plain_pass_over_a_batch_leaves_the_own_sequence_alone(kind: str) -> None:
     """Catches a pass that reads or extends the runner's cache, padded logits that stay, and hidden states of another row."""
     model = model_of(kind)
-    runner = EagerRunner(model, vocab_size=60)
+    runner = EagerRunner(model, vocab_size=60).new_cache()
     runner.extend([5, 6], rows=1)
-    logits, hidden = runner.forward(input_ids=torch.tensor([[9, 8, 7], [3, 4, 5]]))
+    logits, hidden = runner.model.offline_pass(input_ids=torch.tensor([[9, 8, 7], [3, 4, 5]]))
     for row, tokens in enumerate(([9, 8, 7], [3, 4, 5])):
         expected_logits, expected_hidden = full_pass(model, tokens)
         torch.testing.assert_close(logits[row], expected_logits[:, :60], atol=1e-4, rtol=0)
@@ -95,7 +95,7 @@ def test_the_window_matters_in_these_models(kind: str) -> None:
 def test_hidden_is_the_last_hidden_state_after_the_final_norm() -> None:
     """Catches a head that is fed the state before the final norm, or that of another layer."""
     model = model_of("llama", torch.float64)
-    _, hidden = EagerRunner(model).extend([5, 6, 7], rows=3)
+    _, hidden = EagerRunner(model).new_cache().extend([5, 6, 7], rows=3)
     with torch.inference_mode():
         out = model(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True, use_cache=False)
         torch.testing.assert_close(hidden, out.hidden_states[-1][0], atol=1e-9, rtol=0)
@@ -105,9 +105,9 @@ def test_hidden_is_the_last_hidden_state_after_the_final_norm() -> None:
 def test_fresh_runners_over_the_same_weights_do_not_disturb_each_other() -> None:
     """Catches a cache, a length or a caught hidden state that two requests of one model share."""
     model = model_of("qwen3", torch.float64)
-    first = EagerRunner(model)
+    first = EagerRunner(model).new_cache()
     first.extend([3, 4, 5], rows=1)
-    second = first.fresh()
+    second = first.model.new_cache()
     assert (first.length, second.length) == (3, 0)
     second.extend([9, 8], rows=1)
     first.rollback(2)
@@ -123,7 +123,7 @@ def test_fresh_runners_over_the_same_weights_do_not_disturb_each_other() -> None
 def test_two_runners_built_on_one_model_do_not_disturb_each_other() -> None:
     """Catches a hook that is replaced when the same model serves as target and draft."""
     model = tiny_model("llama").double()
-    first, second = EagerRunner(model), EagerRunner(model)
+    first, second = EagerRunner(model).new_cache(), EagerRunner(model).new_cache()
     first.extend([3, 4], rows=1)
     second.extend([9], rows=1)
     _, hidden = first.extend([5], rows=1)
@@ -135,7 +135,7 @@ def test_a_model_is_left_as_it_was_given() -> None:
     model = tiny_model("llama")
     hooks = model.get_output_embeddings()._forward_pre_hooks
     runners = [EagerRunner(model) for _ in range(3)]
-    runners.append(runners[0].fresh())
+    runners.append(runners[0].new_cache())
     assert len(hooks) == 1
     del runners[:3]
     gc.collect()
@@ -161,7 +161,7 @@ def test_threads_may_share_a_model() -> None:
     texts = [[i, i + 1, i + 2] for i in range(3, 60)]
 
     def read(tokens: list[int]) -> torch.Tensor:
-        return first.fresh().extend(tokens, rows=1)[1]
+        return first.new_cache().extend(tokens, rows=1)[1]
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(read, texts))
@@ -173,7 +173,7 @@ def test_threads_may_share_a_model() -> None:
 def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
     """Catches a rollback by what should have been read, where the cache of some layers has less."""
     model = tiny_model("llama").double()
-    runner = EagerRunner(model)
+    runner = EagerRunner(model).new_cache()
     runner.extend([3, 4, 5, 6], rows=1)
 
     def fails(*_: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
 def test_rollback_to_the_present_and_to_nothing() -> None:
     """Catches an off-by-one at both ends of the range (crop(0) and an emptied cache)."""
     model = model_of("llama", torch.float64)
-    runner = EagerRunner(model)
+    runner = EagerRunner(model).new_cache()
     runner.extend([3, 4, 5], rows=1)
     runner.rollback(3)
     assert runner.length == 3
@@ -204,7 +204,7 @@ def test_rollback_to_the_present_and_to_nothing() -> None:
 @pytest.mark.parametrize("length", [4, -1])
 def test_rollback_outside_the_cache_is_an_error(length: int) -> None:
     """Catches a rollback beyond the cache that would silently do nothing, or cut from the wrong end."""
-    runner = EagerRunner(model_of("llama"))
+    runner = EagerRunner(model_of("llama")).new_cache()
     runner.extend([3, 4, 5], rows=1)
     with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 3"):
         runner.rollback(length)
@@ -213,7 +213,7 @@ def test_rollback_outside_the_cache_is_an_error(length: int) -> None:
 def test_logits_are_cut_to_the_vocabulary() -> None:
     """Catches padded rows that leak into the distribution."""
     model = model_of("llama")
-    runner = EagerRunner(model, vocab_size=50)
+    runner = EagerRunner(model, vocab_size=50).new_cache()
     logits, _ = runner.extend([3, 4], rows=2)
     assert runner.vocab_size == 50
     torch.testing.assert_close(logits, full_pass(model, [3, 4])[0][:, :50], atol=1e-4, rtol=0)
@@ -253,7 +253,7 @@ def test_the_context_ends_before_longrope_changes_its_angles() -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
 def test_the_last_position_of_the_context_can_be_used(kind: str) -> None:
     """Catches a max_length that is one too large for learned positions."""
-    runner = EagerRunner(tiny_model(kind, max_position_embeddings=16))
+    runner = EagerRunner(tiny_model(kind, max_position_embeddings=16)).new_cache()
     assert runner.max_length == 16
     runner.extend([3] * 15, rows=1)
     logits, _ = runner.extend([4], rows=1)
@@ -262,9 +262,9 @@ def test_the_last_position_of_the_context_can_be_used(kind: str) -> None:
 
 def test_the_model_is_put_into_evaluation_mode() -> None:
     """Catches dropout that stays on: two passes over the same tokens would differ."""
-    runner = EagerRunner(tiny_model("gpt2").train())
+    runner = EagerRunner(tiny_model("gpt2").train()).new_cache()
     a, _ = runner.extend([3, 4, 5], rows=1)
-    b, _ = runner.fresh().extend([3, 4, 5], rows=1)
+    b, _ = runner.model.new_cache().extend([3, 4, 5], rows=1)
     assert torch.equal(a, b)
 
 
@@ -352,7 +352,7 @@ def subclassed(kind: type[LlamaForCausalLM]) -> LlamaForCausalLM:
 def test_a_model_without_logits_to_keep_gives_the_same_rows() -> None:
     """Catches rows taken from the wrong end where the model always scores every position."""
     model = subclassed(TakesNoRows).double()
-    got = EagerRunner(model).extend([3, 4, 5, 6], rows=2)
+    got = EagerRunner(model).new_cache().extend([3, 4, 5, 6], rows=2)
     for rows, expected in zip(got, full_pass(tiny_model("llama").double(), [3, 4, 5, 6]), strict=True):
         torch.testing.assert_close(rows, expected[-2:], atol=1e-9, rtol=0)
 
@@ -385,7 +385,7 @@ class Renamed(LlamaForCausalLM):
 def test_a_cache_may_have_another_name() -> None:
     """Catches a release of transformers in which no model is said to have a cache."""
     model = subclassed(Renamed).double()
-    runner = EagerRunner(model)
+    runner = EagerRunner(model).new_cache()
     runner.extend([3, 4, 5], rows=1)
     runner.rollback(2)
     logits, _ = runner.extend([9], rows=1)
@@ -403,7 +403,7 @@ def test_the_probe_sees_a_state_that_only_a_rollback_shows(monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_probe_lets_half_precision_pass(kind: str, dtype: torch.dtype) -> None:
     """Catches a probe so strict that rounding, or experts that group tokens differently, refuse a sound model."""
-    logits, _ = EagerRunner(model_of(kind, dtype)).extend([3, 4, 5], rows=1)
+    logits, _ = EagerRunner(model_of(kind, dtype)).new_cache().extend([3, 4, 5], rows=1)
     assert logits.dtype == dtype
 
 

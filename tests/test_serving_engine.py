@@ -13,17 +13,19 @@ from served import PATIENCE_S, eventually
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder, run
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, streams
-from specdecpp.serving.engine import End, Engine, Part, Step, Work
+from specdecpp.scheduler import outcome_of
+from specdecpp.serving.engine import Engine
 from specdecpp.serving.evidence import LEAST, Witness
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import CompletionRequest
+from specdecpp.serving.work import End, Part, Step, Work
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
+from specdecpp.verify import GreedyVerification, TokenVerification
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +252,8 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
     """(round, evidence, context before it) of one answer from tables."""
     verification = GreedyVerification() if sampling.is_greedy else TokenVerification()
     session = Session(
-        target=TARGET.fresh(),
-        draft=DRAFT.fresh(),
+        target=TARGET.new_cache(),
+        draft=DRAFT.new_cache(),
         policy=policy,
         verification=verification,
         sampling=sampling,
@@ -383,9 +385,8 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
         while not given.is_done:
             if given.session is None:
                 given.begin()
-                given.read(most=512)
-            else:
-                given.step(given.session.step())
+            elif (outcome := outcome_of(given.session)) is not None:
+                given.note(outcome)
             held += [weakref.ref(session.target) for session in [given._session] if session is not None]
         given.free()
         assert held

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from specdecpp.serving import routes
-from specdecpp.serving.engine import End, Step
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.routes import Channel
+from specdecpp.serving.work import End, Step
 
 
 def steps(num: int) -> Iterator[Step]:

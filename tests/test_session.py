@@ -10,10 +10,10 @@ from laws import Request, finish, random_head, total_variation
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.lab import AutoOff, Bandit, Heuristic
 from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.text import Detokenizer
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 VERIFICATIONS = [TokenVerification(), BlockVerification(), CompareVerification()]
 POLICIES = [
@@ -273,7 +273,7 @@ def test_thresholds_hold_from_the_least_number_of_candidates_on():
     """Catches a threshold where the rule is not asked yet, and one candidate too late."""
 
     def least(policy):
-        rule = TABLES.session(policy, TokenVerification(), streams(0))._plan().decision.rule
+        rule = TABLES.session(policy, TokenVerification(), streams(0)).plan().decision.rule
         return rule and rule.least[:4]
 
     assert least(CumulativeConfidence(threshold=0.3)) == (0.0, 0.3, 0.3, 0.3)
@@ -351,7 +351,7 @@ def test_the_parts_of_a_round_are_its_whole_time(monkeypatch):
     """Catches a part that is counted twice or nowhere, and one reading of the prompt that is forgotten for another. The clock
     moves by one whenever it is looked at: twice for a forward pass or a judgement, once where a part of a round ends."""
     clock = iter(map(float, range(100))).__next__
-    for module in ("rounds.host", "session"):
+    for module in ("step", "scheduler"):
         monkeypatch.setattr(f"specdecpp.{module}.perf_counter", clock)
     policy = SpecDecPP(head=random_head(4, seed=1), threshold=1.0, max_tokens=3)
     session = replace(TABLES, prompt=(0, 1, 2), ends=()).session(policy, TokenVerification(), streams(0))

@@ -40,7 +40,7 @@ def test_a_sketch_that_was_kept_gives_the_same_bits(variant: str) -> None:
     runner, kept = (NativeRunner(one, stored=stored(model), num_threads=1, probe=False) for one in (model, sketch))
     assert sketch.family == Sketch.of(model).family
     assert (kept.max_length, kept.vocab_size, kept.hidden_size) == (runner.max_length, runner.vocab_size, runner.hidden_size)
-    assert torch.equal(kept.extend(TEXT, rows=8)[0], runner.extend(TEXT, rows=8)[0])
+    assert torch.equal(kept.new_cache().extend(TEXT, rows=8)[0], runner.new_cache().extend(TEXT, rows=8)[0])
 
 
 def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +58,4 @@ def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypat
     again = GGUF(path)
     assert again.num_rows == num
     found = again.runner("native", vocab_size=num, num_threads=1)
-    assert torch.equal(found.extend(TEXT, rows=8)[0], first.extend(TEXT, rows=8)[0])
+    assert torch.equal(found.new_cache().extend(TEXT, rows=8)[0], first.new_cache().extend(TEXT, rows=8)[0])

@@ -16,12 +16,14 @@ from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, 
 from specdecpp.policies.cost_aware import Account
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
-from specdecpp.rounds import Plan, engine_for
+from specdecpp.rounds import engine_for
 from specdecpp.rounds.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
-from specdecpp.rounds.verification import GreedyVerification, TokenVerification, verifications
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Session, advance
+from specdecpp.scheduler import step
+from specdecpp.session import Session
+from specdecpp.step import Plan
 from specdecpp.testing import tiny_tokenizer
+from specdecpp.verify import GreedyVerification, TokenVerification, verifications
 
 
 class Over(Request):
@@ -29,7 +31,7 @@ class Over(Request):
 
     def session(self, policy, verification, coins) -> Session:
         return Session(
-            target=self.target.fresh(),
+            target=self.target.new_cache(),
             draft=SuffixDrafter(self.target.vocab_size),
             policy=policy,
             verification=verification,
@@ -128,7 +130,7 @@ def test_rolling_back_leaves_what_reading_afresh_gives():
         assert len(drafter._places) <= ORDERS * length
         drafter.extend(tokens[length:], rows=1)
         assert vars(drafter) == vars(read(tokens))
-        assert drafter.fresh().length == 0
+        assert drafter.new_cache().length == 0
     with pytest.raises(ValueError, match=r"81 tokens, 80 have been read"):
         read(tokens).rollback(81)
 
@@ -202,7 +204,7 @@ def test_requests_together_are_what_they_are_alone():
     for session in shared:
         session.prefill()
     while running := [s for s in shared if s.finish_reason is None]:
-        advance(running)
+        step(running)
     assert [s.tokens for s in shared] == [s.tokens for s in alone]
 
 

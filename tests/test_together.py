@@ -19,9 +19,9 @@ from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Po
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Round
 from specdecpp.replay.trace import Trace
-from specdecpp.rounds.verification import BlockVerification, TokenVerification
 from specdecpp.sampling import Sampling
 from specdecpp.testing import TableModel
+from specdecpp.verify import BlockVerification, TokenVerification
 
 pytestmark = pytest.mark.lab
 

@@ -19,13 +19,13 @@ from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Po
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Trace
-from specdecpp.rounds.verification import TokenVerification
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft
 from specdecpp.training.labels import Answer, Labelling, Record, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, judged, trace, traces
+from specdecpp.verify import TokenVerification
 
 PROCESS = Process.random(6, seed=1, end=5)
 CHECKED = Calibration(rejection_weight=3.0, temperature=1.5, bias=0.3, num_labels=1)
@@ -184,8 +184,8 @@ def decoded(policy: Policy, sampling: Sampling) -> np.ndarray:
     rows = []
     for i in range(NUM):
         session = Session(
-            target=target.fresh(),
-            draft=draft.fresh(),
+            target=target.new_cache(),
+            draft=draft.new_cache(),
             policy=policy,
             verification=TokenVerification(),
             sampling=sampling,

@@ -302,8 +302,8 @@ def test_processors_keep_the_law_of_sampling_without_a_draft(name: str, verifica
 
     def run(coins: Any) -> Any:
         session = Session(
-            target=Processed(TARGET.fresh(), processors, before=before),
-            draft=Processed(DRAFT.fresh(), processors, before=before),
+            target=Processed(TARGET.new_cache(), processors, before=before),
+            draft=Processed(DRAFT.new_cache(), processors, before=before),
             policy=CumulativeConfidence(threshold=0.4),
             verification=verification,
             sampling=Sampling(),
@@ -673,7 +673,7 @@ def test_the_page_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     page = (Path(__file__).parent.parent / "docs" / "transformers-and-vllm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     here = [block for block in blocks if "# needs " not in block]
-    assert len(here) >= 3
+    assert len(here) >= 2
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in here:

@@ -19,8 +19,8 @@ from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import acceptance, verified
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.replay.replay import Player
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, Uniforms, streams
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 pytestmark = pytest.mark.lab
 

@@ -12,9 +12,9 @@ from test_tree_law import SHAPES, VERIFICATIONS, Removing, small
 
 from specdecpp.lab.trees import TreePolicy, Widths
 from specdecpp.lab.trees.replay import Player, replay_trees
-from specdecpp.rounds.verification import CompareVerification, GreedyVerification, TokenVerification, Verification
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.testing import Enumerator
+from specdecpp.verify import CompareVerification, GreedyVerification, TokenVerification, Verification
 
 pytestmark = pytest.mark.lab
 

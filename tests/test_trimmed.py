@@ -34,12 +34,12 @@ def model_that_says(ids, *, kind="llama", **config):
 @pytest.mark.parametrize("vocab_size", [64, 50])
 def test_every_runner_scores_the_same_tokens(vocab_size, tied):
     """Catches rows put under other ids, a cut vocabulary that shifts them, and an embedding that is trimmed with its output."""
-    whole = EagerRunner(tiny_model("llama", hidden_size=64, tie_word_embeddings=tied), vocab_size=vocab_size)
+    whole = EagerRunner(tiny_model("llama", hidden_size=64, tie_word_embeddings=tied), vocab_size=vocab_size).new_cache()
     wanted, _ = whole.extend([1, 62, 3, 9], rows=3)
     scored = [i for i in IDS if i < vocab_size]
     for kind in KINDS:
         runner = kind(model_that_says(IDS, tie_word_embeddings=tied), vocab_size=vocab_size)
-        found, _ = runner.extend([1, 62, 3, 9], rows=3)
+        found, _ = runner.new_cache().extend([1, 62, 3, 9], rows=3)
         assert found.shape == (3, vocab_size)
         torch.testing.assert_close(found[:, scored], wanted[:, scored], rtol=1e-4, atol=1e-4)
         assert int(torch.isneginf(found).sum()) == 3 * (vocab_size - len(scored))
@@ -71,7 +71,7 @@ def test_a_trimmed_checkpoint_loads_saves_and_decodes(tmp_path: Path):
     (draft / "config.json").write_text(json.dumps(config | {"output_ids": IDS}))
     pair = sd.load_pair(target, draft=draft, runner="eager")
     assert pair.draft_fingerprint != sd.load_pair(target, draft=target).target_fingerprint
-    logits, _ = pair.draft.extend([1], rows=1)
+    logits, _ = pair.draft.new_cache().extend([1], rows=1)
     assert logits.isfinite().nonzero()[:, 1].tolist() == IDS
     options = {"max_tokens": 24, "temperature": 0.0}
     alone = sd.Decoder(pair, policy=Fixed(k=1)).generate([5, 6, 7], **options).tokens
@@ -90,7 +90,7 @@ def test_compiled_rounds_keep_the_law(verification):
     runners = [NativeRunner(model, num_threads=1) for model in (target, draft)]
     pair = sd.Pair(target=runners[0], draft=runners[1], tokenizer=tiny_tokenizer(24))
     decoder = sd.Decoder(pair, policy=Fixed(k=3), verification=verification)
-    p = runners[0].fresh().extend([4, 9], rows=1)[0][0].double().softmax(-1)
+    p = runners[0].new_cache().extend([4, 9], rows=1)[0][0].double().softmax(-1)
     with unchecked():
         counts = Counter(decoder.generate([4, 9], max_tokens=4, seed=seed).tokens[0] for seed in range(500))
     assert chi_square_tail(counts, dict(enumerate(p.tolist()))) > 1e-4

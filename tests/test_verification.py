@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from laws import law_of
 
-from specdecpp.rounds.verification import (
+from specdecpp.testing import Enumerator
+from specdecpp.verify import (
     BlockVerification,
     CompareVerification,
     GreedyVerification,
@@ -20,7 +21,6 @@ from specdecpp.rounds.verification import (
     residual,
     token_acceptance,
 )
-from specdecpp.testing import Enumerator
 
 VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 MOST_CANDIDATES = {2: 3, 3: 3, 4: 2, 5: 2, 6: 2}  # what an enumeration can walk in a moment, by vocabulary

@@ -40,16 +40,10 @@ if TYPE_CHECKING:
         Policy,
         SpecDecPP,
     )
-    from specdecpp.rounds.verification import (
-        BlockVerification,
-        CompareVerification,
-        GreedyVerification,
-        TokenVerification,
-        Verdict,
-    )
     from specdecpp.runners import EagerRunner, GGUFRunner, GraphRunner, LeanRunner, NativeRunner, Runner
     from specdecpp.sampling import Sampling
     from specdecpp.session import Piece, Round
+    from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verdict
 
 _HOMES = {
     "specdecpp.decoder": ("Decoder", "Output"),
@@ -82,7 +76,7 @@ _HOMES = {
     "specdecpp.runners": ("EagerRunner", "GGUFRunner", "GraphRunner", "LeanRunner", "NativeRunner", "Runner"),
     "specdecpp.sampling": ("Sampling",),
     "specdecpp.session": ("Piece", "Round"),
-    "specdecpp.rounds.verification": (
+    "specdecpp.verify": (
         "BlockVerification",
         "CompareVerification",
         "GreedyVerification",

@@ -22,13 +22,13 @@ from specdecpp.policies.head import costs_for, heads
 from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.request import parse_policy, spec_of
 from specdecpp.rounds.device import record_passes
-from specdecpp.rounds.soundness import check_rule
-from specdecpp.rounds.verification import TokenVerification, Verification, at, is_lossless
-from specdecpp.runners import Draws, Skips
+from specdecpp.runners import Draws
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
-from specdecpp.session import FinishReason, Round, Session, advance
+from specdecpp.scheduler import outcome_of, step
+from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer
+from specdecpp.verify import TokenVerification, Verification, at, check_rule, is_lossless
 
 if TYPE_CHECKING:
     from specdecpp.costs.known import Known
@@ -219,8 +219,8 @@ class Decoder:
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
         seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
         costs = self._running_costs() if seed is None else self.costs
-        if seed is not None and isinstance(draft, Skips) and draft.num_skipped:
-            draft = draft.fresh()  # what it has left out depends on the requests before
+        if seed is not None and getattr(draft, "num_skipped", 0):
+            draft = self.pair.draft.new_cache()  # what it has left out depends on the requests before
         return Session(
             target=target,
             draft=draft,
@@ -230,7 +230,7 @@ class Decoder:
             sampling=sampling,
             prompt=ids,
             max_tokens=max_tokens,
-            randomness=streams(seed, draw=draft.draw if isinstance(draft, Draws) else None),
+            randomness=streams(seed, draw=self.pair.draft.draw if isinstance(self.pair.draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
             costs=costs,
@@ -289,15 +289,13 @@ class Decoder:
         while waiting or running:
             while waiting and len(running) < at_once:
                 i, ids = waiting.pop()
-                session = self.start(ids, **options)
-                if session.finish_reason is None and not session.engine.has_batches:
-                    session.prefill()
-                running.append((i, session, []))
+                running.append((i, self.start(ids, **options), []))
             on = [(session, rounds) for _, session, rounds in running if session.finish_reason is None]
-            reading = [session for session, _ in on if session.num_unread]
-            on = [(session, rounds) for session, rounds in on if not session.num_unread]
-            for (_, rounds), outcome in zip(on, advance([session for session, _ in on], reading), strict=True):
-                rounds.append(outcome)
+            for (_, rounds), outcome in zip(on, step([session for session, _ in on]), strict=True):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if isinstance(outcome, Round):
+                    rounds.append(outcome)
             done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
             running = [one for one in running if one[1].finish_reason is None]
         return [done[i] for i in range(len(prompts))]
@@ -307,8 +305,8 @@ def _compile_for(pair: Pair, sampling: Sampling) -> None:
     """Run two rounds under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
     use, which takes seconds and would hold a request up. Not run on a GPU yet, only with stand-ins for graphs."""
     session = Session(
-        target=pair.target.fresh(),
-        draft=pair.draft.fresh(),
+        target=pair.target.new_cache(),
+        draft=pair.draft.new_cache(),
         policy=Fixed(2),
         verification=at(sampling, TokenVerification()),
         sampling=sampling,
@@ -328,10 +326,9 @@ def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapp
 def run(session: Session) -> Iterator[Round]:
     """Run a session to its end, round by round."""
     try:
-        if session.finish_reason is None:
-            session.prefill()
         while session.finish_reason is None:
-            yield session.step()
+            if (outcome := outcome_of(session)) is not None:
+                yield outcome
     except (GeneratorExit, KeyboardInterrupt):  # stopped early: the caches of the text so far are kept all the same
         session.release()
         raise

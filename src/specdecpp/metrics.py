@@ -1,4 +1,4 @@
-"""What a run cost, as sums over rounds and the rates that follow from them.
+"""A round as it is told: what came out and what it took. Sums over rounds, and the rates that follow from them.
 
 Names are those of vLLM's per-request block where it has one; discard and verification rate are the paper's R_d and R_v.
 A candidate counts as accepted when it ends in the output.
@@ -7,10 +7,70 @@ A candidate counts as accepted when it ends in the output.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from specdecpp.session import Round
+from specdecpp.policies import Costs, Stop
+
+Origin = Literal["accepted", "correction", "bonus"]
+FinishReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One token of the answer: the text it releases (held-back text comes with a later piece) and where it came from.
+
+    accepted: a candidate that passed. correction: the target's token after a rejection. bonus: the target's token after a
+    round without one (also every token of a round without candidates).
+    """
+
+    token: int
+    text: str
+    origin: Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One step: what came out, what it took, in seconds, and why drafting stopped.
+
+    `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
+    head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
+    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a round,
+    0 where no policy needs one.
+    """
+
+    pieces: tuple[Piece, ...]
+    num_drafted: int
+    num_accepted: int
+    stop: Stop
+    judged: tuple[float, ...]
+    finish_reason: FinishReason | None
+    draft_s: float
+    head_s: float
+    verify_s: float
+    other_s: float
+    forward_s: float = 0.0
+    expected_s: float = 0.0
+    costs: Costs | None = None
+    extra: Any = None  # what the engine of a policy's own tells that policy
+    tv: float = 0.0  # from the target's law, summed over its tokens
+    overlaps: tuple[float, ...] = ()  # of each candidate that was tested: how likely a draw in its place passes
+
+    @property
+    def stop_reason(self) -> str:
+        """Why drafting stopped, in words."""
+        return str(self.stop)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def text(self) -> str:
+        return "".join(p.text for p in self.pieces)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [p.token for p in self.pieces]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +100,7 @@ class Metrics:
 
     @classmethod
     def of(
-        cls, rounds: Iterable["Round"], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0, num_cached_tokens: int = 0
+        cls, rounds: Iterable[Round], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0, num_cached_tokens: int = 0
     ) -> "Metrics":
         """Fold rounds into sums."""
         rounds = list(rounds)

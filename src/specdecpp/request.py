@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
 from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
 from specdecpp.policies.head import takes_head
-from specdecpp.rounds.soundness import check_parts
-from specdecpp.rounds.verification import verifications
+from specdecpp.verify import check_parts, verifications
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt

@@ -1,104 +1,40 @@
-"""One request being decoded. `step()` is the round:
+"""One request being decoded. A round of it is
 
     plan -> run (draft, stop, verify: an engine of `rounds`) -> commit, roll back -> learn
 
-A session owns its two caches; several of them can share one pair, step by step.
+A session owns its two caches; several of them can share one pair, step by step (`scheduler`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Integral
-from time import perf_counter
-from typing import Any, Literal, cast
+from typing import cast
 
 import torch
 
 from specdecpp.costs.curve import is_switch
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError
-from specdecpp.policies import CostClock, Costs, Policy, Stop
+from specdecpp.metrics import FinishReason, Origin, Piece, Round
+from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.rounds import Plan, Reading, Request, Result, engine_for
-from specdecpp.rounds.soundness import check_request
-from specdecpp.rounds.verification import Verification, is_lossless
-from specdecpp.runners import ReadsBoth, Runner, Skips
+from specdecpp.rounds import engine_for
+from specdecpp.runners import Cache, ReadsBoth, Skips
 from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
+from specdecpp.scheduler import ROWS, Reading, decode
+from specdecpp.step import Plan, Request, Result
 from specdecpp.text import Detokenizer
-
-ROWS = 256
-"""Tokens of prompts that are read in one pass."""
-Origin = Literal["accepted", "correction", "bonus"]
-FinishReason = Literal["eos", "stop", "length"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One token of the answer: the text it releases (held-back text comes with a later piece) and where it came from.
-
-    accepted: a candidate that passed. correction: the target's token after a rejection. bonus: the target's token after a
-    round without one (also every token of a round without candidates).
-    """
-
-    token: int
-    text: str
-    origin: Origin
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One step: what came out, what it took, in seconds, and why drafting stopped.
-
-    `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
-    head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
-    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a round,
-    0 where no policy needs one.
-    """
-
-    pieces: tuple[Piece, ...]
-    num_drafted: int
-    num_accepted: int
-    stop: Stop
-    judged: tuple[float, ...]
-    finish_reason: FinishReason | None
-    draft_s: float
-    head_s: float
-    verify_s: float
-    other_s: float
-    forward_s: float = 0.0
-    expected_s: float = 0.0
-    costs: Costs | None = None
-    extra: Any = None  # what the engine of a policy's own tells that policy
-    tv: float = 0.0  # from the target's law, summed over its tokens
-    overlaps: tuple[float, ...] = ()  # of each candidate that was tested: how likely a draw in its place passes
-
-    @property
-    def stop_reason(self) -> str:
-        """Why drafting stopped, in words."""
-        return str(self.stop)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.pieces)
-
-    @property
-    def text(self) -> str:
-        return "".join(p.text for p in self.pieces)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [p.token for p in self.pieces]
-
+from specdecpp.verify import Verification, check_request, is_lossless
 
 Watch = Callable[[Plan, Result], None]
-"""Sees a round before it is committed, with the rows that it was decided on (`rounds.Rows`)."""
+"""Sees a round before it is committed, with the rows that it was decided on (`step.Rows`)."""
 
 
 class Session:
     """Decode one prompt, round by round, until `finish_reason` is set.
 
-    `target` and `draft` are empty runners, or hold the prompt's beginning (`runners.kept`; where `kept` is given, they go there
+    `target` and `draft` are empty caches, or hold the prompt's beginning (`runners.kept`; where `kept` is given, they go there
     at the end); `randomness` are two independent streams, one to draft and one to verify. `ends` are
     the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
     `UnsoundError` for temperature 0 under a verification that needs q.
@@ -114,8 +50,8 @@ class Session:
     def __init__(
         self,
         *,
-        target: Runner,
-        draft: Runner,
+        target: Cache,
+        draft: Cache,
         policy: Policy,
         verification: Verification,
         sampling: Sampling,
@@ -156,7 +92,7 @@ class Session:
         self._num_before = 1
         self.num_together = 1
         skips = tail is not None and isinstance(draft, Skips)
-        if skips and isinstance(target, ReadsBoth) and target.share_of(draft) > 0:
+        if skips and isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0:
             skips = False  # it reads along with the target
         self._tail = tail if skips else None
         memory = policy.start() if experience is None else experience.begin()
@@ -201,13 +137,9 @@ class Session:
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
         Whether all of it has been read."""
-        started = perf_counter()
-        piece = self._reading(self.num_unread if most is None else most)
-        if not piece.by_both():
-            for runner, tokens in ((self.target, piece.target), (self.draft, piece.draft)):
-                if tokens:
-                    runner.extend(tokens, rows=1)
-        self.prefill_s += perf_counter() - started
+        piece = self.reading(self.num_unread if most is None else most)
+        piece.read()
+        self.prefill_s += piece.took_s
         return not self.num_unread
 
     @property
@@ -219,7 +151,7 @@ class Session:
             return lacking
         return max(0, len(self.tokens) - 1 - self.target.length)
 
-    def _reading(self, most: int) -> Reading:
+    def reading(self, most: int) -> Reading:
         """The coming piece of the prompt: to the draft what it lacks of it too, but where nothing can be drafted now. It reads
         the rest once it is asked."""
         target = self.tokens[self.target.length : -1][:most]
@@ -229,7 +161,11 @@ class Session:
 
     def step(self) -> Round:
         """Run one round. Call while `finish_reason` is None, after `prefill`."""
-        return advance([self])[0]
+        outcome = decode([self])[self]
+        if isinstance(outcome, Round):
+            return outcome
+        assert isinstance(outcome, Exception), "it takes a round"
+        raise outcome
 
     def rewind(self) -> None:
         """Forget what a round that failed has left in the caches, and draw again what it has drawn: run again, it gives what it
@@ -250,7 +186,8 @@ class Session:
         for stream in self._uniforms:
             stream.mark()
 
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
+        """The coming round, for the engine."""
         costs = self.costs
         return Plan(self._request, self.tokens, self._decision(costs), costs, self.watch is not None)
 
@@ -268,7 +205,8 @@ class Session:
         """How many candidates the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
-    def _decided(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
+    def commit(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
+        """Append what was decided; who watches sees it first."""
         if self.watch is not None:
             self.watch(plan, result)
         return self._commit(result)
@@ -290,7 +228,7 @@ class Session:
         self.draft.rollback(min(self.draft.length, len(self.tokens) - 1))
         return tuple(pieces)
 
-    def _learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
+    def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
         """Make the `Round` of a result; the policy and the clock learn from it."""
         costs, num_accepted = self.costs, sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
         outcome = Round(
@@ -346,65 +284,6 @@ class Session:
         if self._detokenizer and self.finish_reason in ("eos", "length"):
             text += self._detokenizer.flush()
         return text
-
-
-def advance(sessions: Sequence[Session], reading: Sequence[Session] = (), *, rows: int = ROWS) -> list[Round]:
-    """Run one round of each request, together where their engine can: each gets what it would get alone.
-
-    Requests over the same weights share passes. Call it while `finish_reason` of all is None, and nothing of their prompts is
-    unread. `reading` are requests whose prompts are being read, of engines that have batches: up to `rows` tokens of them in
-    the same passes, shared out evenly. Seconds of a round are the request's share.
-    """
-    outcomes = attempt(sessions, reading, rows=rows)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return [outcome for outcome in outcomes if isinstance(outcome, Round)]
-
-
-def attempt(sessions: Sequence[Session], reading: Sequence[Session] = (), *, rows: int = ROWS) -> list[Round | Exception]:
-    """`advance`, with an exception in place of a round whose result could not be committed: a matter of that request alone.
-
-    What fails before, in the models, is raised. Nothing is decided then, and each that is told to `rewind` can go on.
-    """
-    started, num = perf_counter(), len(sessions) + len(reading)
-    for session in (*sessions, *reading):
-        session.num_together = num
-    plans, results = [session._plan() for session in sessions], {}
-    pieces = dict(zip(reading, _pieces(reading, rows), strict=True))
-    for engine in dict.fromkeys(session.engine for session in (*sessions, *reading)):
-        of = [i for i, session in enumerate(sessions) if session.engine is engine]
-        beside = [session for session in reading if session.engine is engine]
-        results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
-    for session, piece in pieces.items():
-        session.prefill_s += piece.took_s
-    decided = [_tried(session._decided, plans[i], results[i]) for i, session in enumerate(sessions)]
-    for i, session in enumerate(sessions):
-        session.prefill_s += results[i].once_s
-    spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
-    spent_s += sum(piece.took_s for piece in pieces.values())
-    other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
-    return [
-        one if isinstance(one, Exception) else _tried(session._learn, results[i], one, other_s)
-        for i, (session, one) in enumerate(zip(sessions, decided, strict=True))
-    ]
-
-
-def _tried(do: Callable[..., Any], *args: Any) -> Any:
-    """What it gives, or the exception that it raises."""
-    try:
-        return do(*args)
-    except Exception as error:
-        return error
-
-
-def _pieces(sessions: Sequence[Session], rows: int) -> list[Reading]:
-    """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
-    shares, left = {}, rows
-    for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
-        shares[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
-        left -= shares[session]
-    return [session._reading(shares[session]) for session in sessions]
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

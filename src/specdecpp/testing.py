@@ -10,7 +10,7 @@ and can be compared with the target's own to the last digits of float64. Use the
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.runners.protocol import Cache
+
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
-class TableModel:
-    """A runner whose next-token law is a table indexed by the last `depth` tokens: P(next | context), exact in float64.
+class TableModel(Cache):
+    """A model and its cache in one: P(next | context) is a table indexed by the last `depth` tokens, exact in float64.
 
     `table` maps a context (a tuple of at most `depth` ids) to V probabilities. `random` makes one with zeros and near-ties.
     The hidden state is the law itself (D = V), so that a head can depend on it.
@@ -35,6 +37,7 @@ class TableModel:
         self.vocab_size = self.hidden_size = len(next(iter(self.table.values())))
         self.max_length = max_length
         self.device = torch.device("cpu")
+        self.model = self
         self.tokens: list[int] = []
 
     @classmethod
@@ -56,7 +59,7 @@ class TableModel:
         return self.table[tuple(context)[len(context) - min(len(context), self.depth) :]]
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return len(self.tokens)
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
@@ -67,14 +70,19 @@ class TableModel:
         laws = torch.stack([self.law(self.tokens[: total - rows + 1 + i]) for i in range(rows)])
         return laws.log(), laws
 
+    def forward(
+        self, parts: "Sequence[tuple[TableModel, list[int]]]", *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        made = [cache.extend(tokens, rows=rows) for cache, tokens in parts]
+        return torch.cat([logits for logits, _ in made]), torch.cat([laws for _, laws in made])
+
     def rollback(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens), "cannot roll back to more than there is"
         del self.tokens[length:]
 
-    def fresh(self) -> "TableModel":
-        other = object.__new__(TableModel)
-        other.__dict__.update(self.__dict__)
-        other.tokens = []
+    def new_cache(self) -> "TableModel":
+        other = copy(self)
+        other.model, other.tokens = self.model, []
         return other
 
 

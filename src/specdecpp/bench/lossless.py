@@ -110,7 +110,7 @@ def _greedy(bench: Bench, name: str, runs: Sequence[Sequence[Run]], alone: Seque
 
 def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
     """Whether the target's logits of two tokens differ by rounding only."""
-    logits = pair.target.fresh().extend(context, rows=1)[0][0]
+    logits = pair.target.new_cache().extend(context, rows=1)[0][0]
     is_half = logits.dtype in (torch.bfloat16, torch.float16)
     gap, size = abs(float(logits[token] - logits[other])), float(logits[token].abs())
     return gap <= (TIE_ULP_HALF if is_half else TIE_ULP) * torch.finfo(logits.dtype).eps * max(size, 1.0)
@@ -138,7 +138,7 @@ def parts(
     """(In which part each token of an answer lies, one-hot, and the target's probability of each part there)."""
     ids = [*prompt, *answer[:-1]]
     p, q = (
-        probabilities(at_least_float32(runner.fresh().extend(ids, rows=len(answer))[0]), sampling).cpu().double()
+        probabilities(at_least_float32(runner.new_cache().extend(ids, rows=len(answer))[0]), sampling).cpu().double()
         for runner in (pair.target, pair.draft)
     )
     ratio = torch.nan_to_num(p.log() - q.log(), nan=0.0, posinf=torch.inf, neginf=-torch.inf)

@@ -50,7 +50,7 @@ def read(files: Sequence[str], prompts: Sequence[str]) -> list[Texts]:
     """
     if not files:
         if prompts:
-            raise ValueError(f"--prompt {prompts[0]} says how a row of a file becomes a prompt; name the file with --data.")
+            raise ValueError(f"--prompt {prompts[0]} says how a row of a file becomes a prompt; name the file with --prompts.")
         return [BUILT_IN]
     found = sources(files, prompts)
     labels = [source.label for source in found]

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from specdecpp.bench.results import Interval, Role, Row
 from specdecpp.metrics import Metrics
 from specdecpp.replay.intervals import ratio, ratio_of_ratios
-from specdecpp.rounds.verification import is_lossless, verifications
+from specdecpp.verify import is_lossless, verifications
 
 MIN_PROMPTS = 4  # fewer say nothing about their own spread
 

@@ -22,8 +22,8 @@ from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
 from specdecpp.request import VERIFICATION_NAMES, label_of, spec_of
-from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.sampling import Sampling
+from specdecpp.verify import at, check_lossless, is_lossless, verifications
 
 WARM_UP_TOKENS = 4
 Tick = Callable[[str], None]
@@ -142,7 +142,7 @@ class Bench:
         if num > 1 and not self.dev:
             raise ValueError(
                 f"a rule has {num} settings to choose among and there are no development prompts. Ask for some with "
-                "--dev-prompts, or name each rule in one setting, a fixed K too."
+                "--num-dev, or name each rule in one setting, a fixed K too."
             )
         for temperature in self.plan.temperatures:
             for verification in self.plan.verifications_at(temperature):

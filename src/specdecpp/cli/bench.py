@@ -118,7 +118,7 @@ def bench(
         from specdecpp.bench.machines import Machine
         from specdecpp.bench.run import QUICK, USUAL, Plan
         from specdecpp.request import parse_policy
-        from specdecpp.rounds.verification import is_lossless, verifications
+        from specdecpp.verify import is_lossless, verifications
 
         if labels is not None:
             heads, specs = [head] if head else [], [parse_policy(spec) for spec in policy or ()]

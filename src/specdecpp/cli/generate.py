@@ -120,7 +120,7 @@ def _prompt_text(argument: str | None) -> str:
 
 def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool, lossless: bool) -> "Decoder":
     from specdecpp.decoder import Decoder
-    from specdecpp.rounds.verification import is_lossless, verifications
+    from specdecpp.verify import is_lossless, verifications
 
     if is_greedy and is_lossless(verifications()[kind]):
         kind = "greedy"

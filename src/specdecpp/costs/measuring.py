@@ -27,10 +27,10 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import Evidence, Outcome, Rule
-from specdecpp.rounds.verification import TokenVerification, at
-from specdecpp.runners import Draws, ReadsBoth, Runner
+from specdecpp.runners import Cache, Draws, ReadsBoth
 from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Round, Session
+from specdecpp.verify import TokenVerification, at
 
 CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
 ALONE = 4
@@ -111,7 +111,7 @@ def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
 
 
 def _practised(
-    pair: Pair, runners: tuple[Runner, Runner], lengths: tuple[int, ...], budget_s: float
+    pair: Pair, runners: tuple[Cache, Cache], lengths: tuple[int, ...], budget_s: float
 ) -> tuple[list[list[Round]], Practice]:
     """Rounds of these lengths behind the prompts of practice, in turn greedy and sampled; those of the first prompt come after
     two that warm the models up. Without a tokenizer behind made-up tokens, which teach nothing but times."""
@@ -143,7 +143,7 @@ def _practised(
     return exercises, practice_of(seen, judge_name(CostAware(head=pair.head)) if _is_calibrated(pair) else "")
 
 
-def _cycles(pair: Pair, runners: tuple[Runner, Runner], budget_s: float) -> list[Cycle]:
+def _cycles(pair: Pair, runners: tuple[Cache, Cache], budget_s: float) -> list[Cycle]:
     """Cycles of turns until the budget is spent."""
     started, shortest_s = perf_counter(), math.inf
     sessions = {k: session for k in CANDIDATES if (session := _session(pair, runners, _always(pair, k), ALONE * TURN))}
@@ -297,15 +297,15 @@ def _is_calibrated(pair: Pair) -> bool:
     return pair.head is None or pair.head.card.is_calibrated
 
 
-def _runners(pair: Pair) -> tuple[Runner, Runner]:
+def _runners(pair: Pair) -> tuple[Cache, Cache]:
     """Empty ones, of which the sessions take turns."""
-    draft = _Copies(pair.draft.vocab_size) if isinstance(pair.draft, SuffixDrafter) else pair.draft.fresh()
-    return pair.target.fresh(), draft
+    draft = _Copies(pair.draft.vocab_size) if isinstance(pair.draft, SuffixDrafter) else pair.draft.new_cache()
+    return pair.target.new_cache(), draft
 
 
 def _session(
     pair: Pair,
-    runners: tuple[Runner, Runner],
+    runners: tuple[Cache, Cache],
     policy: Policy,
     num_rounds: int = TURN,
     costs: Costs | None = None,
@@ -336,7 +336,7 @@ def _session(
         sampling=sampling,
         prompt=[i % target.vocab_size for i in range(context)] if prompt is None else prompt,
         max_tokens=num_rounds * (k + 2),
-        randomness=streams(k, draw=draft.draw if isinstance(draft, Draws) else None),
+        randomness=streams(k, draw=draft.model.draw if isinstance(draft.model, Draws) else None),
         costs=costs,
     )
 

@@ -129,12 +129,13 @@ def _between(passes: Mapping[int, float], rows: int) -> float:
 
 def _seconds(runner: Runner, widths: tuple[int, ...]) -> list[float]:
     """Of passes of so many rows, behind a short text."""
-    runner.extend([0] * CONTEXT, rows=1)
+    cache = runner.new_cache()
+    cache.extend([0] * CONTEXT, rows=1)
     times: dict[int, list[float]] = {n: [] for n in widths}
     for _ in range(REPEATS):
         for n in widths:
             began = perf_counter()
-            float(runner.extend([0] * n, rows=n)[0][0, 0])
+            float(cache.extend([0] * n, rows=n)[0][0, 0])
             times[n].append(perf_counter() - began)
-            runner.rollback(CONTEXT)
+            cache.rollback(CONTEXT)
     return [statistics.median(sorted(found)[: REPEATS // 2]) for found in times.values()]

@@ -2,7 +2,7 @@
 
     prompts -> slots of a batch, one pass a step -> a token for each, the state at the cut, the likeliest tokens -> pieces
 
-On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.extend_all`), and a slot takes the next prompt as
+On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.forward_seen`), and a slot takes the next prompt as
 soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
 answer is the same in whatever company it was written. Elsewhere transformers writes (`training.responses`) and reads again what
 it wrote (`text.read`); there several shards are written together, always the same ones, since the bits of a row depend on
@@ -25,6 +25,7 @@ from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TOP, Piece, encoded, read
 from specdecpp.errors import PairError
 from specdecpp.runners import EagerRunner, NativeRunner
+from specdecpp.runners.native import NativeCache
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.responses import sample_responses
 
@@ -72,11 +73,11 @@ class Writer:
         slots: list[_Slot] = []
         while True:
             more = islice(waiting, SLOTS - len(slots))
-            slots += [_Slot(i, list(prompts[i]), runner.fresh(), _uniforms(seed, i), self._limit(prompts[i])) for i in more]
+            slots += [_Slot(i, list(prompts[i]), runner.new_cache(), _uniforms(seed, i), self._limit(prompts[i])) for i in more]
             if not slots:
                 return
-            unread = [slot.ids[slot.runner.length :] for slot in slots]
-            logits, _, states = NativeRunner.extend_all([slot.runner for slot in slots], unread, seen=self.layer)
+            unread = [(slot.cache, slot.ids[slot.cache.length :]) for slot in slots]
+            logits, states = runner.forward_seen(unread, layer=self.layer)
             p = probabilities(logits, self.sampling)
             best = logits.topk(min(TOP, logits.shape[-1]), -1)
             log_p = best.values - logits.logsumexp(-1, keepdim=True)
@@ -99,7 +100,7 @@ class _Slot:
 
     place: int
     ids: list[int]
-    runner: NativeRunner
+    cache: NativeCache
     uniforms: np.random.Generator
     limit: int
     states: list[Tensor] = field(default_factory=list)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdecpp.runners.protocol import Cache
+
 ORDERS = 4
 """n-grams of 1 to so many tokens are indexed: at most as many entries a token of the text."""
 LONGEST = 32
@@ -38,8 +40,8 @@ class Match:
         return odds / (1 + odds)
 
 
-class SuffixDrafter:
-    """A draft whose candidates are copied from the text. It has the shape of a runner, and no forward pass.
+class SuffixDrafter(Cache):
+    """A draft whose candidates are copied from the text. It has the shape of a model and of its cache, and no forward pass.
 
     It reads committed tokens only, so that a rejection leaves nothing behind. Memory and time are linear in the text.
 
@@ -49,26 +51,30 @@ class SuffixDrafter:
     [3, 4, 1]
     """
 
-    max_length: int | None = None
-    hidden_size = 0
-
     def __init__(self, vocab_size: int, *, device: torch.device | None = None):
         self.vocab_size, self.device = vocab_size, device or torch.device("cpu")
+        self.hidden_size = 0
+        self.max_length: int | None = None
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], tuple[int, int]] = {}
 
     @property
-    def length(self) -> int:
+    def model(self) -> "SuffixDrafter":  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self
+
+    @property
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Tokens that it has read."""
         return len(self._tokens)
 
-    def extend(self, tokens: Sequence[int], *, rows: int) -> tuple[Tensor, Tensor]:
-        """Read tokens of the text; it has no logits and no states to give, whatever `rows` asks for."""
-        self.read(tokens)
+    def forward(self, parts: "Sequence[tuple[SuffixDrafter, list[int]]]", *, rows: int) -> tuple[Tensor, Tensor]:
+        """Read tokens of each text; it has no logits and no states to give, whatever `rows` asks for."""
+        for cache, tokens in parts:
+            cache.read(tokens)
         return torch.empty(0, self.vocab_size), torch.empty(0, 0)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """The same, without rows."""
+        """Read tokens of the text."""
         text, places = self._tokens, self._places
         for token in tokens:
             place = len(text)
@@ -87,7 +93,7 @@ class SuffixDrafter:
             self._tokens, self._places = [], {}
             self.read(kept)
 
-    def fresh(self) -> "SuffixDrafter":
+    def new_cache(self) -> "SuffixDrafter":
         """Another one that has read nothing."""
         return type(self)(self.vocab_size, device=self.device)
 

@@ -1,6 +1,6 @@
-"""Logits processors of transformers, as what the library makes of them: a `Sampling`, or a runner that applies them.
+"""Logits processors of transformers, as what the library makes of them: a `Sampling`, or a cache that applies them.
 
-    LogitsProcessorList -> (Sampling, what is left) -> Processed(runner, what is left)
+    LogitsProcessorList -> (Sampling, what is left) -> Processed(cache, what is left)
 
 A list is read as a `Sampling` where that means the same thing in the same order; any other list is applied as it is, to the
 logits of both models and position by position. Speculative decoding keeps the law of whatever p is, and this p is that of
@@ -25,7 +25,7 @@ from transformers.generation.logits_process import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from specdecpp.runners import Runner
+from specdecpp.runners import Cache
 from specdecpp.sampling import Sampling, at_least_float32
 
 _REMEMBERING = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
@@ -78,27 +78,26 @@ def _is_plain(processor: Any, num_padding: int) -> bool:
     )
 
 
-class Processed:
-    """A runner whose logits have gone through logits processors of transformers. See `runners.Runner` for the contract.
+class Processed(Cache):
+    """A cache whose logits have gone through logits processors of transformers.
 
     `before` are tokens that the processors see in front of what the runner reads, as padding.
 
-    >>> runner = Processed(EagerRunner(model), LogitsProcessorList([NoRepeatNGramLogitsProcessor(3)]))    # doctest: +SKIP
+    >>> runner = Processed(cache, LogitsProcessorList([NoRepeatNGramLogitsProcessor(3)]))    # doctest: +SKIP
     """
 
-    def __init__(self, runner: Runner, processors: LogitsProcessorList, *, before: tuple[int, ...] = ()):
-        self._runner, self._processors, self._before = runner, processors, before
+    def __init__(self, cache: Cache, processors: LogitsProcessorList, *, before: tuple[int, ...] = ()):
+        super().__init__(cache.model)
+        self._cache, self._processors, self._before = cache, processors, before
         self._tokens = list(before)
-        self.vocab_size, self.hidden_size = runner.vocab_size, runner.hidden_size
-        self.max_length, self.device = runner.max_length, runner.device
 
     @property
-    def length(self) -> int:
-        return self._runner.length
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._cache.length
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """As the runner within; each row has gone through the processors with the tokens up to it."""
-        logits, hidden = self._runner.extend(tokens, rows=rows)
+        """As the cache within; each row has gone through the processors with the tokens up to it."""
+        logits, hidden = self._cache.extend(tokens, rows=rows)
         self._tokens += tokens
         context: Any = torch.tensor([self._tokens], device=logits.device)
         first = len(self._tokens) - rows + 1
@@ -109,10 +108,6 @@ class Processed:
         return torch.cat(shaped), hidden
 
     def rollback(self, length: int) -> None:
-        """As the runner within."""
-        self._runner.rollback(length)
+        """As the cache within."""
+        self._cache.rollback(length)
         del self._tokens[len(self._before) + length :]
-
-    def fresh(self) -> "Processed":
-        """An empty one over the same weights."""
-        return Processed(self._runner.fresh(), self._processors, before=self._before)

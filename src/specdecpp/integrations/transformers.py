@@ -36,11 +36,10 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.rounds.soundness import check_rule
-from specdecpp.rounds.verification import TokenVerification, Verification, at, check_lossless, is_lossless
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Round, Session
+from specdecpp.verify import TokenVerification, Verification, at, check_lossless, check_rule, is_lossless
 
 MakeRunner = Callable[..., EagerRunner]
 _KEPT_IN = "_specdecpp_runners"
@@ -147,7 +146,7 @@ class _Loop:
                 "BlockVerification()."
             )
         match = self._match(model)
-        target, draft = match.pair.target.fresh(), match.pair.draft.fresh()
+        target, draft = match.pair.target.new_cache(), match.pair.draft.new_cache()
         if outside := [t for t in prompt.tokens if t >= target.vocab_size]:
             raise PromptError(f"token id {outside[0]} is outside the models' common vocabulary of {target.vocab_size} ids.")
         session = Session(

@@ -24,8 +24,8 @@ from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.protocol import FREE, Rule, rule_of
 from specdecpp.rounds.copying import Copying, propose
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Reading, Request, Result
+from specdecpp.scheduler import Reading
+from specdecpp.step import Host, Plan, Request, Result
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs

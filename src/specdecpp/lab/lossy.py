@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.rounds.ratio import Verdict, overlap, residual, token_acceptance
 from specdecpp.sampling import Randomness
+from specdecpp.verify import Verdict, overlap, residual, token_acceptance
 
 Divergence = Literal["kl", "js", "tv"]
 

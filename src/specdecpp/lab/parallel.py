@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from specdecpp import machine
 from specdecpp.errors import DataError
-from specdecpp.runners.protocol import Runner
+from specdecpp.runners.protocol import Cache, Runner
 
 WEIGHTS = "parallel.safetensors"
 
@@ -68,7 +68,7 @@ class ParallelHeads(nn.Module):
         return heads.eval()
 
 
-class ParallelDraft:
+class ParallelDraft(Cache):
     """A draft that reads the text, and not its own candidates while a head has a place for them. See `runners.Runner`.
 
     `output` gives the logits of the hidden states of `base`. A rollback, as every round ends with, makes the next token one
@@ -79,9 +79,8 @@ class ParallelDraft:
     """
 
     def __init__(self, base: Runner, heads: ParallelHeads, output: Output):
-        self.base, self.heads, self._output = base, heads, output
-        self.vocab_size, self.hidden_size = base.vocab_size, base.hidden_size
-        self.max_length, self.device = base.max_length, base.device
+        super().__init__(base)
+        self.base, self.heads, self._output = base.new_cache(), heads, output
         self._forget()
 
     def _forget(self) -> None:
@@ -90,7 +89,7 @@ class ParallelDraft:
         self._num = 0  # heads that have been asked since
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.base.length + len(self._unread)
 
     @torch.inference_mode()
@@ -113,6 +112,6 @@ class ParallelDraft:
         self._forget()
         self._unread = kept
 
-    def fresh(self) -> "ParallelDraft":
+    def new_cache(self) -> "ParallelDraft":
         """An empty one over the same weights."""
-        return ParallelDraft(self.base.fresh(), self.heads, self._output)
+        return ParallelDraft(self.model, self.heads, self._output)

@@ -25,7 +25,7 @@ class Runners:
         self._made: dict[tuple[type, int, str], Any] = {}
 
     def get(self, kind: type, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Runner:
-        """An empty runner of this class over `of.model`, or `more`. `num_threads` is for native. Raises `RunnerError`.
+        """A runner of this class over `of.model`, or `more`. `num_threads` is for native. Raises `RunnerError`.
 
         With `is_checked` false one that was not tested, to be timed only.
         """
@@ -43,7 +43,7 @@ class Runners:
             self._made[key] = made
         if isinstance(made, RunnerError):
             raise made
-        return made.fresh(num_threads=num_threads) if kind is NativeRunner else made.fresh()
+        return made.with_threads(num_threads) if kind is NativeRunner else made
 
 
 def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Runner:

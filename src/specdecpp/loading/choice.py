@@ -24,10 +24,11 @@ from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.models import BY_NAME, KINDS, Model
 from specdecpp.policies import Fixed
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds import Plan, Request, engine_for
-from specdecpp.rounds.verification import TokenVerification
+from specdecpp.rounds import engine_for
 from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling, streams
+from specdecpp.step import Plan, Request
+from specdecpp.verify import TokenVerification
 
 BUDGET_S = 1.8
 """For all options together, once each has had two rounds."""
@@ -311,13 +312,13 @@ class _Trial:
     """Rounds of a fixed length as they are decoded, in an empty cache or after a short context."""
 
     def __init__(self, *, target: Runner, draft: Runner | SuffixDrafter):
-        self._target, self._draft = target, draft
+        self._target, self._draft = target.new_cache(), draft.new_cache()
         room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
         self._num = max(0, min(CANDIDATES, room - 2))
         self._room, self._context = min(CONTEXT, room - self._num - 1), 0
         self._request = Request(
-            target=target,
-            draft=draft,
+            target=self._target,
+            draft=self._draft,
             policy=Fixed(k=self._num),
             verification=TokenVerification(),
             sampling=Sampling(),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Candidates(Protocol):
-    """What a policy sees of a round: `rounds.draft.Draft` while decoding, `replay.replay` in a recording.
+    """What a policy sees of a round: `step.Draft` while decoding, `replay.replay` in a recording.
 
     Candidates are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
     """

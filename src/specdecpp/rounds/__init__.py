@@ -1,8 +1,8 @@
-"""A round: draft, stop, verify. `plan` is what goes in and comes out; four engines run it.
+"""Engines, which run steps. `step` is the specification.
 
 | engine | where | file |
 |---|---|---|
-| `Host` | any runner, any rule, any verification; the specification of the others | host.py |
+| `Host` | any model, any rule, any verification; the specification of the others | ../step.py |
 | `Native` | both models by compiled code on a CPU, or a target alone with copies | native.py |
 | `Copying` | any target, no draft model: candidates copied from the text | copying.py |
 | `Device` | both models as graphs on a GPU | device.py |
@@ -10,14 +10,13 @@
 
 from specdecpp.rounds.copying import Copying
 from specdecpp.rounds.device import Device
-from specdecpp.rounds.host import Host
 from specdecpp.rounds.native import Native
-from specdecpp.rounds.plan import Engine, Plan, Reading, Request, Result, Rows
+from specdecpp.step import Engine, Host, Request
 
 ENGINES: tuple[Engine, ...] = (Native(), Copying(), Device(), Host())
 """In order of preference; the last takes everything."""
 
-__all__ = ["ENGINES", "Engine", "Plan", "Reading", "Request", "Result", "Rows", "engine_for"]
+__all__ = ["ENGINES", "engine_for"]
 
 
 def engine_for(request: Request) -> Engine:

@@ -18,9 +18,9 @@ from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
 from specdecpp.policies import Costs, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
-from specdecpp.rounds.host import verified
-from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, TokenVerification, Verification
+from specdecpp.scheduler import Reading
+from specdecpp.step import Plan, Request, Result, Rows, verified
+from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, Verification
 
 NO_MATCH = Stop("no match")
 UNWORTHY = Stop("further copies do not pay")

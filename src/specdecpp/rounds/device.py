@@ -24,13 +24,13 @@ from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
 from specdecpp.rounds.device_launches import RowKernels, has_kernels
 from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, Verdict
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.runners import Runner
-from specdecpp.runners.graphs import GraphRunner
+from specdecpp.runners.graphs import GraphCache, GraphRunner
 from specdecpp.runners.static_cache import WIDTHS, Program, StaticCache, bucket
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
+from specdecpp.scheduler import Reading
+from specdecpp.step import Host, Plan, Request, Result, Rows
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 _COMMON = 900
 """Tokens of a text whose passes are recorded when a pair is loaded."""
@@ -63,7 +63,7 @@ class Device:
     def refusal(self, request: Request) -> str | None:
         """Why a request cannot be run here; None where it can."""
         target, draft, judge = request.target, request.draft, judge_of(request.policy)
-        if not (isinstance(target, GraphRunner) and isinstance(draft, GraphRunner) and target.device == draft.device):
+        if not (isinstance(target, GraphCache) and isinstance(draft, GraphCache) and target.device == draft.device):
             return "its models are not both graphs on one device"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"

@@ -1,4 +1,4 @@
-"""The launches of `device_kernels` over rows of one vocabulary, and the memory that they share."""
+"""The launches of `device_draws` and `device_verdicts` over rows of one vocabulary, and the memory that they share."""
 
 from importlib import import_module
 from typing import Any
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
 from specdecpp.runners.fused import FusedRunner
 from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling
+from specdecpp.verify import BlockVerification, CompareVerification, Verification
 
 _LARGEST = 2**20
 """Tokens of a vocabulary whose weights, each at most 2^42, add up to less than 2^63."""
@@ -32,8 +32,10 @@ class RowKernels:
     """
 
     def __init__(self, logits: Float[Tensor, "W V"], num_rows: int):
-        kernels: Any = import_module("specdecpp.rounds.device_kernels")
-        self._kernels, self._logits, self.vocab_size = kernels, logits, logits.shape[1]
+        kernels: Any = import_module("specdecpp.rounds.device_draws")
+        verdicts: Any = import_module("specdecpp.rounds.device_verdicts")
+        self._kernels, self._verdicts = kernels, verdicts
+        self._logits, self.vocab_size = logits, logits.shape[1]
         self.num_parts = -(-self.vocab_size // kernels.BLOCK)
         self._parts = max(256, 1 << (self.num_parts - 1).bit_length())  # compiled once for most vocabularies
         shape, device = (num_rows, self.num_parts), logits.device
@@ -45,8 +47,8 @@ class RowKernels:
         self._sums = torch.zeros(num_rows, _CELLS, **whole)
         self._ties = logits.new_empty(*shape, kernels.FAN, dtype=torch.int32)
         self._leans, self._rests, self._commons = (torch.zeros(shape, **wide) for _ in range(3))
-        self._carries = torch.ones(2 * kernels.LINES, **wide)
-        self._chosen = torch.zeros(kernels.LINES, **whole)
+        self._carries = torch.ones(2 * verdicts.LINES, **wide)
+        self._chosen = torch.zeros(verdicts.LINES, **whole)
         self._rows: Tensor | None = None
 
     @property
@@ -116,9 +118,9 @@ class RowKernels:
 
     def judge(self, record: Any, sampling: Sampling, verification: Verification, num: int) -> None:
         """The verdict on the candidates of a record by the first `num` rows, into its outcome."""
-        kernels, order, line = self._kernels, record.order, record.line
+        verdicts, order, line = self._verdicts, record.order, record.line
         of = (self.vocab_size, self.num_parts)
-        sizes = {"PARTS": self._parts, "BLOCK": kernels.BLOCK}
+        sizes = {"PARTS": self._parts, "BLOCK": self._kernels.BLOCK}
         if sampling.is_greedy:
             self.peak(sampling, order, line, record.context, num)
         else:
@@ -126,18 +128,20 @@ class RowKernels:
         if sampling.is_greedy or isinstance(verification, CompareVerification):
             drawn = (self._masses, order, record.verify_uniforms, self._chosen, *of)
             rows = self._highest if sampling.is_greedy else self._own
-            kernels.choose[(num,)](rows, self._highest, self._whose, *drawn, GREEDY=sampling.is_greedy, **sizes)
-            kernels.agree[(1,)](self._chosen, line, order, record.outcome, LINES=kernels.LINES)
+            verdicts.choose[(num,)](rows, self._highest, self._whose, *drawn, GREEDY=sampling.is_greedy, **sizes)
+            verdicts.agree[(1,)](self._chosen, line, order, record.outcome, LINES=verdicts.LINES)
             return
         both = (self._own, record.rows, self._totals, record.totals)
         is_block = isinstance(verification, BlockVerification)
         if is_block:
-            kernels.carry[(1,)](*both, line, order, self._carries, self.vocab_size, LINES=kernels.LINES)
+            verdicts.carry[(1,)](*both, line, order, self._carries, self.vocab_size, LINES=verdicts.LINES)
         sums = (self._rests, self._commons)
-        kernels.residues[self.num_parts, num](*both, self._carries, order, *sums, *of, IS_BLOCK=is_block, BLOCK=kernels.BLOCK)
-        kernels.judge[(1,)](
+        verdicts.residues[self.num_parts, num](
+            *both, self._carries, order, *sums, *of, IS_BLOCK=is_block, BLOCK=self._kernels.BLOCK
+        )
+        verdicts.judge[(1,)](
             *(*both, self._carries, self._masses, *sums, line, order, record.verify_uniforms, record.outcome, *of),
             IS_BLOCK=is_block,
-            LINES=kernels.LINES,
+            LINES=verdicts.LINES,
             **sizes,
         )

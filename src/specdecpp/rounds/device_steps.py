@@ -17,10 +17,9 @@ from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.rounds.device_launches import RowKernels
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.rounds.ratio import overlap
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, Verification
 from specdecpp.runners.static_cache import WIDTHS, StaticCache
 from specdecpp.sampling import Sampling, at_least_float32, penalised, probabilities
+from specdecpp.verify import BlockVerification, CompareVerification, Verification, overlap
 
 MOST = WIDTHS[-1] - 1
 """The most candidates of a round on a device: the widest recorded pass reads them and the token before them."""

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.rounds.verification import block_acceptance, token_acceptance
+from specdecpp.verify import block_acceptance, token_acceptance
 
 
 def pick(p: Float[Tensor, "N V"], u: Float[Tensor, " N"]) -> Int[Tensor, " N"]:

@@ -24,17 +24,11 @@ from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
 from specdecpp.rounds.copying import Copied, Copying, propose
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.rounds.verification import (
-    BlockVerification,
-    CompareVerification,
-    GreedyVerification,
-    TokenVerification,
-    Verification,
-)
-from specdecpp.runners.native import Drafting, Filters, Head, NativeRunner, Verifying
+from specdecpp.runners.native import Drafting, Filters, Head, NativeCache, Verifying
 from specdecpp.sampling import Uniforms, seen_rows
+from specdecpp.scheduler import Reading
+from specdecpp.step import Host, Plan, Request, Result, Rows
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
@@ -60,7 +54,7 @@ class Native:
 
     def refusal(self, request: Request) -> str | None:
         """Why a request cannot be run here; None where it can."""
-        if not (type(request.target) is NativeRunner and type(request.draft) in (NativeRunner, SuffixDrafter)):
+        if not (type(request.target) is NativeCache and type(request.draft) in (NativeCache, SuffixDrafter)):
             return "its models are not both run by compiled code"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
@@ -82,8 +76,9 @@ class Native:
                 (results[i],) = aside.run([plan])
             else:
                 groups[_weights(plan.request)][0].append(i)
+        least = _LONG if len(plans) + len(readings) > 1 else 1
         for reading in readings:
-            if not reading.by_both(_LONG):
+            if not reading.by_both(least):
                 groups[_weights(reading.request)][1].append(reading)
         for group, beside in groups.values():
             made = _together([(self._rounds(plans[i].request), plans[i]) for i in group], beside)
@@ -115,9 +110,8 @@ def _code(request: Request) -> int | None:
 
 def _weights(request: Request) -> tuple[Any, Any]:
     """Equal for requests that share passes."""
-    target: Any = request.target
-    draft: Any = request.draft
-    return target.batch_key, None if isinstance(draft, SuffixDrafter) else draft.batch_key
+    draft = request.draft
+    return request.target.model, None if isinstance(draft, SuffixDrafter) else draft.model
 
 
 def _together(batch: "Sequence[tuple[_Rounds | _Copies, Plan]]", beside: Sequence[Reading]) -> list[Result]:
@@ -126,13 +120,15 @@ def _together(batch: "Sequence[tuple[_Rounds | _Copies, Plan]]", beside: Sequenc
     started = _now()
     all_of_them: list[tuple[Any, Any]] = [*batch, *((_Prompt(reading), reading) for reading in beside)]
     drafting = [(one, told) for one, what in all_of_them if (told := one.drafts(what)) is not None]
-    nums = NativeRunner.propose([one.draft for one, _ in drafting], [told for _, told in drafting]) if drafting else []
+    nums = []
+    if drafting:
+        nums = drafting[0][0].draft.model.propose([one.draft for one, _ in drafting], [told for _, told in drafting])
     for (one, _), num in zip(drafting, nums, strict=True):
         one.drafted(num)
     drafted = _now()
     reading = [(one, told) for one, what in all_of_them if (told := one.verifies(what)) is not None]
     if reading:
-        NativeRunner.verify([one.target for one, _ in reading], [told for _, told in reading])
+        reading[0][0].target.model.verify([one.target for one, _ in reading], [told for _, told in reading])
     draft_rows = {one: told.num_unread + max(0, num - 1) for (one, told), num in zip(drafting, nums, strict=True)}
     draft_s = _shared(drafted - started, draft_rows)
     verify_s = _shared(_now() - drafted, {one: told.num_tokens for one, told in reading})
@@ -156,7 +152,7 @@ class _Prompt:
         if isinstance(self.draft, SuffixDrafter):
             self.draft.extend(reading.draft, rows=1)
             return None
-        self.draft.check_ids(reading.draft)
+        self.draft.model.check_ids(reading.draft)
         self._unread = (ctypes.c_int64 * len(reading.draft))(*reading.draft)
         return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(reading.draft)) if reading.draft else None
 
@@ -164,7 +160,7 @@ class _Prompt:
         """A prompt draws no candidates."""
 
     def verifies(self, reading: Reading) -> Verifying | None:
-        self.target.check_ids(reading.target)
+        self.target.model.check_ids(reading.target)
         self._tokens = (ctypes.c_int64 * len(reading.target))(*reading.target)
         told = Verifying(tokens=ctypes.addressof(self._tokens), num_tokens=len(reading.target), num=-1)
         return told if reading.target else None

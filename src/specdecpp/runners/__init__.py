@@ -12,9 +12,10 @@ from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.runners.graphs import GraphRunner
 from specdecpp.runners.lean import LeanRunner
 from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.protocol import Draws, ReadsBoth, Runner, Skips
+from specdecpp.runners.protocol import Cache, Draws, ReadsBoth, Runner, Skips
 
 __all__ = [
+    "Cache",
     "Draws",
     "EagerRunner",
     "GGUFRunner",

@@ -14,6 +14,7 @@ the test once when the model is loaded.
 import inspect
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ from transformers import DynamicCache
 from specdecpp.errors import RunnerError
 from specdecpp.runners import trimmed
 from specdecpp.runners.families import POSITIONS
-from specdecpp.runners.protocol import check_rollback
+from specdecpp.runners.protocol import Cache, check_rollback
 
 
 class _Tap(threading.local):
@@ -56,14 +57,35 @@ def _tap_of(output: torch.nn.Module) -> _Tap:
     return tap
 
 
+class EagerCache(Cache):
+    """One sequence of an `EagerRunner`, in a cache of transformers."""
+
+    def __init__(self, model: "EagerRunner"):
+        super().__init__(model)
+        self.held = DynamicCache()  # without the config: every layer keeps every position
+        self.length = 0
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        check_rollback(length, self.length)
+        if length == 0:
+            self.held = DynamicCache()
+        elif length < self.length:
+            layers: list[Any] = self.held.layers
+            for layer in layers:  # one by one: a pass that failed may have reached some of them only
+                if (more := layer.get_seq_length() - length) > 0:
+                    layer.crop(-more)  # negative: how many to remove, in every transformers 5
+        self.length = length
+
+
 class EagerRunner:
-    """A transformers causal LM and one sequence in its cache. See `runners.Runner` for the contract.
+    """A transformers causal LM. See `runners.Runner` for the contract.
 
     Raises `RunnerError` for a model whose cache cannot be rolled back.
 
-    >>> runner = EagerRunner(model)                                  # doctest: +SKIP
-    >>> logits, hidden = runner.extend([1, 2, 3], rows=1)            # doctest: +SKIP
-    >>> runner.rollback(2)                                           # doctest: +SKIP
+    >>> cache = EagerRunner(model).new_cache()                      # doctest: +SKIP
+    >>> logits, hidden = cache.extend([1, 2, 3], rows=1)            # doctest: +SKIP
+    >>> cache.rollback(2)                                           # doctest: +SKIP
     """
 
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
@@ -89,41 +111,41 @@ class EagerRunner:
         self.device = model.get_input_embeddings().weight.device
         self._cache_name = _cache_name(model) or ""
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._reset()
         if probe:
             self._probe()
 
-    def _reset(self) -> None:
-        self._cache = DynamicCache()  # without the config: every layer keeps every position
-        self._length = 0
+    def new_cache(self) -> Any:
+        """An empty cache."""
+        return EagerCache(self)
 
-    def fresh(self) -> "EagerRunner":
-        """An empty runner over the same weights."""
-        other = object.__new__(EagerRunner)
-        other.__dict__.update(self.__dict__)
-        other._reset()
-        return other
+    def forward(
+        self, parts: Sequence[tuple[Any, list[int]]], *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each.
 
-    @property
-    def length(self) -> int:
-        return self._length
+        Not in one pass: torch gives a row other bits in a product with more rows, and an answer would depend on the others.
+        """
+        found = [self.read(cache, tokens, rows=rows) for cache, tokens in parts]
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([logits for logits, _ in found]), torch.cat([hidden for _, hidden in found])
 
     @torch.inference_mode()
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache."""
         inputs = torch.tensor([tokens], device=self.device)
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
-        self._length += len(tokens)
-        logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: self._cache}, **keep).logits
+        cache.length += len(tokens)
+        logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: cache.held}, **keep).logits
         hidden, self._tap.hidden = self._tap.hidden, None
         assert hidden is not None, "the output layer was not called"
         return self._cut(logits[0, -rows:]), hidden[0, -rows:]
 
     @torch.inference_mode()
-    def forward(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
+    def offline_pass(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
         """One plain pass over a batch, for offline work: logits and hidden states of the rows that the output layer read.
 
-        The inputs go to the model as they are; the runner's own sequence is neither read nor changed.
+        The inputs, and a cache of transformers, go to the model as they are.
         """
         given = {} if cache is None else {self._cache_name: cache}
         logits = self.model(**({"use_cache": cache is not None} | given | inputs)).logits
@@ -136,40 +158,28 @@ class EagerRunner:
         logits, ids = logits[..., : self.vocab_size], self.output_ids
         return logits if ids is None else trimmed.widened(logits[..., ids], ids, vocab_size=self.vocab_size)
 
-    def rollback(self, length: int) -> None:
-        """Forget everything after the first `length` tokens."""
-        check_rollback(length, self._length)
-        if length == 0:
-            self._reset()
-        elif length < self._length:
-            layers: list[Any] = self._cache.layers
-            for layer in layers:  # one by one: a pass that failed may have reached some of them only
-                if (more := layer.get_seq_length() - length) > 0:
-                    layer.crop(-more)  # negative: how many to remove, in every transformers 5
-            self._length = length
-
     def _probe(self) -> None:
         """Read two tokens after a first one, cut them, read others, cut those, read the first ones again.
 
         The cache must hold what it was given, a token must not see its successor, and a rollback must leave no trace.
         """
         name, last, ids = type(self.model).__name__, self.vocab_size - 1, self.output_ids
+        cache = self.new_cache()
         self.output_ids = None  # all rows are looked at
         first, second = min(1, last), min(2, last)
         try:
-            self.extend([first], rows=1)
-            before, _ = self.extend([second, first], rows=2)
-            held = self._cache.get_seq_length()
-            self.rollback(1)
-            other, _ = self.extend([second, second], rows=2)
-            self.rollback(1)
-            after, _ = self.extend([second, first], rows=2)
+            cache.extend([first], rows=1)
+            before, _ = cache.extend([second, first], rows=2)
+            held = cache.held.get_seq_length()
+            cache.rollback(1)
+            other, _ = cache.extend([second, second], rows=2)
+            cache.rollback(1)
+            after, _ = cache.extend([second, first], rows=2)
         except Exception as error:  # whatever a forward pass may raise that does not know this cache
             raise RunnerError(
                 f"{name} fails in a forward pass with a plain key-value cache ({type(error).__name__}: {error}). "
                 "Speculative decoding needs a model that takes a transformers DynamicCache."
             ) from error
-        self._reset()
         self.output_ids = ids
         if not bool(before.isfinite().all()):
             raise RunnerError(

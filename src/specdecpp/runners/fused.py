@@ -283,7 +283,7 @@ def _strides(weight: Tensor) -> tuple[int, int]:
 
 def fused(runner: LeanRunner) -> LeanRunner:
     """The weights of a runner for recorded passes: a `FusedRunner` where kernels of our own can be had, else a `LeanRunner`."""
-    body = LeanRunner.fresh(runner)
+    body = runner.plain()
     like = body._embedding
     if not (like.is_cuda or _is_interpreted()) or like.dtype not in _DTYPES:
         return body

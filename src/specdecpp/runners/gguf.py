@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdecpp.errors import MissingExtraError, RunnerError
 from specdecpp.runners import trimmed
-from specdecpp.runners.protocol import check_rollback
+from specdecpp.runners.protocol import Cache, check_rollback
 
 _ROOM = 1024  # positions a context starts with; it grows by doubling
 _WIDEST = 512  # tokens of one pass
@@ -37,17 +37,17 @@ _ALL_F32 = "0"  # general.file_type
 
 
 class GGUFRunner:
-    """A GGUF file and one sequence in its cache. See `runners.Runner` for the contract; tensors are on the CPU, float32.
+    """The model of a GGUF file. See `runners.Runner` for the contract; tensors are on the CPU, float32.
 
     `output_ids` are those that are scored (`trimmed`; None: all).
-    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. The cache starts with
-    room for 1,024 positions and doubles as the text grows. One thread at a time may use a runner; several may use runners
-    over one file.
+    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. A cache starts with
+    room for 1,024 positions and doubles as the text grows. One thread at a time may use a cache; several may use caches
+    of one file.
 
     Raises `MissingExtraError` without llama-cpp-python, `RunnerError` for one that cannot be loaded, for a file that cannot be
     read, for models whose cache cannot be cut (recurrent state) and for those that are no decoders.
 
-    >>> runner = GGUFRunner("target-f32.gguf", num_threads=2)        # doctest: +SKIP
+    >>> cache = GGUFRunner("target-f32.gguf", num_threads=2).new_cache()        # doctest: +SKIP
     """
 
     def __init__(
@@ -58,64 +58,68 @@ class GGUFRunner:
         output_ids: Sequence[int] | None = None,
         num_threads: int | None = None,
     ):
-        self._file = path if isinstance(path, GGUFFile) else GGUFFile(path)
-        rows = self._file.num_rows
+        self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
+        rows = self.file.num_rows
         self.vocab_size = rows if vocab_size is None else vocab_size
         if self.vocab_size > rows:
             raise RunnerError(
-                f"vocab_size={self.vocab_size} asked of {self._file.path.name}, whose output layer has {rows} rows."
+                f"vocab_size={self.vocab_size} asked of {self.file.path.name}, whose output layer has {rows} rows."
             )
         self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
-        self.hidden_size = self._file.hidden_size
-        self.max_length: int | None = self._file.max_length
+        self.hidden_size = self.file.hidden_size
+        self.max_length: int | None = self.file.max_length
         self.device = torch.device("cpu")
         self.num_threads = num_threads or 1
-        self._reset()
-
-    def _reset(self) -> None:
-        self._length = 0
-        self._context: _Context | None = None
-        self._release: Any = None
-
-    def fresh(self, *, num_threads: int | None = None) -> "GGUFRunner":
-        """An empty runner over the same weights; with another number of threads where one is given."""
-        other = object.__new__(GGUFRunner)
-        other.__dict__.update(self.__dict__)
-        other.num_threads = num_threads or self.num_threads
-        other._reset()
-        return other
 
     @property
     def path(self) -> Path:
-        return self._file.path
+        return self.file.path
 
-    @property
-    def length(self) -> int:
-        return self._length
+    def new_cache(self) -> "GGUFCache":
+        """An empty cache."""
+        return GGUFCache(self)
+
+    def forward(
+        self, parts: "Sequence[tuple[GGUFCache, list[int]]]", *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each."""
+        found = [cache.extend(tokens, rows=rows) for cache, tokens in parts]
+        logits, hidden = found[0] if len(found) == 1 else (torch.cat(columns) for columns in zip(*found, strict=True))
+        return logits, hidden
+
+
+class GGUFCache(Cache):
+    """One sequence of a `GGUFRunner`, in a context of llama.cpp that holds it."""
+
+    def __init__(self, model: GGUFRunner):
+        super().__init__(model)
+        self.length = 0
+        self._context: _Context | None = None
+        self._release: Any = None
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
-        context = self._room_for(self._length + len(tokens))
+        context = self._room_for(self.length + len(tokens))
         unseen = len(tokens) - rows if len(tokens) - rows > _FEW else 0
         for start in range(0, unseen, _WIDEST):
-            context.read(tokens[start : min(start + _WIDEST, unseen)], self._length + start)
+            context.read(tokens[start : min(start + _WIDEST, unseen)], self.length + start)
         parts = []
         for start in range(unseen, len(tokens), _OUTPUTS):
-            parts.append(context.outputs(tokens[start : start + _OUTPUTS], self._length + start))
-        self._length += len(tokens)
+            parts.append(context.outputs(tokens[start : start + _OUTPUTS], self.length + start))
+        self.length += len(tokens)
         logits, hidden = parts[0] if len(parts) == 1 else (torch.cat(columns) for columns in zip(*parts, strict=True))
         logits = logits[-rows:, : self.vocab_size]
-        if (ids := self.output_ids) is not None:  # llama.cpp itself scores all
+        if (ids := self.model.output_ids) is not None:  # llama.cpp itself scores all
             logits = trimmed.widened(logits[:, ids], ids, vocab_size=self.vocab_size)
         return logits, hidden[-rows:]
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
-        check_rollback(length, self._length)
-        if length < self._length:
+        check_rollback(length, self.length)
+        if length < self.length:
             assert self._context is not None, "tokens lie in a context"
             self._context.cut(length)
-            self._length = length
+            self.length = length
 
     def _room_for(self, length: int) -> "_Context":
         """A context that holds so many positions, with what the present one holds."""
@@ -125,12 +129,12 @@ class GGUFRunner:
         size = _ROOM
         while size < length:
             size *= 2
-        roomy = self._file.context(max(length, min(size, self._file.max_length)), self.num_threads)
+        roomy = self.model.file.context(max(length, min(size, self.model.file.max_length)), self.model.num_threads)
         if context is not None:
             roomy.copy(context)
             self._release()
         self._context = roomy
-        self._release = weakref.finalize(self, _put_back, roomy, self._file.contexts, self._file.idle)
+        self._release = weakref.finalize(self, _put_back, roomy, self.model.file.contexts, self.model.file.idle)
         return roomy
 
 

@@ -18,30 +18,64 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.runners.fused import fused
-from specdecpp.runners.lean import LeanRunner
+from specdecpp.runners.lean import LeanCache, LeanRunner
 from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
 
 _SHARE = 1 / 32
 """Of the free memory: what one cache may take in advance."""
 
 
-class GraphRunner(LeanRunner):
-    """A model of a known family and one sequence in a static cache. See `runners.Runner` for the contract.
+class GraphCache(LeanCache):
+    """One sequence of a `GraphRunner`, in a static cache.
 
-    A cache goes back to a common store when its runner is gone, with what was recorded over it: the next request records
-    nothing anew.
+    That goes back to a common store when this is gone, with what was recorded over it: the next request records nothing anew.
+    """
+
+    model: "GraphRunner"
+
+    def __init__(self, model: "GraphRunner"):
+        super().__init__(model)
+        self._static: StaticCache | None = None
+
+    @property
+    def static(self) -> StaticCache:
+        """The cache of this sequence, taken from the store at the first use."""
+        if self._static is None:
+            idle = self.model.idle
+            self._static = idle.pop() if idle else StaticCache(fused(self.model))
+            self.keys, self.values = self._static.keys, self._static.values
+            weakref.finalize(self, idle.append, self._static)
+        return self._static
+
+    def advance(self, num_tokens: int) -> None:
+        """Count tokens that a pass on the device has put into the cache."""
+        self.length += num_tokens
+
+    def make_room(self, length: int) -> int:
+        """Room for a text of this length; the span that a pass reads which ends there.
+
+        The span depends on the text only, not on what the cache held before, so that a seed gives the same bits again.
+        """
+        static, span = self.static, span_of(length)
+        if span > static.capacity:
+            static.forget()
+            super().make_room(max(span, self.model.reserved()))
+        static.prepare(span)
+        return span
+
+
+class GraphRunner(LeanRunner):
+    """A model of a known family whose passes are CUDA graphs. See `runners.Runner` for the contract.
 
     Raises `RunnerError` for a model outside the families, and where its logits are not those of transformers.
 
-    >>> runner = GraphRunner(model.to("cuda"))                       # doctest: +SKIP
+    >>> cache = GraphRunner(model.to("cuda")).new_cache()            # doctest: +SKIP
     """
 
     manner: ClassVar[str] = "in CUDA graphs"
 
     def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
-        self._idle: list[StaticCache] = []
-        self._static: StaticCache | None = None
-        self._give_back: Any = None
+        self.idle: list[StaticCache] = []
         super().__init__(model, vocab_size=vocab_size, probe=probe)
 
     @staticmethod
@@ -52,24 +86,15 @@ class GraphRunner(LeanRunner):
             return f"it is on {', '.join(sorted(devices))}, and graphs are for CUDA"
         return LeanRunner.refusal(model)
 
-    def _reset(self) -> None:
-        super()._reset()
-        if self._give_back is not None:
-            self._give_back()
-        self._static = self._give_back = None
-
-    def fresh(self) -> "GraphRunner":
-        """An empty runner over the same weights."""
-        other = object.__new__(GraphRunner)
-        other.__dict__.update(self.__dict__ | {"_give_back": None})
-        other._reset()
-        return other
+    def new_cache(self) -> GraphCache:
+        """An empty cache."""
+        return GraphCache(self)
 
     @torch.inference_mode()
     def record(self, widths: Sequence[int], length: int) -> bool:
         """Record passes of these widths over texts up to this length, on the cache of the next request: recorded when they are
         first needed they would hold a request up. Tells whether there are any: nothing is recorded on a CPU."""
-        other = self.fresh()
+        other = self.new_cache()
         if not other.static.is_recorded:
             return False
         span, last = span_of(0), other.make_room(min(length, self.max_length or length))
@@ -79,46 +104,20 @@ class GraphRunner(LeanRunner):
             span *= 2
         return True
 
-    @property
-    def static(self) -> StaticCache:
-        """The cache of this sequence, taken from the store at the first use."""
-        if self._static is None:
-            self._static = self._idle.pop() if self._idle else StaticCache(fused(self))
-            self._keys, self._values = self._static.keys, self._static.values
-            self._give_back = weakref.finalize(self, self._idle.append, self._static)
-        return self._static
-
     @torch.inference_mode()
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         n = len(tokens)
         if n > WIDTHS[-1]:
-            return super().extend(tokens, rows=rows)
-        static, span = self.static, self.make_room(self._length + n)
+            return super().read(cache, tokens, rows=rows)
+        static, span = cache.static, cache.make_room(cache.length + n)
         program = static.pass_over(bucket(n), span)
-        static.inputs[: n + 1] = torch.tensor([self._length, *tokens], device=self.device)
+        static.inputs[: n + 1] = torch.tensor([cache.length, *tokens], device=self.device)
         program()
-        self.advance(n)
+        cache.advance(n)
         return static.logits[n - rows : n].clone(), static.hidden[n - rows : n].clone()
 
-    def advance(self, num_tokens: int) -> None:
-        """Count tokens that a pass on the device has put into the cache."""
-        self._length += num_tokens
-
-    def make_room(self, length: int) -> int:
-        """Room for a text of this length; the span that a pass reads which ends there."""
-        self._make_room(length)
-        return span_of(length)
-
-    def _make_room(self, length: int) -> None:
-        """The span depends on the text only, not on what the cache held before, so that a seed gives the same bits again."""
-        static, span = self.static, span_of(length)
-        if span > static.capacity:
-            static.forget()
-            super()._make_room(max(span, self._reserved()))
-        static.prepare(span)
-
-    def _reserved(self) -> int:
+    def reserved(self) -> int:
         """Positions of the whole context, where they take a small share of the memory that is free: growing throws away what
         was recorded, which takes seconds to record anew. 0 where they do not."""
         span = span_of(self.max_length or 0)

@@ -3,7 +3,7 @@ questions behind one system prompt, several answers to one question.
 
     request -> what there is of its prompt, taken over or copied -> ... -> its end: both caches kept with the text
 
-Only of runners that can `fork`: whose bits of a row do not depend on the pass that made it, so that an answer is the same
+Only of caches that can `fork`: whose bits of a row do not depend on the pass that made it, so that an answer is the same
 whatever was asked before.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol, runtime_checkable
 
-from specdecpp.runners.protocol import Runner
+from specdecpp.runners.protocol import Cache, Runner
 
 LEAST = 16
 """Tokens in common that are worth it."""
@@ -23,27 +23,27 @@ MOST_BYTES = 256 * 2**20
 
 
 @runtime_checkable
-class Forks(Runner, Protocol):
-    """A runner whose cache can be copied, and whose rows have the same bits in whatever pass they are read."""
+class Forks(Protocol):
+    """A cache that can be copied, of a model whose rows have the same bits in whatever pass they are read."""
 
     @property
     def num_bytes(self) -> int:
-        """What its cache holds in memory."""
+        """Bytes in memory."""
         ...
 
-    def fork(self, length: int) -> "Runner":
-        """Another runner over the same weights, with a copy of the first `length` tokens of this one's cache."""
+    def fork(self, length: int) -> Cache:
+        """A copy of the first `length` tokens."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Text:
     tokens: list[int]
-    runners: tuple[Runner, ...]
+    caches: tuple[Cache, ...]
 
     @property
     def num_bytes(self) -> int:
-        return sum(runner.num_bytes for runner in self.runners if isinstance(runner, Forks))
+        return sum(cache.num_bytes for cache in self.caches if isinstance(cache, Forks))
 
 
 @dataclass(eq=False)
@@ -53,17 +53,17 @@ class Kept:
     _texts: list[_Text] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
-    def put(self, tokens: Sequence[int], *runners: Runner) -> None:
+    def put(self, tokens: Sequence[int], *caches: Cache) -> None:
         """Keep caches whose contents are the first tokens of a text; nobody else uses them from now on."""
-        if not any(isinstance(runner, Forks) for runner in runners):
+        if not any(isinstance(cache, Forks) for cache in caches):
             return
         with self._lock:
-            self._texts.append(_Text(list(tokens), runners))
+            self._texts.append(_Text(list(tokens), caches))
             while len(self._texts) > MOST or (len(self._texts) > 1 and sum(t.num_bytes for t in self._texts) > MOST_BYTES):
                 del self._texts[0]
 
-    def begin(self, prompt: Sequence[int], *runners: Runner) -> tuple[Runner, ...]:
-        """A runner for each of these, over the same weights: with what there is of the prompt's beginning, else empty.
+    def begin(self, prompt: Sequence[int], *models: Runner) -> tuple[Cache, ...]:
+        """A cache of each of these models: with what there is of the prompt's beginning, else empty.
 
         Its last token is always left to read. A text that goes on in this prompt, or nearly so, gives its caches away; of
         another the common part is copied.
@@ -73,12 +73,12 @@ class Kept:
             common = {text: min(_common(text.tokens, prompt), len(prompt) - 1) for text in self._texts}
             best = max(common, key=lambda text: common[text], default=None)
             if best is None or common[best] < LEAST:
-                return tuple(runner.fresh() for runner in runners)
+                return tuple(model.new_cache() for model in models)
             num = common[best]
             is_taken = 2 * num >= len(best.tokens)
             if is_taken:
                 self._texts.remove(best)
-            return tuple(_begun(kept, runner, num, is_taken) for kept, runner in zip(best.runners, runners, strict=True))
+            return tuple(_begun(kept, model, num, is_taken) for kept, model in zip(best.caches, models, strict=True))
 
     def clear(self) -> None:
         """Let go of all of them."""
@@ -86,9 +86,9 @@ class Kept:
             self._texts.clear()
 
 
-def _begun(kept: Runner, runner: Runner, num: int, is_taken: bool) -> Runner:
+def _begun(kept: Cache, model: Runner, num: int, is_taken: bool) -> Cache:
     if not isinstance(kept, Forks):
-        return runner.fresh()
+        return model.new_cache()
     length = min(num, kept.length)
     if not is_taken:
         return kept.fork(length)

@@ -23,7 +23,7 @@ from specdecpp.errors import RunnerError
 from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.angles import Angles
-from specdecpp.runners.eager import EagerRunner
+from specdecpp.runners.eager import EagerCache, EagerRunner
 from specdecpp.runners.protocol import check_rollback
 
 _ROOM = 256  # positions a cache grows by
@@ -84,8 +84,34 @@ class _Layer:
     view: int
 
 
+class LeanCache(EagerCache):
+    """One sequence of a `LeanRunner`: keys and values [kv heads, positions, head size] of each layer."""
+
+    def __init__(self, model: "LeanRunner"):
+        super().__init__(model)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens: what is written there next replaces it."""
+        check_rollback(length, self.length)
+        self.length = length
+
+    def make_room(self, length: int) -> int:
+        """Hold at least `length` positions; how many it holds."""
+        held, used = self.keys[0].shape[1] if self.keys else 0, self.length
+        if length <= held:
+            return held
+        for caches in (self.keys, self.values):
+            roomy = self.model.planes(max(length, 2 * held, _ROOM))
+            for old, new in zip(caches, roomy, strict=False):
+                new[:, :used] = old[:, :used]
+            caches[:] = roomy
+        return self.keys[0].shape[1]
+
+
 class LeanRunner(EagerRunner):
-    """A model of a known family and one sequence in its cache. See `runners.Runner` for the contract.
+    """A model of a known family. See `runners.Runner` for the contract.
 
     The model keeps its values and goes on working, but the storage of its weights is laid out anew: save it before, not after.
 
@@ -138,57 +164,52 @@ class LeanRunner(EagerRunner):
             return "it is spread over devices"
         return None
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+    def new_cache(self) -> Any:
+        """An empty cache."""
+        return LeanCache(self)
 
-    def fresh(self) -> "LeanRunner":
-        """An empty runner over the same weights."""
+    def plain(self) -> "LeanRunner":
+        """The same weights, with the passes of this class."""
         other = object.__new__(LeanRunner)
         other.__dict__.update(self.__dict__)
-        other._reset()
         return other
 
     @torch.inference_mode()
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache."""
         while len(tokens) > _WIDEST and len(tokens) > rows:
             unseen = min(_WIDEST, len(tokens) - rows)
-            self._read(tokens[:unseen])
+            self._read(cache, tokens[:unseen])
             tokens = tokens[unseen:]
-        hidden = self._norm(self._read(tokens)[-rows:])
+        hidden = self._norm(self._read(cache, tokens)[-rows:])
         return self._score(hidden), hidden
 
     def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         logits, ids = torch.mm(hidden, self._output), self.output_ids
         return logits if ids is None else trimmed.widened(logits, ids, vocab_size=self.vocab_size)
 
-    def rollback(self, length: int) -> None:
-        """Forget everything after the first `length` tokens: what is written there next replaces it."""
-        check_rollback(length, self._length)
-        self._length = length
-
-    def _read(self, tokens: list[int]) -> Float[Tensor, "n D"]:
+    def _read(self, cache: LeanCache, tokens: list[int]) -> Float[Tensor, "n D"]:
         """Put tokens through all layers, into the cache."""
-        start, n = self._length, len(tokens)
+        start, n = cache.length, len(tokens)
         end = start + n
-        self._make_room(end)
+        cache.make_room(end)
         firsts = [max(0, start + 1 - view.window) if view.window else 0 for view in self.family.views]
         x = self._embedding[tokens[0], None] if n == 1 else self._embedding[torch.tensor(tokens, device=self.device)]
         seen: list[_Seen] = []
         for first, view, angles in zip(firsts, self.family.views, self._angles, strict=True):
             seen.append((*angles.at(start, end), _mask(n, end - first, view.window, x)))
-        x = self._through(x, self._attending(seen, partial(self._put, start, end, firsts)))
-        self._length = end
+        x = self._through(x, self._attending(seen, partial(self._put, cache, start, end, firsts)))
+        cache.length = end
         return x
 
-    def _put(self, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _put(
+        self, cache: LeanCache, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Rows into the cache of layer i, at start to end; all of it from where the layer's view begins."""
-        self._keys[i][:, start:end] = k
-        self._values[i][:, start:end] = v
+        cache.keys[i][:, start:end] = k
+        cache.values[i][:, start:end] = v
         first = firsts[self._layers[i].view]
-        return self._keys[i][:, first:end], self._values[i][:, first:end]
+        return cache.keys[i][:, first:end], cache.values[i][:, first:end]
 
     def _through(self, x: Float[Tensor, "n D"], attend: Attend) -> Float[Tensor, "n D"]:
         """All layers, over embeddings."""
@@ -234,17 +255,9 @@ class LeanRunner(EagerRunner):
         parts = qk.split((self._heads, self._kv_heads), 1)
         return torch.cat([norm(part) for part, norm in zip(parts, norms, strict=True)], 1)
 
-    def _make_room(self, length: int) -> None:
-        """Caches [kv heads, positions, head size] that hold at least `length` positions."""
-        held, used = self._keys[0].shape[1] if self._keys else 0, self._length
-        if length <= held:
-            return
-        shape = (self._kv_heads, max(length, 2 * held, _ROOM), self._head_size)
-        for caches in (self._keys, self._values):
-            roomy = [self._embedding.new_zeros(shape) for _ in self._layers]
-            for old, new in zip(caches, roomy, strict=False):
-                new[:, :used] = old[:, :used]
-            caches[:] = roomy
+    def planes(self, length: int) -> list[Tensor]:
+        """Zeros [kv heads, length, head size] for the keys, or the values, of each layer."""
+        return [self._embedding.new_zeros(self._kv_heads, length, self._head_size) for _ in self._layers]
 
 
 def _norm_of(weight: Tensor, *, eps: float, offset: float) -> Norm:

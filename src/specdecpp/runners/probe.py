@@ -35,10 +35,10 @@ def check(
     is_rough: bool = False,
     value_of: ValueOf | None = None,
 ) -> None:
-    """Raise `RunnerError` unless an empty runner gives the logits that `model` gives in float32.
+    """Raise `RunnerError` unless a runner gives the logits that `model` gives in float32.
 
     A runner `is_rough` that rounds its sums to the type of the model's weights; it is allowed what transformers loses there.
-    The runner is empty again afterwards. `manner` completes "run ..." in the message; `value_of` is that of `expected`.
+    `manner` completes "run ..." in the message; `value_of` is that of `expected`.
     """
     ids = tokens(runner.vocab_size, runner.max_length)
     wide = expected(model, ids, value_of=value_of)
@@ -78,10 +78,8 @@ def expected(model: Any, tokens: list[int], *, value_of: ValueOf | None = None) 
 def observed(runner: Runner, tokens: list[int]) -> Float[Tensor, "n V"]:
     """Logits of a runner after every token: read at once, one by one, and several behind those; on the CPU."""
     first, last = 3 * len(tokens) // 5 or 1, 4 * len(tokens) // 5
-    parts = [tokens[:first], *([token] for token in tokens[first:last]), tokens[max(first, last) :]]
-    found = [runner.extend(part, rows=len(part))[0].float().cpu() for part in parts if part]
-    runner.rollback(0)
-    return torch.cat(found)
+    parts, cache = [tokens[:first], *([token] for token in tokens[first:last]), tokens[max(first, last) :]], runner.new_cache()
+    return torch.cat([cache.extend(part, rows=len(part))[0].float().cpu() for part in parts if part])
 
 
 def gap(found: Float[Tensor, "n V"], expected: Float[Tensor, "n V"]) -> float:

@@ -1,9 +1,13 @@
-"""The protocol between a round and a model: extend by some tokens, look at the last rows, roll back.
+"""The protocol between a round and a model: a model has weights, a cache has one sequence that the model has read.
 
-A runner holds one sequence (batch 1) and its cache. `fresh()` gives another empty one over the same weights, which is how
-several requests share one model.
+    cache = model.new_cache()
+    logits, hidden = model.forward([(cache, tokens), ...], rows=1)
+    cache.rollback(length)
+
+Several requests share one model, each with a cache of its own.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +17,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Runner(Protocol):
-    """One model with one sequence in its cache."""
+    """A model: weights, and how its forward pass is run."""
 
     vocab_size: int
     """V: rows of logits that are used (padded rows are cut off)."""
@@ -23,27 +27,45 @@ class Runner(Protocol):
     """The most tokens the model can hold, None when its positions have no end."""
     device: torch.device
 
-    @property
-    def length(self) -> int:
-        """Tokens in the cache."""
+    def new_cache(self) -> "Any":
+        """An empty cache (`Cache`)."""
         ...
 
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits and hidden states of the last `rows` of them."""
+    def forward(
+        self, parts: "Sequence[tuple[Any, list[int]]]", *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache; logits and hidden states of the last `rows` tokens of each, those of the first cache
+        first. The caches must differ, and each has a token to read."""
         ...
+
+
+class Cache:
+    """One sequence that a model has read. `length` counts its tokens.
+
+    Every backend has a subclass, which knows how to `rollback`. The first four fields are those of the model.
+    """
+
+    length: int
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.vocab_size: int = model.vocab_size
+        self.hidden_size: int = model.hidden_size
+        self.max_length: int | None = model.max_length
+        self.device: torch.device = model.device
+
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens; logits and hidden states of the last `rows` of them. See `Runner.forward`."""
+        return self.model.forward([(self, tokens)], rows=rows)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens, exactly."""
-        ...
-
-    def fresh(self) -> "Runner":
-        """An empty runner over the same weights."""
-        ...
+        raise NotImplementedError
 
 
 @runtime_checkable
 class Draws(Protocol):
-    """Optional part of a runner: a faster way than `sampling.inverted` to draw a token from a law on a CPU."""
+    """Optional part of a model: a faster way than `sampling.inverted` to draw a token from a law on a CPU."""
 
     def draw(self, p: Float[Tensor, " V"], u: float) -> int:
         """The index in whose share of p the point u in [0, 1) lies."""
@@ -52,22 +74,24 @@ class Draws(Protocol):
 
 @runtime_checkable
 class ReadsBoth(Protocol):
-    """Optional part of a target's runner: a text is read by it and by a draft in less than two passes."""
+    """Optional part of a target: a text is read by it and by a draft in less than two passes."""
 
     def share_of(self, draft: Any) -> float:
         """The share of the draft's work that is saved so; 0 where nothing is."""
         ...
 
-    def extend_both(self, draft: Any, tokens: list[int]) -> None:
-        """`extend` of both, whose caches hold as many tokens, where `share_of` is above 0."""
+    def forward_both(self, cache: Any, draft: Any, tokens: list[int]) -> None:
+        """Append tokens to both caches, which hold the same text, where `share_of` the draft's model is above 0."""
         ...
 
 
 @runtime_checkable
-class Skips(Runner, Protocol):
-    """Optional part of a draft's runner: its cache may begin in the middle of the text, and `length` counts from the text's
+class Skips(Protocol):
+    """Optional part of a draft's cache: it may begin in the middle of the text, and `length` counts from the text's
     beginning all the same. q is then a function of the rest of the text, which changes nothing for the output."""
 
+    @property
+    def length(self) -> int: ...
     @property
     def num_skipped(self) -> int:
         """Tokens at the beginning of the text that were not read. A `rollback` into them leaves the cache empty."""

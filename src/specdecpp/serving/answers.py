@@ -12,11 +12,11 @@ from operator import attrgetter
 from typing import Any
 
 from specdecpp.metrics import Metrics
-from specdecpp.rounds.verification import at, is_lossless
-from specdecpp.serving.engine import Step, Work
 from specdecpp.serving.evidence import Scored
 from specdecpp.serving.intake import Plan, threshold
+from specdecpp.serving.work import Step, Work
 from specdecpp.session import Round
+from specdecpp.verify import at, is_lossless
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"

@@ -1,9 +1,9 @@
-"""The one thread that runs the models: a turn is a round of every request, so a short one is not stuck behind a long one.
+"""The one thread that runs the models: a turn is a step of every request (`scheduler`), so a short one is not stuck behind a
+long one.
 
-In a turn prompts are read, a piece of each, and each request whose prompt has been read gets a round: all in the same passes
-where their engine can do that, else one after the other, and then of one prompt only. `running` are the requests that take
-part, each with one session and its pair of caches; `waiting` are those that came later. The answers of one request are made one
-after another. A request that was called off, or is past its deadline, loses its caches before the next turn.
+`running` are the requests that take part, each with one session and its pair of caches; `waiting` are those that came later.
+The answers of one request are made one after another. A request that was called off, or is past its deadline, loses its caches
+before the next turn.
 """
 
 import logging
@@ -11,16 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
-from specdecpp.decoder import Decoder, Options
-from specdecpp.serving.evidence import Evidence, Witness
+from specdecpp.scheduler import Read, step
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
-from specdecpp.session import Round, Session, attempt
+from specdecpp.serving.work import End, Step, Work
 
 log = logging.getLogger(__name__)
 FEW = 16
@@ -29,33 +27,6 @@ PACING = 0.25
 """The weight of a piece in the mean of what a row of a prompt takes."""
 TIDY_S = 10.0
 """How often freed memory is given back while there is always something to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One answer that is to be made."""
-
-    prompt: Sequence[int]
-    options: Options
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One round of answer `index`, `at_s` seconds after the request came."""
-
-    index: int
-    round: Round
-    evidence: Evidence | None
-    prefill_s: float
-    num_cached_tokens: int
-    at_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """The last event of a request: it is finished, or `refusal` says why not."""
-
-    refusal: Refusal | None = None
 
 
 class Pace:
@@ -77,110 +48,6 @@ class Pace:
         if num > 0:
             row_s = seconds / num
             self._row_s = row_s if self._row_s is None else self._row_s + PACING * (row_s - self._row_s)
-
-
-class Work:
-    """One request: its answers to make, the session of the current one, and where to tell of it.
-
-    `tell` is called with every `Step`, on the engine's thread, and with one last `End`, on any. `witness` makes one for a
-    session whose rounds somebody asks about.
-    """
-
-    def __init__(
-        self,
-        *,
-        decoder: Decoder,
-        parts: Sequence[Part],
-        tell: Callable[[Step | End], None],
-        timeout_s: float,
-        witness: Callable[[Session], Witness] | None = None,
-    ):
-        self.parts, self._tell = tuple(parts), tell
-        self.submitted = monotonic()
-        self.queue_s: float | None = None
-        self.num_tokens = 0
-        self._decoder, self._witness_of = decoder, witness
-        self._timeout_s = timeout_s
-        self._at = 0
-        self._session: Session | None = None
-        self._witness: Witness | None = None
-        self._stop: End | None = None
-        self._has_ended, self._ending = False, threading.Lock()
-
-    def tell(self, what: Step | End) -> None:
-        """Pass on a round, or the one end; nothing after that."""
-        with self._ending:
-            if self._has_ended:
-                return
-            self._has_ended = isinstance(what, End)
-        self._tell(what)
-
-    def stop(self, refusal: Refusal | None = None) -> None:
-        """Have the request end before the next turn. Safe from any thread."""
-        self._stop = self._stop or End(refusal=refusal)
-
-    @property
-    def is_done(self) -> bool:
-        return self._at >= len(self.parts)
-
-    def over(self, now: float) -> End | None:
-        """Why the request must not go on, or None."""
-        if self._stop is None and now - self.submitted > self._timeout_s:
-            self._stop = End(refusal=_too_late(self._timeout_s, self.num_tokens))
-        return self._stop
-
-    @property
-    def session(self) -> Session | None:
-        """That of the answer that is being made."""
-        return self._session
-
-    def begin(self) -> None:
-        """Have a session for the next answer, if there is none."""
-        session = self._session or self._begin()
-        if session.finish_reason is not None:  # there was no room for a single token
-            self._next_part()
-
-    def read(self, most: int) -> None:
-        """Read a piece of the prompt."""
-        assert self._session is not None, "a prompt is of a session"
-        self._session.prefill(most)
-
-    def step(self, outcome: Round | None = None) -> Step:
-        """A round of `session` as it is told of; it is run here unless it has been."""
-        session = self._session
-        assert session is not None, "a round is of a session"
-        outcome = outcome or session.step()
-        self.num_tokens += outcome.num_tokens
-        step = Step(
-            index=self._at,
-            round=outcome,
-            evidence=self._witness.evidence(outcome) if self._witness else None,
-            prefill_s=session.prefill_s,
-            num_cached_tokens=session.num_cached_tokens,
-            at_s=monotonic() - self.submitted,
-        )
-        if session.finish_reason is not None:
-            self._next_part()
-        return step
-
-    def free(self) -> None:
-        """Let go of the caches, at once: a session and the witness that it tells know each other."""
-        if self._session is not None:
-            self._session.watch = None
-        self._session = self._witness = None
-
-    def _begin(self) -> Session:
-        if self.queue_s is None:
-            self.queue_s = monotonic() - self.submitted
-        part = self.parts[self._at]
-        self._session = session = self._decoder.start(part.prompt, **part.options)
-        if self._witness_of is not None:
-            session.watch = self._witness = self._witness_of(session)
-        return session
-
-    def _next_part(self) -> None:
-        self.free()
-        self._at += 1
 
 
 class Engine:
@@ -315,47 +182,25 @@ class Engine:
                 work.tell(end)
 
     def _turn(self, running: Sequence[Work]) -> None:
+        steps: list[Step] = []
         for work in running:
             self._guarded(work, work.begin)
-        begun = [(work, session) for work in running if (session := work.session) is not None]
-        ready = [work for work, session in begun if not session.num_unread]
-        unread = [work for work, session in begun if session.num_unread]
-        shares = {work: session.engine.has_batches for work, session in begun}
-        outcomes = self._advanced([work for work in ready if shares[work]], [work for work in unread if shares[work]])
-        if (alone := next((work for work in unread if not shares[work]), None)) is not None:
-            self._guarded(alone, lambda: alone.read(self._limits.prefill_tokens))
-        steps: list[Step] = []
-        for work in ready:
-            outcome = outcomes.get(work)
+        begun = {work: session for work in running if (session := work.session) is not None}
+        is_alone = all(session.num_unread for session in begun.values())
+        rows = self._pace.rows(is_alone=is_alone)
+        outcomes = step(list(begun.values()), rows=rows, most=self._limits.prefill_tokens)
+        for work, outcome in zip(begun, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 self._fail(work, outcome)
-            elif (step := self._guarded(work, lambda work=work, outcome=outcome: work.step(outcome))) is not None:
-                steps.append(step)
-                work.tell(step)
+            elif isinstance(outcome, Read):
+                self._pace.learn(outcome.num_tokens, outcome.seconds)
+            elif outcome is not None and (told := self._guarded(work, lambda work=work, of=outcome: work.note(of))) is not None:
+                steps.append(told)
+                work.tell(told)
         if steps:
             self._on_turn(steps)
         for work in [work for work in running if work.is_done and work in self._running]:
             self._part_with(work, End())
-
-    def _advanced(self, ready: Sequence[Work], unread: Sequence[Work]) -> dict[Work, Round | Exception]:
-        """A round of each that is ready, and prompts read in the same passes; none where the models failed: each by itself
-        shows whose it was."""
-        if len(ready) < 2 and not unread:
-            return {}
-        sessions, reading = ([session for work in works if (session := work.session) is not None] for works in (ready, unread))
-        rows, before = self._pace.rows(is_alone=not ready), [(session.num_unread, session.prefill_s) for session in reading]
-        try:
-            outcomes = attempt(sessions, reading, rows=rows)
-        except Exception:
-            log.exception("a turn of %d requests failed in the models", len(ready) + len(unread))
-            for session in (*sessions, *reading):
-                session.rewind()
-            for work in unread:
-                self._guarded(work, lambda work=work: work.read(max(1, rows // len(unread))))
-            return {}
-        for session, (num_unread, read_s) in zip(reading, before, strict=True):
-            self._pace.learn(num_unread - session.num_unread, session.prefill_s - read_s)
-        return dict(zip(ready, outcomes, strict=True))
 
     def _guarded(self, work: Work, do: Callable[[], Step | None]) -> Step | None:
         """What the models raise ends one request, and not the others with it."""
@@ -384,12 +229,3 @@ class Engine:
 def _failed() -> Refusal:
     message = "the server has failed and must be started again; its log says how it failed."
     return Refusal(message, status=503, code="failed")
-
-
-def _too_late(timeout_s: float, num_tokens: int) -> Refusal:
-    return Refusal(
-        f"the request was not finished within {timeout_s:g} s and was ended after {num_tokens} tokens. Ask for fewer tokens, "
-        "or when less is going on.",
-        status=504,
-        code="timeout",
-    )

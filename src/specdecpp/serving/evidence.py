@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from specdecpp.policies import protocol
-from specdecpp.rounds import Plan, Result
 from specdecpp.sampling import Sampling, at_least_float32
 from specdecpp.session import Round
+from specdecpp.step import Plan, Result
 
 _TEXTS: WeakKeyDictionary[Any, dict[tuple[int, bool], str]] = WeakKeyDictionary()
 """Of single tokens, by tokenizer: spelling one takes as long as a small model's draft step."""

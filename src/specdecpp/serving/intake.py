@@ -20,16 +20,15 @@ from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
 from specdecpp.prompt import encode
 from specdecpp.request import parse_policy, spec_of
-from specdecpp.rounds.soundness import check_request
-from specdecpp.rounds.verification import at, check_lossless, is_lossless, verifications
 from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
-from specdecpp.serving.engine import End, Part, Step, Work
 from specdecpp.serving.evidence import Witness
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
+from specdecpp.serving.work import End, Part, Step, Work
 from specdecpp.session import Session
+from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
 _NUM_KEPT = 64
 
@@ -114,7 +113,7 @@ class Intake:
         every = [prompt for prompt in prompts for _ in range(body.n)]
         # A greedy answer needs no coins, but where rows are rounded as their passes are, it is the same every time only if its
         # stops do not follow the clock, and so it has a seed.
-        is_rounded = sampling.is_greedy and not isinstance(self.pair.target, Forks)
+        is_rounded = sampling.is_greedy and not isinstance(self.pair.target.new_cache(), Forks)
         seed = 0 if body.seed is None and is_rounded else body.seed
         seeds = [None if seed is None else seed + i for i in range(len(every))]
         return Plan(

@@ -16,10 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from specdecpp.serving import gauges, playground, replies
 from specdecpp.serving.answers import DONE, Answer, ChatStyle, Style, TextStyle, event
-from specdecpp.serving.engine import End, Engine, Step, Work
+from specdecpp.serving.engine import Engine
 from specdecpp.serving.intake import Intake, Plan
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest
+from specdecpp.serving.work import End, Step, Work
 
 CLIENT_GONE = 499
 PAUSE_S = 1 / 30

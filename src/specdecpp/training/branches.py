@@ -119,7 +119,7 @@ class Tree:
         positions = self._prefix + self.num_levels - 1
         if self.runner.max_length is not None:
             positions = positions.clamp(max=self.runner.max_length - 1)  # past the context: read, and not used
-        logits, hidden = self.runner.forward(
+        logits, hidden = self.runner.offline_pass(
             input_ids=self.rows.scattered(tokens.to(self.runner.device)),
             attention_mask=mask,
             position_ids=positions,
@@ -298,13 +298,13 @@ def _probe(runner: EagerRunner) -> float:
     """The largest relative difference between branches of two tokens and the same tokens read in a row."""
     text = [t % runner.vocab_size for t in (1, 5, 2, 7, 3, 4)]
     cache, rows = roomy_cache(), Rows.of([2], [4], runner.device)
-    runner.forward(input_ids=torch.tensor([text], device=runner.device), cache=cache)
+    runner.offline_pass(input_ids=torch.tensor([text], device=runner.device), cache=cache)
     tree, tokens = Tree(runner, cache, rows), (rows.prefix * 3 + 1) % runner.vocab_size
     grown = torch.stack([tree.grow(tokens)[1], tree.grow(tokens.flip(0))[1]], 1).float()
     gaps = []
     for i, prefix in enumerate(rows.prefix.tolist()):
         branch = [int(tokens[i]), int(tokens.flip(0)[i])]
-        _, alone = runner.forward(input_ids=torch.tensor([text[:prefix] + branch], device=runner.device))
+        _, alone = runner.offline_pass(input_ids=torch.tensor([text[:prefix] + branch], device=runner.device))
         gaps.append(float((alone[0, -2:].float() - grown[i]).abs().max() / alone.float().abs().max().clamp(min=1e-6)))
     return max(gaps)
 

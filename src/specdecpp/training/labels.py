@@ -162,7 +162,7 @@ def _label_batch(
     if "mixed" in how.features:
         z, columns["is_mixed"] = mixed_text(x, columns["candidate"][:, 0], generator)
         mixed = [[*a.prompt, *part] for a, part in zip(answers, (z.tolist() for z in z.split(sizes)), strict=True)]
-        columns["mixed"] = half(draft.forward(**padded(mixed, draft.device))[1][rows.batch, rows.prefix])
+        columns["mixed"] = half(draft.offline_pass(**padded(mixed, draft.device))[1][rows.batch, rows.prefix])
     branches: list[Branches | None] = [None] * len(answers)
     if tree and "leaf" in how.features:
         columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
@@ -179,7 +179,7 @@ def _clean(
 ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], Tree | None]:
     """(logits, states, a tree that grows from the positions) of the answers as they are."""
     cache = roomy_cache() if has_tree else None
-    logits, hidden = runner.forward(cache, **padded(texts, runner.device))
+    logits, hidden = runner.offline_pass(cache, **padded(texts, runner.device))
     return logits, hidden, None if cache is None else Tree(runner, cache, rows)
 
 

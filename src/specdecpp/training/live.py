@@ -23,10 +23,10 @@ from specdecpp.decoder import Decoder, Prompt, run
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.rounds import Plan, Result
-from specdecpp.rounds.verification import token_acceptance
 from specdecpp.sampling import Sampling
+from specdecpp.step import Plan, Result
 from specdecpp.training.scores import LENGTH, Judged
+from specdecpp.verify import token_acceptance
 
 _SUREST = 1e-15  # a raw score is taken to lie this far from 0 and 1
 

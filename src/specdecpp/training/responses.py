@@ -103,7 +103,7 @@ class _Batch:
         more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         if "position_ids" in self._takes:
             more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        return self._runner.forward(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
+        return self._runner.offline_pass(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
 
     def step(self, generator: torch.Generator) -> list[int]:
         """The next token of each row."""

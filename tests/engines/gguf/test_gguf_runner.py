@@ -94,7 +94,7 @@ def test_the_vocabulary_can_be_cut(target: GGUFFile):
     """Catches rows past the tokenizer's ids that a draft would be sampled from."""
     whole, cut = GGUFRunner(target), GGUFRunner(target, vocab_size=100)
     assert torch.equal(whole.extend([5, 6], rows=2)[0][:, :100], cut.extend([5, 6], rows=2)[0])
-    assert cut.fresh().vocab_size == 100
+    assert cut.new_cache().vocab_size == 100
     with pytest.raises(RunnerError, match=r"vocab_size=5000 asked of target-f32\.gguf, whose output layer has 4096 rows"):
         GGUFRunner(target, vocab_size=5000)
 
@@ -155,7 +155,7 @@ def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
     """Catches an abort of the process, and a runner that is lost, after an id that the model does not have."""
     runner = GGUFRunner(target)
     runner.extend([5, 6], rows=1)
-    expected = runner.fresh().extend([5, 6, 7], rows=1)[0]
+    expected = runner.new_cache().extend([5, 6, 7], rows=1)[0]
     with pytest.raises(RunnerError, match=r"fails in a pass over 2 tokens \(status -1\): .*invalid token"):
         runner.extend([7, 99999], rows=1)
     assert runner.length == 2
@@ -169,8 +169,8 @@ def test_runners_over_one_file_are_independent(target: GGUFFile):
     """Catches a shared cache, and one that holds what another request left in it."""
     one = GGUFRunner(target)
     expected = one.extend(ids_of(30), rows=1)[0]
-    other = one.fresh(num_threads=2)
-    assert (other.length, other.num_threads, other.fresh().num_threads) == (0, 2, 2)
+    other = one.with_threads(2)
+    assert (other.length, other.num_threads, other.new_cache().num_threads) == (0, 2, 2)
     other.extend(ids_of(3, seed=1), rows=1)
     assert (one.length, other.length) == (30, 3)
     following = one.extend([9], rows=1)[0]

@@ -72,7 +72,7 @@ def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
     """Launches of passes of a model by kernel: few rows and many, a text in one portion and in several."""
     config = getattr(transformers, f"{kind}Config")(**SHAPE | KINDS[kind])
     build = CLASSES.get(kind) or getattr(transformers, f"{kind}ForCausalLM")
-    runner = GraphRunner(build(config).to(dtype).eval(), probe=False)
+    runner = GraphRunner(build(config).to(dtype).eval(), probe=False).new_cache()
     static = runner.static
     body = static.body = object.__new__(Compiled)
     body.__dict__.update(fused.fused(runner).__dict__)

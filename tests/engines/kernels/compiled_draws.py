@@ -6,7 +6,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdecpp.rounds import device_kernels as kernels
+from specdecpp.rounds import device_draws as draws
+from specdecpp.rounds import device_verdicts as verdicts
 
 WHOLE = ("line", "order", "sums", "totals", "masses", "inputs", "ends", "chosen", "p_totals", "q_totals")
 WIDE = ("leans", "evidence", "score", "least", "uniforms", "records", "outcome", "carries", "rests", "commons")
@@ -18,14 +19,14 @@ TYPES = {
     **dict.fromkeys(("temperature", "penalty", "top_p", "min_p", "rest", "clip"), "fp32"),
     "seen": "*i1",
 }
-SIZES = {"PARTS": 256, "BLOCK": kernels.BLOCK}
-ASKED = {"HAS_SEEN": True, "DRAFTS": True, "CELLS": 1024, "BLOCK": kernels.BLOCK}
-CUT = ASKED | SIZES | {"COUNTS": kernels.LEVELS, "LEVELS": kernels.LEVELS, "FAN": kernels.FAN}
+SIZES = {"PARTS": 256, "BLOCK": draws.BLOCK}
+ASKED = {"HAS_SEEN": True, "DRAFTS": True, "CELLS": 1024, "BLOCK": draws.BLOCK}
+CUT = ASKED | SIZES | {"COUNTS": draws.LEVELS, "LEVELS": draws.LEVELS, "FAN": draws.FAN}
 PLAIN = CUT | {"HAS_SEEN": False, "DRAFTS": False, "COUNTS": 0}
 NOTED = SIZES | {"JUDGES": False, "SCORES": False, "HAS_SEEN": True, "DRAWS_ONLY": False}
 CASES: dict[str, list[dict[str, Any]]] = {
     "tops": [ASKED],
-    "narrow": [CUT | {"IS_COUNT": is_count, "PIECE": kernels.PIECE} for is_count in (True, False)],
+    "narrow": [CUT | {"IS_COUNT": is_count, "PIECE": draws.PIECE} for is_count in (True, False)],
     "weigh": [CUT | {"HAS_TOP_P": True}, PLAIN | {"HAS_TOP_P": False}],
     "note": [
         NOTED | {"GREEDY": True, "EVIDENCE": 3},
@@ -33,16 +34,16 @@ CASES: dict[str, list[dict[str, Any]]] = {
         NOTED | {"GREEDY": False, "EVIDENCE": 0, "DRAWS_ONLY": True},
     ],
     "choose": [SIZES | {"GREEDY": is_greedy} for is_greedy in (True, False)],
-    "agree": [{"LINES": kernels.LINES}],
-    "carry": [{"LINES": kernels.LINES}],
-    "residues": [{"IS_BLOCK": is_block, "BLOCK": kernels.BLOCK} for is_block in (True, False)],
-    "judge": [SIZES | {"IS_BLOCK": is_block, "LINES": kernels.LINES} for is_block in (True, False)],
+    "agree": [{"LINES": verdicts.LINES}],
+    "carry": [{"LINES": verdicts.LINES}],
+    "residues": [{"IS_BLOCK": is_block, "BLOCK": draws.BLOCK} for is_block in (True, False)],
+    "judge": [SIZES | {"IS_BLOCK": is_block, "LINES": verdicts.LINES} for is_block in (True, False)],
 }
 
 
 def compiled(name: str, constants: dict[str, Any], dtype: str, capability: int) -> int:
     """Bytes of the machine code of a kernel for logits of this type."""
-    kernel, types = getattr(kernels, name), TYPES | {"logits": f"*{dtype}"}
+    kernel, types = getattr(draws if hasattr(draws, name) else verdicts, name), TYPES | {"logits": f"*{dtype}"}
     signature = {p.name: "constexpr" if p.is_constexpr else types.get(p.name, "i32") for p in kernel.params}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     code = triton.compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", capability, 32))

@@ -22,8 +22,8 @@ from laws import largest_difference
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.rounds.device_launches import RowKernels
-from specdecpp.rounds.verification import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 from specdecpp.sampling import Sampling, inverted, penalised, probabilities, seen_rows
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAMPLINGS = {

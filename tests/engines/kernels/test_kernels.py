@@ -27,7 +27,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "wide-heads", "mistral-window", "gemma3-s
 
 
 def graphs(model: Any) -> GraphRunner:
-    runner = GraphRunner(model.to(DEVICE), probe=False)
+    runner = GraphRunner(model.to(DEVICE), probe=False).new_cache()
     assert isinstance(runner.static.body, FusedRunner)
     return runner
 
@@ -47,7 +47,7 @@ def parts(runner: Any, tokens: list[int], *cuts: int) -> tuple[torch.Tensor, tor
 def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
     """Catches a wrong head, angle, norm, window or gate. Rows: 1, 2 of 2, 4 of 5, 5 of 5."""
     with unchecked():
-        expected = EagerRunner(built(variant).to(DEVICE)).extend(TEXT, rows=len(TEXT))
+        expected = EagerRunner(built(variant).to(DEVICE)).new_cache().extend(TEXT, rows=len(TEXT))
         for own, theirs in zip(parts(graphs(built(variant)), TEXT, 1, 3, 7), expected, strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
@@ -62,7 +62,7 @@ def test_every_width_of_wide_heads(variant: str) -> None:
     that are left out: heads that take two programs, inputs that warps share evenly, rows without padding."""
     text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
     with unchecked():
-        expected = LeanRunner(built(variant, **WIDE_HEADS).to(DEVICE), probe=False).extend(text, rows=len(text))
+        expected = LeanRunner(built(variant, **WIDE_HEADS).to(DEVICE), probe=False).new_cache().extend(text, rows=len(text))
         for own, theirs in zip(parts(graphs(built(variant, **WIDE_HEADS)), text, *ends[:-1]), expected, strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
@@ -74,7 +74,7 @@ def test_every_way_to_make_a_product(shape: fused.Shape | None, monkeypatch: pyt
     monkeypatch.setattr(fused, "shape_of", lambda outputs, *_, **__: shape or (None if outputs > 128 else adding))
     text = noise(10)
     with unchecked():
-        expected = LeanRunner(built("qwen2", **WIDE_HEADS).to(DEVICE), probe=False).extend(text, rows=len(text))
+        expected = LeanRunner(built("qwen2", **WIDE_HEADS).to(DEVICE), probe=False).new_cache().extend(text, rows=len(text))
         runner = graphs(built("qwen2", **WIDE_HEADS))
         monkeypatch.setattr(runner.static.body, "early", frozenset({"queries", "out", "gate", "down", "output"}))
         for own, theirs in zip(parts(runner, text, 1), expected, strict=True):
@@ -87,7 +87,7 @@ def test_texts_that_end_where_a_portion_ends(length: int) -> None:
     text = noise(length + 3)
     with unchecked():
         own, theirs = (built("llama", **WIDE_HEADS) for _ in range(2))
-        expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).extend(text, rows=3)
+        expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).new_cache().extend(text, rows=3)
         runner = graphs(own)
         runner.extend(text[:length], rows=1)
         torch.testing.assert_close(runner.extend(text[length:], rows=3)[0], expected, atol=1e-4, rtol=1e-4)
@@ -100,8 +100,8 @@ def test_half_precision_is_as_close_as_without_kernels(dtype: torch.dtype) -> No
         pytest.skip("Triton's interpreter does not multiply bfloat16")
     with unchecked():
         half = built("llama").to(dtype)
-        exact, _ = EagerRunner(built("llama").to(dtype).float().to(DEVICE)).extend(TEXT, rows=len(TEXT))
-        lean = LeanRunner(built("llama").to(DEVICE, dtype), probe=False).extend(TEXT, rows=len(TEXT))[0]
+        exact, _ = EagerRunner(built("llama").to(dtype).float().to(DEVICE)).new_cache().extend(TEXT, rows=len(TEXT))
+        lean = LeanRunner(built("llama").to(DEVICE, dtype), probe=False).new_cache().extend(TEXT, rows=len(TEXT))[0]
         own, _ = parts(graphs(half), TEXT, 1, 3, 7)
     assert (own.float() - exact).abs().mean() < 2 * (lean.float() - exact).abs().mean()
 
@@ -119,7 +119,7 @@ def test_long_texts_are_put_together_from_portions(
     with unchecked():
         for variant in ("llama", "mistral-window"):
             own, theirs = (built(variant, num_hidden_layers=1, max_position_embeddings=2048) for _ in range(2))
-            expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).extend(text, rows=5)
+            expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).new_cache().extend(text, rows=5)
             runner = graphs(own)
             runner.extend(text[:length], rows=1)
             torch.testing.assert_close(runner.extend(text[length:], rows=5)[0], expected, atol=1e-4, rtol=1e-4)

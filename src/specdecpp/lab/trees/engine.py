@@ -22,10 +22,10 @@ from specdecpp.lab.trees.protocol import Grown, TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import verified
 from specdecpp.policies.protocol import END_OF_TEXT, Stop
-from specdecpp.rounds.host import Host
-from specdecpp.rounds.plan import Plan, Reading, Request, Result, Rows
-from specdecpp.runners import Runner
+from specdecpp.runners import Cache
 from specdecpp.sampling import Sampling, penalised, probabilities
+from specdecpp.scheduler import Reading
+from specdecpp.step import Host, Plan, Request, Result, Rows
 
 Read = Callable[[Sequence[int]], Sequence[Tensor]]
 """Open nodes, all of one depth -> the draft's distribution after each of them."""
@@ -114,7 +114,7 @@ def tree_s(costs: Costs, grown: Grown) -> float:
 class _Branches:
     """A model behind a text, read along branches one after the other."""
 
-    def __init__(self, model: Runner, text: list[int]):
+    def __init__(self, model: Cache, text: list[int]):
         self._model, self._pending = model, text[model.length :]
         self._start, self._held = len(text), list[int]()
         self.forward_s = 0.0

@@ -61,7 +61,7 @@ class RecordedLaws:
     def _of(self, role: str) -> Float[Tensor, "N V"]:
         """Along the answer, by one model."""
         if role not in self._along:
-            runner = getattr(self._pair, role).fresh()
+            runner = getattr(self._pair, role).new_cache()
             logits, _ = runner.extend([*self._prompt, *self.tokens[:-1]], rows=len(self.tokens))
             self._along[role] = self._law(logits)
         return self._along[role]
@@ -73,7 +73,7 @@ class RecordedLaws:
     def _read(self, tokens: list[int]) -> Float[Tensor, " V"]:
         """The draft's logits after a text, of which it reads what it has not."""
         if self._draft is None:
-            self._draft = self._pair.draft.fresh()
+            self._draft = self._pair.draft.new_cache()
         common = 0
         most = min(len(self._held), len(tokens) - 1)
         while common < most and self._held[common] == tokens[common]:

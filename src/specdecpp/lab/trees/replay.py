@@ -37,9 +37,9 @@ from specdecpp.policies import Costs
 from specdecpp.policies.protocol import Rule, decide
 from specdecpp.policies.score import by_q
 from specdecpp.replay.replayed import Rates, Round
-from specdecpp.rounds.draft import Draft
-from specdecpp.rounds.ratio import overlap, residual
 from specdecpp.sampling import Randomness, streams
+from specdecpp.step import Draft
+from specdecpp.verify import overlap, residual
 
 
 @runtime_checkable

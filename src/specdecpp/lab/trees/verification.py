@@ -42,15 +42,16 @@ from torch import Tensor
 from specdecpp.errors import UnsoundError
 from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
-from specdecpp.rounds.ratio import overlap, residual
-from specdecpp.rounds.verification import (
+from specdecpp.sampling import Randomness, Uniforms
+from specdecpp.verify import (
     BlockVerification,
     CompareVerification,
     GreedyVerification,
     TokenVerification,
     Verification,
+    overlap,
+    residual,
 )
-from specdecpp.sampling import Randomness, Uniforms
 
 Law = Callable[[int], Tensor]
 """A node -> the target's distribution after it [V]; under greedy verification logits do."""

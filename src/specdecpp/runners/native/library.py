@@ -218,7 +218,6 @@ def _bound(lib: Any) -> Any:
         "native_verify": (None, [pointer, number, pointer, pointer, number]),
         "native_judge": (ctypes.c_double, [pointer, pointer, ctypes.c_int64, number, pointer, pointer, number, ctypes.c_float]),
         "native_draw": (ctypes.c_int64, [pointer, ctypes.c_int64, ctypes.c_double]),
-        "native_extend": (None, [pointer, number, pointer, pointer, number, number, number, *[pointer] * 2]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)

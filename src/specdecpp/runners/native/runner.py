@@ -16,6 +16,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -29,7 +30,7 @@ from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
 from specdecpp.runners.native.library import Drafting, Part, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights, values_of
-from specdecpp.runners.protocol import check_rollback
+from specdecpp.runners.protocol import Cache, check_rollback
 from specdecpp.sampling import inverted
 
 _LOCK = threading.Lock()
@@ -43,8 +44,73 @@ Activations = Literal["float32", "int16", "int8"]
 _BYTES: dict[Activations, int] = {"float32": 0, "int16": 2, "int8": 1}
 
 
+class NativeCache(Cache):
+    """One sequence of a `NativeRunner`, in memory that compiled code reads.
+
+    Its text may begin in the middle (`skip`): `held` counts what the memory holds, `length` what stands before it too. Idle
+    memory is taken first, and goes back when this is gone.
+    """
+
+    def __init__(self, model: "NativeRunner"):
+        super().__init__(model)
+        self.held = self.num_skipped = self._capacity = 0
+        self._memory: int | None = None
+
+    @property
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.num_skipped + self.held
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the cache in memory."""
+        return self.model.weights.bytes_per_position * self._capacity
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens: what is written there next replaces it."""
+        check_rollback(length, self.length)
+        self.num_skipped = min(length, self.num_skipped)
+        self.held = length - self.num_skipped
+
+    def skip(self, length: int) -> None:
+        """Leave out the first tokens of a text: the cache, which must be empty, begins behind them (`runners.Skips`)."""
+        if self.held:
+            raise ValueError(f"the cache holds {self.held} tokens, and only an empty one can begin elsewhere in the text")
+        self.num_skipped = length
+
+    def fork(self, length: int) -> "NativeCache":
+        """A copy of the first `length` tokens."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
+        other = NativeCache(self.model)
+        other.num_skipped = min(length, self.num_skipped)
+        if self._memory is not None and (num := length - other.num_skipped):
+            with _LOCK:
+                other.room_for(0)
+                other._take(self._memory, max(num, _ROOM), num)
+                other.held = num
+        return other
+
+    def room_for(self, length: int) -> int:
+        """The memory, with room for so many positions."""
+        weights, memory = self.model.weights, self._memory
+        if memory is None:
+            memory = self._memory = weights.idle.pop() if weights.idle else int(weights.lib.native_sequence())
+            self._capacity = weights.lib.native_capacity(memory)
+            weakref.finalize(self, weights.let_go, memory)
+        if length > self._capacity:
+            self._take(memory, max(length, 2 * self._capacity, _ROOM), self.held)
+        return memory
+
+    def _take(self, source: int, room: int, length: int) -> None:
+        """Have room for so many positions, the first `length` of them those of another memory, or of this one."""
+        weights = self.model.weights
+        if not weights.lib.native_copy(weights.handle, source, self._memory, room, length):
+            raise MemoryError(f"there is no memory for a cache of {room} positions")
+        self._capacity = weights.lib.native_capacity(self._memory)
+
+
 class NativeRunner:
-    """A model that `families` describes and one sequence in its cache. See `runners.Runner` for the contract.
+    """A model that `families` describes. See `runners.Runner` for the contract.
 
     `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
     may then be on the meta device; without `probe` a `families.Sketch` will do for the model. `num_threads` are those of every
@@ -59,7 +125,7 @@ class NativeRunner:
     Raises `RunnerError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
     those of transformers (`probe.check`, unless `probe` is False).
 
-    >>> runner = NativeRunner(model, num_threads=2)                  # doctest: +SKIP
+    >>> cache = NativeRunner(model, num_threads=2).new_cache()       # doctest: +SKIP
     """
 
     def __init__(
@@ -91,7 +157,7 @@ class NativeRunner:
         self.activations: Activations = activations or ("int16" if has_dots else "float32")
         if self.activations != "float32" and not has_dots:
             raise RunnerError("this processor has no products of whole numbers (AVX2 or wider). Use activations='float32'.")
-        self._weights = Weights(
+        self.weights = Weights(
             model,
             family,
             vocab_size=self.vocab_size,
@@ -99,7 +165,6 @@ class NativeRunner:
             stored=stored,
             rounds_to=_BYTES[self.activations],
         )
-        self._reset()
         if probe:
             value_of = None if stored is None else lambda name: values_of(stored[name])
             limit = _ROUNDED if self.activations == "int8" else probing.TOLERANCE
@@ -117,212 +182,131 @@ class NativeRunner:
             return f"its layers see in {len(family.views)} ways, not in {TABLES} at most"
         return library.refusal()
 
-    def _reset(self) -> None:
-        self._length = self._capacity = self._num_skipped = 0
-        self._sequence: int | None = None
+    def new_cache(self) -> NativeCache:
+        """An empty cache."""
+        return NativeCache(self)
 
-    def fresh(self, *, num_threads: int | None = None) -> "NativeRunner":
-        """An empty runner over the same weights; with another number of threads where one is given."""
-        other = object.__new__(NativeRunner)
-        other.__dict__.update(self.__dict__)
-        other.num_threads = num_threads or self.num_threads
-        other._reset()
+    def with_threads(self, num_threads: int) -> "NativeRunner":
+        """A model over the same weights whose passes have so many threads."""
+        other = copy(self)
+        other.num_threads = num_threads
         return other
 
-    def fork(self, length: int) -> "NativeRunner":
-        """Another runner over the same weights, with a copy of this one's cache up to `length`."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
-        other = self.fresh()
-        other._num_skipped = min(length, self._num_skipped)
-        if self._sequence is not None and (num := length - other._num_skipped):
-            with _LOCK:
-                other._room_for(0)
-                other._copied(self._sequence, max(num, _ROOM), num)
-                other._length = num
-        return other
+    def forward(
+        self, parts: Sequence[tuple[NativeCache, list[int]]], *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache, in one pass; logits and hidden states of the last `rows` tokens of each.
 
-    @property
-    def length(self) -> int:
-        return self._num_skipped + self._length
+        The bits of a sequence do not depend on the others, nor on where its text is cut.
+        """
+        if len(parts) == 1:  # in pieces that bound the memory of a pass
+            ((cache, tokens),) = parts
+            while len(tokens) > _WIDEST and len(tokens) > rows:
+                unseen = min(_WIDEST, len(tokens) - rows)
+                self._pass([(cache, tokens[:unseen])], 1)
+                tokens = tokens[unseen:]
+            parts = [(cache, tokens)]
+        logits, hidden, _ = self._pass(parts, rows)
+        return logits, hidden
 
-    @property
-    def num_skipped(self) -> int:
-        """Tokens at the beginning of the text that were not read (`skip`)."""
-        return self._num_skipped
+    def forward_seen(
+        self, parts: Sequence[tuple[NativeCache, list[int]]], *, layer: int
+    ) -> tuple[Float[Tensor, "B V"], list[Float[Tensor, "n D"]]]:
+        """`forward` with rows=1: logits, and what a layer reads, for all n tokens of each cache."""
+        logits, _, inputs = self._pass(parts, 1, layer)
+        return logits, list(inputs.split([len(tokens) for _, tokens in parts]))
 
-    def skip(self, length: int) -> None:
-        """Leave out the first tokens of a text: the cache, which must be empty, begins behind them (`runners.Skips`)."""
-        if self._length:
-            raise ValueError(f"the cache holds {self._length} tokens, and only an empty one can begin elsewhere in the text")
-        self._num_skipped = length
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the cache in memory."""
-        return self._weights.bytes_per_position * self._capacity
-
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
-        while len(tokens) > _WIDEST and len(tokens) > rows:
-            unseen = min(_WIDEST, len(tokens) - rows)
-            self._extend(tokens[:unseen], rows=1)
-            tokens = tokens[unseen:]
-        return self._extend(tokens, rows=rows)
-
-    def _extend(self, tokens: list[int], *, rows: int) -> tuple[Tensor, Tensor]:
-        num, end = len(tokens), self._length + len(tokens)
-        logits, states = torch.empty(rows, self.vocab_size), torch.empty(rows, self.hidden_size)
-        self.check_ids(tokens)
+    def _pass(self, parts: Sequence[tuple[NativeCache, list[int]]], rows: int, seen: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+        weights, flat = self.weights, [token for _, tokens in parts for token in tokens]
+        is_mixed = any(cache.model.weights is not weights or not tokens for cache, tokens in parts)
+        if len(parts) > 1 and (is_mixed or len({id(cache) for cache, _ in parts}) < len(parts)):
+            raise ValueError("a pass over several sequences needs a cache for each, all of one model, and a token for each")
+        self.check_ids(flat)
+        num = rows * len(parts)
+        logits, states = torch.empty(num, self.vocab_size), torch.empty(num, self.hidden_size)
+        inputs = torch.empty(len(flat) if seen >= 0 else 0, self.hidden_size)
+        ends = [cache.held + len(tokens) for cache, tokens in parts]
         with _LOCK:
-            self._weights.see_to(end)
-            self._weights.lib.native_extend(
-                self._weights.handle,
-                self.num_threads,
-                self._room_for(end),
-                (ctypes.c_int64 * num)(*tokens),
-                num,
-                self._length,
-                rows,
-                logits.data_ptr(),
-                states.data_ptr(),
-            )
-        self._length = end
-        return logits, states
+            weights.see_to(max(ends))
+            given = [
+                Part(cache.room_for(end), cache.held, len(tokens), rows, 0)
+                for (cache, tokens), end in zip(parts, ends, strict=True)
+            ]
+            out = logits.data_ptr(), states.data_ptr(), seen, inputs.data_ptr()
+            ids = (ctypes.c_int64 * len(flat))(*flat)
+            weights.lib.native_pass(weights.handle, self.num_threads, (Part * len(given))(*given), len(given), ids, *out)
+        for (cache, _), end in zip(parts, ends, strict=True):
+            cache.held = end
+        return logits, states, inputs
 
     def share_of(self, draft: Any) -> float:
         """Of a draft's layers, those that are this model's first, so that they need not be computed again where both read."""
-        if not isinstance(draft, NativeRunner) or draft._weights is self._weights:
+        if not isinstance(draft, NativeRunner) or draft.weights is self.weights:
             return 0.0
-        return self._common(draft) / len(draft._weights.family.layers)
+        return self._common(draft) / len(draft.weights.family.layers)
 
     def _common(self, draft: "NativeRunner") -> int:
         """How many first layers are a draft's too."""
         with _LOCK:
-            return self._weights.common(draft._weights)
+            return self.weights.common(draft.weights)
 
-    def extend_both(self, draft: "NativeRunner", tokens: list[int]) -> None:
-        """Append tokens to this cache and to a draft's of the same length (`share_of` it above 0), with the bits that `extend`
-        of each gives."""
-        if draft.length != self.length or draft.num_skipped or self.num_skipped:
-            raise ValueError(f"both caches must hold the same text, and they hold {self._length} and {draft._length} tokens")
-        self.check_ids(tokens)
-        draft.check_ids(tokens)
-        common = self._common(draft)
+    def forward_both(self, cache: NativeCache, draft: NativeCache, tokens: list[int]) -> None:
+        """Append tokens to a cache and to a draft's of the same length (`share_of` its model above 0), with the bits that
+        `forward` of each gives."""
+        if draft.length != cache.length or draft.num_skipped or cache.num_skipped:
+            raise ValueError(f"both caches must hold the same text, and they hold {cache.held} and {draft.held} tokens")
+        both = (cache, draft)
+        for one in both:
+            one.model.check_ids(tokens)
+        common = self._common(draft.model)
         for i in range(0, len(tokens), _WIDEST):
             num = len(piece := tokens[i : i + _WIDEST])
-            start, end = self._length, self._length + num
+            start, end = cache.held, cache.held + num
             with _LOCK:
-                both = []
-                for runner in (self, draft):
-                    runner._weights.see_to(end)
-                    both += [runner._weights.handle, runner.num_threads, runner._room_for(end)]
-                self._weights.lib.native_extend_both(*both, (ctypes.c_int64 * num)(*piece), num, start, common)
-            self._length = draft._length = end
+                told = []
+                for one in both:
+                    one.model.weights.see_to(end)
+                    told += [one.model.weights.handle, one.model.num_threads, one.room_for(end)]
+                self.weights.lib.native_extend_both(*told, (ctypes.c_int64 * num)(*piece), num, start, common)
+            cache.held = draft.held = end
 
-    @staticmethod
-    def extend_all(
-        runners: Sequence["NativeRunner"], tokens: Sequence[list[int]], *, seen: int | None = None
-    ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B D"], list[Float[Tensor, "n D"]]]:
-        """Append tokens to several sequences over the same weights, in one pass.
-
-        Logits [B, V] and hidden states [B, D] of the last token of each, and with `seen` what that layer reads, [n, D] for the
-        n tokens of each. The bits of a sequence do not depend on the others. Raises ValueError for runners of several models.
-        """
-        first, nums = runners[0], [len(new) for new in tokens]
-        weights, ends = first._weights, [r._length + num for r, num in zip(runners, nums, strict=True)]
-        if any(r._weights is not weights for r in runners) or len({id(r) for r in runners}) < len(runners) or not min(nums):
-            raise ValueError("a pass over several sequences needs a runner for each, all of one model, and a token for each")
-        logits, states = torch.empty(len(runners), first.vocab_size), torch.empty(len(runners), first.hidden_size)
-        inputs = torch.empty(sum(nums) if seen is not None else 0, first.hidden_size)
-        flat = [token for new in tokens for token in new]
-        first.check_ids(flat)
-        with _LOCK:
-            weights.see_to(max(ends))
-            of = zip(runners, nums, ends, strict=True)
-            parts = (Part * len(runners))(*(Part(r._room_for(end), r._length, num, 1, 0) for r, num, end in of))
-            given, layer = (ctypes.c_int64 * len(flat))(*flat), -1 if seen is None else seen
-            out = logits.data_ptr(), states.data_ptr(), layer, inputs.data_ptr()
-            weights.lib.native_pass(weights.handle, first.num_threads, parts, len(runners), given, *out)
-        for runner, end in zip(runners, ends, strict=True):
-            runner._length = end
-        return logits, states, list(inputs.split(nums)) if seen is not None else []
-
-    @staticmethod
-    def propose(runners: Sequence["NativeRunner"], tasks: Sequence[Drafting]) -> list[int]:
-        """Candidates of rounds of several requests over the same weights (`rounds.native`), at least one each but where a task
-        only reads: a cache holds all but the last of its own then. How many each has."""
-        for runner, task in zip(runners, tasks, strict=True):
-            task.start = runner._length
-        ends = [task.start + task.num_unread + task.limit for task in tasks]
+    def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> list[int]:
+        """Candidates of rounds of several requests (`rounds.native`), at least one each but where a task only reads: a cache
+        holds all but the last of its own then. How many each has."""
         nums = (ctypes.c_int32 * len(tasks))()
-        NativeRunner._told(runners, tasks, ends, "native_propose", nums)
-        for runner, task, num in zip(runners, tasks, nums, strict=True):
-            runner._length = task.start + task.num_unread + max(0, num - 1)
+        self._run("native_propose", caches, tasks, [task.num_unread + task.limit for task in tasks], nums)
+        for cache, task, num in zip(caches, tasks, nums, strict=True):
+            cache.held = task.start + task.num_unread + max(0, num - 1)
         return list(nums)
 
-    @staticmethod
-    def verify(runners: Sequence["NativeRunner"], tasks: Sequence[Verifying]) -> None:
+    def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
         """One pass over tokens and candidates of several requests, and their tests (`rounds.native`): a cache holds all of
         its own then."""
-        for runner, task in zip(runners, tasks, strict=True):
-            task.start = runner._length
-        ends = [task.start + task.num_tokens for task in tasks]
-        NativeRunner._told(runners, tasks, ends, "native_verify")
-        for runner, end in zip(runners, ends, strict=True):
-            runner._length = end
+        self._run("native_verify", caches, tasks, [task.num_tokens for task in tasks])
+        for cache, task in zip(caches, tasks, strict=True):
+            cache.held = task.start + task.num_tokens
 
-    @staticmethod
-    def _told(runners: Sequence["NativeRunner"], tasks: Sequence[Any], ends: Sequence[int], name: str, *more: Any) -> None:
-        first, num = runners[0], len(tasks)
-        weights = first._weights
+    def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int], *more: Any) -> None:
+        weights, num = self.weights, len(tasks)
+        for cache, task in zip(caches, tasks, strict=True):
+            task.start = cache.held
+        ends = [cache.held + most for cache, most in zip(caches, nums, strict=True)]
         with _LOCK:
             weights.see_to(max(ends))
-            sequences = [runner._room_for(end) for runner, end in zip(runners, ends, strict=True)]
-            given = (ctypes.c_void_p * num)(*sequences), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
-            getattr(weights.lib, name)(weights.handle, first.num_threads, *given, num, *more)
-
-    @property
-    def batch_key(self) -> tuple[int, int]:
-        """Equal for runners whose sequences one pass can read: those over the same weights, with as many threads."""
-        return id(self._weights), self.num_threads
+            memories = [cache.room_for(end) for cache, end in zip(caches, ends, strict=True)]
+            given = (ctypes.c_void_p * num)(*memories), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
+            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num, *more)
 
     def check_ids(self, tokens: list[int]) -> None:
         """Raise ValueError for ids that the embedding does not have."""
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self._weights.num_ids:
-            raise ValueError(f"ids from {min(tokens)} to {max(tokens)}, but the embedding has {self._weights.num_ids} rows")
-
-    def rollback(self, length: int) -> None:
-        """Forget everything after the first `length` tokens: what is written there next replaces it."""
-        check_rollback(length, self.length)
-        self._num_skipped = min(length, self._num_skipped)
-        self._length = length - self._num_skipped
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.weights.num_ids:
+            raise ValueError(f"ids from {min(tokens)} to {max(tokens)}, but the embedding has {self.weights.num_ids} rows")
 
     def draw(self, p: Float[Tensor, " V"], u: float) -> int:
         """`sampling.inverted` in one call of compiled code."""
         if p.dtype != torch.float32 or not p.is_contiguous():
             return inverted(p, u)
-        return self._weights.lib.native_draw(p.data_ptr(), len(p), u)
-
-    def _room_for(self, length: int) -> int:
-        """The cache, with room for so many positions; what there is keeps its text."""
-        lib, sequence = self._weights.lib, self._sequence
-        if sequence is None:
-            idle = self._weights.idle
-            sequence = self._sequence = idle.pop() if idle else int(lib.native_sequence())
-            self._capacity = lib.native_capacity(sequence)
-            weakref.finalize(self, self._weights.let_go, sequence)
-        if length > self._capacity:
-            room = max(length, 2 * self._capacity, _ROOM)
-            self._copied(sequence, room, self._length)
-        return sequence
-
-    def _copied(self, source: int, room: int, length: int) -> None:
-        """Make this the cache: room for so many positions, the first `length` of them another's or its own."""
-        lib = self._weights.lib
-        if not lib.native_copy(self._weights.handle, source, self._sequence, room, length):
-            raise MemoryError(f"there is no memory for a cache of {room} positions")
-        self._capacity = lib.native_capacity(self._sequence)
+        return self.weights.lib.native_draw(p.data_ptr(), len(p), u)
 
 
 def _refusal_of_weights(model: Any) -> str | None:

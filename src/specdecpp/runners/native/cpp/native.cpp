@@ -100,10 +100,6 @@ double native_judge(const Head* head, const float* state, int64_t token, int dep
   return judged(*head, state, token, scalars);
 }
 
-void native_extend(Model* m, int threads, Sequence* seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
-  extend(*m, threads, *seq, tokens, n, start, rows, logits, states);
-}
-
 // A pass over tokens of several sequences, those of each after those of the one before.
 void native_pass(Model* m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen, float* inputs) {
   pass(*m, threads, parts, num_parts, tokens, logits, states, seen, inputs);

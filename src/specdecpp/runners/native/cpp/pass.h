@@ -232,9 +232,3 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     for (int r = t; r < rows; r += threads) m.widen(m.narrow.data() + size_t(r) * m.scored(), -INFINITY, logits + size_t(r) * s.vocab);
   });
 }
-
-// The same for one sequence.
-static void extend(Model& m, int threads, Sequence& seq, const int64_t* tokens, int n, int start, int rows, float* logits, float* states) {
-  Part part{&seq, start, n, rows, 0};
-  pass(m, threads, &part, 1, tokens, logits, states);
-}

@@ -81,7 +81,7 @@ static double scored(const Drafting& d, double estimate) {
   return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
 }
 
-// Candidates of one request while they are drawn, as `rounds.host.propose` draws them. Where the draft scores some tokens only, all is
+// Candidates of one request while they are drawn, as `step.propose` draws them. Where the draft scores some tokens only, all is
 // computed of these, and becomes a row of the vocabulary at last.
 struct Drawing {
   Drafting& d;
@@ -271,7 +271,7 @@ static int agreed(const Verifying& v, const int64_t* candidates, int vocab, int6
   }
 }
 
-// The target's pass over the candidates of some requests, and the test of `rounds.verification`.
+// The target's pass over the candidates of some requests, and the test of `verify`.
 static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
   size_t vocab = m->s.vocab, width = m->s.width;
   static thread_local std::vector<float> logits, states;

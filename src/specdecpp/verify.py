@@ -22,15 +22,45 @@ Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 20
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.errors import UnsoundError
-from specdecpp.rounds.ratio import Verdict, overlap, residual, token_acceptance
+from specdecpp.policies import Policy
 from specdecpp.sampling import Randomness, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of one verification: the accepted prefix length and the token that follows it."""
+
+    num_accepted: int
+    next_token: int
+    tv: tuple[float, ...] = ()
+    """Of each of these tokens: the total variation between the law it came from and the target's. Empty where that is 0."""
+    overlaps: tuple[float, ...] = ()
+    """Of each candidate that was tested: how likely a draw from q in its place passes, `overlap`. Empty where nobody knows."""
+
+
+def token_acceptance(p: Float[Tensor, "K V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
+    """min(1, p(Y_i)/q(Y_i)) for each candidate, given that those before it were accepted. A candidate has q > 0."""
+    at = tokens.unsqueeze(-1)
+    return (p.gather(-1, at) / q.gather(-1, at)).squeeze(-1).clamp(max=1.0)
+
+
+def overlap(p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
+    """sum min(p, q), the chance that a candidate drawn from q passes the ratio test: 1 - TV(p, q)."""
+    return torch.minimum(p, q).sum(-1)
+
+
+def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"], carry: Float[Tensor, ""] | float = 1.0) -> Float[Tensor, " V"]:
+    """norm((carry * p - q)+), the law of the correction. Where rounding leaves no mass at all, p itself."""
+    rest = (carry * p - q).clamp(min=0)
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
 
 
 @runtime_checkable
@@ -172,3 +202,53 @@ def at(sampling: Sampling, verification: Verification) -> Verification:
     if not sampling.is_greedy:
         return verification
     return getattr(verification, "at_zero", None) or GreedyVerification()
+
+
+def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:
+    """Raise `UnsoundError` for a rule and a verification that together would change the law unasked, whatever the sampling, and
+    ValueError for a rule made of others that may not be parts of one."""
+    check_lossless(verification, lossless=lossless)
+    check_parts(policy)
+    if policy.drops_last and not verification.allows_dropping:
+        raise UnsoundError(
+            f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no longer "
+            "keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() with "
+            "temperature 0, or CompareVerification()."
+        )
+    policy.check(verification)
+
+
+def check_request(
+    policy: Policy,
+    verification: Verification,
+    *,
+    draft: Any,
+    is_greedy: bool,
+    has_costs: bool,
+    lossless: bool,
+) -> None:
+    """Raise `UnsoundError` for what would change the law unasked, ValueError for what cannot be run, each saying what to do."""
+    check_lossless(verification, lossless=lossless)
+    if policy.needs_costs and not has_costs:
+        raise ValueError(
+            f"{type(policy).__name__} weighs what steps cost, and no costs were given. Give costs=Costs(...), as the "
+            "Decoder does once it has measured them."
+        )
+    if is_greedy and not verification.allows_dropping:
+        raise UnsoundError(
+            f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
+            "Use GreedyVerification(), as the Decoder does."
+        )
+    check_parts(policy)
+    policy.check(verification, is_greedy=is_greedy, draft=draft)
+
+
+def check_parts(policy: Policy) -> None:
+    """Raise ValueError unless a rule made of others is made of rules for chains of one draft's candidates."""
+    for part in policy.parts:
+        if part.engine() is not None:
+            raise ValueError(
+                f"{type(policy).__name__} is made of rules for chains of one draft, and {type(part).__name__} drafts "
+                "otherwise. Use that alone."
+            )
+        check_parts(part)

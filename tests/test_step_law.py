@@ -1,9 +1,9 @@
-"""The law of requests that are decoded together, on the engine that batches: jointly the product of what each has alone."""
+"""The law of a step on every engine, alone and in batches, by exact integration over uniforms."""
 
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
@@ -12,35 +12,36 @@ import numpy as np
 import pytest
 import torch
 from integration import Given, compared, completed, intervals, outcomes
-from laws import chi_square_tail, unchecked
+from laws import chi_square_tail, random_head, unchecked
+from test_rounds import Models, engine_of, models_of, needs_compiler
 from torch import Tensor
 
 import specdecpp as sd
-from specdecpp import Costs, NativeRunner, Sampling
+from specdecpp import Costs, Sampling
 from specdecpp.decoder import encode
-from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, Policy
+from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds import Plan, Reading, Request, Result
-from specdecpp.rounds.native import Native
-from specdecpp.rounds.verification import verifications
-from specdecpp.runners import native
 from specdecpp.sampling import probabilities
-from specdecpp.session import advance
-from specdecpp.testing import tiny_draft, tiny_model
-
-pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+from specdecpp.scheduler import Reading, step
+from specdecpp.step import Plan, Request, Result
+from specdecpp.verify import verifications
 
 COSTS = Costs(draft_s=0.15, passes={1: 1.0, 5: 1.2})
 WARM = Sampling(temperature=1.3)
 Answer = tuple[int, ...]
 
 
-@pytest.fixture(scope="module")
-def models() -> tuple[NativeRunner, NativeRunner]:
-    """A target and a draft over three tokens, that differ much."""
-    target = tiny_model("llama", seed=1, head_dim=16, vocab_size=3)
-    made = (NativeRunner(model, num_threads=2) for model in (target, tiny_draft(target, noise=0.4)))
-    return next(made), next(made)
+RULES: dict[str, Callable[[], Policy]] = {
+    "fixed": lambda: Fixed(k=2),
+    "cumulative q": lambda: CumulativeConfidence(threshold=0.5, max_tokens=3),
+    "entropy": lambda: Entropy(threshold=0.3, min_tokens=2, max_tokens=3),
+    "cost-aware by q": lambda: CostAware(max_tokens=3),
+    "lagged head": lambda: SpecDecPP(head=random_head(32, seed=2, scale=0.2), threshold=0.5, min_tokens=0, max_tokens=3),
+    "look-ahead head": lambda: SpecDecPP(
+        head=random_head(32, seed=1, scale=1.0, form="look_ahead", vocab_size=3), threshold=0.6, min_tokens=0, max_tokens=3
+    ),
+}
+SAMPLINGS = {"warm": WARM, "top-p": Sampling(temperature=1.3, top_p=0.8), "min-p": Sampling(min_p=0.3)}
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Cell:
 class One:
     """A request after a context, and everything that a round of it can become."""
 
-    models: tuple[NativeRunner, NativeRunner]
+    models: Models
     policy: Policy
     verification: str = "token"
     sampling: Sampling = WARM
@@ -71,7 +72,7 @@ class One:
 
     @cached_property
     def request(self) -> Request:
-        target, draft = (model.fresh() for model in self.models)
+        target, draft = self.models.target.new_cache(), self.models.draft.new_cache()
         return Request(
             target=target,
             draft=draft,
@@ -97,12 +98,12 @@ class One:
 
     def rows(self, which: int) -> dict[Answer, Tensor]:
         """The distribution of a model after each answer."""
-        answers = [a for n in range(self.longest + 1) for a in itertools.product(range(3), repeat=n)]
-        model = self.models[which]
-        raw = {a: model.fresh().extend([*self.context, *a], rows=1)[0] for a in answers}
+        answers = [a for n in range(self.longest) for a in itertools.product(range(3), repeat=n)]
+        model = (self.models.target, self.models.draft)[which]
+        raw = {a: model.new_cache().extend([*self.context, *a], rows=1)[0] for a in answers}
         return {a: probabilities(row.double(), self.sampling)[0] for a, row in raw.items()}
 
-    def cells(self, engine: Native) -> Iterator[Cell]:
+    def cells(self, engine: Any) -> Iterator[Cell]:
         """By the formulas; how long a round is under given draws, the request alone says."""
         p, q = self.rows(0), self.rows(1)
         told = set()
@@ -149,27 +150,50 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_the_law_of_a_batch_is_the_product_of_the_targets(name: str, models: tuple[NativeRunner, NativeRunner]) -> None:
-    """Catches a uniform that two requests share, rows, caches, verdicts or memories that are another's, and a stop of one that
-    stops another: a round at an end of every piece of the uniforms of all requests, their places in the batch changing, a
-    piece of somebody's prompt beside two of three.
+def alone(rule: str, verification: str, sampling: str) -> list[dict[str, Any]]:
+    return [{"policy": RULES[rule](), "verification": verification, "sampling": SAMPLINGS[sampling]}]
+
+
+FILTERED = [(*case, s) for s in ("top-p", "min-p") for case in [("cumulative q", "token"), ("fixed", "block")]]
+SINGLE = [*((rule, verification, "warm") for rule in RULES for verification in ("token", "block", "compare")), *FILTERED]
+CASES = [
+    *(
+        pytest.param(kind, lambda case=case: alone(*case), None, id=f"{kind}: {', '.join(case)}", marks=marks)
+        for kind, marks in (("host", ()), ("native", needs_compiler), ("device", ()))
+        for i, case in enumerate(SINGLE)
+        if kind != "host" or i % 4 == 0  # each verification twice: test_law.py has the others
+    ),
+    *(
+        pytest.param("native", lambda name=name: BATCHES[name], num, id=f"native: {name}", marks=needs_compiler)
+        for name, num in {"two alike": 1, "two, ragged": 6, "three alike": 1, "three of all kinds": 2}.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "batch", "num_lengths"), CASES)
+def test_the_law_of_a_step_is_the_product_of_the_targets(kind: str, batch: Callable[[], Any], num_lengths: int | None) -> None:
+    """Catches a stop that depends on the candidate drawn after it, a uniform that is used twice or by two requests, and rows,
+    caches, verdicts or memories that are another's: a step at an end of every piece of the uniforms of all requests, their
+    places in the batch changing, a piece of somebody's prompt beside two of three.
 
     Computed, not sampled: no false alarms."""
-    engine, ones = Native(), [One(models, **how) for how in BATCHES[name]]
+    models = models_of("device" if kind == "host" else kind, vocab_size=3)
+    engine, ones = engine_of(kind)(), [One(models, **how) for how in batch()]
+    assert all(engine.refusal(one.request) is None for one in ones)
     sides, turns = itertools.cycle((0, 1, 1, 0, 1)), itertools.cycle(range(3))
     with unchecked():
         cells = [list(one.cells(engine)) for one in ones]
         filled = [{a: one.filled(a) for a in {(), *(c.answer for c in of)}} for one, of in zip(ones, cells, strict=True)]
         law: Any = 0.0
-        prompts = [Reading(One(models, Fixed(k=1)).request, [1, 2, 0, 0], [2, 1][:n]) for n in (0, 2)]
+        beside = [Reading(One(models, Fixed(k=1)).request, [1, 2, 0, 0], [2, 1][:n]) for n in (0, 2)]
         lengths = set()
         for joint in itertools.product(*cells):
             plans = [
                 one.plan([e[next(sides)] for e in cell.drawn], [e[next(sides)] for e in cell.tested])
                 for one, cell in zip(ones, joint, strict=True)
             ]
-            made = turned(engine, plans, next(turns), beside=prompts[: next(turns)])
+            prompts = beside[: next(turns)] if engine.has_batches else []
+            made = turned(engine, plans, next(turns), beside=prompts)
             found = [(one.tokens, (one.num_accepted, one.next_token)) for one in made]
             assert found == [(cell.tokens, cell.verdict) for cell in joint]
             assert not any(stream.points for one in ones for stream in one.streams), "uniforms were left over"
@@ -178,10 +202,12 @@ def test_the_law_of_a_batch_is_the_product_of_the_targets(name: str, models: tup
             lengths.add(tuple(len(cell.tokens) for cell in joint))
     own = reduce(np.multiply.outer, [of[()] for of in filled])
     assert np.abs(law - own).max() < 1e-9
-    assert len(lengths) == {"two alike": 1, "two, ragged": 6, "three alike": 1, "three of all kinds": 2}[name]
+    is_fixed = all(isinstance(one.policy, Fixed) for one in ones)
+    assert len(lengths) == (num_lengths or len(lengths))
+    assert (len(lengths) == 1) == is_fixed
 
 
-def turned(engine: Native, plans: list[Plan], by: int, *, beside: list[Reading]) -> list[Result]:
+def turned(engine: Any, plans: list[Plan], by: int, *, beside: list[Reading]) -> list[Result]:
     """The results of a batch that is told in another order."""
     for reading in beside:
         reading.request.target.rollback(0)
@@ -201,7 +227,7 @@ def test_draws_of_a_batch_on_the_reference_pair() -> None:
     pair = sd.load_pair(runner="native")
     decoder = sd.Decoder(pair, policy=CumulativeConfidence(threshold=0.05, max_tokens=3), costs=COSTS)
     prompts = [encode(pair, text) for text in ("Once upon a time", "How many apples are left? There")]
-    target = pair.target.fresh()
+    target = pair.target.new_cache()
 
     def likely(text: list[int], least: float) -> dict[int, float]:
         """Tokens after a text that are likely, and the rest of them as -1."""
@@ -223,7 +249,7 @@ def test_draws_of_a_batch_on_the_reference_pair() -> None:
             for session in running:
                 session.prefill()
             while on := [session for session in running if session.finish_reason is None]:
-                advance(on)
+                step(on)
             texts = [session.tokens[session.num_prompt_tokens :] for session in running]
             for i, text in enumerate(texts):
                 token = text[0] if text[0] in firsts[i % 2] else -1

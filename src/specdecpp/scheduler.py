@@ -1,0 +1,169 @@
+"""One step of several requests: prompts are read in pieces, and each request whose prompt has been read takes a round.
+
+    prefill -> draft -> verify -> commit -> learn
+
+`Decoder` and the server run the same `step`. Requests whose engine has batches share passes, and each gets what it would get
+alone, to the bit. The others go one after the other, and of their prompts one is read in a step.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from specdecpp.runners.protocol import ReadsBoth
+from specdecpp.step import Request
+
+if TYPE_CHECKING:
+    from specdecpp.session import Round, Session
+
+ROWS = 256
+"""Tokens of prompts that are read in one pass."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """Tokens of a prompt that the models of a request are to read, nothing being decided: `target` ids by the one, `draft` ids
+    by the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
+
+    request: Request
+    target: list[int]
+    draft: list[int]
+    took_s: float = 0.0
+
+    def by_both(self, least: int = 1) -> bool:
+        """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
+        and the target knows how (`runners.ReadsBoth`). Tell whether that was done."""
+        target, draft = self.request.target, self.request.draft
+        is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
+        model = target.model
+        if not (is_same and isinstance(model, ReadsBoth) and model.share_of(draft.model)):
+            return False
+        started = perf_counter()
+        model.forward_both(target, draft, self.target)
+        self.took_s = perf_counter() - started
+        return True
+
+    def read(self) -> None:
+        """Have both models read the tokens."""
+        if self.by_both():
+            return
+        started = perf_counter()
+        for runner, tokens in ((self.request.target, self.target), (self.request.draft, self.draft)):
+            if tokens:
+                runner.extend(tokens, rows=1)
+        self.took_s = perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Read:
+    """A piece of a prompt that was read: its tokens, and the request's share of the passes in seconds."""
+
+    num_tokens: int
+    seconds: float
+
+
+def step(
+    sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None
+) -> "list[Round | Read | Exception | None]":
+    """Take one step of requests that have not ended. The outcome of each, in order: a round, or what was read of its prompt.
+
+    Passes that requests share read up to `rows` tokens of their prompts; a request that reads alone reads up to `most` (None:
+    all). The outcome is None where a prompt waits for that of another. An exception concerns its request alone: where a shared
+    pass fails, nothing has been decided, and each request is run by itself.
+    """
+    sharing = [session for session in sessions if session.engine.has_batches]
+    outcomes: dict[Session, Any] = {}
+    if sharing:
+        outcomes = _shared(sharing, rows)
+    has_read = False
+    for session in sessions:
+        if session in outcomes:
+            continue
+        if not session.num_unread:
+            outcomes[session] = _tried(session.step)
+        elif not has_read:
+            outcomes[session], has_read = _tried(_read, session, most), True
+    return [outcomes.get(session) for session in sessions]
+
+
+def outcome_of(session: "Session") -> "Round | None":
+    """Take one step of one request: its round, or None where it has read. Raises what the models raise."""
+    (outcome,) = step([session])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return None if isinstance(outcome, Read) else outcome
+
+
+def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Round | Read | Exception]":
+    """A step of requests that share passes; one by one where that fails."""
+    reading = [session for session in sessions if session.num_unread]
+    on = [session for session in sessions if session not in reading]
+    try:
+        return decode(on, reading, rows=rows)
+    except Exception as error:
+        if len(sessions) == 1:
+            return {sessions[0]: error}
+    for session in sessions:
+        session.rewind()
+    alone: dict[Session, Any] = {session: _tried(session.step) for session in on}
+    return alone | {session: _tried(_read, session, max(1, rows // len(reading))) for session in reading}
+
+
+def decode(
+    sessions: "Sequence[Session]", reading: "Sequence[Session]" = (), *, rows: int = ROWS
+) -> "dict[Session, Round | Read | Exception]":
+    """A round of each of `sessions`, and pieces of the prompts of `reading`. Seconds are each request's share.
+
+    An exception stands in place of a round that could not be committed: a matter of that request alone. What fails before, in
+    the models, is raised; then nothing is decided, and each that is told to `rewind` can go on.
+    """
+    started, num = perf_counter(), len(sessions) + len(reading)
+    for session in (*sessions, *reading):
+        session.num_together = num
+    plans = [session.plan() for session in sessions]
+    pieces = dict(zip(reading, shares(reading, rows), strict=True)) if reading else {}
+    results: dict[int, Any] = {}
+    for engine in dict.fromkeys(session.engine for session in (*sessions, *reading)):
+        of = [i for i, session in enumerate(sessions) if session.engine is engine]
+        beside = [session for session in reading if session.engine is engine]
+        results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
+    outcomes: dict[Session, Any] = {session: _noted(session, piece) for session, piece in pieces.items()}
+    decided = [_tried(session.commit, plans[i], results[i]) for i, session in enumerate(sessions)]
+    for i, session in enumerate(sessions):
+        session.prefill_s += results[i].once_s
+    spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
+    spent_s += sum(piece.took_s for piece in pieces.values())
+    other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
+    for i, (session, pieces_of) in enumerate(zip(sessions, decided, strict=True)):
+        failed = isinstance(pieces_of, Exception)
+        outcomes[session] = pieces_of if failed else _tried(session.learn, results[i], pieces_of, other_s)
+    return outcomes
+
+
+def shares(sessions: "Sequence[Session]", rows: int) -> list[Reading]:
+    """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
+    nums, left = {}, rows
+    for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
+        nums[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
+        left -= nums[session]
+    return [session.reading(nums[session]) for session in sessions]
+
+
+def _noted(session: "Session", piece: Reading) -> Read:
+    session.prefill_s += piece.took_s
+    return Read(max(len(piece.target), len(piece.draft)), piece.took_s)
+
+
+def _read(session: "Session", most: int | None) -> Read:
+    num, seconds = session.num_unread, session.prefill_s
+    session.prefill(most)
+    return Read(num - session.num_unread, session.prefill_s - seconds)
+
+
+def _tried(do: Callable[..., Any], *args: Any) -> Any:
+    """What it gives, or the exception that it raises."""
+    try:
+        return do(*args)
+    except Exception as error:
+        return error

@@ -1,0 +1,379 @@
+"""A step: draft, stop, verify. This is the specification; engines in `rounds` do the same faster.
+
+    Session -> Plan -> engine.run([plan]) -> Result -> Session
+
+    pending -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ... -> verify
+
+A rule judges at one of the two places. A lagged head judges Y_k by the forward pass that reads it, which also gives
+q_{k+1}; so when it stops after k judgements there are k + 1 candidates, the last one free, and all of them are verified.
+A look-ahead head judges Y_k as soon as it is drawn, and stops before that pass is paid for.
+
+Every engine decides the same by the same uniforms, in the same order.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from specdecpp.head import features
+from specdecpp.policies import Costs, Policy, Stop
+from specdecpp.policies.protocol import END_OF_TEXT, LIMIT, Decision
+from specdecpp.runners.protocol import Cache
+from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
+from specdecpp.verify import Verdict, Verification
+
+if TYPE_CHECKING:
+    from specdecpp.rounds.copying import Copied
+    from specdecpp.scheduler import Reading
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
+class Request:
+    """What is the same in all rounds of a request: its two caches, and how it is decoded.
+
+    `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
+    marks the tokens of the context where a repetition penalty needs them; whoever commits tokens marks them.
+    """
+
+    target: Cache
+    draft: Cache
+    policy: Policy
+    verification: Verification
+    sampling: Sampling
+    randomness: tuple[Randomness, Randomness]
+    ends: Collection[int] = ()
+    seen: Bool[Tensor, " V"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round. A candidate's sequence is that of its request, its position follows the last of `tokens`, and its parent is
+    the candidate before it.
+
+    `tokens` are all of the context; an engine reads those that a runner has not. `wants_rows` asks for the distributions that
+    the round was decided on, which changes nothing else.
+    """
+
+    request: Request
+    tokens: list[int]
+    decision: Decision
+    costs: Costs | None = None
+    wants_rows: bool = False
+    found: "tuple[Copied, Stop] | None" = None
+    """What the text offers to copy, where that has been looked up."""
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """The distributions of a round of K candidates, in float32 or better.
+
+    `q` are those that the candidates were drawn from, under greedy drafting softmaxes at temperature 1. `logits` are the
+    target's own; row i is of the i-th token that came out. `seen` are the contexts of the rows, for a repetition penalty.
+    """
+
+    q: Float[Tensor, "K V"]
+    logits: Float[Tensor, "K1 V"]
+    sampling: Sampling
+    seen: Bool[Tensor, "K1 V"] | None = None
+
+    @cached_property
+    def p(self) -> Float[Tensor, "K1 V"]:
+        """What the request's sampling makes of the logits, once somebody asks."""
+        return probabilities(self.logits, self.sampling, self.seen)
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a round: the candidates, how many of them are accepted, and the token that follows those.
+
+    `q` has the probability of each candidate, where somebody needed it; `judged` what a head expected of them: of all, or
+    where it lags of all but the last. Seconds: `draft_s` of drafting but for the head's `head_s`, `verify_s` of the target's
+    pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own), and `once_s` beside
+    them of what such a round needs only the first time (recording it on a device): no later round takes that.
+
+    `expected_s` and `extra` are set by an engine that a policy brings (`Policy.engine`): what its costs have such a round take,
+    and whatever the policy is to learn from.
+    """
+
+    tokens: list[int]
+    num_accepted: int
+    next_token: int
+    stop: Stop
+    q: Sequence[float] = ()
+    judged: Sequence[float] = ()
+    draft_s: float = 0.0
+    head_s: float = 0.0
+    verify_s: float = 0.0
+    forward_s: float = 0.0
+    once_s: float = 0.0
+    rows: Rows | None = field(default=None, repr=False)
+    expected_s: float | None = None
+    extra: Any = None
+    tv: Sequence[float] = ()
+    """Of each token that came out, as in `ratio.Verdict`; `overlaps` of each candidate that was tested likewise."""
+    overlaps: Sequence[float] = ()
+
+    @property
+    def accepted(self) -> list[int]:
+        """The candidates that are accepted."""
+        return self.tokens[: self.num_accepted]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no candidate was rejected: the next token is a bonus."""
+        return self.num_accepted == self.num_drafted
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.tokens)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Runs steps. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
+
+    has_batches: bool
+    """Whether several plans take less than one after the other, and prompts can be read beside them."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Why the rounds of this request cannot be run here; None where they can."""
+        ...
+
+    def run(self, plans: Sequence[Plan], readings: "Sequence[Reading]" = ()) -> list[Result]:
+        """A result for each plan, in order; `readings` only where `has_batches`. Requests must differ.
+
+        An exception concerns all of them: `Session.rewind` restores each, to be run again.
+        """
+        ...
+
+
+@dataclass
+class Draft:
+    """The candidates of one round, and what the draft's side knows about them. This is all a policy sees.
+
+    q[i] [V] is the distribution candidate i was drawn from (None under greedy drafting); `judged` are the head's estimates
+    of the first candidates, in order: of those that were read or, where the policy looks ahead, of all.
+    """
+
+    costs: Costs | None = None
+    tokens: list[int] = field(default_factory=list)
+    q: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    judged: list[float] = field(default_factory=list)
+    stop: Stop = LIMIT
+    forward_s: float = 0.0
+    head_s: float = 0.0
+    _logits: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    _confidences: list[float] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the last candidate is an argmax rather than a draw."""
+        return self.num_tokens > 0 and self.q[-1] is None
+
+    @property
+    def survival(self) -> float:
+        """Estimated probability that every judged candidate is accepted: the product of `judged`."""
+        return math.prod(self.judged, start=1.0)
+
+    def distribution(self, i: int) -> Float[Tensor, " V"]:
+        """What the draft believed at candidate i: q itself, or under greedy drafting the softmax at T = 1."""
+        q, logits = self.q[i], self._logits[i]
+        if q is not None:
+            return q
+        assert logits is not None, "a candidate has a distribution or logits"
+        return logits.softmax(-1)
+
+    def confidence(self, i: int) -> float:
+        """q(Y_i) of candidate i (from 0; -1 is the last), under `distribution(i)`."""
+        for k in range(len(self._confidences), self.num_tokens):
+            q = self.distribution(k)
+            token = self.tokens[k]
+            self._confidences.append(q.numpy().item(token) if q.device.type == "cpu" else float(q[token]))
+        return self._confidences[i]
+
+    @property
+    def cumulative_confidence(self) -> float:
+        """The product of q(Y_i) over the round."""
+        if self.num_tokens:
+            self.confidence(-1)
+        return math.prod(self._confidences, start=1.0)
+
+    @property
+    def known_confidences(self) -> list[float]:
+        """q(Y_i) of the candidates as far as somebody asked, and of all that were drawn."""
+        if self.num_tokens and not self.is_greedy:
+            self.confidence(-1)
+        return self._confidences
+
+    def entropy(self, i: int) -> float:
+        """Entropy in nats of `distribution(i)`."""
+        return float(features.entropy(self.distribution(i)))
+
+    def gap(self, i: int) -> float:
+        """How far the two largest probabilities of `distribution(i)` lie apart (0 in a vocabulary of one)."""
+        return float(features.gap(self.distribution(i)))
+
+    def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
+        """Add a candidate with the q it was drawn from, or with the logits it was the argmax of."""
+        self.tokens.append(token)
+        self.q.append(q)
+        self._logits.append(logits)
+
+    def drop_last(self) -> None:
+        for column in (self.tokens, self.q, self._logits):
+            column.pop()
+        del self._confidences[self.num_tokens :], self.judged[self.num_tokens :]
+
+
+class Host:
+    """Takes every request."""
+
+    has_batches = False
+    # torch gives a row other bits in a product with more rows, on a CPU as on a GPU (LOG.md): decoded together, what an answer
+    # says would depend on who else is there.
+
+    def refusal(self, request: Request) -> None:
+        return None
+
+    def run(self, plans: Sequence[Plan], readings: "Sequence[Reading]" = ()) -> list[Result]:
+        assert not readings, "sessions read their prompts themselves here"
+        return [_one(plan) for plan in plans]
+
+
+def _one(plan: Plan) -> Result:
+    request, started = plan.request, perf_counter()
+    draft = propose(
+        request.draft,
+        plan.tokens[request.draft.length :],
+        decision=plan.decision,
+        sampling=request.sampling,
+        randomness=request.randomness[0],
+        ends=request.ends,
+        seen=request.seen,
+        costs=plan.costs,
+    )
+    drafted = perf_counter()
+    verdict, pass_s, rows = _verify(plan, draft)
+    return Result(
+        tokens=draft.tokens,
+        num_accepted=verdict.num_accepted,
+        next_token=verdict.next_token,
+        stop=draft.stop,
+        q=draft.known_confidences,
+        judged=draft.judged,
+        draft_s=drafted - started - draft.head_s,
+        head_s=draft.head_s,
+        verify_s=perf_counter() - drafted,
+        forward_s=draft.forward_s + pass_s,
+        rows=rows,
+        tv=verdict.tv,
+        overlaps=verdict.overlaps,
+    )
+
+
+def propose(
+    runner: Cache,
+    pending: list[int],
+    *,
+    decision: Decision,
+    sampling: Sampling,
+    randomness: Randomness,
+    ends: Collection[int] = (),
+    seen: Bool[Tensor, " V"] | None = None,
+    costs: Costs | None = None,
+) -> Draft:
+    """Draft candidates after `pending`, the tokens of the context that the draft has not read yet (at least one).
+
+    Stops where the decision says so, at its limit, or after a token of `ends`. `seen` marks the tokens of the context for the
+    repetition penalty; it is left as it was.
+    """
+    policy, draft = decision.policy, Draft(costs=costs, stop=decision.at_limit)
+    if seen is not None:
+        seen = seen.to(runner.device, copy=True)
+    while draft.num_tokens < decision.limit:
+        if stop := decision.stop(draft):
+            draft.stop = stop
+            if policy.drops_last and draft.num_tokens:
+                draft.drop_last()
+            break
+        started = perf_counter()
+        logits, hidden = runner.extend(pending, rows=1)
+        draft.forward_s += perf_counter() - started
+        if draft.num_tokens and not policy.looks_ahead:
+            _judge(draft, policy, hidden[0])
+        token = _draw(draft, logits[0], sampling, randomness, seen)
+        if policy.looks_ahead:
+            _judge(draft, policy, hidden[0])
+        if token in ends:
+            draft.stop = END_OF_TEXT
+            break
+        if seen is not None:
+            seen[token] = True
+        pending = [token]
+    return draft
+
+
+def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
+    """Add the policy's estimate for the last candidate, if it makes one."""
+    started = perf_counter()
+    estimate = policy.judge(draft, hidden)
+    draft.head_s += perf_counter() - started
+    if estimate is not None:
+        draft.judged.append(estimate)
+
+
+def _draw(
+    draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
+) -> int:
+    """Draw the next candidate into the draft."""
+    if sampling.is_greedy:
+        logits = penalised(logits, sampling, seen)
+        token = int(logits.argmax())
+        draft.append(token, logits=logits)
+        return token
+    q = probabilities(logits, sampling, seen)
+    token = randomness.categorical(q)
+    draft.append(token, q=q)
+    return token
+
+
+def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
+    """The verdict on the candidates, the pass's seconds, and the rows where somebody wants them."""
+    needs_all = getattr(plan.request.verification, "reads_q", False)  # the distributions of greedy drafting too
+    drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
+    verdict, pass_s, logits, seen = verified(plan, draft.tokens, [row for row in drawn if row is not None])
+    rows = None
+    if plan.wants_rows:
+        believed = [draft.distribution(i).to(logits.device) for i in range(draft.num_tokens)]
+        q = torch.stack(believed) if believed else logits[:0]
+        rows = Rows(q=q, logits=logits, sampling=plan.request.sampling, seen=seen)
+    return verdict, pass_s, rows
+
+
+def verified(
+    plan: Plan, candidates: list[int], q: Sequence[Float[Tensor, " V"]] = ()
+) -> tuple[Verdict, float, Float[Tensor, "K1 V"], Bool[Tensor, "K1 V"] | None]:
+    """One target pass over what it has not read and the candidates, and the acceptance test: the verdict, the pass's seconds,
+    the logits, and for a repetition penalty the contexts of the rows."""
+    request, sampling = plan.request, plan.request.sampling
+    started = perf_counter()
+    unread = plan.tokens[request.target.length :]
+    logits, _ = request.target.extend(unread + candidates, rows=len(candidates) + 1)
+    pass_s = perf_counter() - started
+    tokens = torch.tensor(candidates, device=logits.device, dtype=torch.long)
+    seen = None if request.seen is None else seen_rows(request.seen, tokens)
+    made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
+    p = made(logits, sampling, seen)
+    beliefs = torch.stack([row.to(p.device) for row in q]) if q else p[:0]
+    return request.verification(p, beliefs, tokens, request.randomness[1]), pass_s, logits, seen
