@@ -19,16 +19,17 @@ import transformers
 
 import specdecpp as sd
 from specdecpp.loading.models import KINDS
+from specdecpp.runners import Cache
 
 CONTEXT, ROWS, WARM_UP = 128, (1, 2, 3, 4, 5, 6, 8, 12), 5
 
 
-def once(runner: sd.Runner, rows: int) -> float:
+def once(cache: Cache, rows: int) -> float:
     """Seconds of one forward over `rows` new tokens, rolled back afterwards."""
     started = time.perf_counter()
-    runner.extend([5] * rows, rows=rows)
+    cache.extend([5] * rows, rows=rows)
     seconds = time.perf_counter() - started
-    runner.rollback(CONTEXT)
+    cache.rollback(CONTEXT)
     return seconds
 
 

@@ -19,14 +19,13 @@ from realpair.files import DRAFT, TARGET
 from realpair.prompts import prompts
 
 from specdecpp.loading.gguf import GGUF
-from specdecpp.runners import Runner
+from specdecpp.runners import Cache
 
 TOKENS, TAILS, TEMPERATURE = 64, (8, 32, 64, 128, 256, None), 0.7
 
 
-def answered(target: Runner, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+def answered(target: Cache, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     """The prompt with the target's greedy answer behind it, and the logits [TOKENS, V] of the answer."""
-    target.rollback(0)
     text, rows, new = list(prompt), [], prompt
     for _ in range(TOKENS):
         rows.append(target.extend(new, rows=1)[0][-1])
@@ -35,10 +34,9 @@ def answered(target: Runner, prompt: list[int]) -> tuple[list[int], torch.Tensor
     return text, torch.stack(rows)
 
 
-def along(draft: Runner, text: list[int], logits: torch.Tensor, tail: int | None) -> tuple[float, float]:
+def along(draft: Cache, text: list[int], logits: torch.Tensor, tail: int | None) -> tuple[float, float]:
     """Tokens that are the draft's argmax too, and the sum of the overlaps of p and q."""
     begin = 0 if tail is None else max(0, len(text) - TOKENS - tail)
-    draft.rollback(0)
     own, _ = draft.extend(text[begin:-1], rows=TOKENS)
     p, q = ((x / TEMPERATURE).softmax(-1) for x in (logits, own))
     return float((own.argmax(-1) == torch.tensor(text[-TOKENS:])).sum()), float(torch.minimum(p, q).sum())
@@ -61,9 +59,9 @@ def main() -> None:
             rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             prompt = list(tokenizer(rendered, add_special_tokens=False).input_ids)
             lengths.append(len(prompt))
-            text, logits = answered(target, prompt)
+            text, logits = answered(target.new_cache(), prompt)
             for tail in TAILS:
-                sums[tail] = [a + b for a, b in zip(sums[tail], along(draft, text, logits, tail), strict=True)]
+                sums[tail] = [a + b for a, b in zip(sums[tail], along(draft.new_cache(), text, logits, tail), strict=True)]
         num = TOKENS * len(texts)
         row: dict[str, Any] = {"kind": kind, "prompt_tokens": sorted(lengths)}
         for i, name in enumerate(("greedy", "at_0.7")):

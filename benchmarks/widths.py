@@ -21,17 +21,17 @@ from typing import Any
 
 from peers.provenance import provenance
 
-import specdecpp as sd
 from specdecpp.errors import SpecdecError
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint
+from specdecpp.runners import Cache
 
 CONTEXT, ROWS, THREADS, TURN = 100, (1, 2, 3, 5, 9, 16), (1, 2), 3
 Setting = tuple[str, int, int]
 """Runner, threads, rows."""
 
 
-def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iterator[tuple[str, int, sd.Runner]]:
+def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iterator[tuple[str, int, Cache]]:
     """Each kind with each number of threads, holding the context; says why one is missing."""
     model = GGUF(name) if is_gguf(name) else Checkpoint(name, dtype=dtype, device=None, device_map=None)
     for kind in kinds:
@@ -39,28 +39,28 @@ def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iter
             print(f"without {kind}: {reason}")
             continue
         for n in threads:
-            runner = model.runner(kind, vocab_size=model.num_rows, num_threads=n)
-            runner.extend([7 + i % 500 for i in range(CONTEXT)], rows=1)
-            yield kind, n, runner
+            cache = model.runner(kind, vocab_size=model.num_rows, num_threads=n).new_cache()
+            cache.extend([7 + i % 500 for i in range(CONTEXT)], rows=1)
+            yield kind, n, cache
 
 
-def measured(made: list[tuple[str, int, sd.Runner]], rows: list[int], cycles: int) -> dict[Setting, list[float]]:
+def measured(made: list[tuple[str, int, Cache]], rows: list[int], cycles: int) -> dict[Setting, list[float]]:
     """Seconds of passes."""
-    turns = [(kind, threads, n, runner) for kind, threads, runner in made for n in rows]
+    turns = [(kind, threads, n, cache) for kind, threads, cache in made for n in rows]
     seconds: dict[Setting, list[float]] = {}
     for cycle in range(cycles):
         random.Random(cycle).shuffle(turns)
-        for kind, threads, n, runner in turns:
-            seconds.setdefault((kind, threads, n), []).extend([once(runner, n) for _ in range(1 + TURN)][1:])
+        for kind, threads, n, cache in turns:
+            seconds.setdefault((kind, threads, n), []).extend([once(cache, n) for _ in range(1 + TURN)][1:])
     return seconds
 
 
-def once(runner: sd.Runner, rows: int) -> float:
+def once(cache: Cache, rows: int) -> float:
     """Seconds of one pass, rolled back afterwards."""
     started = time.perf_counter()
-    runner.extend([11 + i for i in range(rows)], rows=rows)
+    cache.extend([11 + i for i in range(rows)], rows=rows)
     seconds = time.perf_counter() - started
-    runner.rollback(CONTEXT)
+    cache.rollback(CONTEXT)
     return seconds
 
 

@@ -34,19 +34,13 @@ BATCH, RATE = 512, 2e-3
 
 
 class OnHost:
-    """A runner as it is, of a kind that no compiled round knows."""
+    """A model of a kind that no compiled step knows."""
 
-    def __init__(self, runner: Runner):
-        self._runner = runner
+    def __init__(self, model: Runner):
+        self._model = model
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def extend(self, tokens: list[int], *, rows: int) -> Any:
-        return self._runner.extend(tokens, rows=rows)
-
-    def fresh(self) -> "OnHost":
-        return OnHost(self._runner.fresh())
+        return getattr(self._model, name)
 
 
 def read(files: Sequence[str], builders: Sequence[str], rows: int) -> list[str]:
@@ -70,7 +64,7 @@ def trained(draft: Any, texts: Sequence[tuple[list[int], int]], num_heads: int, 
     heads, output = ParallelHeads(draft.hidden_size, num_heads), draft.model.get_output_embeddings().requires_grad_(False)
     states, later = [], []
     for tokens, num_prompt in texts:
-        hidden = draft.fresh().extend(tokens, rows=len(tokens))[1]
+        hidden = draft.new_cache().extend(tokens, rows=len(tokens))[1]
         first = max(0, num_prompt - 2)
         for at in range(first, len(tokens) - 1 - num_heads):
             states.append(hidden[at])
