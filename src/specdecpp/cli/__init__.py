@@ -15,7 +15,6 @@ One file per verb; what they share is in `common`. `--help` must be quick, so he
     specdecpp bench --out results.json                   every rule by the clock, on the same prompts
     specdecpp replay LABELS --c 0.22                     the same from recordings, at any costs
     specdecpp report results.json                        what bench or replay found, as tables, pictures or a page
-    specdecpp convert MODEL --out FILE.gguf              a checkpoint as llama.cpp reads it
     specdecpp serve                                      a pair behind OpenAI's API
 
 Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted, also where
@@ -36,7 +35,6 @@ from specdecpp.cli import (
     chat,
     check,
     collect,
-    convert,
     demo,
     distil,
     evaluate,
@@ -63,7 +61,6 @@ VERBS = {  # in the order of the help page
     "bench": (bench.bench, bench.EXAMPLES),
     "replay": (replay.replay, replay.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
-    "convert": (convert.convert, convert.EXAMPLES),
     "serve": (serve.serve, serve.EXAMPLES),
 }
 EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}
