@@ -33,7 +33,9 @@ from typer.testing import CliRunner
 import specdecpp as sd
 from specdecpp.cli import app
 from specdecpp.loading import gguf_writing
+from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
+from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import CumulativeConfidence, Fixed
 from specdecpp.runners import GraphRunner, LeanRunner
 from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
@@ -233,7 +235,9 @@ def prepared(folder: Path, target: str | None, draft: str | None, device: str) -
         (folder / f"{name}.jsonl").write_text("\n".join(rows))
     if target is None or draft is None:
         for name in ("target", "draft"):
-            gguf_writing.convert(REFERENCE / name, folder / f"{name}.gguf", precision=gguf_writing.Precision.q8_0)
+            model = load_model(REFERENCE / name, dtype="auto", device=None, device_map=None)
+            path, precision = folder / f"{name}.gguf", gguf_writing.Precision.q8_0
+            gguf_writing.write(model, load_tokenizer(REFERENCE / name), path, precision=precision, name=name)
         target, draft = str(folder / "target.gguf"), str(folder / "draft.gguf")
     return Place(device=device, folder=folder, target=target, draft=draft)
 

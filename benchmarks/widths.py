@@ -21,6 +21,7 @@ from typing import Any
 
 from peers.provenance import provenance
 
+from specdecpp import __version__
 from specdecpp.errors import SpecdecError
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint
@@ -141,7 +142,7 @@ def main() -> None:
         "model": Path(args.model).name,
         "context": CONTEXT,
         "passes": TURN * cycles,
-        "versions": {"specdecpp": sd.__version__} | _llama_cpp(),
+        "versions": {"specdecpp": __version__} | _llama_cpp(),
         "rows": rows_of(measured(made, args.rows or list(ROWS), cycles)),
     }
     print(markdown(found))

@@ -11,15 +11,20 @@ import pytest
 import torch
 from laws import unchecked
 
-from specdecpp import EagerRunner, LeanRunner, load_pair, machine
+from specdecpp import EagerRunner, LeanRunner, Pair, load_pair, machine
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import RunnerError
 from specdecpp.loading import checks, choice
-from specdecpp.loading.choice import Option, _is_crowded
+from specdecpp.loading.choice import RunnerOption, _is_crowded
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import native, probe
 from specdecpp.testing import save_tiny_pair
+
+Folders = tuple[Path, Path]
+BOTH = "lean", "eager"
+NATIVE = [RunnerOption(kinds=("native", "native"), threads=threads) for threads in ((1, 1), (2, 1), (2, 2))]
+needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture
@@ -29,85 +34,84 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    root = tmp_path_factory.mktemp("pairs")
-    return {kind: save_tiny_pair(root / kind, kind=kind) for kind in ("llama", "gpt2")}
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return save_tiny_pair(tmp_path_factory.mktemp("llama"))
 
 
-def test_a_name_is_an_order(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
-    """Catches an order that is measured instead of followed, and one that cannot be followed but is taken for a wish."""
-    target, draft = folders["llama"]
-    pair = load_pair(target, draft=draft, runner="lean")
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return save_tiny_pair(tmp_path_factory.mktemp("gpt2"), kind="gpt2")
+
+
+def loaded(folders: Folders, runner: Any = BOTH) -> Pair:
+    return load_pair(folders[0], draft=folders[1], runner=runner)
+
+
+def checkpoint(name: Path, dtype: Any = "auto") -> Checkpoint:
+    return Checkpoint(name, dtype=dtype, device=None, device_map=None)
+
+
+def memory(home: Path) -> Path:
+    """The file of the figures."""
+    (found,) = home.glob("runners-*.json")
+    return found
+
+
+def test_a_name_is_an_order_and_several_are_a_wish(llama: Folders, gpt2: Folders, home: Path) -> None:
+    """Catches an order that is measured instead of followed, one that cannot be followed but is taken for a wish, and a wish
+    that fails where one of its runners cannot do it."""
+    pair = loaded(llama, "lean")
     assert type(pair.target) is LeanRunner
     assert pair.runners == "lean (as asked)"
     assert not list(home.glob("runners-*")), "nothing to measure"
     with pytest.raises(RunnerError, match=r"no runner can run .*lean: it is not one of"):
-        load_pair(folders["gpt2"][0], draft=folders["gpt2"][1], runner="lean")
+        loaded(gpt2, "lean")
     with unchecked(), pytest.raises(ValueError, match=r"there is no runner 'turbo'. Runners: graphs"):
-        load_pair(target, draft=draft, runner="turbo")  # pyright: ignore[reportArgumentType]
-
-
-def test_several_names_are_a_wish(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
-    """Catches a wish that fails where one of its runners cannot do it."""
-    pair = load_pair(folders["gpt2"][0], draft=folders["gpt2"][1], runner=("lean", "eager"))
+        loaded(llama, "turbo")
+    pair = loaded(gpt2)
     assert type(pair.target) is EagerRunner
     assert pair.runners.startswith("eager")
 
 
-def test_the_fastest_is_taken_and_remembered(
-    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_is_taken_and_remembered(llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a choice against its own figures, and one that changes from process to process with the noise."""
-    target, draft = folders["llama"]
-    pair = load_pair(target, draft=draft, runner=("lean", "eager"))
-    (file,) = home.glob("runners-*.json")
-    found = json.loads(file.read_text())
+    pair = loaded(llama)
+    found = json.loads(memory(home).read_text())
     fastest = min(found["round_s"], key=found["round_s"].get)
     assert pair.runners.startswith(f"{fastest}: ")
     assert "ms a round of 4 candidates" in pair.runners
-
-    def again(*_: object) -> None:
-        pytest.fail("measured again")
-
-    monkeypatch.setattr(choice, "_measured", again)
+    monkeypatch.setattr(choice, "_measured", lambda *_: pytest.fail("measured again"))
     for slow, quick, kind in (("lean", "eager", EagerRunner), ("eager", "lean", LeanRunner)):
-        file.write_text(json.dumps({**found, "round_s": {slow: 2.0, quick: 1.0}}))
-        pair = load_pair(target, draft=draft, runner=("lean", "eager"))
+        memory(home).write_text(json.dumps({**found, "round_s": {slow: 2.0, quick: 1.0}}))
+        pair = loaded(llama)
         assert type(pair.target) is type(pair.draft) is kind
         assert pair.runners == f"{quick}: 1000.0 ms a round of 4 candidates here; {slow} 2000.0"
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"round_s": 3}', '{"round_s": {}}', '{"round_s": {"lean": "x", "eager": 1}}'])
-def test_a_damaged_memory_is_measured_again(content: str, folders: dict[str, tuple[Path, Path]], home: Path) -> None:
+def test_a_damaged_memory_is_measured_again(content: str, llama: Folders, home: Path) -> None:
     """Catches half a file that stops a pair from being loaded."""
-    target, draft = folders["llama"]
-    load_pair(target, draft=draft, runner=("lean", "eager"))
-    (file,) = home.glob("runners-*.json")
-    file.write_text(content)
-    assert "ms a round" in load_pair(target, draft=draft, runner=("lean", "eager")).runners
+    loaded(llama)
+    memory(home).write_text(content)
+    assert "ms a round" in loaded(llama).runners
 
 
-def test_a_runner_that_fails_when_it_is_made_is_left_out(
-    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_that_fails_when_it_is_made_is_left_out(llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches one broken runner that keeps a pair from being loaded at all, now or from memory."""
 
     def broken(*_: object, **__: object) -> None:
         raise RunnerError("other logits than transformers")
 
     monkeypatch.setattr(LeanRunner, "__init__", broken)
-    target, draft = folders["llama"]
     for _ in range(2):
-        pair = load_pair(target, draft=draft, runner=("lean", "eager"))
+        pair = loaded(llama)
         assert type(pair.target) is EagerRunner
         assert pair.runners.endswith("here. Failed: lean: other logits than transformers"), "not only that others fail"
     with pytest.raises(RunnerError, match="other logits"):
-        load_pair(target, draft=draft, runner="lean")
+        loaded(llama, "lean")
 
 
-def test_a_runner_that_is_far_behind_is_left_at_once(
-    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_that_is_far_behind_is_left_at_once(llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches half a minute of a first load for checks and rounds of a runner whose first round has shown that it is slow; one
     that is given up for a first round that was spent on beginning; and slow ones that are tried before there is a fast one."""
     clock, passes = [0.0], {"lean": 0, "eager": 0}
@@ -127,124 +131,20 @@ def test_a_runner_that_is_far_behind_is_left_at_once(
     timed(LeanRunner, "lean")
     timed(EagerRunner, "eager")
     monkeypatch.setattr(choice, "perf_counter", lambda: clock[0])
-    target, draft = folders["llama"]
-    pair = load_pair(target, draft=draft, runner=("eager", "lean"))
-    assert pair.runners == "lean: 50.0 ms a round of 4 candidates here; eager 50000.0"
+    assert loaded(llama).runners == "lean: 50.0 ms a round of 4 candidates here; eager 50000.0"
     assert passes["eager"] == choice.CANDIDATES + 1, "one round"
-    (file,) = home.glob("runners-*")
-    file.unlink()
+    memory(home).unlink()
     seconds["eager"] = [0.1, 0.005]
     passes["eager"] = 0
-    assert load_pair(target, draft=draft, runner=("eager", "lean")).runners.startswith("eager: 25.0 ms")
-
-
-def test_what_was_not_tried_is_told_with_its_reason(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
-    """Catches a fast runner that is missing from the choice for a reason that nobody sees."""
-    told = load_pair(folders["llama"][0], draft=folders["llama"][1]).runners
-    assert "; native: its heads are 8 wide, not a multiple of 16" in told
-    assert "Not tried: graphs: its weights are not on a GPU; " in told
-
-
-def test_checks_are_made_once(
-    folders: dict[str, tuple[Path, Path]], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches forward passes at each load that compare what was compared before; a check that is skipped for another config,
-    other weights or other code; and runners that are made although others were chosen."""
-    checked: list[str] = []
-    own = probe.check
-    monkeypatch.setattr(probe, "check", lambda runner, *a, **k: checked.append(type(runner).__name__) or own(runner, *a, **k))
-    target, draft = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in folders["llama"])
-    load_pair(target, draft=draft, runner="lean")
-    for _ in range(2):
-        load_pair(target, draft=draft, runner=("lean", "eager"))
-    assert checked == ["LeanRunner"] * 2, "of target and draft"
-    monkeypatch.setattr(EagerRunner, "_probe", lambda self: pytest.fail("asked again"))
-    load_pair(target, draft=draft, runner="eager")
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    load_pair(target, draft=draft, runner="lean")
-    assert len(checked) == 3
-    monkeypatch.setattr(checks, "code", lambda: "another version")
-    load_pair(target, draft=draft, runner="lean")
-    assert len(checked) == 5
-
-
-def test_what_takes_its_time_is_logged(
-    folders: dict[str, tuple[Path, Path]], home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Catches a load of minutes that says nothing."""
-    target, draft = folders["llama"]
-    with caplog.at_level("INFO", logger="specdecpp.loading"):
-        load_pair(target, draft=draft, runner=("lean", "eager"))
-    for words in ("reading the tokenizer", f"reading the weights of {draft}", "comparing LeanRunner", "trying eager"):
-        assert words in caplog.text
-
-
-def test_one_name_for_both_is_loaded_once(folders: dict[str, tuple[Path, Path]], home: Path) -> None:
-    """Catches weights that lie in memory twice where a model is named as its own draft."""
-    target, _ = folders["llama"]
-    for kind in ("eager", "lean"):
-        pair = load_pair(target, draft=target, runner=kind)
-        assert isinstance(pair.target, EagerRunner)
-        assert isinstance(pair.draft, EagerRunner)
-        assert pair.target.model is pair.draft.model
-        pair.target.extend([3, 4], rows=1)
-        assert (pair.target.length, pair.draft.length) == (2, 0)
-
-
-@pytest.mark.parametrize("positions", [3, 4, 6, 20])
-def test_short_contexts_are_tried_as_far_as_they_go(positions: int, home: Path, tmp_path: Path) -> None:
-    """Catches a trial that runs past the end of a small model's context."""
-    target, draft = save_tiny_pair(tmp_path / "short")
-    for folder in (target, draft):
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
-    assert "ms a round" in load_pair(target, draft=draft, runner=("lean", "eager")).runners
-
-
-def test_threads_that_wait_for_others_are_no_lasting_measurement() -> None:
-    """Catches a pair that runs on one thread ever after, as the machine was at work when it was loaded first."""
-    one, mixed, two = (Option(kinds=("native", "native"), threads=threads) for threads in ((1, 1), (2, 1), (2, 2)))
-    lean = Option(kinds=("lean", "lean"))
-    assert not _is_crowded({lean: 9.0, one: 6.0, mixed: 5.0, two: 4.5})
-    assert not _is_crowded({one: 1.0, two: 1.6}), "a small model may be quicker on one"
-    assert _is_crowded({lean: 9.0, one: 6.7, mixed: 15.9, two: 42.9})
-
-
-def test_a_choice_of_a_busy_minute_is_made_again(
-    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches threads that were chosen while others had the machine and were kept for ever, as equal rounds looked steady; a
-    later figure that is worse and replaces a better one; and measuring at every load."""
-    target, draft = folders["llama"]
-    monkeypatch.setattr(choice, "_THREADED", {"lean"})
-    names, measured = ("lean", "eager"), []
-    own = choice._measured
-    monkeypatch.setattr(choice, "_measured", lambda *a: measured.append(1) or own(*a))
-    load_pair(target, draft=draft, runner=names)
-    (file,) = home.glob("runners-*.json")
-    found = json.loads(file.read_text())
-    lean = next(name for name in found["round_s"] if name.startswith("lean"))
-    assert min(found["spread"].values()) >= 1.0
-    file.write_text(json.dumps(found | {"round_s": {lean: 90.0, "eager": 99.0}, "is_steady": True}))
-    load_pair(target, draft=draft, runner=names)
-    assert len(measured) == 2
-    assert max(json.loads(file.read_text())["round_s"].values()) < 90.0
-    file.write_text(json.dumps(found | {"round_s": {lean: 1e-9, "eager": 2e-9}, "num_measured": 1, "is_steady": False}))
-    os.utime(file, (0, 0))
-    load_pair(target, draft=draft, runner=names)
-    assert json.loads(file.read_text())["round_s"].items() >= {lean: 1e-9, "eager": 2e-9}.items(), "the lesser stands"
-    file.write_text(json.dumps(found | {"round_s": {lean: 90.0, "eager": 99.0}, "num_measured": choice.OFTEN}))
-    load_pair(target, draft=draft, runner=names)
-    assert len(measured) == 3, "not at every load"
+    assert loaded(llama).runners.startswith("eager: 25.0 ms")
 
 
 def test_slow_options_have_more_than_one_round(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches threads of a large pair that one round each has chosen."""
-    clock, options = [0.0], [Option(kinds=("native", "native"), threads=threads) for threads in ((1, 1), (2, 1), (2, 2))]
+    clock = [0.0]
 
     class Trial:
-        def __init__(self, option: Option):
+        def __init__(self, option: RunnerOption):
             self.seconds = {(1, 1): 0.3, (2, 1): 0.13, (2, 2): 0.12}[option.threads]
 
         def read(self) -> None:
@@ -255,13 +155,150 @@ def test_slow_options_have_more_than_one_round(home: Path, monkeypatch: pytest.M
             return [self.seconds] * (num - 1)
 
     monkeypatch.setattr(choice, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(choice, "_runners", lambda target, draft, option, size, **more: {"option": option})
+    monkeypatch.setattr(choice._Models, "runners", lambda self, option, **more: {"option": option})
     monkeypatch.setattr(choice, "_Trial", Trial)
     nobody: Any = None
     with unchecked():
-        times, _ = choice._measured(nobody, nobody, options, 8)
-    assert [len(times[option]) for option in options] == [1, 4, 4]
+        times, _ = choice._measured(choice._Models(target=nobody, draft=None, vocab_size=8), NATIVE)
+    assert [len(times[option]) for option in NATIVE] == [1, 4, 4]
     assert clock[0] < 2 * choice.BUDGET_S + 2
+
+
+@pytest.mark.parametrize("positions", [3, 4, 6, 20])
+def test_short_contexts_are_tried_as_far_as_they_go(positions: int, home: Path, tmp_path: Path) -> None:
+    """Catches a trial that runs past the end of a small model's context."""
+    folders = save_tiny_pair(tmp_path / "short")
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    assert "ms a round" in loaded(folders).runners
+
+
+def test_a_choice_of_a_busy_minute_is_made_again(llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches threads that were chosen while others had the machine and were kept for ever, as equal rounds looked steady, and
+    measuring at every load."""
+    monkeypatch.setattr(choice, "_THREADED", {"lean"})
+    measured, own = [], choice._measured
+    monkeypatch.setattr(choice, "_measured", lambda *a: measured.append(1) or own(*a))
+    loaded(llama)
+    found = json.loads(memory(home).read_text())
+    lean = next(name for name in found["round_s"] if name.startswith("lean"))
+    memory(home).write_text(json.dumps(found | {"round_s": {lean: 90.0, "eager": 99.0}, "is_steady": True}))
+    loaded(llama)
+    assert len(measured) == 2
+    assert max(json.loads(memory(home).read_text())["round_s"].values()) < 90.0
+    memory(home).write_text(json.dumps(found | {"round_s": {lean: 1e-9, "eager": 99.0}, "is_steady": True}))
+    loaded(llama)
+    assert len(measured) == 2, "not at every load"
+
+
+def test_threads_that_wait_for_others_are_no_lasting_measurement() -> None:
+    """Catches a pair that runs on one thread ever after, as the machine was at work when it was loaded first."""
+    one, mixed, two = NATIVE
+    lean = RunnerOption(kinds=("lean", "lean"))
+    assert not _is_crowded({lean: 9.0, one: 6.0, mixed: 5.0, two: 4.5})
+    assert not _is_crowded({one: 1.0, two: 1.6}), "a small model may be quicker on one"
+    assert _is_crowded({lean: 9.0, one: 6.7, mixed: 15.9, two: 42.9})
+
+
+def test_what_was_not_tried_and_what_takes_its_time_is_told(
+    llama: Folders, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches a fast runner that is missing from the choice for a reason that nobody sees, and a silent load of minutes."""
+    with caplog.at_level("INFO", logger="specdecpp.loading"):
+        told = loaded(llama, None).runners
+    assert "; native: its heads are 8 wide, not a multiple of 16" in told
+    assert "Not tried: graphs: its weights are not on a GPU; " in told
+    for words in ("reading the tokenizer", f"reading the weights of {llama[1]}", "comparing LeanRunner", "trying eager"):
+        assert words in caplog.text
+
+
+def test_checks_are_made_once(llama: Folders, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches forward passes at each load that compare what was compared before; a check that is skipped for another config,
+    other weights or other code; and runners that are made although others were chosen."""
+    checked: list[str] = []
+    own = probe.check
+    monkeypatch.setattr(probe, "check", lambda runner, *a, **k: checked.append(type(runner).__name__) or own(runner, *a, **k))
+    target, draft = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in llama)
+    for runner in ("lean", BOTH, BOTH):
+        loaded((target, draft), runner)
+    assert checked == ["LeanRunner"] * 2, "of target and draft"
+    monkeypatch.setattr(EagerRunner, "_probe", lambda self: pytest.fail("asked again"))
+    loaded((target, draft), "eager")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    loaded((target, draft), "lean")
+    assert len(checked) == 3
+    monkeypatch.setattr(checks, "code", lambda: "another version")
+    loaded((target, draft), "lean")
+    assert len(checked) == 5
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_one_name_for_both_is_loaded_once(kind: str, llama: Folders, home: Path) -> None:
+    """Catches weights that lie in memory twice where a model is named as its own draft."""
+    pair = loaded((llama[0], llama[0]), kind)
+    assert isinstance(pair.target, EagerRunner)
+    assert isinstance(pair.draft, EagerRunner)
+    assert pair.target.model is pair.draft.model
+    pair.target.extend([3, 4], rows=1)
+    assert (pair.target.length, pair.draft.length) == (2, 0)
+
+
+# Memory
+
+
+def test_weights_are_not_copied_beyond_the_memory_there_is(llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a load that ends where the system kills it, because runners that were only to be tried copied the weights."""
+    size = sum(checkpoint(name).num_bytes for name in llama)
+    for free, is_lean in ((size - 1, False), (size, True), (None, True)):
+        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        _, refused = choice._options(*map(checkpoint, llama), None)
+        assert any(reason.startswith("lean: its copy of the weights takes 0.0 GB") for reason in refused) == (not is_lean)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
+    pair = loaded(llama)
+    assert type(pair.target) is EagerRunner
+    assert "are free (ask for it by name)" in pair.runners
+    assert type(loaded(llama, "lean").target) is LeanRunner, "an order is followed"
+
+
+@needs_compiler
+def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches runners that are weighed one by one although all of them lie in memory while they are tried."""
+    pair = [checkpoint(REFERENCE / role, torch.float32) for role in ("target", "draft")]
+    size = sum(model.num_bytes for model in pair)
+    for free, kinds in ((size, {"native", "eager"}), (2 * size, {"native", "lean", "eager"})):
+        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        options, _ = choice._options(*pair, ("native", "lean", "eager"))
+        assert {option.kinds[0] for option in options} == kinds
+
+
+@needs_compiler
+def test_a_target_without_a_draft_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a target that is held and timed twice, as its own draft, where candidates are copied from the text."""
+    target = checkpoint(REFERENCE / "target", torch.float32)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 2 * target.num_bytes)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    options, _ = choice._options(target, None, ("native", "lean"))
+    assert options == [NATIVE[0], NATIVE[2], RunnerOption(kinds=("lean", "lean"))]
+    made = choice.choose(target, None, vocab_size=target.num_rows, kinds=("native", "eager"))
+    assert isinstance(made.draft, SuffixDrafter)
+    assert (made.target.length, made.draft.length) == (0, 0)
+
+
+def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches kilobytes for bytes, a container's limit that is overlooked, and its file cache that counts as taken."""
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    free = machine.free_bytes()
+    assert free is None or 2**26 < free < 2**46
+    for name, told in (("current", "700"), ("max", "1000"), ("stat", "anon 300\ninactive_file 250\nactive_file 50\n")):
+        (tmp_path / f"memory.{name}").write_text(told)
+    assert machine.free_bytes() == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_bytes() is None or machine.free_bytes() != 600
+
+
+# What is remembered
 
 
 def test_figures_of_a_busy_machine_are_believed_for_ten_minutes(home: Path) -> None:
@@ -284,69 +321,9 @@ def test_what_is_remembered_is_of_this_machine(home: Path) -> None:
     assert (machine.recall("costs", {"a": 1}) or {})["x"] == 2
     assert machine.recall("costs", {"a": 2}) is None
     assert machine.recall("runners", {"a": 1}) is None
-    for file in home.iterdir():
-        file.unlink()
-    home.rmdir()
+    shutil.rmtree(home)
     home.write_text("a file where a folder should be")
     assert machine.recall("costs", {"a": 1}) is None
     machine.remember("costs", {"a": 1}, {"x": 2})
     assert machine.recall("costs", {"a": 1}), "as long as this process lives"
     assert home.is_file()
-
-
-def test_weights_are_not_copied_beyond_the_memory_there_is(
-    folders: dict[str, tuple[Path, Path]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a load that ends where the system kills it, because runners that were only to be tried copied the weights."""
-    target, draft = folders["llama"]
-    size = sum(Checkpoint(name, dtype="auto", device=None, device_map=None).num_bytes for name in (target, draft))
-    for free, is_lean in ((size - 1, False), (size, True), (None, True)):
-        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
-        pair = [Checkpoint(name, dtype="auto", device=None, device_map=None) for name in (target, draft)]
-        _, refused = choice._options(*pair, None)
-        assert any(reason.startswith("lean: its copy of the weights takes 0.0 GB") for reason in refused) == (not is_lean)
-    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
-    pair = load_pair(target, draft=draft, runner=("lean", "eager"))
-    assert type(pair.target) is EagerRunner
-    assert "are free (ask for it by name)" in pair.runners
-    assert type(load_pair(target, draft=draft, runner="lean").target) is LeanRunner, "an order is followed"
-
-
-@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
-def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches runners that are weighed one by one although all of them lie in memory while they are tried."""
-    pair = [Checkpoint(REFERENCE / role, dtype=torch.float32, device=None, device_map=None) for role in ("target", "draft")]
-    size = sum(model.num_bytes for model in pair)
-    for free, kinds in ((size, {"native", "eager"}), (2 * size, {"native", "lean", "eager"})):
-        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
-        options, _ = choice._options(*pair, ("native", "lean", "eager"))
-        assert {option.kinds[0] for option in options} == kinds
-
-
-@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
-def test_a_target_without_a_draft_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a target that is held and timed twice, as its own draft, where candidates are copied from the text."""
-    target = Checkpoint(REFERENCE / "target", dtype=torch.float32, device=None, device_map=None)
-    monkeypatch.setattr(machine, "free_bytes", lambda: 2 * target.num_bytes)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    options, _ = choice._options(target, None, ("native", "lean"))
-    assert [(option.kinds, option.threads) for option in options] == [
-        (("native", "native"), (1, 1)),
-        (("native", "native"), (2, 2)),
-        (("lean", "lean"), (1, 1)),
-    ]
-    made = choice.choose(target, None, vocab_size=target.num_rows, kinds=("native", "eager"))
-    assert isinstance(made.draft, SuffixDrafter)
-    assert (made.target.length, made.draft.length) == (0, 0)
-
-
-def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches kilobytes for bytes, a container's limit that is overlooked, and its file cache that counts as taken."""
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    free = machine.free_bytes()
-    assert free is None or 2**26 < free < 2**46
-    for name, told in (("current", "700"), ("max", "1000"), ("stat", "anon 300\ninactive_file 250\nactive_file 50\n")):
-        (tmp_path / f"memory.{name}").write_text(told)
-    assert machine.free_bytes() == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.free_bytes() is None or machine.free_bytes() != 600

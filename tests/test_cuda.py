@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from batched import PROMPTS
+from gguf_files import converted
 from laws import chi_square_tail, finish, unchecked
 from test_device_drafting import COSTS, POLICIES, SAMPLINGS
 from test_graphs import growing
@@ -19,9 +20,7 @@ from test_graphs import growing
 import specdecpp as sd
 from specdecpp.lab import WithCopies
 from specdecpp.lab.trees import CostAwareTree
-from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
 from specdecpp.rounds.device import Device
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
@@ -180,7 +179,7 @@ def test_what_loads_by_default() -> None:
 def test_a_file_becomes_bfloat16_on_a_gpu_unless_a_type_is_named(tmp_path: Any) -> None:
     """Catches twice the bytes in every pass for who names a device and nothing else."""
     path = tmp_path / "target.gguf"
-    gguf_writing.convert(REFERENCE / "target", path, precision=gguf_writing.Precision.q8_0)
+    converted("target", path, "q8_0")
     assert GGUF(path, device="cuda").model.dtype == torch.bfloat16
     assert GGUF(path, device="cuda", dtype="float32").model.dtype == torch.float32
 

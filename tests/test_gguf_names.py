@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFWriter
+from gguf_files import converted, end
 from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
 from specdecpp.errors import MissingExtraError, RunnerError
-from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import is_gguf
-from specdecpp.loading.pair import REFERENCE
 from specdecpp.runners import GGUFRunner
 from specdecpp.testing import save_tiny_pair
 
@@ -30,9 +29,7 @@ def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(is_target:
     """Catches an ImportError from the depths, a file that is looked for on the hub, and a checkpoint that is loaded first."""
     target, draft = save_tiny_pair(tmp_path)
     writer = GGUFWriter(tmp_path / "x.gguf", "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    end(writer)
     writer.close()
     names = (tmp_path / "x.gguf", draft) if is_target else (target, tmp_path / "x.gguf")
     with pytest.raises(MissingExtraError, match=r"its architecture is mamba.*pip install 'specdecpp\[gguf\]'"):
@@ -46,7 +43,10 @@ def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(is_target:
 def test_asking_for_llama_cpp_without_it_says_what_is_missing(tmp_path: Path):
     """Catches a silent fall back on another runner, and a choice among several that fails because one is not there."""
     target, draft = save_tiny_pair(tmp_path)
-    with pytest.raises(ValueError, match=r"llama_cpp.* is not installed \(pip install 'specdecpp\[gguf\]'\)"):
+    file = converted("draft", tmp_path / "m.gguf")
+    with pytest.raises(RunnerError, match=r"llama_cpp is not installed \(pip install 'specdecpp\[gguf\]'\)"):
+        load_pair(file, draft=file, runner="llama.cpp")
+    with pytest.raises(RunnerError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint \(name a file\)"):
         load_pair(target, draft=draft, runner="llama.cpp")
     assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")
 
@@ -68,7 +68,7 @@ def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(fault: str, tmp_path:
 def test_a_check_takes_gguf_files(tmp_path: Path):
     """Catches a refusal of what `load_pair` runs: answers are sampled by the file's values, and timed as the file is run."""
     for role in ("target", "draft"):
-        gguf_writing.convert(REFERENCE / "draft", tmp_path / f"{role}.gguf", precision=gguf_writing.Precision.q8_0)
+        converted("draft", tmp_path / f"{role}.gguf", "q8_0")
     names = [str(tmp_path / "target.gguf"), "--draft", str(tmp_path / "draft.gguf")]
     result = CliRunner().invoke(cli.app, ["check", *names, "--prompts", "2", "--max-tokens", "8", "--json"])
     assert result.exit_code == 0, result.output

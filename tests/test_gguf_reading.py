@@ -13,34 +13,25 @@ import numpy as np
 import pytest
 import torch
 from fuzz_gguf import fuzz_files, fuzz_heads, told
+from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, end, model_of, rewritten, values, written
 from quantised import KINDS, fabricated
-from transformers import AutoTokenizer
 
 import specdecpp as sd
 from specdecpp import machine
 from specdecpp.decoder import encode
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
 from specdecpp.loading import gguf as files
-from specdecpp.loading import gguf_tokenizer
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
-from specdecpp.loading.gguf_writing import Precision, write
-from specdecpp.loading.pair import REFERENCE, load_pair
+from specdecpp.loading.pair import load_pair
 from specdecpp.loading.tokenizers import PROBES
-from specdecpp.testing import tiny_draft, tiny_model
+from specdecpp.testing import tiny_draft
 
-TOKENIZER = AutoTokenizer.from_pretrained(REFERENCE / "target")
-SIZE = len(TOKENIZER) + 3
 IDS = torch.arange(1, 40)[None]
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-
-
-def model_of(kind: str = "llama", **config: Any) -> Any:
-    return tiny_model(kind, vocab_size=SIZE, **({"hidden_size": 64} | config))
 
 
 def logits_of(model: Any) -> torch.Tensor:
@@ -52,51 +43,15 @@ def logits_of(model: Any) -> torch.Tensor:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """target.gguf in int8, draft.gguf a noisy copy in float32."""
     folder, target = tmp_path_factory.mktemp("gguf"), model_of()
-    write(target, TOKENIZER, folder / "target.gguf", precision=Precision.q8_0)
-    write(tiny_draft(target), TOKENIZER, folder / "draft.gguf")
+    written(folder / "target.gguf", target, "q8_0")
+    written(folder / "draft.gguf", tiny_draft(target))
     return folder
 
 
-def rewritten(source: Path, path: Path, *, change: Callable[[dict[str, Any]], None] | None = None) -> Path:
-    """A file again, by the package's own writer, with other metadata (None: without the key) and tensors ({name: Stored})."""
-    header = Header(source)
-    values = {key: header.values[key] for key in header.values}
-    tensors = {name: Stored(e.kind, e.shape, e.data) for name, e in header.tensors.items()}
-    both: dict[str, Any] = {"values": values, "tensors": tensors}
-    if change is not None:
-        change(both)
-    writer = gguf.GGUFWriter(
-        path, "llama" if "general.architecture" not in values else str(values["general.architecture"], "utf-8")
-    )
-    for key, value in values.items():
-        _add(writer, key, value)
-    for name, stored in tensors.items():
-        kind = gguf.GGMLQuantizationType[stored.kind]
-        writer.add_tensor_info(name, stored.shape, np.dtype(np.float32), stored.data.nbytes, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for stored in tensors.values():
-        writer.write_tensor_data(np.ascontiguousarray(stored.data))
-    writer.close()
-    return path
-
-
-def _add(writer: Any, key: str, value: Any) -> None:
-    if key == "general.architecture" or value is None:
-        return
-    if isinstance(value, bytes | str):
-        writer.add_string(key, value.decode() if isinstance(value, bytes) else value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_array(
-            key, [v.decode() if isinstance(v, bytes) else v for v in (value if isinstance(value, list) else value.tolist())]
-        )
+@pytest.fixture
+def changed(sound: Path, tmp_path: Path) -> Callable[[Change], Path]:
+    """The target's file again, after a change."""
+    return lambda change: rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change)
 
 
 # Weights
@@ -118,8 +73,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any], tmp_path: Path):
     """Catches rows of q and k in llama.cpp's order, lost biases, norms, ties and rotary factors, another epsilon or base."""
     model = model_of(kind, **config)
-    write(model, TOKENIZER, tmp_path / "m.gguf")
-    source = GGUFSource(tmp_path / "m.gguf")
+    source = GGUFSource(written(tmp_path / "m.gguf", model))
     assert {p.device.type for p in source.skeleton.parameters()} == {"meta"}
     assert torch.allclose(source.skeleton.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq, rtol=1e-6)
     assert set(source.stored) == {name for name, _ in model.named_parameters()}
@@ -132,8 +86,7 @@ def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any]
 def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path: Path):
     """Catches rows that are moved apart from their scales, and a type that is taken for another."""
     model = model_of()
-    write(model, TOKENIZER, tmp_path / "m.gguf", precision=Precision(precision))
-    for name, stored in GGUFSource(tmp_path / "m.gguf").stored.items():
+    for name, stored in GGUFSource(written(tmp_path / "m.gguf", model, precision)).stored.items():
         exact = model.get_parameter(name).detach().numpy()
         kind = gguf.GGMLQuantizationType[stored.kind]
         assert stored.kind == (
@@ -149,7 +102,7 @@ def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q5_0"])
 def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
     """Catches rows of larger blocks that are counted as smaller ones; the values are random, the shapes those of a model."""
-    write(model_of(hidden_size=256, intermediate_size=512), TOKENIZER, tmp_path / "f.gguf")
+    written(tmp_path / "f.gguf", model_of(hidden_size=256, intermediate_size=512))
     made = {}
 
     def change(both: dict[str, Any]) -> None:
@@ -185,20 +138,21 @@ def test_other_families_are_read(kind: str, scale: dict[str, int], tmp_path: Pat
     model = model_of("gemma3_text" if kind == "gemma3" else kind, **config)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", kind)
     c = model.config
-    writer.add_context_length(c.max_position_embeddings)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_block_count(c.num_hidden_layers)
-    writer.add_feed_forward_length(c.intermediate_size)
-    writer.add_head_count(c.num_attention_heads)
-    writer.add_head_count_kv(c.num_key_value_heads)
-    writer.add_key_length(16)
-    writer.add_value_length(16)
-    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    if kind == "gemma3":
-        writer.add_sliding_window(c.sliding_window)
-        writer.add_rope_freq_base(c.rope_parameters["full_attention"]["rope_theta"])
-    else:
-        writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    said = {
+        "context_length": c.max_position_embeddings,
+        "embedding_length": c.hidden_size,
+        "block_count": c.num_hidden_layers,
+        "feed_forward_length": c.intermediate_size,
+        "attention.head_count": c.num_attention_heads,
+        "attention.head_count_kv": c.num_key_value_heads,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        "rope.freq_base": c.rope_parameters.get("full_attention", c.rope_parameters)["rope_theta"],
+    }
+    said |= {"attention.sliding_window": c.sliding_window} if kind == "gemma3" else {}
+    for key, value in said.items():
+        add(writer, f"{kind}.{key}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy() + (1 if kind == "gemma3" and "norm" in name else 0)
@@ -215,13 +169,8 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
     names = list(Header(sound / "target.gguf").tensors)
     for i, own in enumerate((names[:7], names[7:])):
         path = tmp_path / f"m-{i + 1:05}-of-00002.gguf"
-        _part(
-            sound / "target.gguf",
-            path,
-            own,
-            {"split.no": i, "split.count": 2, "split.tensors.count": len(names)},
-            is_first=not i,
-        )
+        said = {"split.no": i, "split.count": 2, "split.tensors.count": len(names)}
+        rewritten(sound / "target.gguf", path, change=_part(own, said, is_first=not i))
     first, second = sorted(tmp_path.glob("m-*.gguf"))
     assert torch.equal(logits_of(GGUFSource(first).model()), logits_of(GGUFSource(sound / "target.gguf").model()))
     with pytest.raises(RunnerError, match=r"is one of 2 parts.*Name the first"):
@@ -237,16 +186,15 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
         opened(first)
 
 
-def _part(source: Path, path: Path, names: list[str], values: dict[str, int], *, is_first: bool) -> None:
+def _part(names: list[str], said: dict[str, int], *, is_first: bool) -> Change:
     def change(both: dict[str, Any]) -> None:
         for name in [name for name in both["tensors"] if name not in names]:
             del both["tensors"][name]
-        if not is_first:
-            for key in [key for key in both["values"] if key != "general.architecture"]:
-                del both["values"][key]
-        both["values"].update(values)
+        for key in [] if is_first else [key for key in both["values"] if key != "general.architecture"]:
+            del both["values"][key]
+        both["values"].update(said)
 
-    rewritten(source, path, change=change)
+    return change
 
 
 # Words
@@ -256,21 +204,9 @@ def ids_of(tokenizer: Any, texts: tuple[str, ...] = PROBES) -> list[list[int]]:
     return [tokenizer(text).input_ids for text in texts]
 
 
-def without(*keys: str, **others: Any) -> Callable[[dict[str, Any]], None]:
-    """A change that drops keys and sets others (with _ for .)."""
-
-    def change(both: dict[str, Any]) -> None:
-        for key in keys:
-            del both["values"][key]
-        both["values"].update({key.replace("__", "."): value for key, value in others.items()})
-
-    return change
-
-
-def test_the_tokenizer_comes_back_without_its_json(sound: Path, tmp_path: Path):
+def test_the_tokenizer_comes_back_without_its_json(changed: Callable[[Change], Path]):
     """Catches another way to cut texts, special tokens read as text, and a lost start token or chat template."""
-    path = rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=without("tokenizer.huggingface.json"))
-    tokenizer = GGUF(path).tokenizer()
+    tokenizer = GGUF(changed(values("tokenizer.huggingface.json"))).tokenizer()
     texts = (*PROBES, "<|user|>\nhi</s>", "a  \n\n b", "")
     if TOKENIZER.backend_tokenizer.normalizer is None:  # that of Qwen composes characters, which this one does not
         texts = tuple(text for text in texts if "\u0301" not in text)
@@ -280,50 +216,32 @@ def test_the_tokenizer_comes_back_without_its_json(sound: Path, tmp_path: Path):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (TOKENIZER.bos_token_id, TOKENIZER.eos_token_id)
 
 
-def test_a_tokenizer_beside_the_file_is_taken(sound: Path, tmp_path: Path):
+def test_a_tokenizer_beside_the_file_is_taken(changed: Callable[[Change], Path], tmp_path: Path):
     """Catches keys of GGUF preferred to the tokenizer itself."""
-    path = rewritten(
-        sound / "target.gguf",
-        tmp_path / "m.gguf",
-        change=without("tokenizer.huggingface.json", tokenizer__ggml__pre="unheard-of"),
-    )
+    path = changed(values("tokenizer.huggingface.json", tokenizer__ggml__pre="unheard-of"))
     with pytest.raises(RunnerError, match=r"cuts texts in a way called 'unheard-of'.*tokenizer.json of its checkpoint beside"):
         GGUF(path).tokenizer()
     TOKENIZER.save_pretrained(tmp_path)
     assert ids_of(GGUF(path).tokenizer()) == ids_of(TOKENIZER)
 
 
-PIECES = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    *(f"<0x{i:02X}>" for i in range(256)),
-    *"▁abcdehlorstw",
-    "▁h",
-    "el",
-    "lo",
-    "hel",
-    "▁hel",
-    "▁hello",
-]
-PIECES += ["or", "▁w", "▁wor", "he", "ll", "▁he", "<end>"]
+LETTERS = "▁abcdehlorstw"
+WORDS = ["▁h", "el", "lo", "hel", "▁hel", "▁hello", "or", "▁w", "▁wor", "he", "ll", "▁he"]
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *LETTERS, *WORDS, "<end>"]
 
 
 def spm_file(path: Path, **keys: Any) -> Header:
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 260), 3]
+    said = {
+        "model": "llama",
+        "tokens": PIECES,
+        "scores": [0.0] * 259 + [-1000.0] * 13 + [-float(i) for i in range(len(PIECES) - 272)],
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 260), 3],
+        **{f"{role}_token_id": i for i, role in enumerate(("unknown", "bos", "eos"))},
+    }
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(PIECES)
-    writer.add_token_scores([0.0] * 259 + [-1000.0] * 13 + [-float(i) for i in range(len(PIECES) - 272)])
-    writer.add_token_types(kinds)
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    for key, value in keys.items():
-        _add(writer, f"tokenizer.ggml.{key}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    for key, value in (said | keys).items():
+        add(writer, f"tokenizer.ggml.{key}", value)
+    end(writer)
     writer.close()
     return Header(path)
 
@@ -349,55 +267,20 @@ def test_scores_become_merges(tmp_path: Path):
     assert plain("hel").input_ids == [PIECES.index("hel")]
 
 
-def test_a_tokenizer_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Catches seconds at every load for half a million merges; a damaged copy that is believed, or read for another file's; and
-    a folder that cannot be written."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    built, own = [], gguf_tokenizer._built
-    monkeypatch.setattr(gguf_tokenizer, "_built", lambda *given: built.append(1) or own(*given))
-    header, text = spm_file(tmp_path / "m.gguf"), "hello wor<end> é"
-    first = tokenizer_of(header, num_rows=300)
-    again = tokenizer_of(spm_file(tmp_path / "r.gguf"), num_rows=300)
-    assert len(built) == 1, "the same keys in another file"
-    assert again(text).input_ids == first(text).input_ids
-    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
-    assert (again.special_tokens_map, again.added_tokens_decoder) == (first.special_tokens_map, first.added_tokens_decoder)
-    (copy,) = (tmp_path / "cache" / "specdecpp").glob("*.tokenizer.json")
-    sound = copy.read_bytes()
-    for spoil in (lambda: copy.write_bytes(sound.replace(b"hello", b"hallo")), lambda: copy.write_bytes(b""), copy.unlink):
-        spoil()
-        built.clear()
-        assert tokenizer_of(header, num_rows=300)(text).input_ids == first(text).input_ids
-        assert built == [1]
-        assert copy.read_bytes() == sound
-    assert tokenizer_of(spm_file(tmp_path / "o.gguf", add_bos_token=False), num_rows=300)("he").input_ids == merged("he")
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    copy.unlink()
-    monkeypatch.setattr(machine, "write", full)
-    assert tokenizer_of(header, num_rows=300)(text).input_ids == first(text).input_ids
-
-
-def test_all_ends_are_known(sound: Path, tmp_path: Path):
+def test_all_ends_are_known(sound: Path, changed: Callable[[Change], Path]):
     """Catches text that goes on after a turn, because the file names one end only, and an end that is not in the vocabulary."""
 
     def change(both: dict[str, Any]) -> None:
-        del both["values"]["specdecpp.end_token_ids"]
-        tokens = both["values"]["tokenizer.ggml.tokens"] = list(both["values"]["tokenizer.ggml.tokens"])
-        kinds = both["values"]["tokenizer.ggml.token_type"] = both["values"]["tokenizer.ggml.token_type"].copy()
+        values("specdecpp.end_token_ids", tokenizer__ggml__eot_token_id=9)(both)
+        tokens, kinds = (both["values"][f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
         tokens[7], kinds[7] = b"<|im_end|>", 3
         tokens[100], kinds[100] = b"<|eot_id|>", 1  # a text that only looks so
-        both["values"]["tokenizer.ggml.eot_token_id"] = 9
 
     assert ends_of(Header(sound / "target.gguf"), num_rows=SIZE) == (1,), "what the model says"
-    header = Header(rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change))
-    assert ends_of(header, num_rows=SIZE) == (2, 7, 9)
+    assert ends_of(Header(changed(change)), num_rows=SIZE) == (2, 7, 9)
     for named in ("2,99999", "two", "-1", "2,"):
-        path = rewritten(sound / "target.gguf", tmp_path / "n.gguf", change=without(specdecpp__end_token_ids=named))
         with pytest.raises(RunnerError, match="are no ids of its"):
-            GGUF(path).ends(None)
+            GGUF(changed(values(specdecpp__end_token_ids=named))).ends(None)
 
 
 # Runners
@@ -418,31 +301,26 @@ def test_every_runner_decodes_the_targets_text(runner: str, sound: Path):
 
 
 def test_a_file_and_a_checkpoint_are_a_pair(sound: Path, tmp_path: Path):
-    """Catches a checkpoint's head refused beside its own file, and kinds of one model forced on the other."""
+    """Catches a checkpoint's head refused beside its own file, kinds of one model forced on the other, and gigabytes of float32
+    that nobody asked for."""
     model = model_of()
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     pair = load_pair(sound / "target.gguf", draft=tmp_path, runner=("eager", "lean"))
     assert pair.target_fingerprint == fingerprint(model)
+    chosen = load_pair(sound / "target.gguf", draft=sound / "draft.gguf").runners.partition("(not")[0]
+    assert "lean" not in chosen, "values are not written out where the compiled runner reads the file"
+    assert "eager" not in chosen
     assert load_pair(tmp_path, draft=sound / "draft.gguf", runner="eager").runners.startswith("eager")
-
-
-def test_the_values_are_written_out_when_asked_only(sound: Path):
-    """Catches gigabytes of float32 that nobody asked for, where the compiled runner reads the file as it is."""
-    chosen = load_pair(sound / "target.gguf", draft=sound / "draft.gguf").runners
-    assert "lean" not in chosen.partition("(not")[0]
-    assert "eager" not in chosen.partition("(not")[0]
 
 
 def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Catches a changed weight under an old name, a second digest of the same file, and one of what no weight depends on."""
-    drop = without("specdecpp.fingerprint")
+    drop = values("specdecpp.fingerprint")
     path = rewritten(sound / "draft.gguf", tmp_path / "m.gguf", change=drop)
     first = GGUF(path).fingerprint
-    renamed = rewritten(
-        sound / "draft.gguf", tmp_path / "r.gguf", change=without("specdecpp.fingerprint", general__name="another")
-    )
-    assert GGUF(renamed).fingerprint == first
+    named = values("specdecpp.fingerprint", general__name="another")
+    assert GGUF(rewritten(sound / "draft.gguf", tmp_path / "r.gguf", change=named)).fingerprint == first
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     (tmp_path / "f.gguf").write_bytes(content)
@@ -453,10 +331,6 @@ def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypat
 
 
 # Refusals
-
-
-def _set(**others: Any) -> Callable[[dict[str, Any]], None]:
-    return without(**others)
 
 
 def _tensor(name: str, make: Callable[[Stored], Stored | None]) -> Callable[[dict[str, Any]], None]:
@@ -483,58 +357,53 @@ def _infinite(stored: Stored) -> Stored:
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
-        (_set(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
-        (_set(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
-        (_set(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
-        (_set(llama__attention__value_length=32), MissingExtraError, "keys are 16 wide and its values 32"),
-        (_set(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
-        (_set(llama__block_count=3), RunnerError, "announces 3 layers and has tensors of 2"),
-        (_set(llama__block_count=2**31 + 5), RunnerError, r"block_count = 2147483653, which must lie within 1 and"),
-        (_set(llama__block_count="two"), RunnerError, "block_count that is no whole number"),
-        (_set(llama__attention__head_count_kv=3), RunnerError, "4 heads over 3"),
-        (_set(llama__attention__head_count=8), RunnerError, "has blk.0.attn_q.weight of .64, 64., where its metadata ask for"),
-        (_set(llama__embedding_length=128), RunnerError, "has token_embd.weight of"),
-        (_set(llama__attention__layer_norm_rms_epsilon=float("nan")), RunnerError, "must be finite, above 0"),
-        (_set(llama__rope__freq_base=0.0), RunnerError, "must be finite, above 0"),
-        (without("llama.attention.head_count"), RunnerError, "has no llama.attention.head_count"),
+        (values(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
+        (values(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
+        (values(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
+        (values(llama__attention__value_length=32), MissingExtraError, "keys are 16 wide and its values 32"),
+        (values(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
+        (values(llama__block_count=3), RunnerError, "announces 3 layers and has tensors of 2"),
+        (values(llama__block_count=2**31 + 5), RunnerError, r"block_count = 2147483653, which must lie within 1 and"),
+        (values(llama__block_count="two"), RunnerError, "block_count that is no whole number"),
+        (values(llama__attention__head_count_kv=3), RunnerError, "4 heads over 3"),
+        (
+            values(llama__attention__head_count=8),
+            RunnerError,
+            "has blk.0.attn_q.weight of .64, 64., where its metadata ask for",
+        ),
+        (values(llama__embedding_length=128), RunnerError, "has token_embd.weight of"),
+        (values(llama__attention__layer_norm_rms_epsilon=float("nan")), RunnerError, "must be finite, above 0"),
+        (values(llama__rope__freq_base=0.0), RunnerError, "must be finite, above 0"),
+        (values("llama.attention.head_count"), RunnerError, "has no llama.attention.head_count"),
         (_tensor("blk.1.ffn_up.weight", lambda _: None), RunnerError, "has no blk.1.ffn_up.weight"),
-        (
-            _tensor("output_norm.weight", _nan),
-            RunnerError,
-            "has output_norm.weight with values that are infinite or no numbers",
-        ),
+        (_tensor("output_norm.weight", _nan), RunnerError, "has output_norm.weight with values that are infinite or no numb"),
         (_tensor("blk.1.attn_v.weight", _infinite), RunnerError, "has blk.1.attn_v.weight with values that are infinite"),
-        (
-            lambda both: both["tensors"].update({"blk.0.odd.weight": fabricated("F32", 2, 4, seed=0)}),
-            RunnerError,
-            "has no place for",
-        ),
+        (lambda both: both["tensors"].update(odd=fabricated("F32", 2, 4, seed=0)), RunnerError, "has no place for"),
         (lambda both: both["tensors"].pop("token_embd.weight"), RunnerError, "has no token_embd.weight"),
     ],
 )
-def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exception], why: str, sound: Path, tmp_path: Path):
+def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exception], why: str, sound: Path, changed: Any):
     """Catches tracebacks of transformers and numpy, models with random rows, and tables as large as a file says."""
-    monkey = rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change)
     with pytest.raises(error, match=why):
-        load_pair(monkey, draft=sound / "draft.gguf")
+        load_pair(changed(change), draft=sound / "draft.gguf")
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_set(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
-        (_set(tokenizer__ggml__eos_token_id=70000), "no such id"),
-        (_set(specdecpp__special_tokens="7"), "no list of texts"),
-        (without("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
-        (without("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
-        (without("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
-        (without("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
+        (values(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
+        (values(tokenizer__ggml__eos_token_id=70000), "no such id"),
+        (values(specdecpp__special_tokens="7"), "no list of texts"),
+        (values("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
+        (values("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
+        (values("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
+        (values("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
     ],
 )
-def test_a_damaged_tokenizer_is_refused(change: Any, why: str, sound: Path, tmp_path: Path):
+def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable[[Change], Path]):
     """Catches panics of the tokenizers package, and a tokenizer of other ids than the model has."""
     with pytest.raises(RunnerError, match=why):
-        GGUF(rewritten(sound / "target.gguf", tmp_path / "m.gguf", change=change)).tokenizer()
+        GGUF(changed(change)).tokenizer()
 
 
 def test_ids_without_a_row_are_refused(sound: Path):

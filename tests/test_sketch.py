@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_gguf_reading import TOKENIZER, model_of
+from gguf_files import written
 from test_native import VARIANTS as PLAIN
 from test_native import built as plain
 from test_native_families import VARIANTS, built
@@ -14,7 +14,6 @@ from test_native_families import VARIANTS, built
 from specdecpp import NativeRunner
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_reading import GGUFSource, Stored
-from specdecpp.loading.gguf_writing import write
 from specdecpp.runners import native
 from specdecpp.runners.families import Sketch
 
@@ -45,8 +44,7 @@ def test_a_sketch_that_was_kept_gives_the_same_bits(variant: str) -> None:
 
 def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches two seconds of imports at every load."""
-    path = tmp_path / "model.gguf"
-    write(model_of(), TOKENIZER, path)
+    path = written(tmp_path / "model.gguf")
     before = GGUF(path)
     num = before.num_rows
     first = before.runner("native", vocab_size=num, num_threads=1)

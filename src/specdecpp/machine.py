@@ -1,4 +1,4 @@
-"""What this machine is, and what was measured on it before.
+"""Facts about this machine, a folder for what is kept on it, and files that are written whole or not at all.
 
 Measurements are kept in a file each, so that a later process sees the same figures and chooses the same: under
 `$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete a file to measure again. Where that folder cannot be used, or
@@ -24,31 +24,32 @@ from pathlib import Path
 from typing import Any
 
 STEADY = 1.4
-"""How far the median of equal measurements may lie above the fastest: 1.1 or so on a quiet machine, 2 and more on a busy."""
+"""The most that the median of equal measurements may be over the fastest: 1.1 or so on a quiet machine, 2 and more on a
+busy one."""
 BELIEVED_S = 600.0
-"""How long the figures of a busy machine are believed."""
+"""Seconds for which the figures of a busy machine are believed."""
 MOST_OF_A_KIND = 256
 """Files of one kind that stay: clients of a server may name any number of sampling parameters."""
 PART = ".part"
-"""How the name of a half-written file ends."""
+"""The end of the name of a half-written file."""
 LEFT_S = 24 * 3600.0
-"""After how long without a change a half-written file is one that a killed process left."""
+"""Seconds without a change after which a half-written file is one that a killed process left."""
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux tells of the limits of a container."""
+"""The folder in which Linux says the limits of a container."""
 
 
 def folder() -> Path:
-    """Where measurements, compiled code and converted weights are kept: a folder of this user that is there and can be written.
+    """The folder for measurements, compiled code and weights: it belongs to this user, is there and can be written.
 
-    A temporary one where `trouble` says something; it goes with the process. Where even that cannot be made, a path that
-    nothing can be written to: whatever is kept here must do without.
+    A temporary one where `trouble` gives a reason; it goes with the process. Where even that cannot be made, a path that
+    nothing can be written to: callers must do without.
     """
     path = _wanted()
     return path if path and trouble() is None else _temporary()
 
 
 def trouble() -> str | None:
-    """Why nothing can be kept for later processes; None where it can."""
+    """The reason why nothing can be kept for later processes; None where it can."""
     path = _wanted()
     if path is None:
         return "there is no home folder (set XDG_CACHE_HOME)"
@@ -63,7 +64,7 @@ def trouble() -> str | None:
 
 
 def _wanted() -> Path | None:
-    """The folder as the XDG base directories have it, which disregard a relative path; None without a home."""
+    """The folder by the rules of the XDG base directories, which disregard a relative path; None without a home."""
     given = Path(os.environ.get("XDG_CACHE_HOME") or "")
     try:
         base = given if given.is_absolute() else Path.home() / ".cache"
@@ -73,7 +74,7 @@ def _wanted() -> Path | None:
 
 
 def _danger(path: Path) -> str | None:
-    """Why others could put files of theirs here; None where they cannot: code that lies here is run.
+    """The reason why others could put files of theirs here; None where they cannot: code that lies here is run.
 
     The folders above are looked at too, since who can write to one can put another in the place of this. Not for a group that
     can write: where users have groups of their own, homes are made so.
@@ -102,7 +103,7 @@ def _temporary() -> Path:
 
 
 def about() -> dict[str, Any]:
-    """What a measurement depends on beside the models."""
+    """Facts that a measurement depends on beside the models."""
     import torch
 
     return {
@@ -114,7 +115,7 @@ def about() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """What the processor is and can do: code and figures of one may not hold on another that shares the folder."""
+    """The processor's name and features: code and figures of one may not hold on another that shares the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -144,25 +145,25 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 def is_steady(times: Iterable[list[float]]) -> bool:
-    """Whether measurements are worth keeping (`spread`): where another process takes the machine away they are not."""
+    """True where measurements are worth keeping: not where another process took the machine away meanwhile."""
     return spread(times) < STEADY
 
 
 def spread(times: Iterable[list[float]]) -> float:
-    """How far the median lies above the fastest, at most: each list holds seconds of one and the same work."""
+    """The largest ratio of median to fastest; each list holds seconds of one and the same work."""
     return max((statistics.median(found) / min(found) for found in times if len(found) > 2), default=1.0)
 
 
-def recall(kind: str, of: Mapping[str, Any], *, is_stale: bool = False) -> dict[str, Any] | None:
-    """What `remember` was given for the same facts; None where nothing readable lies, or what a busy machine gave long ago
-    (that too with `is_stale`)."""
+def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The figures that `remember` was given for the same facts; None where nothing readable lies there, or they are those of a
+    busy machine and ten minutes old."""
     path = _path(kind, of)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         age_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None  # nothing, half a file, or one of another person
-    if not isinstance(found, dict) or (found.get("is_steady") is False and age_s > BELIEVED_S and not is_stale):
+    if not isinstance(found, dict) or (found.get("is_steady") is False and age_s > BELIEVED_S):
         return None
     return found
 

@@ -1,12 +1,13 @@
 """From names to a pair of models with the fastest runners, or a refusal with its reason.
 
 pair          the front door: `load_pair`             models          a checkpoint, and the runners it can have
-tokenizers    whether two are one                     gguf            a GGUF file, and the runners it can have
-choice        which runners a pair gets               gguf_header     metadata and places of tensors, checked
-checks        what has been tried before              gguf_config     metadata -> a configuration of transformers
-fingerprints  what tells weights from others          gguf_reading    tensors -> weights by transformers' names
-gguf_writing  a checkpoint as a GGUF file             gguf_tokenizer  metadata -> a tokenizer of transformers
+tokenizers    checks that two are one                 gguf            a GGUF file, and the runners it can have
+choice        the runners of a pair, by measurement   gguf_header     metadata and places of tensors, checked
+checks        runners, compared once                  gguf_config     metadata -> a configuration of transformers
+fingerprints  digests of weights                      gguf_reading    tensors -> weights by transformers' names
+shipped       the pairs with names of their own       gguf_tokenizer  metadata -> a tokenizer of transformers
+gguf_cutting  a smaller model cut from a file         gguf_writing    a model -> a GGUF file
 """
 
 PAIRS = "smollm2", "reference"
-"""Those that have a name of their own (`shipped`)."""
+"""Pairs that have a name of their own (`shipped`)."""

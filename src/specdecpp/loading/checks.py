@@ -11,39 +11,46 @@ from typing import Any
 
 from specdecpp import machine, runners
 from specdecpp.errors import RunnerError
-from specdecpp.runners import Runner
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
 from specdecpp.runners.families import Sketch
 from specdecpp.runners.native import NativeRunner, compiler, library
 
+CLASSES = {
+    "graphs": GraphRunner,
+    "native": NativeRunner,
+    "native-int8": NativeRunner,
+    "lean": LeanRunner,
+    "eager": EagerRunner,
+}
+"""All kinds of runners but llama.cpp, which has its own copy of a file."""
 log = logging.getLogger("specdecpp.loading")
 
 
 class Runners:
-    """The runners of a model by their classes, over one copy of its weights in each layout."""
+    """The runners of a model by kind, over one copy of its weights in each layout."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[type, int, str], Any] = {}
+        self._made: dict[tuple[str, int], Any] = {}
 
-    def get(self, kind: type, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Runner:
-        """A runner of this class over `of.model`, or `more`. `num_threads` is for native. Raises `RunnerError`.
+    def get(self, kind: str, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Runner:
+        """A model of this kind over `of.model`, or over `more`. `num_threads` is for native. Raises `RunnerError`.
 
         With `is_checked` false one that was not tested, to be timed only.
         """
-        key = kind, vocab_size, more.get("activations", "")
-        made: Any = self._made.get(key)
+        made: Any = self._made.get((kind, vocab_size))
         if made is None:
             model = more.pop("model", None) or of.model
             try:
                 log.info("reading the weights of %s", of.name)
                 if not is_checked:
-                    return kind(model, vocab_size=vocab_size, probe=False, **more)
-                made = _checked(kind, model, of, vocab_size=vocab_size, **more)
+                    return CLASSES[kind](model, vocab_size=vocab_size, probe=False, **more)
+                made = _checked(CLASSES[kind], model, of, vocab_size=vocab_size, **more)
             except RunnerError as error:
                 made = error
-            self._made[key] = made
+            self._made[kind, vocab_size] = made
         if isinstance(made, RunnerError):
             raise made
-        return made.with_threads(num_threads) if kind is NativeRunner else made
+        return made.with_threads(num_threads) if isinstance(made, NativeRunner) else made
 
 
 def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Runner:

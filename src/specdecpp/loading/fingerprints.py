@@ -1,4 +1,4 @@
-"""What tells a checkpoint from others: a digest of all its weights, remembered as long as its files stay as they are.
+"""A checkpoint's fingerprint: a digest of all its weights, remembered as long as its files stay as they are.
 
 model -> fingerprint           files -> state -> remembered: from memory, else made and kept there
 """
@@ -19,37 +19,36 @@ from specdecpp.runners import trimmed
 FORMAT = 1
 """Counts up when the same weights get another fingerprint."""
 OLD_DIGITS = 16
-"""Of fingerprints before this format, which read sixteen values of each parameter."""
+"""Hex digits of fingerprints before this format, which read sixteen values of each parameter."""
 SETTLED_S = 2.0
-"""Age of a file from which on its times tell another write; some file systems count in whole seconds."""
+"""Age of a file from which on another write changes its times; some file systems count in whole seconds."""
 _CHUNK = 2**23
 
 
-def fingerprint(model: Any, *, is_exact: bool = False) -> str:
-    """32 hex digits that tell a model's weights: names and shapes of all parameters, every value as bfloat16, and which tokens
-    are scored where these are not all.
+def fingerprint(model: Any) -> str:
+    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16, and which tokens are
+    scored where these are not all.
 
-    The same for a checkpoint wherever it lies and whether it is loaded in bfloat16 or wider; `is_exact` tells weights apart
-    that bfloat16 does not.
+    They do not depend on where a checkpoint lies, or on whether it is loaded in bfloat16 or wider.
     """
     ids = getattr(model.config, trimmed.KEY, None)
     parameters = sorted(model.named_parameters(), key=lambda named: named[0])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        digests = pool.map(lambda named: _digest(*named, is_exact=is_exact), parameters)
+        digests = pool.map(lambda named: _digest(*named), parameters)
         whole = b"".join(digests) + (b"" if ids is None else f"{trimmed.KEY}{sorted(ids)}".encode())
         return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
-def _digest(name: str, parameter: Tensor, *, is_exact: bool) -> bytes:
+def _digest(name: str, parameter: Tensor) -> bytes:
     digest = hashlib.blake2b(f"{name}{tuple(parameter.shape)}".encode(), digest_size=16)
     for values in parameter.detach().reshape(-1).split(_CHUNK):
-        read = values.to(device="cpu", dtype=values.dtype if is_exact else torch.bfloat16)
+        read = values.to(device="cpu", dtype=torch.bfloat16)
         digest.update(read.view(torch.uint8).numpy().data)
     return digest.digest()
 
 
 def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str:
-    """What `make` gives for the weights in these files, read in this type; from memory where the files are as they were then.
+    """The fingerprint that `make` gives for these files, read in this type; from memory where the files are as they were then.
 
     Without files it is made anew.
     """
@@ -68,13 +67,13 @@ def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str
 
 
 def state(files: list[Path]) -> list[Any]:
-    """What changes when a file does: of each its path, size, inode and the times of its last changes."""
+    """Facts that change when a file does: of each its path, size, inode and the times of its last changes."""
     found = [(path.resolve(), path.stat()) for path in sorted(files)]
     return [[str(path), stat.st_size, stat.st_ino, [stat.st_mtime_ns, stat.st_ctime_ns]] for path, stat in found]
 
 
 def folder_of(name: str | Path) -> Path | None:
-    """Where the files of a saved model lie: the folder, or what the hub's cache holds under this name. None: nowhere."""
+    """The folder of a saved model, also in the hub's cache; None where there is none."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""A GGUF file as one model of a pair: what it says of itself, and the runners it can have.
+"""A GGUF file as one model of a pair, and the runners it can have.
 
     GGUF -> .runner(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
@@ -20,13 +20,13 @@ import torch
 
 from specdecpp import machine
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.loading.checks import Runners, code
+from specdecpp.loading.checks import CLASSES, Runners, code
 from specdecpp.loading.gguf_config import OUTPUT_IDS, unsupported
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
 from specdecpp.loading.gguf_tokenizer import ends_of, same_keys, tokenizer_of
 from specdecpp.loading.tokenizers import load_tokenizer
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
+from specdecpp.runners import LeanRunner, Runner, trimmed
 from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.runners.native import NativeRunner
 from specdecpp.runners.native.weights import DTYPES
@@ -61,28 +61,29 @@ class GGUF:
 
     @cached_property
     def _file(self) -> GGUFFile:
-        """As llama.cpp reads it."""
+        """The file as llama.cpp reads it."""
         return GGUFFile(self.name)
 
     @cached_property
     def model(self) -> Any:
         """A model of transformers with the file's values. Raises `RunnerError` for a file that is run by llama.cpp only."""
-        if self._source is None:
-            raise RunnerError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
-        return self._source.model(self._dtype).to(self._device)
+        return self._read.model(self._dtype).to(self._device)
 
     @property
     def stored(self) -> Mapping[str, Stored]:
         """The weights as they lie in the file, by transformers' names. Raises `RunnerError` as `model` does."""
-        if self._source is None:
-            raise RunnerError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
-        return self._source.stored
+        return self._read.stored
 
     @property
     def skeleton(self) -> Any:
-        """The model of transformers without its weights."""
-        assert self._source is not None, "only files that are read here are compared"
-        return self._source.skeleton
+        """The model of transformers without its weights. Raises `RunnerError` as `model` does."""
+        return self._read.skeleton
+
+    @property
+    def _read(self) -> GGUFSource:
+        if self._source is None:
+            raise RunnerError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
+        return self._source
 
     @property
     def num_rows(self) -> int:
@@ -95,7 +96,7 @@ class GGUF:
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the checkpoint where the file names it, else of all that its model computes with."""
+        """The digest of the checkpoint where the file names it, else of all that its model computes with."""
         named = self._header.text("specdecpp.fingerprint", "")
         return named if re.fullmatch("[0-9a-f]{16,64}", named) else self._digest
 
@@ -115,11 +116,11 @@ class GGUF:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a measurement of the model depends on beside the machine."""
+        """Facts that a measurement of the model depends on beside the machine."""
         return {"fingerprint": self._digest, "dtype": str(self._dtype), "device": str(self._device)}
 
     def has_tokenizer_of(self, other: "GGUF") -> bool:
-        """Whether the tokenizers of both are made of the same keys, or of one file beside them."""
+        """True where the tokenizers of both are made of the same keys, or of one file beside them."""
         folders = {model._tokenizer_folder for model in (self, other)}
         return len(folders) == 1 and (folders != {None} or same_keys(self._header, other._header))
 
@@ -144,7 +145,7 @@ class GGUF:
         return ends_of(self._header, num_rows=self.num_rows)
 
     def copied_bytes(self, kind: str) -> int:
-        """Of the machine's memory, that a runner of this kind takes for weights."""
+        """Bytes of the machine's memory that a runner of this kind takes for weights."""
         if kind in ("native", "native-int8"):
             return self.num_bytes
         if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
@@ -153,14 +154,12 @@ class GGUF:
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:
-        """What stands against each kind of runner; None where nothing does."""
+        """The reason against each kind of runner; None where there is none."""
         llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
         if self._device.type != "cpu":
             llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
         if self._source is None:
-            return dict.fromkeys(("graphs", "native", "native-int8", "lean", "eager"), self._unsupported) | {
-                "llama.cpp": llama_cpp
-            }
+            return dict.fromkeys(CLASSES, self._unsupported) | {"llama.cpp": llama_cpp}
         skeleton, is_cuda = self._source.described, self._device.type == "cuda"
         native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
         native = native or NativeRunner.refusal(skeleton, is_stored=True)
@@ -175,20 +174,18 @@ class GGUF:
         }
 
     def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
-        """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
+        """An empty runner. `num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
         if kind == "llama.cpp":
             return GGUFRunner(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
-        stored: dict[str, Any] = {"is_checked": is_checked}
-        if kind in ("native", "native-int8") and self._source is not None:
-            stored |= {"model": self._source.described, "stored": self._source.stored}
-            stored |= {"activations": "int8"} if kind == "native-int8" else {}
-            kind = "native"
-        made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
-        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, **stored)
+        more: dict[str, Any] = {"is_checked": is_checked}
+        if CLASSES[kind] is NativeRunner:
+            more |= {"model": self._read.described, "stored": self._read.stored}
+            more |= {"activations": "int8"} if kind == "native-int8" else {}
+        return self._runners.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, **more)
 
 
 def _source(header: Header) -> GGUFSource:
-    """The model in a file, by what was kept of it where the file and the code are the same."""
+    """The model in a file, from what was kept of it where the file and the code are the same."""
     of = {**header.state, "code": code()}
     try:
         if known := machine.recall("sketch", of):
@@ -202,7 +199,7 @@ def _source(header: Header) -> GGUFSource:
 
 
 def is_gguf(name: str | Path) -> bool:
-    """Whether a name is that of a GGUF file."""
+    """True for the name of a GGUF file."""
     return Path(name).suffix.lower() == ".gguf"
 
 

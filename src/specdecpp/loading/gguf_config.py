@@ -1,9 +1,9 @@
-"""What a GGUF file says of its model, as a configuration of transformers.
+"""The hyperparameters in a GGUF file, as a configuration of transformers.
 
-    Header -> unsupported (why not, or None) -> configured -> config
+    Header -> unsupported (a reason, or None) -> configured -> config
 
-The keys are those of the GGUF specification. What a file leaves to the architecture (Gemma 3's second rotary base, its scale of
-attention) is as in llama.cpp's source, src/llama-model.cpp.
+The keys are those of the GGUF specification. Details that a file leaves to the architecture (Gemma 3's second rotary base, its
+scale of attention) are as in llama.cpp's source, src/llama-model.cpp.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ FAMILIES = {
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
 }
-"""Architectures that are read here, and what transformers calls them."""
+"""Architectures that are read here, and their classes in transformers."""
 FACTORS = "rope_freqs.weight"
-"""The tensor of what each rotary frequency is divided by (Llama 3)."""
+"""The tensor of the divisors of rotary frequencies (Llama 3)."""
 OUTPUT_IDS = f"specdecpp.{trimmed.KEY}"
 """The metadata key of the tokens that a trimmed output layer scores."""
 _LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -32,7 +32,7 @@ _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.
 
 
 def unsupported(header: Header) -> str | None:
-    """Why a model that may be sound is not read here; None where it is."""
+    """The reason why a model that may be sound is not read here; None where it is."""
     architecture = header.text("general.architecture")
     if architecture not in FAMILIES:
         return f"its architecture is {architecture}, and {', '.join(FAMILIES)} are read"
@@ -71,7 +71,7 @@ def configured(header: Header) -> Any:
 
 
 def num_heads(header: Header, architecture: str) -> tuple[int, int]:
-    """How many heads of q there are, and of k and v."""
+    """The numbers of heads of q, and of k and v."""
     heads = header.integer(f"{architecture}.attention.head_count", least=1, most=_WIDEST)
     return heads, header.integer(f"{architecture}.attention.head_count_kv", heads, least=1, most=_WIDEST)
 
@@ -175,7 +175,7 @@ def _angles(header: Header, architecture: str, size: int) -> dict[str, Any]:
 
 
 def _is_llama3(factors: np.ndarray, theta: float) -> bool:
-    """Whether they are what Llama 3 divides its frequencies by."""
+    """True for what Llama 3 divides its frequencies by."""
     long, short = 8192 / _LLAMA3["low_freq_factor"], 8192 / _LLAMA3["high_freq_factor"]
     waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
     smooth = (8192 / waves - 1) / 3
@@ -184,7 +184,7 @@ def _is_llama3(factors: np.ndarray, theta: float) -> bool:
 
 
 def _check_widths(header: Header, found: dict[str, Any]) -> None:
-    """The counts, before a model is built by them, against the tensors."""
+    """Check the counts, before a model is built by them, against the tensors."""
     blocks = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
     wanted = found["num_hidden_layers"]
     if blocks != {str(i) for i in range(len(blocks))} or len(blocks) != wanted:

@@ -1,10 +1,10 @@
 """A smaller model cut from a GGUF file: its first layers byte for byte, and where they are given other layers on top of them.
 
     cut    file + how many layers [+ a model whose further layers are its own] -> file
-    pared  such a file -> what is its own: those layers, the last norm, the tokens that it scores
-    grow   file + what `pared` left -> such a file again
+    pared  such a file -> its own part: those layers, the last norm, the tokens that it scores
+    grow   file + own part -> such a file again
 
-What belongs to no layer (embedding, output layer, tokenizer, chat template) is the file's; the last norm is the model's.
+Embedding, output layer, tokenizer and chat template are the file's; the last norm is the model's.
 """
 
 import re
@@ -21,12 +21,12 @@ from specdecpp.loading.gguf_config import OUTPUT_IDS
 from specdecpp.runners import trimmed
 
 _OWN = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture", "general.alignment")
-"""What a writer says by itself."""
+"""Keys that a writer adds by itself."""
 _NORM = "output_norm.weight"
 _KEPT = "specdecpp.kept_layers"
-"""In what `pared` writes: how many layers are another file's."""
+"""The number of layers that are another file's, in what `pared` writes."""
 Tensors = Mapping[str, tuple[Any, Any]]
-"""By GGUF's names: bytes as they are stored, and their type."""
+"""Bytes as they are stored, and their type, by GGUF's names."""
 
 
 def cut(
@@ -59,7 +59,7 @@ def cut(
 
 
 def pared(path: str | Path, out: str | Path, layers: int) -> None:
-    """Write what a file that `cut` made has beyond the first layers of another: all that `grow` needs beside that other."""
+    """Write the part of a file that `cut` made which is not another's first layers: `grow` needs it beside that other."""
     from gguf import GGUFReader, GGUFWriter
 
     reader = GGUFReader(path)
@@ -93,7 +93,7 @@ def grow(path: str | Path, own: str | Path, out: str | Path) -> None:
 
 
 def _write(reader: Any, out: str | Path, layers: int, own: Tensors, *, whole: int, ids: Any) -> None:
-    """The first layers of a file, what belongs to no layer, and tensors of its own: `whole` layers in all."""
+    """Write the first layers of a file, what belongs to no layer, and tensors of its own: `whole` layers in all."""
     from gguf import GGUFValueType, GGUFWriter
 
     architecture, num = _about(reader)
@@ -115,7 +115,7 @@ def _write(reader: Any, out: str | Path, layers: int, own: Tensors, *, whole: in
 
 
 def _add(writer: Any, tensors: Tensors) -> None:
-    """The tensors, and the end of the file."""
+    """Write the tensors, and close the file."""
     for name, (data, kind) in tensors.items():
         writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
@@ -131,7 +131,7 @@ def _stored(tensor: Any) -> tuple[Any, Any]:
 
 
 def _about(reader: Any) -> tuple[str, int]:
-    """Architecture and number of layers."""
+    """The architecture and the number of layers."""
     architecture = _value(reader, "general.architecture")
     return architecture, int(_value(reader, f"{architecture}.block_count"))
 
@@ -141,6 +141,6 @@ def _value(reader: Any, key: str) -> Any:
 
 
 def _layer(name: str) -> int:
-    """Which layer a tensor belongs to; -1 for none."""
+    """The layer of a tensor; -1 for none."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from specdecpp.errors import RunnerError
-from specdecpp.loading.gguf_bytes import Entry
 from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, num_heads, unsupported
-from specdecpp.loading.gguf_header import Header, opened
+from specdecpp.loading.gguf_header import Header, TensorInfo, opened
 from specdecpp.runners.families import Sketch, refusal
 
 _NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -54,8 +53,8 @@ class Stored:
 
 
 class GGUFSource:
-    """A model in a GGUF file, of an architecture of `FAMILIES`. `known` is what `told` has said of the same file before: a
-    sketch of the model stands for it then, and transformers' modelling need not be imported.
+    """A model in a GGUF file, of an architecture of `FAMILIES`. `known` is what `told` gave for the same file before: then a
+    sketch stands for the model, and transformers' modelling need not be imported.
 
     Raises `RunnerError`: what is wrong in which file.
 
@@ -73,7 +72,7 @@ class GGUFSource:
         self.stored: Mapping[str, Stored] = {name: self._stored(name, own) for name, own in self._names.items()}
 
     def told(self) -> dict[str, Any] | None:
-        """What to keep of the file for later; None where the model cannot be described."""
+        """Facts to keep of the file for a later load; None where the model cannot be described."""
         if refusal(self.skeleton):
             return None
         return {"names": self._names, "sketch": Sketch.of(self.skeleton).told()}
@@ -173,7 +172,7 @@ _SCALES = {
 _EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 
 
-def checked_parts(header: Header) -> Iterator[tuple[str, Entry, np.ndarray]]:
+def checked_parts(header: Header) -> Iterator[tuple[str, TensorInfo, np.ndarray]]:
     """Every byte of the tensors, in the order of their names, some rows at a time.
 
     Raises `RunnerError` for values or scales that are infinite or no numbers.
@@ -186,7 +185,7 @@ def checked_parts(header: Header) -> Iterator[tuple[str, Entry, np.ndarray]]:
 
 
 def _is_bad(kind: str, rows: np.ndarray) -> bool:
-    """Whether a value, or a scale of a block, has the exponent of what is infinite or no number."""
+    """True where a value, or a scale of a block, has the exponent of what is infinite or no number."""
     if kind in _EXPONENTS:
         dtype, bits = _EXPONENTS[kind]
         return bool((rows.view(dtype) & bits == bits).any())
@@ -196,5 +195,5 @@ def _is_bad(kind: str, rows: np.ndarray) -> bool:
 
 
 def _halves(num: int, heads: int) -> np.ndarray:
-    """Which row of a file is which of transformers: in each head neighbouring pairs -> (first half, second half)."""
+    """Row numbers of a file in the order of transformers: in each head neighbouring pairs -> (first half, second half)."""
     return np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)

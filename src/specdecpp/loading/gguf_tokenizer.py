@@ -4,19 +4,17 @@
 
 Two kinds are rebuilt: byte-level BPE ("gpt2"), whose way to cut a text before merging is named in the file, and SentencePiece
 BPE ("llama"), whose merges follow from its scores. The names of the ways to cut are llama.cpp's (src/llama-vocab.cpp); the
-patterns are those of the tokenizers they stand for. What was rebuilt, which takes seconds for half a million merges, is kept
-as a tokenizer.json in `machine.folder()`.
+patterns are those of the tokenizers they stand for.
+
+transformers converts the same keys with code that is no part of its interface, is in its latest versions only, reads the file a
+second time, and does not compose characters as Qwen's tokenizer does.
 """
 
-import hashlib
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specdecpp import machine
 from specdecpp.loading.gguf_header import Header
 
 _OWN = {"specdecpp.special_tokens"}
@@ -40,9 +38,10 @@ _PATTERNS = {
     "smollm": None,  # GPT-2's own, digits one by one
     "gpt-2": None,
 }
-"""What a text is cut by before merging."""
+"""Patterns that cut a text before merging."""
 _SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "starcoder": "smollm"}
-_WHOLE_WORDS = {"llama-bpe", "tekken"}  # a word that is a token skips the merges
+WHOLE_WORDS = {"llama-bpe", "tekken"}
+"""Ways in which a word that is a token skips the merges."""
 _STARTED = {"llama-bpe", "tekken"}  # a start token where the file says nothing of it
 _COMPOSED = {"qwen2"}  # characters in Unicode's composed form, as its tokenizer has them (llama.cpp leaves them)
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -52,32 +51,27 @@ _ENDS = {f"<|{name}|>" for name in _NAMED_ENDS} | {"<end_of_turn>", "<eos>", "<E
 
 
 def tokenizer_of(header: Header, *, num_rows: int) -> Any:
-    """A fast tokenizer of transformers. Raises `RunnerError` for one that is damaged, or of a kind that is not known here.
+    """A fast tokenizer of transformers, made of the tokenizer.json in the file, else of the keys of GGUF.
 
-    Of a tokenizer.json in the file; of the keys of GGUF else. Ids that the model has no row for raise too.
+    Raises `RunnerError` for one that is damaged, of a kind that is not known here, or with ids that the model has no row for.
     """
     from tokenizers import Tokenizer
 
     try:
-        if whole := header.text("tokenizer.huggingface.json", ""):
-            backend = Tokenizer.from_str(whole)
-            most = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-            found, token_of = {"tokenizer_object": backend}, backend.id_to_token
-        else:
-            tokens, kinds = _vocabulary(header)
-            found, most = _kept(header, tokens, kinds), len(tokens) - 1
-            token_of = dict(enumerate(tokens)).get
+        whole = header.text("tokenizer.huggingface.json", "")
+        backend = Tokenizer.from_str(whole) if whole else _built(header)
+        most = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     except Exception as error:  # the package's own, of all kinds
         if type(error).__module__.startswith("specdecpp"):
             raise
         header.fail(f"has a tokenizer that cannot be built ({str(error).strip() or type(error).__name__})")
     if most >= num_rows:
         header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
-    return _wrapped(found, token_of, header)
+    return _wrapped(backend, header)
 
 
 def same_keys(header: Header, other: Header) -> bool:
-    """Whether two files say the same of their tokenizers."""
+    """True where two files say the same of their tokenizers."""
 
     def of(one: Header) -> dict[str, Any]:
         found = {key: value for key, value in one.values.items() if key.startswith("tokenizer.") or key in _OWN}
@@ -119,43 +113,9 @@ def _id(header: Header, key: str, num: int) -> int:
     return header.integer(key, least=0, most=num - 1)
 
 
-def _kept(header: Header, tokens: list[str], kinds: np.ndarray) -> dict[str, Any]:
-    """From GGUF's own keys, or the file that was written when they were last read; as transformers takes it."""
-    mark = _mark(header)
-    path, of = machine.folder() / f"{mark}.tokenizer.json", {"keys": mark}
-    known = machine.recall("tokenizer", of) or {}
-    try:
-        if known.get("digest") == _digest(path.read_bytes()):
-            return {"tokenizer_file": str(path)}
-    except OSError:
-        pass  # it was removed
-    backend = _built(header, tokens, kinds)
-    content = backend.to_str().encode()
-    try:
-        machine.write(path, content)
-    except OSError:
-        return {"tokenizer_object": backend}
-    machine.remember("tokenizer", of, {"digest": _digest(content)})
-    return {"tokenizer_file": str(path)}
-
-
-def _mark(header: Header) -> str:
-    """Sixteen hex digits of all that a tokenizer is built of: the keys, this code and the package."""
-    import tokenizers
-
-    digest = hashlib.sha256(tokenizers.__version__.encode() + Path(__file__).read_bytes())
-    for key in sorted(key for key in header.values if key.startswith("tokenizer.ggml.")):
-        value = header.values[key]
-        digest.update(key.encode() + (value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()))
-    return digest.hexdigest()[:16]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _built(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
-    """From GGUF's own keys."""
+def _built(header: Header) -> Any:
+    """A tokenizer made of GGUF's own keys."""
+    tokens, kinds = _vocabulary(header)
     model = header.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         header.fail(
@@ -172,8 +132,8 @@ def _built(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
 
 
 def _byte_level(header: Header, tokens: list[str]) -> tuple[Any, bool]:
-    """Byte-level BPE, and whether its texts have a start token unless the file says otherwise."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    """Byte-level BPE, and True where its texts have a start token unless the file says otherwise."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     named = header.text("tokenizer.ggml.pre", "")
     way = _SAME.get(named, named)
@@ -184,20 +144,22 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[Any, bool]:
         )
     merges = [(merge[: (at := merge.find(" ", 1))], merge[at + 1 :]) for merge in header.texts("tokenizer.ggml.merges", [])]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=way in _WHOLE_WORDS))
-    if (pattern := _PATTERNS[way]) is not None:
-        cut = [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    else:
-        digits = [pre_tokenizers.Digits(individual_digits=True)] if way == "smollm" else []
-        cut = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-    backend.pre_tokenizer = pre_tokenizers.Sequence(cut)
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=way in WHOLE_WORDS))
+    backend.pre_tokenizer = cutting(way)
     backend.decoder = decoders.ByteLevel()
     if way in _COMPOSED:
         backend.normalizer = normalizers.NFC()
     return backend, way in _STARTED
+
+
+def cutting(way: str) -> Any:
+    """The pre-tokenizer that cuts texts in this way."""
+    from tokenizers import Regex, pre_tokenizers
+
+    pattern = _PATTERNS[way]
+    first = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
+    first += [pre_tokenizers.Digits(individual_digits=True)] if way == "smollm" else []
+    return pre_tokenizers.Sequence([*first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)])
 
 
 def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
@@ -249,19 +211,19 @@ def _frame(backend: Any, header: Header, tokens: list[str], *, is_started: bool)
         backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=[*start, *end])
 
 
-def _wrapped(found: dict[str, Any], token_of: Callable[[int], str | None], header: Header) -> Any:
-    """As a tokenizer of transformers, with its roles and its chat template."""
+def _wrapped(backend: Any, header: Header) -> Any:
+    """A tokenizer of transformers, with its roles and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
     special = _special(header)
     roles = {}
     for role, name in _ROLES.items():
         if (key := f"tokenizer.ggml.{name}_token_id") in header:
-            token = token_of(_id(header, key, 2**31))
+            token = backend.id_to_token(_id(header, key, 2**31))
             if token is None:
                 header.fail(f"says {key} = {header.values[key]}, and its tokenizer has no such id")
             roles[f"{role}_token"] = token
-    tokenizer = PreTrainedTokenizerFast(**found, extra_special_tokens=special, **roles)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=special, **roles)
     tokenizer.chat_template = header.text("tokenizer.chat_template") if "tokenizer.chat_template" in header else None
     return tokenizer
 

@@ -1,6 +1,6 @@
-"""GGUF files: a checkpoint of the Llama family written as llama.cpp and `gguf_reading` read it.
+"""GGUF files: a model of the Llama family written as llama.cpp and `gguf_reading` read it.
 
-    folder -> model, tokenizer -> metadata, vocabulary, tensors -> FILE.gguf
+    model, tokenizer -> metadata, vocabulary, tensors -> FILE.gguf
 
 The weights keep their values but for the type they are stored in. Two things are laid out anew: under the architecture
 "llama" the rows of q and k, because llama.cpp turns neighbouring pairs where transformers turns the two halves of a head; and
@@ -25,8 +25,8 @@ from specdecpp import __version__, machine
 from specdecpp.errors import RunnerError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_config import OUTPUT_IDS
-from specdecpp.loading.models import end_ids, load_model
-from specdecpp.loading.tokenizers import load_tokenizer
+from specdecpp.loading.gguf_tokenizer import WHOLE_WORDS, cutting
+from specdecpp.loading.models import end_ids
 from specdecpp.runners import trimmed
 from specdecpp.runners.families import described
 from specdecpp.runners.lean import LeanRunner
@@ -37,10 +37,6 @@ ENDS = "specdecpp.end_token_ids"
 """The metadata key of all ids that end a text, with commas: GGUF itself has room for one or two."""
 SPECIAL = "specdecpp.special_tokens"
 """The metadata key of the special tokens that have no role in GGUF, as a JSON list."""
-VERSION = "specdecpp.version"
-FORMAT = 1
-"""Counts up when files written earlier should be written again."""
-
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -48,16 +44,10 @@ _ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _WIDE = ("token_embd.weight", "output.weight")
-"""What has eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITTERS = {
-    (_SPLIT % r"\p{N}", False, False): "qwen2",
-    (_SPLIT % r"\p{N}{1,3}", False, True): "llama-bpe",
-    (None, False, False): "gpt-2",
-    (None, True, False): "smollm",
-}
-"""(pattern that cuts a text before merging, whether digits are cut one by one before, whether whole words skip the merges):
-what llama.cpp calls the three."""
+"""Tensors of eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
+_WAYS = ("qwen2", "llama-bpe", "gpt-2", "smollm")
+"""Ways to cut texts that are written, by llama.cpp's names."""
+_ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
 
 
 class Precision(StrEnum):
@@ -72,22 +62,11 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """A file that was written: where, of what, and how large."""
-
-    path: Path
-    architecture: str
-    precision: Precision
-    fingerprint: str
-    num_tensors: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """A byte-level BPE tokenizer in llama.cpp's terms, ids past the tokenizer's own filled up.
 
-    kinds are GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused.
+    kinds      GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused
+    splitter   llama.cpp's name of the way to cut texts
     """
 
     tokens: list[str]
@@ -115,64 +94,42 @@ class Vocabulary:
         )
 
 
-def convert(name: str | Path, path: str | Path, *, precision: Precision = Precision.f32) -> Written:
-    """Load a checkpoint by local path or hub name and `write` it. Raises what `write` raises, and `PairError` for a
-    checkpoint that cannot be read.
-
-    >>> convert("Qwen/Qwen3-0.6B", "qwen3.gguf", precision=Precision.q8_0)                       # doctest: +SKIP
-    """
-    tokenizer = load_tokenizer(name)
-    model = load_model(name, dtype="auto", device=None, device_map=None)
-    return write(model, tokenizer, path, precision=precision, name=Path(name).name)
-
-
-def write(
-    model: Any, tokenizer: Any, path: str | Path, *, precision: Precision = Precision.f32, name: str = "model"
-) -> Written:
+def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision = Precision.f32, name: str = "model") -> None:
     """Write a causal LM of transformers and its tokenizer to a GGUF file, whole or not at all.
 
     Raises `RunnerError` for a model or tokenizer outside the families it can write (Llama, Mistral, Qwen2, Qwen3 with
     byte-level BPE).
 
-    >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0).num_bytes            # doctest: +SKIP
+    >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0)                      # doctest: +SKIP
     """
     import gguf
 
-    path = Path(path)
-    if reason := refusal(model):
-        raise RunnerError(
-            f"{type(model).__name__} cannot be written here: {reason}. llama.cpp's own convert_hf_to_gguf.py knows more "
-            "families."
-        )
+    _check(model)
     architecture = _ARCHITECTURES[type(model).__name__]
     vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
     tensors = list(_tensors(model, architecture))
     kinds = [_kind(tensor, precision, own=own) for own, tensor in tensors]
-    mark = fingerprint(model)
     with machine.whole(path) as part:
         writer = gguf.GGUFWriter(part, architecture)
         try:
             _describe(writer, model, name=name, precision=precision)
-            writer.add_string(FINGERPRINT, mark)
+            writer.add_string(FINGERPRINT, fingerprint(model))
             if ids := getattr(model.config, trimmed.KEY, None):
                 writer.add_array(OUTPUT_IDS, list(ids))
-            writer.add_string(VERSION, __version__)
+            writer.add_string("specdecpp.version", __version__)
             _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
             _write_tensors(writer, tensors, kinds)
         finally:
             writer.close()
-    return Written(
-        path=path,
-        architecture=architecture,
-        precision=precision,
-        fingerprint=mark,
-        num_tensors=len(tensors),
-        num_bytes=path.stat().st_size,
-    )
+
+
+def _check(model: Any) -> None:
+    if reason := refusal(model):
+        raise RunnerError(f"{type(model).__name__} cannot be written here: {reason}. {_ADVICE} families.")
 
 
 def refusal(model: Any) -> str | None:
-    """Why a model cannot be written; None when it can. The families are those of the lean runner that are Llamas to GGUF."""
+    """The reason why a model cannot be written; None where it can. Lean's families can that are Llamas to GGUF."""
     if reason := LeanRunner.refusal(model):
         return reason
     if type(model).__name__ not in _ARCHITECTURES:
@@ -192,8 +149,7 @@ def quantised(
     """Weights by GGUF's names, those that are wanted: their bytes as they are stored, and the type. Raises `RunnerError`."""
     import gguf
 
-    if reason := refusal(model):
-        raise RunnerError(f"{type(model).__name__} cannot be written here: {reason}.")
+    _check(model)
     found = {}
     for name, tensor in _tensors(model, architecture):
         if not is_wanted(name):
@@ -228,7 +184,7 @@ def _paired(rows: Tensor, num_heads: int) -> Tensor:
 
 
 def _angle_factors(model: Any) -> Tensor | None:
-    """What each rotary frequency is divided by; None where all are plain."""
+    """Divisors of the rotary frequencies; None where all are plain."""
     rotary, config = model.model.rotary_emb, model.config
     size = 2 * len(rotary.inv_freq)
     plain = float(config.rope_parameters["rope_theta"]) ** (-torch.arange(0, size, 2).double() / size)
@@ -237,7 +193,7 @@ def _angle_factors(model: Any) -> Tensor | None:
 
 
 def _kind(tensor: Tensor, precision: Precision, *, own: str) -> Any:
-    """How a tensor is stored: quantised ones need rows of whole blocks of 32, others fall back to f16."""
+    """The type of a tensor: quantised ones need rows of whole blocks of 32, others fall back to f16."""
     from gguf import GGMLQuantizationType as Kinds
 
     if tensor.ndim < 2:
@@ -248,7 +204,7 @@ def _kind(tensor: Tensor, precision: Precision, *, own: str) -> Any:
 
 
 def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> None:
-    """What the file holds, and the model's hyperparameters."""
+    """Write what the file holds, and the model's hyperparameters."""
     import gguf
 
     config = model.config
@@ -273,7 +229,7 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
 
 
 def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends: tuple[int, ...]) -> None:
-    """The tokenizer in GGUF's keys, and as it is."""
+    """Write the tokenizer in GGUF's keys, and as it is."""
     from gguf import Keys
 
     writer.add_tokenizer_model("gpt2")  # what GGUF calls byte-level BPE
@@ -320,29 +276,25 @@ def _write_tensors(writer: Any, tensors: list[tuple[str, Tensor]], kinds: list[A
 
 
 def _whole(tokenizer: Any) -> dict[str, Any]:
-    """tokenizer.json of a byte-level BPE. Raises `RunnerError` for another tokenizer."""
+    """The tokenizer.json of a byte-level BPE. Raises `RunnerError` for another tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = json.loads(backend.to_str()) if backend is not None else {}
     if (whole.get("decoder") or {}).get("type") != "ByteLevel" or (whole.get("model") or {}).get("type") != "BPE":
-        raise RunnerError(
-            f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. llama.cpp's own "
-            "convert_hf_to_gguf.py knows more kinds."
-        )
+        raise RunnerError(f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. {_ADVICE} kinds.")
     return whole
 
 
 def _splitter(whole: dict[str, Any]) -> str:
-    """What llama.cpp calls the way a text is cut. Raises `RunnerError` for one that has no name here."""
-    before = whole["pre_tokenizer"] or {}
-    steps = before.get("pretokenizers", [before])
-    patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"] or [None]
-    plain = [step for step in steps if step.get("type") == "ByteLevel" and not step["add_prefix_space"]]
-    digits = [step for step in steps[:1] if step.get("type") == "Digits" and step["individual_digits"]]
-    is_known = len(patterns) == len(plain) == 1 and plain[0]["use_regex"] is (patterns[0] is None)
-    found = _SPLITTERS.get((patterns[0], bool(digits), bool(whole["model"].get("ignore_merges"))))
-    if not is_known or found is None or len(steps) != len(plain) + len(digits) + (patterns[0] is not None):
-        raise RunnerError(
-            f"the tokenizer cuts texts in a way that has no name here ({patterns[0] or 'no pattern'}). llama.cpp's own "
-            "convert_hf_to_gguf.py knows more ways."
-        )
-    return found
+    """llama.cpp's name of the way a text is cut. Raises `RunnerError` for one that has no name here."""
+    found, are_whole = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
+    for way in _WAYS:
+        if found == _steps(json.loads(cutting(way).__getstate__())) and are_whole is (way in WHOLE_WORDS):
+            return way
+    pattern = next((step["pattern"].get("Regex") for step in found if step.get("type") == "Split"), "no pattern")
+    raise RunnerError(f"the tokenizer cuts texts in a way that has no name here ({pattern}). {_ADVICE} ways.")
+
+
+def _steps(cut: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps that decide where a text is cut."""
+    steps = (cut or {}).get("pretokenizers", [cut or {}])
+    return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]

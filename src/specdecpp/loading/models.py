@@ -2,28 +2,23 @@
 
     name -> Checkpoint | GGUF -> .runner(kind)
 
-A checkpoint is run in CUDA graphs (`graphs`), by code compiled for the machine (`native`), by llama.cpp from a copy in its
-format that is kept in `machine.folder()`, by torch with few operations (`lean`) or by transformers (`eager`).
+A checkpoint is run in CUDA graphs (`graphs`), by code compiled for the machine (`native`), by torch with few operations
+(`lean`) or by transformers (`eager`).
 """
 
 import hashlib
 import json
 import logging
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
-from specdecpp import machine
-from specdecpp.errors import PairError, RunnerError
+from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Runners
-from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.tokenizers import check_path, hint, load_tokenizer, reason_of
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner, trimmed
-from specdecpp.runners.gguf import GGUFFile, GGUFRunner
+from specdecpp.runners import GraphRunner, LeanRunner, Runner
 from specdecpp.runners.native import NativeRunner
 from specdecpp.sampling import Sampling
 
@@ -32,7 +27,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 BY_NAME = ("native-int8",)
 """Kinds that are never chosen automatically: they change the model that is decoded (`NativeRunner`, activations)."""
 log = logging.getLogger("specdecpp.loading")
-PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 _SIZES = {
     "num_hidden_layers": 10_000,
@@ -44,7 +38,7 @@ _SIZES = {
     "vocab_size": 2**27,
     "max_position_embeddings": 2**40,
 }
-"""What a config says of a model's size, and the most that is believed."""
+"""The fields of a config that say a model's size, and the largest value that is believed."""
 
 
 class Checkpoint:
@@ -68,22 +62,22 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """The bytes of all weights."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def copied_bytes(self, kind: str) -> int:
-        """Of the machine's memory, that a runner of this kind takes for weights in the layout it reads."""
+        """Bytes of the machine's memory that a runner of this kind takes for weights in the layout it reads."""
         return self.num_bytes if kind in ("native", "lean") and self.model.device.type == "cpu" else 0
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the weights (`fingerprints`); remembered while their files stay as they are."""
+        """The digest of the weights (`fingerprints`); remembered while their files stay as they are."""
         files = fingerprints.weight_files(self.name)
         return fingerprints.remembered(files, lambda: fingerprints.fingerprint(self.model), dtype=self._where["dtype"])
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that a measurement of the model depends on beside the machine."""
+        """Facts that a measurement of the model depends on beside the machine."""
         model = self.model
         told = {"fingerprint": self.fingerprint, "class": type(model).__name__, "config": self._digest_of_config}
         return told | {"dtype": str(model.dtype), "device": str(model.device)}
@@ -106,55 +100,28 @@ class Checkpoint:
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:
-        """What stands against each kind of runner; None where nothing does."""
-        lean = LeanRunner.refusal(self.model)
-        llama_cpp = lean or self._refusal_of_llama_cpp()
+        """The reason against each kind of runner; None where there is none."""
         return {
             "graphs": GraphRunner.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
             "native": NativeRunner.refusal(self.model),
             "native-int8": "its weights are not quantised (name a GGUF file)",
-            "llama.cpp": llama_cpp,
-            "lean": lean,
+            "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
+            "lean": LeanRunner.refusal(self.model),
             "eager": None,
         }
 
-    def _refusal_of_llama_cpp(self) -> str | None:
-        if find_spec("llama_cpp") is None:
-            return "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
-        if self.model.device.type != "cpu":
-            return f"its weights are on {self.model.device}; name a GGUF file instead"
-        if self.model.dtype not in PRECISIONS:
-            return f"GGUF has no {self.model.dtype}"
-        from specdecpp.loading.gguf_writing import refusal
-
-        return refusal(self.model)
-
     def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
-        """`num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
-        if kind == "llama.cpp":
-            ids = getattr(self.model.config, trimmed.KEY, None)
-            return GGUFRunner(self._as_gguf, vocab_size=vocab_size, output_ids=ids, num_threads=num_threads)
-        made = {"native": NativeRunner, "eager": EagerRunner, "lean": LeanRunner, "graphs": GraphRunner}[kind]
-        return self._runners.get(made, self, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
-
-    @cached_property
-    def _as_gguf(self) -> GGUFFile:
-        """The copy in llama.cpp's format, written if it is not there."""
-        from specdecpp.loading import gguf_writing
-
-        precision = PRECISIONS[self.model.dtype]
-        digests = fingerprints.fingerprint(self.model, is_exact=True), self._digest_of_config
-        path = machine.folder() / f"{'-'.join(digests)}-{gguf_writing.FORMAT}-{precision}.gguf"
-        if not path.exists():
-            kind = gguf_writing.Precision(precision)
-            try:
-                gguf_writing.write(self.model, self.tokenizer(), path, precision=kind, name=Path(self.name).name)
-            except OSError as error:
-                raise RunnerError(f"its copy for llama.cpp cannot be written to {path} ({error.strerror})") from error
-        return GGUFFile(path)
+        """An empty runner. `num_threads` is for native; the others have what torch has. Raises `RunnerError`."""
+        return self._runners.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
 
 
 Model = Checkpoint | GGUF
+
+
+def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = None) -> Model:
+    """A GGUF file or a checkpoint, by its name."""
+    kind = GGUF if is_gguf(name) else Checkpoint
+    return kind(name, dtype=dtype, device=device, device_map=device_map)
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

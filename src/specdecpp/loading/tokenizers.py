@@ -1,4 +1,4 @@
-"""The tokenizer of a model: whether it can spell at all, and whether two are one.
+"""The tokenizer of a model: checks that it can spell at all, and that two are one.
 
 Two are one if the same id means the same token, and the same text gives the same ids. Equal sizes prove nothing, and unequal
 sizes may be padding; so the vocabularies are compared id by id, then the special tokens, then the behaviour of normaliser and
@@ -45,7 +45,7 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def have_same_files(a: str | Path, b: str | Path) -> bool:
-    """Whether two saved models have the same files of a tokenizer, byte by byte: it need be loaded once then."""
+    """True where two saved models have the same files of a tokenizer, byte by byte: it need be loaded once then."""
     folders = [folder_of(name) for name in (a, b)]
     if None in folders or a == b:
         return a == b
@@ -56,7 +56,7 @@ def have_same_files(a: str | Path, b: str | Path) -> bool:
 
 
 def _model_type(folder: Path | None) -> Any:
-    """What transformers chooses a tokenizer's class by, where its own files do not say. None where that is not known."""
+    """The key by which transformers chooses a tokenizer's class where its own files do not say; None where it is not known."""
     try:
         return folder and json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
@@ -88,7 +88,7 @@ def _spread(tokenizer: Any) -> list[int]:
 
 
 def _comes_back(tokenizer: Any, text: str) -> bool:
-    """Whether a text with something in it is encoded without special tokens, and decoded to itself."""
+    """True where a text with something in it is encoded without special tokens, and decoded to itself."""
     ids = list(tokenizer(text, add_special_tokens=False).input_ids)
     return bool(_plain(text)) and _plain(tokenizer.decode(ids, skip_special_tokens=True)) == _plain(text)
 
@@ -159,7 +159,7 @@ def check_path(name: str | Path) -> None:
 
 
 def hint(name: str | Path) -> str:
-    """What to add to an error about a model by this name where no saved model lies there: it may be a mistyped path."""
+    """A sentence to add to an error about a model by this name where no saved model lies there: it may be a mistyped path."""
     path = Path(name)
     if not path.exists():
         return f" There is no folder {name} here. Give that of a saved model, or a hub name."

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_files import converted
 from transformers import AutoTokenizer
 
 from specdecpp.loading import gguf_writing
@@ -22,9 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reference")
     for role in ("target", "draft"):
         for precision in ("f32", "bf16", "q8_0"):
-            gguf_writing.convert(
-                REFERENCE / role, folder / f"{role}-{precision}.gguf", precision=gguf_writing.Precision(precision)
-            )
+            converted(role, folder / f"{role}-{precision}.gguf", precision)
     return folder
 
 

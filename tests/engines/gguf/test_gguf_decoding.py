@@ -8,6 +8,7 @@ from typing import Any
 import gguf as format_of
 import pytest
 import torch
+from gguf_files import converted
 from typer.testing import CliRunner, Result
 
 import specdecpp as sd
@@ -19,7 +20,6 @@ from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
-from specdecpp.runners.gguf import GGUFRunner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model
 from specdecpp.training.calibrate import calibrate_live
@@ -149,15 +149,17 @@ def test_a_draft_in_fewer_bits_changes_nothing_but_the_pace(precision: str, refe
 
 
 def test_a_file_and_a_checkpoint_make_a_pair(reference: Path) -> None:
-    """Catches tokenizers, ends or fingerprints that a file loses on the way."""
+    """Catches tokenizers, ends or fingerprints that a file loses on the way, and a checkpoint left to llama.cpp."""
     for target, draft in (
         (reference / "target-f32.gguf", REFERENCE / "draft"),
         (REFERENCE / "target", reference / "draft-q8_0.gguf"),
     ):
-        pair = load_pair(target, draft=draft, head=HEAD, dtype="float32", runner="llama.cpp")
+        pair = load_pair(target, draft=draft, head=HEAD, dtype="float32", runner="native")
         assert pair.ends == load_pair(runner="eager").ends
         out = sd.Decoder(pair).generate(PROMPTS[0], max_tokens=NUM_TOKENS, temperature=0)
         assert list(out.tokens) == own_text(tuple(encode(pair, PROMPTS[0])))
+        with pytest.raises(RunnerError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint"):
+            load_pair(target, draft=draft, runner="llama.cpp")
 
 
 @pytest.mark.parametrize("precision", ["f32", "q8_0"])
@@ -170,14 +172,6 @@ def test_llama_cpp_and_the_reader_of_files_see_one_model(precision: str, referen
     ours, theirs = (runner.extend(tokens, rows=len(tokens))[0] for runner in runners)
     assert float((ours - theirs).abs().max()) < {"f32": 5e-4, "q8_0": 0.5}[precision]
     assert file.ends(None) == (2,)
-
-
-def test_a_checkpoint_is_run_by_llama_cpp_when_asked() -> None:
-    """Catches a copy in llama.cpp's format that is not kept, and a runner that is not the one asked for."""
-    for _ in range(2):
-        pair = load_pair(runner="llama.cpp")
-        assert isinstance(pair.target, GGUFRunner)
-        assert pair.runners.startswith("llama.cpp")
 
 
 # Tokenizers and heads
@@ -196,7 +190,7 @@ def test_a_file_with_llama_cpps_tokenizer_only(tokenizer: Any, tmp_path: Path, m
     whole, add = format_of.Keys.Tokenizer.HF_JSON, format_of.GGUFWriter.add_string
     with monkeypatch.context() as patch:
         patch.setattr(format_of.GGUFWriter, "add_string", lambda to, key, text: None if key == whole else add(to, key, text))
-        path = gguf_writing.convert(REFERENCE / "draft", tmp_path / "plain.gguf").path
+        path = converted("draft", tmp_path / "plain.gguf")
     alone = load_pair(path, draft=path, runner="llama.cpp")
     tokenizer.save_pretrained(tmp_path)
     beside = load_pair(path, draft=path, runner="llama.cpp")
@@ -256,9 +250,9 @@ def call(*arguments: object) -> Result:
 
 
 def test_the_verbs_take_files(tmp_path: Path) -> None:
-    """Catches a verb that knows checkpoints only: convert, generate with the head, calibrate."""
-    assert call("convert", "--out", tmp_path).exit_code == 0
-    names = ["--target", tmp_path / "target.gguf", "--draft", tmp_path / "draft.gguf", "--runner", "llama.cpp"]
+    """Catches a verb that knows checkpoints only: generate with the head, calibrate."""
+    files = {f"--{role}": converted(role, tmp_path / f"{role}.gguf") for role in ("target", "draft")}
+    names = [part for item in files.items() for part in item] + ["--runner", "llama.cpp"]
     result = call("generate", "Why?", *names, "--head", HEAD, "--max-tokens", 12, "--temperature", 0, "--json")
     assert result.exit_code == 0, result.stderr
     assert (
@@ -271,14 +265,10 @@ def test_the_verbs_take_files(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["calibrated_on"]["runners"].startswith("llama.cpp")
 
 
-def test_check_measures_this_runner() -> None:
-    """Catches figures of another runner than the one that was named."""
-    result = call("check", "--runner", "llama.cpp", "--prompts", 2, "--max-tokens", 12, "--json")
-    assert result.exit_code == 0, result.stderr
-
-
-def test_check_takes_files(reference: Path) -> None:
-    """Catches a pair of files that `check` cannot record in batches, which it does from their weights."""
-    result = call("check", reference / "target-f32.gguf", "--draft", reference / "draft-f32.gguf", "--prompts", 2)
+@pytest.mark.parametrize("options", [[], ["--runner", "llama.cpp", "--max-tokens", 12]])
+def test_check_takes_files(options: list[object], reference: Path) -> None:
+    """Catches a pair of files that `check` cannot record in batches, which it does from their weights; another runner timed."""
+    names = [reference / "target-f32.gguf", "--draft", reference / "draft-f32.gguf"]
+    result = call("check", *names, "--prompts", 2, *options)
     assert result.exit_code == 0, result.stderr
     assert "The pair" in result.stdout

@@ -1,0 +1,90 @@
+"""GGUF files for tests: tiny models, the reference pair, and files again with other metadata or tensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from transformers import AutoTokenizer
+
+from specdecpp.loading.gguf_header import Header
+from specdecpp.loading.gguf_reading import Stored
+from specdecpp.loading.gguf_writing import Precision, write
+from specdecpp.loading.models import load_model
+from specdecpp.loading.pair import REFERENCE
+from specdecpp.loading.tokenizers import load_tokenizer
+from specdecpp.testing import tiny_model
+
+TOKENIZER = AutoTokenizer.from_pretrained(REFERENCE / "target")
+SIZE = len(TOKENIZER) + 3  # a model often scores more ids than its tokenizer has
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+Change = Callable[[dict[str, Any]], Any]
+"""A change of {"values": metadata, "tensors": {name: Stored}}."""
+
+
+def model_of(kind: str = "llama", **config: Any) -> Any:
+    return tiny_model(kind, vocab_size=SIZE, **({"hidden_size": 64} | config))
+
+
+def written(path: Path, model: Any = None, precision: str = "f32", tokenizer: Any = TOKENIZER) -> Path:
+    """A tiny model, or the one given, in a file."""
+    write(model or model_of(), tokenizer, path, precision=Precision(precision))
+    return path
+
+
+def converted(role: str, path: Path, precision: str = "f32") -> Path:
+    """A model of the reference pair in a file."""
+    model = load_model(REFERENCE / role, dtype="auto", device=None, device_map=None)
+    write(model, load_tokenizer(REFERENCE / role), path, precision=Precision(precision), name=role)
+    return path
+
+
+def rewritten(source: Path, path: Path, *, change: Change) -> Path:
+    """A file again, by the package's own writer, after a change of its metadata (None: without the key) and tensors."""
+    header = Header(source)
+    values = dict(header.values)
+    tensors = {name: Stored(info.kind, info.shape, info.data) for name, info in header.tensors.items()}
+    change({"values": values, "tensors": tensors})
+    architecture = values.pop("general.architecture", b"llama")
+    writer = gguf.GGUFWriter(path, str(architecture, "utf-8"))
+    for key, value in values.items():
+        add(writer, key, value)
+    for name, stored in tensors.items():
+        kind = gguf.GGMLQuantizationType[stored.kind]
+        writer.add_tensor_info(name, stored.shape, np.dtype(np.float32), stored.data.nbytes, raw_dtype=kind)
+    end(writer)
+    for stored in tensors.values():
+        writer.write_tensor_data(np.ascontiguousarray(stored.data))
+    writer.close()
+    return path
+
+
+def end(writer: gguf.GGUFWriter) -> None:
+    """Write all that comes before the tensors' bytes."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a value under the type of GGUF that fits it."""
+    plain = value.decode() if isinstance(value, bytes) else value
+    for kind, named in ((bool, "bool"), (int, "uint32"), (float, "float32"), (str, "string")):
+        if isinstance(plain, kind):
+            getattr(writer, f"add_{named}")(key, plain)
+            return
+    if plain is not None:
+        items = plain if isinstance(plain, list) else plain.tolist()
+        writer.add_array(key, [item.decode() if isinstance(item, bytes) else item for item in items])
+
+
+def values(*without: str, **others: Any) -> Change:
+    """A change that drops keys and sets others (with __ for a dot)."""
+
+    def change(both: dict[str, Any]) -> None:
+        for key in without:
+            del both["values"][key]
+        both["values"].update({key.replace("__", "."): value for key, value in others.items()})
+
+    return change

@@ -1,0 +1,265 @@
+"""GGUF files: every weight, name and id of a model arrives, and what llama.cpp would compute differently is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader, dequantize
+from gguf_files import LLAMA3, SIZE, TOKENIZER, converted, model_of, written
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from specdecpp.errors import RunnerError
+from specdecpp.loading.fingerprints import fingerprint
+from specdecpp.loading.gguf_writing import ENDS, FINGERPRINT, Vocabulary, write
+from specdecpp.loading.pair import REFERENCE
+from specdecpp.runners import LeanRunner
+from specdecpp.testing import tiny_tokenizer
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+TEXTS = ("Ann's 3 bags\n\n  of 12 apples", "<|user|>\nWHO'LL say\u2028naïve?</s>", "e\u0301\u4e2d\U0001f600  ")
+
+
+def fields(path: Path) -> dict[str, Any]:
+    return {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    return {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(path).tensors}
+
+
+def kinds(path: Path) -> dict[str, str]:
+    return {t.name: t.tensor_type.name for t in GGUFReader(path).tensors}
+
+
+def altered(change: Callable[[dict[str, Any], list[Any]], Any]) -> Any:
+    """The reference tokenizer with its tokenizer.json changed; a change sees it, and the steps of its pre-tokenizer."""
+    whole = json.loads(TOKENIZER.backend_tokenizer.to_str())
+    change(whole, whole["pre_tokenizer"]["pretokenizers"])
+    other = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    other._tokenizer = Tokenizer.from_str(json.dumps(whole))
+    return other
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted("draft", tmp_path_factory.mktemp("gguf") / "draft.gguf")
+
+
+# Weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {}),
+        ("qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
+    ],
+)
+def test_another_reader_computes_the_same_logits(kind: str, config: dict[str, Any], tmp_path: Path):
+    """Catches rows of q and k that are left as they are or turned twice, swapped names, tensors that are left out, lost biases,
+    head norms or ties, and wrong hyperparameters: transformers has a reader of its own, which must give back the very same
+    model."""
+    model = model_of(kind, **config)
+    path = written(tmp_path / "m.gguf", model)
+    model.config.model_type = {"mistral": "llama"}.get(kind, kind)  # the reader goes by GGUF's name of the family
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
+    told = {key: value for key, value in read["config"].items() if key not in ("architectures", "model_type")}
+    if kind == "qwen3":
+        told["head_dim"] = 16  # the one thing this reader does not look for
+    again = AutoModelForCausalLM.from_config(AutoConfig.for_model(read["config"]["model_type"], **told)).eval()
+    missing, unexpected = again.load_state_dict({k: torch.as_tensor(v) for k, v in read["tensors"].items()}, strict=False)
+    again.tie_weights()
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"} if model.config.tie_word_embeddings else not missing
+    assert len(tensors(path)) == len(list(model.parameters()))
+    ids = torch.arange(1, 40)[None]
+    with torch.inference_mode():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_weights_in_another_layout_are_the_same(tmp_path: Path):
+    """Catches bytes taken as they lie: the lean runner lays weights out anew."""
+    model = model_of()
+    before = written(tmp_path / "before.gguf", model).read_bytes()
+    LeanRunner(model)
+    assert written(tmp_path / "after.gguf", model).read_bytes() == before
+
+
+def test_scaled_angles_become_factors(tmp_path: Path):
+    """Catches Llama 3's angles that are dropped, inverted or written for models whose angles are plain."""
+    model = model_of(rope_parameters=LLAMA3 | {"original_max_position_embeddings": 64})
+    path = written(tmp_path / "m.gguf", model)
+    factors = tensors(path)["rope_freqs.weight"]
+    size = 2 * len(factors)
+    base = fields(path)["llama.rope.freq_base"] ** (-np.arange(0, size, 2) / size)
+    assert np.allclose(base / factors, model.model.rotary_emb.inv_freq.numpy(), rtol=1e-5)
+    assert factors.max() == pytest.approx(8.0)
+    assert "rope_freqs.weight" not in tensors(written(tmp_path / "plain.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "relative"), [("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 2**-7), ("q4_0", 2**-3), ("q4_1", 2**-3)]
+)
+def test_smaller_types_stay_close_and_leave_vectors_alone(precision: str, relative: float, tmp_path: Path):
+    """Catches norms that are rounded too, a type the file does not say, and bytes that are not of the type."""
+    whole, path = tensors(written(tmp_path / "f32.gguf")), written(tmp_path / "small.gguf", precision=precision)
+    small, types = tensors(path), kinds(path)
+    for name, exact in whole.items():
+        is_wide = precision.startswith("q4") and name in ("token_embd.weight", "output.weight")
+        assert types[name] == ("F32" if exact.ndim == 1 else "Q8_0" if is_wide else precision.upper())
+        assert np.abs(small[name] - exact).max() <= relative * np.abs(exact).max()
+
+
+def test_rows_that_fill_no_block_are_f16(tmp_path: Path):
+    """Catches q8_0 of a row length that has no whole blocks, which the package refuses in the middle of a file."""
+    found = kinds(written(tmp_path / "m.gguf", model_of(hidden_size=48), "q8_0"))
+    assert found["token_embd.weight"] == "F16"
+    assert found["blk.0.ffn_down.weight"] == "Q8_0", "96 inputs are three blocks"
+
+
+# Words, provenance, files
+
+
+def test_every_id_keeps_its_token(tmp_path: Path):
+    """Catches ids that move, special tokens written as text, rows without a token that get none, and a second end that is
+    lost, so that text goes on after it."""
+    model = model_of()
+    model.generation_config.eos_token_id = [2, 7]
+    found = fields(written(tmp_path / "m.gguf", model))
+    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    assert tokens[:-3] == TOKENIZER.convert_ids_to_tokens(list(range(len(TOKENIZER))))
+    assert tokens[-1] == f"[PAD{SIZE - 1}]"
+    assert types == [3 if i in TOKENIZER.added_tokens_decoder else 1 for i in range(len(TOKENIZER))] + [5] * 3
+    assert found["tokenizer.ggml.pre"] == "qwen2"
+    assert len(found["tokenizer.ggml.merges"]) == len(json.loads(TOKENIZER.backend_tokenizer.to_str())["model"]["merges"])
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")] == [1, 2, 0]
+    assert (found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.add_eos_token"]) == (True, False)
+    assert found["tokenizer.chat_template"] == TOKENIZER.chat_template
+    assert (found[ENDS], found["tokenizer.ggml.eot_token_id"]) == ("2,7", 7)
+
+
+def test_roles_and_words_added_by_hand(tmp_path: Path):
+    """Catches an added word that llama.cpp would hide from the text; and that of SmolLM2's end, which pads too, only the last
+    role was written: its pairs were refused for it."""
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.pad_token = tokenizer.eos_token
+    vocabulary = Vocabulary.of(tokenizer, size=SIZE)
+    assert (vocabulary.tokens[4096], vocabulary.kinds[4096]) == ("<think>", 4)
+    found = fields(written(tmp_path / "m.gguf", tokenizer=tokenizer))
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")] == [1, 2, 2]
+
+
+def test_the_file_says_what_it_was_made_of(reference: Path):
+    """Catches a fingerprint of something else than the checkpoint, which would part it from its heads; a width, count or base
+    under the wrong key; and a tokenizer that cannot be had back exactly, as GGUF's own keys know no normaliser."""
+    model, found = AutoModelForCausalLM.from_pretrained(REFERENCE / "draft"), fields(reference)
+    config = model.config
+    assert found[FINGERPRINT] == fingerprint(model)
+    again = Tokenizer.from_str(found["tokenizer.huggingface.json"])
+    assert [again.encode(text).ids for text in TEXTS] == [TOKENIZER(text).input_ids for text in TEXTS]
+    expected = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": 10000.0,
+        "vocab_size": config.vocab_size,
+    }
+    assert {key: found[f"llama.{key}"] for key in expected} == expected
+    assert found["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches half a file under the final name, and litter beside it."""
+    path = tmp_path / "m.gguf"
+    path.write_text("what was there")
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("gguf.GGUFWriter.write_ti_data_to_file", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        written(path)
+    assert path.read_text() == "what was there"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "why"),
+    [
+        ("gpt2", {}, "not one of"),
+        ("mistral", {"sliding_window": 8}, "window of 8"),
+        ("llama", {"mlp_bias": True}, "layers have biases"),
+        ("phi3", {}, "not one of"),
+        ("gemma3_text", {}, "not one of"),
+        ("qwen3", {"rope_parameters": LINEAR}, "angles are scaled"),
+        ("llama", {"rope_parameters": YARN}, "angles are yarn"),
+    ],
+)
+def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any], why: str, tmp_path: Path):
+    """Catches a file that llama.cpp reads but computes otherwise."""
+    with pytest.raises(RunnerError, match=f"{why}.*knows more families"):
+        write(model_of(kind, **config), TOKENIZER, tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def like_llama3(whole: dict[str, Any], steps: list[Any]) -> None:
+    steps[0]["pattern"]["Regex"] = steps[0]["pattern"]["Regex"].replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+    whole["model"]["ignore_merges"] = True
+
+
+def like_gpt2(whole: dict[str, Any], steps: list[Any]) -> None:
+    whole["pre_tokenizer"] = steps[1] | {"use_regex": True}
+
+
+def like_smollm(whole: dict[str, Any], steps: list[Any]) -> None:
+    steps[:] = [{"type": "Digits", "individual_digits": True}, steps[1] | {"use_regex": True}]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda whole, steps: None, "qwen2"),
+        (like_llama3, "llama-bpe"),
+        (like_gpt2, "gpt-2"),
+        (like_smollm, "smollm"),
+        (lambda whole, steps: steps.pop(0), None),
+        (lambda whole, steps: steps[0]["pattern"].update(Regex=r"\p{N}{3}|\s+"), None),
+        (lambda whole, steps: steps.insert(0, {"type": "Digits", "individual_digits": True}), None),
+        (lambda whole, steps: steps[1].update(add_prefix_space=True), None),
+        (lambda whole, steps: whole["model"].update(ignore_merges=True), None),
+    ],
+)
+def test_ways_to_cut_a_text(change: Any, name: str | None):
+    """Catches a file in which llama.cpp would cut texts otherwise, and tokenizers refused or taken for each other."""
+    if name is None:
+        with pytest.raises(RunnerError, match="no name here"):
+            Vocabulary.of(altered(change), size=SIZE)
+    else:
+        assert Vocabulary.of(altered(change), size=SIZE).splitter == name
+
+
+def test_other_tokenizers_are_refused():
+    """Catches a tokenizer of characters written as if it were byte-level BPE, and one of another model."""
+    with pytest.raises(RunnerError, match="not byte-level BPE"):
+        Vocabulary.of(tiny_tokenizer(), size=SIZE)
+    with pytest.raises(RunnerError, match="ids up to 4095, but the model scores 100"):
+        Vocabulary.of(TOKENIZER, size=100)
