@@ -19,12 +19,12 @@ from realpair.files import DRAFT, TARGET
 from realpair.prompts import prompts
 
 from specdecpp.loading.gguf import GGUF
-from specdecpp.runners import Runner
+from specdecpp.runners import Cache
 
 TOKENS, TAILS, TEMPERATURE = 64, (8, 32, 64, 128, 256, None), 0.7
 
 
-def answered(target: Runner, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+def answered(target: Cache, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     """The prompt with the target's greedy answer behind it, and the logits [TOKENS, V] of the answer."""
     target.rollback(0)
     text, rows, new = list(prompt), [], prompt
@@ -35,7 +35,7 @@ def answered(target: Runner, prompt: list[int]) -> tuple[list[int], torch.Tensor
     return text, torch.stack(rows)
 
 
-def along(draft: Runner, text: list[int], logits: torch.Tensor, tail: int | None) -> tuple[float, float]:
+def along(draft: Cache, text: list[int], logits: torch.Tensor, tail: int | None) -> tuple[float, float]:
     """Tokens that are the draft's argmax too, and the sum of the overlaps of p and q."""
     begin = 0 if tail is None else max(0, len(text) - TOKENS - tail)
     draft.rollback(0)
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/reading.json")
     args = parser.parse_args()
     models = [GGUF(part.checked(path)) for part, path in ((TARGET, args.target), (DRAFT, args.draft))]
-    target, draft = (m.runner("native", vocab_size=min(m.num_rows for m in models), num_threads=2) for m in models)
+    target, draft = (m.runner("native", vocab_size=min(m.num_rows for m in models), num_threads=2).new_cache() for m in models)
     tokenizer, rows = models[0].tokenizer(), []
     for kind, texts in prompts(args.data, args.prompts).items():
         sums = {tail: [0.0, 0.0] for tail in TAILS}

@@ -25,13 +25,14 @@ import specdecpp as sd
 from specdecpp.errors import SpecdecError
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint
+from specdecpp.runners import Cache
 
 CONTEXT, ROWS, THREADS, TURN = 100, (1, 2, 3, 5, 9, 16), (1, 2), 3
 Setting = tuple[str, int, int]
 """Runner, threads, rows."""
 
 
-def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iterator[tuple[str, int, sd.Runner]]:
+def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iterator[tuple[str, int, Cache]]:
     """Each kind with each number of threads, holding the context; says why one is missing."""
     model = GGUF(name) if is_gguf(name) else Checkpoint(name, dtype=dtype, device=None, device_map=None)
     for kind in kinds:
@@ -39,12 +40,12 @@ def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iter
             print(f"without {kind}: {reason}")
             continue
         for n in threads:
-            runner = model.runner(kind, vocab_size=model.num_rows, num_threads=n)
+            runner = model.runner(kind, vocab_size=model.num_rows, num_threads=n).new_cache()
             runner.extend([7 + i % 500 for i in range(CONTEXT)], rows=1)
             yield kind, n, runner
 
 
-def measured(made: list[tuple[str, int, sd.Runner]], rows: list[int], cycles: int) -> dict[Setting, list[float]]:
+def measured(made: list[tuple[str, int, Cache]], rows: list[int], cycles: int) -> dict[Setting, list[float]]:
     """Seconds of passes."""
     turns = [(kind, threads, n, runner) for kind, threads, runner in made for n in rows]
     seconds: dict[Setting, list[float]] = {}
@@ -55,7 +56,7 @@ def measured(made: list[tuple[str, int, sd.Runner]], rows: list[int], cycles: in
     return seconds
 
 
-def once(runner: sd.Runner, rows: int) -> float:
+def once(runner: Cache, rows: int) -> float:
     """Seconds of one pass, rolled back afterwards."""
     started = time.perf_counter()
     runner.extend([11 + i for i in range(rows)], rows=rows)
