@@ -97,7 +97,7 @@ def test_a_rejected_candidate_leaves_no_trace() -> None:
 def test_a_place_has_the_law_of_its_head() -> None:
     """Catches heads in another order, and logits of another state than the text's last."""
     draft, base = tiny_draft()
-    _, hidden = base.runner.new_cache().extend([1, 2, 3], rows=1)
+    _, hidden = base.new_cache().extend([1, 2, 3], rows=1)
     draft.extend([1, 2, 3], rows=1)
     for i in range(2):
         logits, state = draft.extend([4 + i], rows=1)
