@@ -38,7 +38,7 @@ SAMPLINGS = 64
 
 
 class Options(TypedDict, total=False):
-    """What a request may say, with the defaults of `Decoder.start`."""
+    """Options of a request, with the defaults of `Decoder.start`."""
 
     max_tokens: int
     temperature: float | None
@@ -62,9 +62,9 @@ class Output:
     rounds: tuple[Round, ...]
     metrics: Metrics
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
-    """What it was drawn under."""
+    """Sampling that the tokens were drawn under."""
     lossless: bool = True
-    """Whether that is the target's own law; where not, `metrics.mean_tv` says how far from it."""
+    """True where the output has the target's own law; elsewhere `metrics.mean_tv` says how far from it."""
 
 
 class Decoder:
@@ -124,7 +124,7 @@ class Decoder:
 
     @property
     def costs(self) -> Costs | None:
-        """What a step costs as measured or given; None where the policy does not ask."""
+        """Costs of a step, measured or given; None where the policy does not ask."""
         if self._costs is None and self.policy.needs_costs:
             from specdecpp.costs.known import known
 
@@ -161,13 +161,13 @@ class Decoder:
         keep(self.pair, replace(known, now=now))
 
     def _beginning(self, sampling: Sampling, costs: Costs | None) -> Mapping[str, Any] | None:
-        """What practice has taught the rule, at these costs."""
+        """Lessons of practice for the rule, at these costs."""
         if self._known is None or costs is None:
             return None
         return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
 
     def _experience(self, sampling: Sampling) -> Experience:
-        """What requests without a seed have taught the rule under this sampling, those of earlier processes included."""
+        """Lessons of requests without a seed under this sampling, those of earlier processes included."""
         if sampling not in self._experiences:
             pair, clock, keep, past = self.pair, self._running_costs(), None, None
             now = clock and clock.now
@@ -187,7 +187,7 @@ class Decoder:
         return self._experiences[sampling]
 
     def _practised(self, sampling: Sampling) -> Experience:
-        """What a request with a seed begins with: practice, at the costs that it sees."""
+        """Beginning of a request with a seed: practice, at the costs that it sees."""
         if sampling.is_greedy not in self._practices:
             self._practices[sampling.is_greedy] = self._beginning(sampling, self.costs)
         return Experience(self.policy, self._practices[sampling.is_greedy])
@@ -349,7 +349,7 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
 
 
 def metrics_of(session: Session, rounds: Sequence[Round]) -> Metrics:
-    """What the rounds of a session cost so far, its prompt included."""
+    """Sums over the rounds of a session so far, its prompt included."""
     return Metrics.of(
         rounds,
         prefill_s=session.prefill_s,
@@ -370,7 +370,7 @@ def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
 
 
 def default_policy(pair: Pair) -> Policy:
-    """What a decoder follows when no policy is named: `best_policy` of the pair's head, for copies with up to 64."""
+    """Policy of a decoder for which none is named: `best_policy` of the pair's head, for copies with up to 64."""
     if isinstance(pair.draft, SuffixDrafter):
         return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most rounds
     return best_policy(pair.head)

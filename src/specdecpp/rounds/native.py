@@ -48,7 +48,7 @@ class Native:
     has_batches = True
 
     def __init__(self) -> None:
-        self._requests: WeakKeyDictionary[Request, _Rounds | _Copies] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _Rounds | _CopiedRounds] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
         self._host, self._copying = Host(), Copying()
 
@@ -85,11 +85,11 @@ class Native:
             results.update(zip(group, made, strict=True))
         return [results[i] for i in range(len(plans))]
 
-    def _rounds(self, request: Request) -> "_Rounds | _Copies":
+    def _rounds(self, request: Request) -> "_Rounds | _CopiedRounds":
         rounds = self._requests.get(request)
         if rounds is None:
             copies = isinstance(request.draft, SuffixDrafter)
-            rounds = self._requests[request] = _Copies(request) if copies else _Rounds(request, self._head_of(request))
+            rounds = self._requests[request] = _CopiedRounds(request) if copies else _Rounds(request, self._head_of(request))
         return rounds
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
@@ -114,7 +114,7 @@ def _weights(request: Request) -> tuple[Any, Any]:
     return request.target.model, None if isinstance(draft, SuffixDrafter) else draft.model
 
 
-def _together(batch: "Sequence[tuple[_Rounds | _Copies, Plan]]", beside: Sequence[Reading]) -> list[Result]:
+def _together(batch: "Sequence[tuple[_Rounds | _CopiedRounds, Plan]]", beside: Sequence[Reading]) -> list[Result]:
     """Rounds of requests over the same weights: one pass of the draft a candidate, and one of the target. Seconds are shared
     by the rows that were read."""
     started = _now()
@@ -300,7 +300,7 @@ class _Rounds:
         return told
 
     def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
-        """What became of the round; the seconds are this request's share of what its batch took."""
+        """Result of the round; the seconds are this request's share of what its batch took."""
         told, said, num, tokens = self._drafting, self._verifying, self._num, self._kept
         if not self._sampling.is_greedy:
             self._uniforms[1].take(said.num_accepted + 1 if self._compares else said.num_tokens)
@@ -332,7 +332,7 @@ class _Rounds:
         return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
 
 
-class _Copies:
+class _CopiedRounds:
     """The rounds of a request whose candidates are copied: found here, compared by the target's pass."""
 
     def __init__(self, request: Request):
@@ -368,7 +368,7 @@ class _Copies:
         return told
 
     def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
-        """What became of the round."""
+        """Result of the round."""
         draft, said, rows = self._draft, self._verifying, None
         if not self._sampling.is_greedy:
             self._uniforms.take(said.num_accepted + 1)

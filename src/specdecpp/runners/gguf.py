@@ -205,7 +205,7 @@ def _is_taken(context: "_Context", idle: "list[_Context]") -> bool:
 
 
 def _put_back(context: "_Context", contexts: "list[_Context]", idle: "list[_Context]") -> None:
-    """What happens to a context that nobody uses any longer: it is kept, but not more than a few are."""
+    """Keep a context that nobody uses any longer, but not more than a few."""
     if len(idle) < _IDLE:
         idle.append(context)
     elif context in contexts:  # else it went with its file
