@@ -28,7 +28,7 @@ def law(policy: sd.Policy) -> dict[tuple, float]:
 
     def run(every: Enumerator) -> tuple:
         how = {"verification": sd.TokenVerification(), "sampling": sd.Sampling(), "randomness": (every, every)}
-        session = Session(target=p.fresh(), draft=q.fresh(), policy=policy, prompt=[0], max_tokens=3, **how)
+        session = Session(target=p.new_cache(), draft=q.new_cache(), policy=policy, prompt=[0], max_tokens=3, **how)
         return tuple(token for r in rounds_of(session) for token in r.tokens)
 
     return enumerate_law(run)
