@@ -19,11 +19,12 @@ import transformers
 
 import specdecpp as sd
 from specdecpp.loading.models import KINDS
+from specdecpp.runners import Cache
 
 CONTEXT, ROWS, WARM_UP = 128, (1, 2, 3, 4, 5, 6, 8, 12), 5
 
 
-def once(runner: sd.Runner, rows: int) -> float:
+def once(runner: Cache, rows: int) -> float:
     """Seconds of one forward over `rows` new tokens, rolled back afterwards."""
     started = time.perf_counter()
     runner.extend([5] * rows, rows=rows)

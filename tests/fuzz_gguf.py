@@ -157,7 +157,7 @@ def outcome_of_file(path: Path, beside: Path, runner: str) -> str:
         pair.tokenizer("Ann's 3 bags")
         cache = pair.target.new_cache()
         logits, states = cache.extend([1, 5, 9], rows=3)
-        pair.target.rollback(1)
+        cache.rollback(1)
         cache.extend([4], rows=1)
     except SpecdecError as error:
         return "refused" if _is_sentence(str(error)) else f"bad: no sentence: {error!s:.100}"
