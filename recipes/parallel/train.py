@@ -26,27 +26,31 @@ from specdecpp.decoder import run
 from specdecpp.lab.parallel import ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed
 from specdecpp.request import as_prompt, label_of
-from specdecpp.runners import Runner
+from specdecpp.runners.native import NativeCache, NativeRunner
 from specdecpp.sampling import Sampling
 from specdecpp.training import prompts
 
 BATCH, RATE = 512, 2e-3
 
 
-class OnHost:
-    """A runner as it is, of a kind that no compiled round knows."""
+class HostCache(NativeCache):
+    """A cache of a kind that no compiled round knows."""
 
-    def __init__(self, runner: Runner):
-        self._runner = runner
+
+class OnHost:
+    """A model as it is, whose rounds the host runs."""
+
+    def __init__(self, model: NativeRunner):
+        self._model = model
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+        return getattr(self._model, name)
 
-    def extend(self, tokens: list[int], *, rows: int) -> Any:
-        return self._runner.extend(tokens, rows=rows)
+    def forward(self, parts: Any, *, rows: int) -> Any:
+        return self._model.forward(parts, rows=rows)
 
-    def fresh(self) -> "OnHost":
-        return OnHost(self._runner.fresh())
+    def new_cache(self) -> HostCache:
+        return HostCache(self._model)
 
 
 def read(files: Sequence[str], builders: Sequence[str], rows: int) -> list[str]:
@@ -70,7 +74,7 @@ def trained(draft: Any, texts: Sequence[tuple[list[int], int]], num_heads: int, 
     heads, output = ParallelHeads(draft.hidden_size, num_heads), draft.model.get_output_embeddings().requires_grad_(False)
     states, later = [], []
     for tokens, num_prompt in texts:
-        hidden = draft.fresh().extend(tokens, rows=len(tokens))[1]
+        hidden = draft.new_cache().extend(tokens, rows=len(tokens))[1]
         first = max(0, num_prompt - 2)
         for at in range(first, len(tokens) - 1 - num_heads):
             states.append(hidden[at])
@@ -132,7 +136,8 @@ def main() -> None:
     parallel = replace(
         pair, draft=ParallelDraft(pair.draft, heads, draft.model.get_output_embeddings()), draft_fingerprint=None, head=None
     )
-    on_host: Any = OnHost(pair.draft)
+    compiled: Any = pair.draft
+    on_host: Any = OnHost(compiled)
     chains = {"compiled": replace(pair, head=None), "host": replace(pair, head=None, draft=on_host, draft_fingerprint=None)}
     decoders = {"target alone": sd.Decoder(chains["compiled"], policy=Fixed(k=0))}
     for rule in (Fixed(k=2), Fixed(k=4), CostAware()):
