@@ -155,9 +155,10 @@ def outcome_of_file(path: Path, beside: Path, runner: str) -> str:
     try:
         pair = load_pair(path, draft=beside, runner=runner)
         pair.tokenizer("Ann's 3 bags")
-        logits, states = pair.target.extend([1, 5, 9], rows=3)
-        pair.target.rollback(1)
-        pair.target.extend([4], rows=1)
+        cache = pair.target.new_cache()
+        logits, states = cache.extend([1, 5, 9], rows=3)
+        cache.rollback(1)
+        cache.extend([4], rows=1)
     except SpecdecError as error:
         return "refused" if _is_sentence(str(error)) else f"bad: no sentence: {error!s:.100}"
     is_sound = logits.shape == (3, pair.target.vocab_size) and bool(

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import decide
-from specdecpp.runners import Runner
+from specdecpp.runners import Cache
 from specdecpp.sampling import Randomness, Sampling, probabilities
 from specdecpp.session import Piece, Round, Session
 from specdecpp.step import Draft, propose
@@ -123,7 +123,7 @@ class Request:
 
 
 def drafted(
-    runner: Runner,
+    runner: Cache,
     pending: list[int],
     *,
     policy: Policy,

@@ -93,6 +93,17 @@ def test_other_runners_decode_one_after_another() -> None:
         assert [one.tokens for one in found] == [decoder.generate(one, max_tokens=6, seed=2).tokens for one in prompts]
 
 
+def test_of_prompts_that_are_read_alone_one_is_read_in_a_step() -> None:
+    """Catches a request that waits for all prompts of the others, and a prompt that is never read."""
+    model = tiny_model("llama", seed=1)
+    pair = Pair(target=LeanRunner(model), draft=LeanRunner(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
+    decoder = Decoder(pair, policy=Fixed(k=2))
+    ready, first, second = (decoder.start(prompt, seed=0, max_tokens=9) for prompt in ([5], [8] * 6, [9] * 4))
+    told = [[type(outcome).__name__ for outcome in step([ready, first, second], most=3)] for _ in range(4)]
+    assert told[:2] == [["Round", "Read", "NoneType"]] * 2
+    assert told[2:] == [["Round", "Round", "Read"], ["Round", "Round", "Round"]]
+
+
 LONG = [[3 + (i * i + n) % 60 for i in range(length)] for n, length in enumerate((90, 1, 2, 33, 61, 5))]
 
 

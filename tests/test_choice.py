@@ -118,15 +118,15 @@ def test_a_runner_that_is_far_behind_is_left_at_once(llama: Folders, home: Path,
     seconds = {"lean": [0.01], "eager": [10.0]}
 
     def timed(kind: type[EagerRunner], name: str) -> None:
-        own: Any = kind.extend
+        own: Any = kind.read
 
-        def extend(self: EagerRunner, *given: Any, **more: Any) -> Any:
+        def read(self: EagerRunner, *given: Any, **more: Any) -> Any:
             if type(self) is kind:
                 clock[0] += seconds[name][min(passes[name], len(seconds[name]) - 1)]
                 passes[name] += 1
             return own(self, *given, **more)
 
-        monkeypatch.setattr(kind, "extend", extend)
+        monkeypatch.setattr(kind, "read", read)
 
     timed(LeanRunner, "lean")
     timed(EagerRunner, "eager")

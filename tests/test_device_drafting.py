@@ -266,24 +266,6 @@ def test_the_law_of_real_draws(two: Two) -> None:
     assert chi_square_tail(counts, dict(law)) > 1e-4
 
 
-def test_one_seed_gives_one_output(two: Two) -> None:
-    """Catches a stream that another request moves on, a cache that remembers, and seeds that are ignored."""
-    pair = Pair(target=two.target, draft=two.draft, tokenizer=tiny_tokenizer())
-    decoder = Decoder(pair, policy=CumulativeConfidence())
-    first = decoder.generate([3, 5], max_tokens=30, seed=1)
-    other = decoder.generate([9] * 230, max_tokens=20, seed=2)  # its caches are longer
-    assert decoder.generate([3, 5], max_tokens=30, seed=1).tokens == first.tokens
-    assert decoder.generate([9] * 230, max_tokens=20, seed=3).tokens != other.tokens
-    sessions = [decoder.start([3, 5], max_tokens=30, seed=1), decoder.start([9, 9, 4], max_tokens=30, seed=2)]
-    for session in sessions:
-        session.prefill()
-    while sessions[0].finish_reason is None:
-        for session in sessions:
-            if session.finish_reason is None:
-                session.step()
-    assert tuple(sessions[0].tokens[2:]) == first.tokens
-
-
 @pytest.mark.parametrize("policy", ["cumulative q", "specdecpp, lagged", "costs, look-ahead", "fixed"])
 def test_a_host_that_reads_every_flag_late_decodes_the_same(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a draft that then lacks its last candidate: whole texts, with and without steps in vain."""

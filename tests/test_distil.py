@@ -113,7 +113,7 @@ def test_training_makes_a_draft_agree_more(folder, whole):
 def test_the_draft_decodes_exactly(folder, whole):
     """Catches a draft that is saved as another model than was trained, and a greedy answer that it changes."""
     pair = sd.load_pair(folder / "target", draft=whole / "draft", runner="eager")
-    assert int(pair.draft.extend([1], rows=1)[0].isfinite().sum()) == 40
+    assert int(pair.draft.new_cache().extend([1], rows=1)[0].isfinite().sum()) == 40
     options = {"max_tokens": 30, "temperature": 0.0}
     answers = [sd.Decoder(pair, policy=Fixed(k=k)).generate("tell me", **options).tokens for k in (1, 4)]
     assert answers[0] == answers[1]
@@ -317,7 +317,7 @@ def test_a_file_gets_a_file(folder, tmp_path):
         assert is_own or (stored.data == target[name].data).all()
     assert len(draft.skeleton.config.output_ids) == 500
     pairs = [sd.load_pair(whole, draft=tmp_path / "out" / name, runner="eager") for name in ("draft.gguf", "draft")]
-    rows = [pair.draft.extend([5, 9, 7, 300], rows=4)[0] for pair in pairs]
+    rows = [pair.draft.new_cache().extend([5, 9, 7, 300], rows=4)[0] for pair in pairs]
     scored = rows[0].isfinite()
     assert torch.equal(scored, rows[1].isfinite())
     gap = (rows[0][scored].float() - rows[1][scored].float()).abs().mean() / rows[1][scored].float().std()

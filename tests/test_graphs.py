@@ -90,23 +90,6 @@ def test_what_lies_past_the_text_is_never_seen() -> None:
         assert torch.equal(a, b)
 
 
-def test_a_rollback_leaves_no_trace() -> None:
-    """Catches keys of forgotten tokens. The same call gives the same bits, here and in another sequence."""
-    runner = GraphRunner(built("llama")).new_cache()
-    runner.extend(TEXT[:5], rows=1)
-    before, _ = runner.extend(TEXT[5:8], rows=3)
-    runner.rollback(5)
-    runner.extend([33, 34, 35, 36], rows=1)
-    runner.rollback(5)
-    after, _ = runner.extend(TEXT[5:8], rows=3)
-    assert torch.equal(before, after)
-    other = runner.model.new_cache()
-    other.extend(TEXT[:5], rows=1)
-    assert torch.equal(other.extend(TEXT[5:8], rows=3)[0], before)
-    with pytest.raises(ValueError, match="cannot roll back to 9 tokens: the cache holds 8"):
-        runner.rollback(9)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
@@ -165,29 +148,6 @@ def test_a_rehearsal_in_the_middle_of_a_text_leaves_no_trace() -> None:
     torch.testing.assert_close(logits, LeanRunner(model).new_cache().extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
 
 
-def test_a_prompt_longer_than_one_pass() -> None:
-    """Catches parts of a long prompt that do not see each other, and a step after it that does not see them."""
-    variant = {"max_position_embeddings": 1024}
-    eager, runner = EagerRunner(built("llama", **variant)).new_cache(), GraphRunner(built("llama", **variant)).new_cache()
-    expected, _ = eager.extend(LONG, rows=3)
-    torch.testing.assert_close(runner.extend(LONG[:698], rows=1)[0], expected[:1], atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(runner.extend(LONG[698:], rows=2)[0], expected[1:], atol=1e-3, rtol=1e-3)
-
-
-def test_sequences_share_the_weights_only() -> None:
-    """Catches caches or outputs that a second sequence writes into while the first goes on."""
-    runner = GraphRunner(built("llama"))
-    one, two = runner.new_cache(), runner.new_cache()
-    first, _ = one.extend(TEXT[:4], rows=4)
-    kept = first.clone()
-    two.extend(TEXT[4:8], rows=4)
-    assert torch.equal(first, kept)
-    alone = runner.new_cache()
-    alone.extend(TEXT[:4], rows=1)
-    assert torch.equal(one.extend([9], rows=1)[0], alone.extend([9], rows=1)[0])
-    assert len({id(r.static) for r in (one, two, alone)}) == 3
-
-
 def test_a_cache_is_used_again_and_says_the_same() -> None:
     """Catches requests that record everything anew, a cache given to two, and bits that depend on who used it before."""
     runner = GraphRunner(built("llama", max_position_embeddings=1024))
@@ -244,11 +204,6 @@ def test_widths_and_spans() -> None:
     for length in (0, 1, 222, 223, 224, 479, 480, 5000):
         assert span_of(length) - WIDTHS[-1] >= length
         assert span_of(length) == 256 or span_of(length) // 2 - WIDTHS[-1] < length
-
-
-def test_rows_past_the_common_vocabulary_are_cut() -> None:
-    """Catches logits of padding."""
-    assert GraphRunner(built("llama"), vocab_size=50).new_cache().extend(TEXT, rows=2)[0].shape == (2, 50)
 
 
 def test_half_precision() -> None:

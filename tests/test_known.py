@@ -77,8 +77,8 @@ def test_wrong_costs_heal_within_a_request(
     with unchecked():
         made = Decoder(pair)
         output = made.generate([1, 2], max_tokens=64, ignore_eos=True, temperature=1.0)
-        assert made._clock is not None
-        now, lengths = made._clock.now, {0, 1, 2, *(r.num_drafted for r in output.rounds)}
+        assert made.memory.clock is not None
+        now, lengths = made.memory.clock.now, {0, 1, 2, *(r.num_drafted for r in output.rounds)}
         usual = {k for k in lengths if k < 3 or sum(r.num_drafted == k for r in output.rounds) > 2}
         assert [k for k in sorted(usual) if not 0.85 < now.round_s(k) / true.round_s(k) < 1.15] == []
         for acceptance in (0.5, 0.7, 0.8, 0.9):
@@ -121,7 +121,7 @@ def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.Mon
     assert list(home.glob("costs-*"))
     assert made.costs is not None
     assert made.costs.round_s(2) / made.costs.verify_s(1) == pytest.approx(TRUE.round_s(2), rel=0.05)
-    assert Decoder(replace(pair, draft_fingerprint=None))._costs is None
+    assert Decoder(replace(pair, draft_fingerprint=None)).memory._costs is None
 
 
 def test_gains_at_other_costs_teach_nothing() -> None:

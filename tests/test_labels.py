@@ -299,13 +299,13 @@ def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytes
     monkeypatch.setattr(branches_module, "PASS", 16)
     pair, shapes = runners("llama"), []
     for runner in pair:
-        own = runner.forward
+        own = runner.offline_pass
 
         def spy(cache: Any = None, own: Any = own, **inputs: Any) -> Any:
             shapes.append((inputs["input_ids"].shape, inputs["attention_mask"].shape[-1]))
             return own(cache, **inputs)
 
-        monkeypatch.setattr(runner, "forward", spy)
+        monkeypatch.setattr(runner, "offline_pass", spy)
     answers = [Answer(prompt=[5, 6], answer=[7, 9] * 12), Answer(prompt=[5], answer=[8, 9] * 12)]
     label(*pair, answers, replace(FULL, features=()), seeded())
     assert shapes[:2] == [((2, 26), 26)] * 2

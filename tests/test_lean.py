@@ -93,23 +93,6 @@ def test_logits_and_states_are_those_of_transformers(pair_of_runners: tuple[Eage
     torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_rollback_leaves_no_trace(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
-    """Catches keys of forgotten tokens that are still seen. The same call then gives the same bits."""
-    _, lean = (r.new_cache() for r in pair_of_runners)
-    lean.extend(TEXT[:5], rows=1)
-    before, _ = lean.extend(TEXT[5:8], rows=3)
-    lean.rollback(5)
-    lean.extend([33, 34, 35, 36], rows=1)
-    lean.rollback(5)
-    after, _ = lean.extend(TEXT[5:8], rows=3)
-    assert lean.length == 8
-    assert torch.equal(before, after)
-    lean.rollback(0)
-    alone, _ = lean.extend(TEXT[:5], rows=5)
-    fresh, _ = pair_of_runners[1].new_cache().extend(TEXT[:5], rows=5)
-    assert torch.equal(alone, fresh)
-
-
 @torch.inference_mode()
 def test_the_eager_runner_is_the_models_own_pass(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
     """Catches a window that transformers forgets over a cache which keeps every position: the measure of these tests is then
@@ -153,42 +136,6 @@ def test_a_text_longer_than_the_window_and_than_one_pass(variant: str) -> None:
     lean.rollback(150)
     parts = [lean.extend(long[a : a + 233], rows=233)[0] for a in range(150, 616, 233)]
     torch.testing.assert_close(torch.cat(parts), expected[0, 150:616], atol=1e-3, rtol=1e-3)
-
-
-def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
-    """Catches a cache that grows without what it held, and a long prompt whose parts do not see each other."""
-    long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
-    variant = {"max_position_embeddings": 1024}
-    eager, lean = EagerRunner(built("llama", **variant)).new_cache(), LeanRunner(built("llama", **variant)).new_cache()
-    expected, _ = eager.extend(long, rows=3)
-    at_once, _ = lean.extend(long, rows=3)
-    torch.testing.assert_close(at_once, expected, atol=1e-3, rtol=1e-3)
-    many, _ = lean.model.new_cache().extend(long, rows=600)
-    assert len(many) == 600, "more rows than one pass has"
-    torch.testing.assert_close(many[-3:], expected, atol=1e-3, rtol=1e-3)
-    lean = lean.model.new_cache()
-    for start in range(0, 699, 233):
-        lean.extend(long[start : start + 233], rows=1)
-    last, _ = lean.extend(long[699:], rows=1)
-    torch.testing.assert_close(last[0], expected[-1], atol=1e-3, rtol=1e-3)
-
-
-def test_two_sequences_share_the_weights_only() -> None:
-    """Catches caches that a second sequence writes into."""
-    lean = LeanRunner(built("llama"))
-    one, two = lean.new_cache(), lean.new_cache()
-    one.extend(TEXT[:4], rows=1)
-    two.extend(TEXT[4:], rows=1)
-    after, _ = one.extend([9], rows=1)
-    alone = lean.new_cache()
-    alone.extend(TEXT[:4], rows=1)
-    assert torch.equal(after, alone.extend([9], rows=1)[0])
-
-
-def test_rows_past_the_common_vocabulary_are_cut() -> None:
-    """Catches logits of padding."""
-    lean = LeanRunner(built("llama"), vocab_size=50).new_cache()
-    assert lean.extend(TEXT, rows=2)[0].shape == (2, 50)
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "phi3", "gemma3-scaled"])

@@ -63,35 +63,6 @@ def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeR
     assert_same_bits(runners[1], TEXT, [1] * 12, [5, 1, 6], [9, 3], [2, 10], threads=threads)
 
 
-def test_a_rollback_leaves_no_trace(runners: tuple[EagerRunner, NativeRunner]) -> None:
-    """Catches keys of forgotten tokens that are still seen, and sequences that share a cache."""
-    compiled, other = runners[1].new_cache(), runners[1].new_cache()
-    compiled.extend(TEXT[:5], rows=1)
-    before, _ = compiled.extend(TEXT[5:8], rows=3)
-    other.extend([33, 34, 35], rows=1)
-    compiled.rollback(5)
-    compiled.extend([33, 34, 35, 36], rows=1)
-    compiled.rollback(5)
-    after, _ = compiled.extend(TEXT[5:8], rows=3)
-    assert (compiled.length, other.length) == (8, 3)
-    assert torch.equal(before, after)
-    with pytest.raises(ValueError, match="cannot roll back to 9"):
-        compiled.rollback(9)
-
-
-def test_a_text_longer_than_the_room_and_than_one_pass() -> None:
-    """Catches a cache that grows without what it held, and a long prompt whose parts do not see each other."""
-    long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
-    model = built("llama", max_position_embeddings=1024)
-    eager, compiled = EagerRunner(model).new_cache(), NativeRunner(model, num_threads=2).new_cache()
-    expected, states = eager.extend(long, rows=300)
-    compiled.extend(long[:250], rows=1)
-    compiled.extend(long[250:390], rows=1)
-    logits, hidden = compiled.extend(long[390:], rows=300)
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(hidden, states, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("width", [13, 14, 15, 17, 29])
 def test_the_same_bits_at_any_width(width: int, runners: tuple[EagerRunner, NativeRunner]) -> None:
     """Catches rows and queries whose sums depend on the block they are in, and blocks of positions that begin within a pass."""
@@ -145,18 +116,6 @@ def test_the_numbers_are_those_of_the_compiled_code() -> None:
         assert list(range(len(names(kind, "model.h")) - 1)) == list(own.values()), "but for the last, which counts them"
     (whole, floats) = re.search(r"struct Shape {\s+int32_t (.*?);\s+float (.*?);", code["model.h"]).groups()  # pyright: ignore[reportOptionalMemberAccess]
     assert f"{whole}, {floats}".split(", ") == [name for name, _ in weights._Shape._fields_]
-
-
-def test_a_padded_vocabulary_is_cut() -> None:
-    """Catches rows of padding that could be drawn, also where the embedding is the output layer."""
-    for variant in ("llama", "tied"):
-        model = built(variant)
-        logits, _ = NativeRunner(model, vocab_size=50).new_cache().extend(TEXT, rows=2)
-        expected, _ = EagerRunner(model).new_cache().extend(TEXT, rows=2)
-        assert logits.shape == (2, 50)
-        torch.testing.assert_close(logits, expected[:, :50], atol=1e-4, rtol=1e-4)
-    with pytest.raises(RunnerError, match="has 64 rows"):
-        NativeRunner(built("llama"), vocab_size=65)
 
 
 def test_greedy_text_is_that_of_generate() -> None:

@@ -84,7 +84,7 @@ def recorded(kind: str, family: str, monkeypatch: pytest.MonkeyPatch, **more: An
         values[name] = plain if parameter.ndim < 2 else fabricated(kind, *parameter.shape, seed=seed)
     runner = NativeRunner(model, stored=values, num_threads=1, probe=False, **more).new_cache()
     logits, _ = runner.extend(TEXT, rows=len(TEXT))
-    for i, (cos, sin) in enumerate(runner._weights._tables):
+    for i, (cos, sin) in enumerate(runner.model.weights._tables):
         recorder.record("angles", i, content=cos.numpy().tobytes() + sin.numpy().tobytes())
     for cuts in ([len(TEXT)], *CUTS):
         recorder.record("sequence", len(TEXT))

@@ -12,7 +12,7 @@ import specdecpp as sd
 from specdecpp.errors import DataError
 from specdecpp.lab.parallel import WEIGHTS, ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.runners import EagerRunner, Runner
+from specdecpp.runners import EagerRunner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
 from specdecpp.verify import BlockVerification, TokenVerification
 
@@ -43,23 +43,20 @@ def test_the_law_is_the_targets(policy: Policy, verification: Any) -> None:
     assert largest_difference(request.law(policy, verification), request.own_law()) < 1e-12
 
 
-class Counting:
-    """A runner that writes down what it reads."""
+class Counting(EagerRunner):
+    """A model that writes down what it reads."""
 
-    def __init__(self, runner: Runner):
-        self.runner, self.read = runner, []
+    reads: list[list[int]]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.runner, name)
-
-    def extend(self, tokens: list[int], *, rows: int) -> Any:
-        self.read.append(list(tokens))
-        return self.runner.extend(tokens, rows=rows)
+    def forward(self, parts: Any, *, rows: int) -> Any:
+        self.reads += [list(tokens) for _, tokens in parts]
+        return super().forward(parts, rows=rows)
 
 
 def tiny_draft(num_heads: int = 2) -> tuple[Any, Counting]:
     model = tiny_model("llama", seed=2)
-    base = Counting(EagerRunner(model))
+    base = Counting(model, probe=False)
+    base.reads = []
     return ParallelDraft(base, random_heads(base.hidden_size, num_heads), model.get_output_embeddings()), base
 
 
@@ -69,16 +66,16 @@ def test_heads_stand_for_passes_and_the_next_pass_reads_what_was_kept() -> None:
     draft.extend([1, 2, 3], rows=1)
     draft.extend([4], rows=1)
     draft.extend([5], rows=1)
-    assert (draft.length, base.read) == (5, [[1, 2, 3]])
+    assert (draft.length, base.reads) == (5, [[1, 2, 3]])
     draft.extend([6], rows=1)  # there is no third head
-    assert base.read == [[1, 2, 3], [4, 5, 6]]
+    assert base.reads == [[1, 2, 3], [4, 5, 6]]
     draft.extend([7], rows=1)
     draft.rollback(7)  # all were accepted
     draft.extend([8], rows=1)
     draft.extend([9], rows=1)
     draft.rollback(8)
     draft.extend([10], rows=1)
-    assert base.read[2:] == [[7, 8], [10]]
+    assert base.reads[2:] == [[7, 8], [10]]
     assert draft.length == 9
 
 
@@ -100,7 +97,7 @@ def test_a_rejected_candidate_leaves_no_trace() -> None:
 def test_a_place_has_the_law_of_its_head() -> None:
     """Catches heads in another order, and logits of another state than the text's last."""
     draft, base = tiny_draft()
-    _, hidden = base.runner.new_cache().extend([1, 2, 3], rows=1)
+    _, hidden = base.new_cache().extend([1, 2, 3], rows=1)
     draft.extend([1, 2, 3], rows=1)
     for i in range(2):
         logits, state = draft.extend([4 + i], rows=1)
@@ -126,7 +123,7 @@ def test_training_lowers_the_loss_of_every_head_and_weights_come_back(tmp_path) 
     """Catches a head that is trained for another place than it is asked for: a text that counts gives each its own next."""
     model = tiny_model("llama", seed=2)
     tokens = torch.arange(40) % 7 + 3
-    states = torch.tensor(EagerRunner(model).extend(tokens.tolist(), rows=40)[1].tolist())  # out of inference mode
+    states = torch.tensor(EagerRunner(model).new_cache().extend(tokens.tolist(), rows=40)[1].tolist())  # out of inference mode
     known = states[:-3], torch.stack([tokens[2:-1], tokens[3:]], -1)
     heads = ParallelHeads(states.shape[1], 2)
     optimizer = torch.optim.AdamW(heads.parameters(), lr=0.01)

@@ -139,13 +139,13 @@ def test_places_are_taken_again_as_answers_end(monkeypatch: pytest.MonkeyPatch) 
     """Catches batches that end with their longest answer: passes a token, over answers of uneven lengths."""
     runner, num, slots, widths = EagerRunner(tiny_model("llama", vocab_size=64, seed=3)), 96, 16, []
     options = {"sampling": Sampling(temperature=1.5), "max_tokens": 60, "ends": range(3), "generator": seeded(5)}
-    forward = runner.forward
+    forward = runner.offline_pass
 
     def counted(**given: Any) -> Any:
         widths.append(given["input_ids"].shape[1])
         return forward(**given)
 
-    monkeypatch.setattr(runner, "forward", counted)
+    monkeypatch.setattr(runner, "offline_pass", counted)
     prompts = [[5 + i % 50] * (1 + i % 7) for i in range(num)]
     in_batches = [sample_responses(runner, prompts[i : i + slots], **options) for i in range(0, num, slots)]
     before, tokens = len(widths), sum(len(answer) for answers in in_batches for answer in answers)

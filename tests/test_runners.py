@@ -102,24 +102,6 @@ def test_hidden_is_the_last_hidden_state_after_the_final_norm() -> None:
         torch.testing.assert_close(model.lm_head(hidden), out.logits[0], atol=1e-9, rtol=0)
 
 
-def test_fresh_runners_over_the_same_weights_do_not_disturb_each_other() -> None:
-    """Catches a cache, a length or a caught hidden state that two requests of one model share."""
-    model = model_of("qwen3", torch.float64)
-    first = EagerRunner(model).new_cache()
-    first.extend([3, 4, 5], rows=1)
-    second = first.model.new_cache()
-    assert (first.length, second.length) == (3, 0)
-    second.extend([9, 8], rows=1)
-    first.rollback(2)
-    second.extend([7, 6, 5], rows=1)
-    a, b = first.extend([6, 7], rows=2), second.extend([4], rows=1)
-    second.rollback(0)
-    c = first.extend([8], rows=1)
-    for (logits, hidden), tokens in ((a, [3, 4, 6, 7]), (b, [9, 8, 7, 6, 5, 4]), (c, [3, 4, 6, 7, 8])):
-        for got, expected in zip((logits, hidden), full_pass(model, tokens), strict=True):
-            torch.testing.assert_close(got, expected[-len(got) :], atol=1e-9, rtol=0)
-
-
 def test_two_runners_built_on_one_model_do_not_disturb_each_other() -> None:
     """Catches a hook that is replaced when the same model serves as target and draft."""
     model = tiny_model("llama").double()
@@ -186,39 +168,6 @@ def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
     runner.rollback(3)
     logits, _ = runner.extend([9], rows=1)
     torch.testing.assert_close(logits, full_pass(model, [3, 4, 5, 9])[0][-1:], atol=1e-9, rtol=0)
-
-
-def test_rollback_to_the_present_and_to_nothing() -> None:
-    """Catches an off-by-one at both ends of the range (crop(0) and an emptied cache)."""
-    model = model_of("llama", torch.float64)
-    runner = EagerRunner(model).new_cache()
-    runner.extend([3, 4, 5], rows=1)
-    runner.rollback(3)
-    assert runner.length == 3
-    runner.rollback(0)
-    assert runner.length == 0
-    logits, _ = runner.extend([6, 7], rows=1)
-    torch.testing.assert_close(logits, full_pass(model, [6, 7])[0][-1:], atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("length", [4, -1])
-def test_rollback_outside_the_cache_is_an_error(length: int) -> None:
-    """Catches a rollback beyond the cache that would silently do nothing, or cut from the wrong end."""
-    runner = EagerRunner(model_of("llama")).new_cache()
-    runner.extend([3, 4, 5], rows=1)
-    with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 3"):
-        runner.rollback(length)
-
-
-def test_logits_are_cut_to_the_vocabulary() -> None:
-    """Catches padded rows that leak into the distribution."""
-    model = model_of("llama")
-    runner = EagerRunner(model, vocab_size=50).new_cache()
-    logits, _ = runner.extend([3, 4], rows=2)
-    assert runner.vocab_size == 50
-    torch.testing.assert_close(logits, full_pass(model, [3, 4])[0][:, :50], atol=1e-4, rtol=0)
-    with pytest.raises(RunnerError, match=r"vocab_size=65 .* 64 rows"):
-        EagerRunner(model, vocab_size=65)
 
 
 @pytest.mark.parametrize(

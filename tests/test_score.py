@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from laws import outcome, unchecked
 
-from specdecpp import Costs, Decoder, Pair, decoder, machine
+from specdecpp import Costs, Decoder, Pair, machine
 from specdecpp.lab import AutoOff, Bandit
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Fixed, cost_aware
@@ -288,11 +288,11 @@ def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     """Catches a server whose clients each name a temperature of their own: one more lesson and file for every request."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machine, "MOST_OF_A_KIND", 4)
-    monkeypatch.setattr(decoder, "SAMPLINGS", 3)
+    monkeypatch.setattr("specdecpp.memory.SAMPLINGS", 3)
     taught = Decoder(replace(pair(), target_fingerprint="a", draft_fingerprint="b"), costs=Costs.relative(0.1))
     for i in range(6):
         taught.generate([1, 2], max_tokens=8, ignore_eos=True, temperature=1 + i / 10)
-        assert len(taught._experiences) == min(i + 1, 3)
+        assert len(taught.memory.experiences) == min(i + 1, 3)
     kept = [json.loads(file.read_text())["of"]["sampling"]["temperature"] for file in machine.folder().glob("experience-*")]
     assert sorted(kept) == [1.2, 1.3, 1.4, 1.5]
 

@@ -12,7 +12,7 @@ import torch
 from served import PATIENCE_S, eventually
 
 import specdecpp as sd
-from specdecpp.decoder import Decoder, run
+from specdecpp.decoder import Decoder
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import outcome_of
 from specdecpp.serving.engine import Engine
@@ -224,24 +224,6 @@ def test_a_failed_start_is_told() -> None:
     """Catches a server that waits for ever for an engine whose preparation failed."""
     with pytest.raises(ZeroDivisionError):
         Engine(Limits()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("most", [1, 3, 100])
-@pytest.mark.parametrize("k", [0, 3])
-def test_a_prompt_read_in_pieces_gives_the_same_answer(decoder: Decoder, most: int, k: int) -> None:
-    """Catches a piece that is read twice or never, or by one of the models only."""
-    prompt = [3 + i % 7 for i in range(20)]
-    decoder = Decoder(decoder.pair, policy=sd.Fixed(k=k))
-    whole, cut = (decoder.start(prompt, max_tokens=12, temperature=0, seed=0) for _ in range(2))
-    rounds = list(run(whole))
-    num = 0
-    while not cut.prefill(most):
-        num += 1
-        assert cut.target.length == min(len(prompt) - 1, num * most)
-        assert cut.draft.length == (cut.target.length if k else 0)
-    assert cut.tokens == prompt
-    assert [cut.step().tokens for _ in rounds] == [r.tokens for r in rounds]
-    assert num == -(-(len(prompt) - 1) // most) - 1
 
 
 TARGET, DRAFT = (TableModel.random(vocab_size=6, depth=2, seed=s) for s in (1, 2))

@@ -3,24 +3,20 @@
 Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll back -> Round ... folded into Output
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack, overload
 
-from specdecpp import machine
-from specdecpp.costs.clock import shares
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
+from specdecpp.memory import Memory
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Fixed, Policy, SpecDecPP
-from specdecpp.policies.experience import Experience, settings, since
-from specdecpp.policies.head import costs_for, heads
+from specdecpp.policies.head import heads
 from specdecpp.prompt import Prompt, are_several, encode
-from specdecpp.request import parse_policy, spec_of
+from specdecpp.request import parse_policy
 from specdecpp.rounds.device import record_passes
 from specdecpp.runners import Draws
 from specdecpp.runners.kept import Kept
@@ -30,15 +26,9 @@ from specdecpp.session import FinishReason, Round, Session
 from specdecpp.text import Detokenizer
 from specdecpp.verify import TokenVerification, Verification, at, check_rule, is_lossless
 
-if TYPE_CHECKING:
-    from specdecpp.costs.known import Known
-
-SAMPLINGS = 64
-"""Ways of sampling of which a decoder remembers what requests have taught, those used last."""
-
 
 class Options(TypedDict, total=False):
-    """What a request may say, with the defaults of `Decoder.start`."""
+    """Options of a request, with the defaults of `Decoder.start`."""
 
     max_tokens: int
     temperature: float | None
@@ -62,9 +52,9 @@ class Output:
     rounds: tuple[Round, ...]
     metrics: Metrics
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
-    """What it was drawn under."""
+    """Sampling that the tokens were drawn under."""
     lossless: bool = True
-    """Whether that is the target's own law; where not, `metrics.mean_tv` says how far from it."""
+    """True where the output has the target's own law; elsewhere `metrics.mean_tv` says how far from it."""
 
 
 class Decoder:
@@ -111,86 +101,17 @@ class Decoder:
             pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification
         self.reuses = reuses
-        self._costs = costs and costs_for(policy, costs)
-        self._known: Known | None = None
-        self._clock: CostClock | None = None
-        self._experiences: OrderedDict[Sampling, Experience] = OrderedDict()
-        self._practices: dict[bool, Mapping[str, Any] | None] = {}
+        self.memory = Memory(pair, policy, verification, costs)
         if record_passes(pair.target, pair.draft):
             for sampling in (self.sampling_of(), Sampling(temperature=0.7, top_p=0.9)):
                 _compile_for(pair, sampling)
         if pair.is_identified:
-            self._running_costs()
+            self.memory.running_costs()
 
     @property
     def costs(self) -> Costs | None:
-        """What a step costs as measured or given; None where the policy does not ask."""
-        if self._costs is None and self.policy.needs_costs:
-            from specdecpp.costs.known import known
-
-            if "known" not in self.pair.measured:
-                self.pair.measured["known"] = known(self.pair)
-            found: Known = self.pair.measured["known"]
-            self._known, self._costs = found, costs_for(self.policy, found.costs)
-        return self._costs
-
-    def _running_costs(self) -> CostClock | None:
-        """The costs as the clock corrects them, for requests without a seed. Kept ones are looked at first: where they say that
-        drafting does not pay, nothing else would show that they are wrong."""
-        if self._clock is None and self.costs is not None:
-            if (known := self._known) is None:
-                self._clock = CostClock(now=self.costs)
-            else:
-                from specdecpp.costs.measuring import glance
-
-                now = self.costs if known.now == known.costs else costs_for(self.policy, known.now)
-                self._clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
-                if not known.is_new and self.pair.is_identified:
-                    self._clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
-        return self._clock
-
-    def _keep(self, now: Costs) -> None:
-        """Keep what the clock has made of the costs, without the head that this rule asks."""
-        from specdecpp.costs.known import keep
-
-        known = self._known
-        assert known is not None, "given costs are not kept"
-        if heads(self.policy):
-            head_s = min(known.costs.head_s, now.draft_s)
-            now = replace(now, draft_s=now.draft_s - head_s, head_s=head_s)
-        keep(self.pair, replace(known, now=now))
-
-    def _beginning(self, sampling: Sampling, costs: Costs | None) -> Mapping[str, Any] | None:
-        """What practice has taught the rule, at these costs."""
-        if self._known is None or costs is None:
-            return None
-        return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
-
-    def _experience(self, sampling: Sampling) -> Experience:
-        """What requests without a seed have taught the rule under this sampling, those of earlier processes included."""
-        if sampling not in self._experiences:
-            pair, clock, keep, past = self.pair, self._running_costs(), None, None
-            now = clock and clock.now
-            if pair.is_identified:
-                judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-                of: dict[str, Any] = {"method": 2}
-                of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
-                of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
-                of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
-                past = since(machine.recall("experience", of), now)
-                keep = partial(_keep_experience, of, clock)
-            past = past or self._beginning(sampling, now)
-            self._experiences[sampling] = Experience(self.policy, past, keep=keep)
-        self._experiences.move_to_end(sampling)
-        while len(self._experiences) > SAMPLINGS:
-            self._experiences.popitem(last=False)
-        return self._experiences[sampling]
-
-    def _practised(self, sampling: Sampling) -> Experience:
-        """What a request with a seed begins with: practice, at the costs that it sees."""
-        if sampling.is_greedy not in self._practices:
-            self._practices[sampling.is_greedy] = self._beginning(sampling, self.costs)
-        return Experience(self.policy, self._practices[sampling.is_greedy])
+        """Costs of a step, measured or given; None where the policy does not ask."""
+        return self.memory.costs
 
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
         """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
@@ -218,7 +139,7 @@ class Decoder:
 
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
         seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
-        costs = self._running_costs() if seed is None else self.costs
+        costs = self.memory.running_costs() if seed is None else self.costs
         if seed is not None and getattr(draft, "num_skipped", 0):
             draft = self.pair.draft.new_cache()  # what it has left out depends on the requests before
         return Session(
@@ -235,7 +156,7 @@ class Decoder:
             detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
             costs=costs,
             tail=costs.now.worth_reading(max_tokens) if isinstance(costs, CostClock) else None,
-            experience=self._practised(sampling) if seed is not None else self._experience(sampling),
+            experience=self.memory.practised(sampling) if seed is not None else self.memory.experience(sampling),
             kept=self.pair.kept if self.reuses else None,
         )
 
@@ -318,11 +239,6 @@ def _compile_for(pair: Pair, sampling: Sampling) -> None:
         pass
 
 
-def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapping[str, Any]) -> None:
-    """Keep what requests have taught, and at which costs."""
-    machine.remember("experience", of, {**found, "shares": clock and shares(clock.now)})
-
-
 def run(session: Session) -> Iterator[Round]:
     """Run a session to its end, round by round."""
     try:
@@ -349,7 +265,7 @@ def finished(session: Session, rounds: Sequence[Round]) -> Output:
 
 
 def metrics_of(session: Session, rounds: Sequence[Round]) -> Metrics:
-    """What the rounds of a session cost so far, its prompt included."""
+    """Sums over the rounds of a session so far, its prompt included."""
     return Metrics.of(
         rounds,
         prefill_s=session.prefill_s,
@@ -370,7 +286,7 @@ def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
 
 
 def default_policy(pair: Pair) -> Policy:
-    """What a decoder follows when no policy is named: `best_policy` of the pair's head, for copies with up to 64."""
+    """Policy of a decoder for which none is named: `best_policy` of the pair's head, for copies with up to 64."""
     if isinstance(pair.draft, SuffixDrafter):
         return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most rounds
     return best_policy(pair.head)

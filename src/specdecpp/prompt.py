@@ -21,7 +21,7 @@ TAKEN = (
 
 
 def are_several(prompt: Any) -> bool:
-    """Whether this is a list of texts: several prompts."""
+    """True for a list of texts: several prompts."""
     return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(p, str) for p in prompt)
 
 

@@ -162,7 +162,7 @@ def _read(session: "Session", most: int | None) -> Read:
 
 
 def _tried(do: Callable[..., Any], *args: Any) -> Any:
-    """What it gives, or the exception that it raises."""
+    """Result of a call, or the exception that it raises."""
     try:
         return do(*args)
     except Exception as error:

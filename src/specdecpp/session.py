@@ -120,7 +120,7 @@ class Session:
 
     @property
     def costs(self) -> Costs | None:
-        """What a step is taken to cost now: its share, where requests are decoded together.
+        """Costs of a step as they are now: the request's share, where requests are decoded together.
 
         With a seed always what it costs alone, so that an answer does not depend on who else is there.
         """
@@ -264,7 +264,7 @@ class Session:
         return outcome
 
     def _expected_s(self, result: Result, costs: Costs) -> float:
-        """What the cost model has such a round take."""
+        """Seconds of such a round by the cost model."""
         if result.expected_s is not None:
             return result.expected_s
         num = result.num_drafted

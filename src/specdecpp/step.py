@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
 class Request:
-    """What is the same in all rounds of a request: its two caches, and how it is decoded.
+    """Constants of a request in all its rounds: its two caches, and how it is decoded.
 
     `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
     marks the tokens of the context where a repetition penalty needs them; whoever commits tokens marks them.
@@ -67,7 +67,7 @@ class Plan:
     costs: Costs | None = None
     wants_rows: bool = False
     found: "tuple[Copied, Stop] | None" = None
-    """What the text offers to copy, where that has been looked up."""
+    """Copies that the text offers, where that has been looked up."""
 
 
 @dataclass(kw_only=True)
@@ -85,13 +85,13 @@ class Rows:
 
     @cached_property
     def p(self) -> Float[Tensor, "K1 V"]:
-        """What the request's sampling makes of the logits, once somebody asks."""
+        """Distributions under the request's sampling, made once somebody asks."""
         return probabilities(self.logits, self.sampling, self.seen)
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of a round: the candidates, how many of them are accepted, and the token that follows those.
+    """Result of a round: the candidates, how many of them are accepted, and the token that follows those.
 
     `q` has the probability of each candidate, where somebody needed it; `judged` what a head expected of them: of all, or
     where it lags of all but the last. Seconds: `draft_s` of drafting but for the head's `head_s`, `verify_s` of the target's
@@ -117,7 +117,7 @@ class Result:
     expected_s: float | None = None
     extra: Any = None
     tv: Sequence[float] = ()
-    """Of each token that came out, as in `ratio.Verdict`; `overlaps` of each candidate that was tested likewise."""
+    """Total variation of each token that came out (`verify.Verdict`); `overlaps` of each candidate that was tested."""
     overlaps: Sequence[float] = ()
 
     @property
@@ -127,7 +127,7 @@ class Result:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no candidate was rejected: the next token is a bonus."""
+        """True where no candidate was rejected: the next token is a bonus."""
         return self.num_accepted == self.num_drafted
 
     @property
@@ -140,7 +140,7 @@ class Engine(Protocol):
     """Runs steps. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
 
     has_batches: bool
-    """Whether several plans take less than one after the other, and prompts can be read beside them."""
+    """True where several plans take less than one after the other, and prompts can be read beside them."""
 
     def refusal(self, request: Request) -> str | None:
         """Why the rounds of this request cannot be run here; None where they can."""
@@ -178,7 +178,7 @@ class Draft:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the last candidate is an argmax rather than a draw."""
+        """True where the last candidate is an argmax rather than a draw."""
         return self.num_tokens > 0 and self.q[-1] is None
 
     @property
@@ -187,7 +187,7 @@ class Draft:
         return math.prod(self.judged, start=1.0)
 
     def distribution(self, i: int) -> Float[Tensor, " V"]:
-        """What the draft believed at candidate i: q itself, or under greedy drafting the softmax at T = 1."""
+        """Belief of the draft at candidate i: q itself, or under greedy drafting the softmax at T = 1."""
         q, logits = self.q[i], self._logits[i]
         if q is not None:
             return q

@@ -40,9 +40,9 @@ class Verdict:
     num_accepted: int
     next_token: int
     tv: tuple[float, ...] = ()
-    """Of each of these tokens: the total variation between the law it came from and the target's. Empty where that is 0."""
+    """Total variation, for each of these tokens, between the law it came from and the target's. Empty where that is 0."""
     overlaps: tuple[float, ...] = ()
-    """Of each candidate that was tested: how likely a draw from q in its place passes, `overlap`. Empty where nobody knows."""
+    """Chance that a draw from q passes in the place of each candidate that was tested (`overlap`). Empty where nobody knows."""
 
 
 def token_acceptance(p: Float[Tensor, "K V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
@@ -68,9 +68,9 @@ class Verification(Protocol):
     """A pure function of rows, candidates and a stream of uniforms: those below, and any of your own."""
 
     allows_dropping: ClassVar[bool]
-    """Whether candidates may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
+    """True where candidates may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
     greedy_only: ClassVar[bool]
-    """Whether it keeps the target's law at temperature 0 only. Logits do for p then."""
+    """True where it keeps the target's law at temperature 0 only. Logits do for p then."""
 
     def __call__(
         self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], randomness: Randomness
@@ -184,7 +184,7 @@ def verifications() -> dict[str, Verification]:
 
 
 def is_lossless(verification: Verification) -> bool:
-    """Whether the output keeps the target's distribution: all do but those that say `is_lossless = False`."""
+    """True where the output keeps the target's distribution: all do but those that say `is_lossless = False`."""
     return getattr(verification, "is_lossless", True)
 
 

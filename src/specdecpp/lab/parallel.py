@@ -7,7 +7,7 @@ The law of a place does not depend on the candidates before it, so it is worth l
 pass. It has the shape of a runner: rules, verifications and costs are those of any draft.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -111,6 +111,11 @@ class ParallelDraft(Cache):
         self.base.rollback(min(length, self.base.length))
         self._forget()
         self._unread = kept
+
+    def forward(self, parts: "Sequence[tuple[ParallelDraft, list[int]]]", *, rows: int) -> tuple[Tensor, Tensor]:
+        """Append tokens to each; logits and states of the last `rows` of each."""
+        logits, hidden = zip(*(cache.extend(tokens, rows=rows) for cache, tokens in parts), strict=True)
+        return torch.cat(logits), torch.cat(hidden)
 
     def new_cache(self) -> "ParallelDraft":
         """An empty one over the same weights."""

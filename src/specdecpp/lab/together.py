@@ -2,7 +2,7 @@
 
     Traces -> a Play each, `at_once` of them in turns -> rows of a turn -> seconds -> Together
 
-In a turn each answer that is being decoded has one round, as in the decoder (`session.advance`): pass j of the draft reads a
+In a turn each answer that is being decoded has one round, as in the decoder (`scheduler.step`): pass j of the draft reads a
 row of each round with at least j candidates, and one pass of the target reads all rows that are to be verified. Another answer
 begins as soon as one has ended. A rule that weighs costs sees its share (`Costs.shared`). Prompts are not counted, and answers
 never depend on each other: each is the recording's own (`replay`), whatever rule chooses the lengths.

@@ -146,7 +146,7 @@ def propose(plan: Plan) -> tuple[Copied, Stop]:
 
 
 def _weighed(draft: Copied, plan: Plan) -> tuple[Copied, Stop]:
-    """As many as pay."""
+    """Take as many copies as pay."""
     decision, costs, drafter = plan.decision, plan.costs, plan.request.draft
     assert costs is not None
     assert isinstance(drafter, SuffixDrafter)

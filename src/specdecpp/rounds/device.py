@@ -23,7 +23,7 @@ from specdecpp.head import Calibration
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
 from specdecpp.rounds.device_launches import RowKernels, has_kernels
-from specdecpp.rounds.device_steps import END, MOST, DraftStep, Judge, Record, Verdict
+from specdecpp.rounds.device_steps import END, MOST, DeviceRecord, DraftStep, Judge, VerdictStep
 from specdecpp.runners import Runner
 from specdecpp.runners.graphs import GraphCache, GraphRunner
 from specdecpp.runners.static_cache import WIDTHS, Program, StaticCache, bucket
@@ -57,7 +57,7 @@ class Device:
     has_batches = False
 
     def __init__(self) -> None:
-        self._requests: WeakKeyDictionary[Request, _Rounds] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _DeviceRounds] = WeakKeyDictionary()
         self._host = Host()
 
     def refusal(self, request: Request) -> str | None:
@@ -84,11 +84,11 @@ class Device:
         if plan.decision.rule is None or plan.decision.limit > MOST:
             return self._host.run([plan])[0]
         if plan.request not in self._requests:
-            self._requests[plan.request] = _Rounds(plan.request)
+            self._requests[plan.request] = _DeviceRounds(plan.request)
         return self._requests[plan.request].run(plan)
 
 
-class _Rounds:
+class _DeviceRounds:
     """The rounds of one request. It holds what it needs of the request and not the request itself, whose end frees it."""
 
     def __init__(self, request: Request):
@@ -112,11 +112,11 @@ class _Rounds:
         self._done = torch.cuda.Event() if self._has_clock else None
 
     @property
-    def record(self) -> Record:
+    def record(self) -> DeviceRecord:
         """It stays with the draft's cache, like what was recorded over it."""
         cache = self._draft.static
         if cache.record is None:
-            cache.record = Record(cache)
+            cache.record = DeviceRecord(cache)
         return cache.record
 
     @property
@@ -268,7 +268,7 @@ class _Rounds:
         launches = self._launches(cache, WIDTHS[-1])
         width = bucket(num + 1) if launches is None else next(width for width in _JUDGED if width > num)
         key = ("verdict", width, self._sampling, self._verification, record, launches)
-        verdict = Verdict(cache, record, self._sampling, self._verification, width, launches)
+        verdict = VerdictStep(cache, record, self._sampling, self._verification, width, launches)
         return cache.program(key, verdict, reset=lambda: None)
 
     def _launches(self, cache: StaticCache, num_rows: int) -> RowKernels | None:

@@ -24,7 +24,7 @@ BLOCK = 1024
 FAN = 64
 """Thresholds that one launch of `narrow` tries: 6 bits of a key."""
 PIECE = 4
-"""Of them at a time."""
+"""Thresholds at a time."""
 LEVELS = 5
 """Launches that find a threshold: FAN ** LEVELS is more than there are keys."""
 _SCALE = tl.constexpr(2.0**42)

@@ -1,4 +1,4 @@
-"""What a round on a device is written down in, and the two pieces of work that write there: a draft step and a verdict.
+"""Record of a round on a device, and the two pieces of work that write there: a draft step and a verdict.
 
 Everything has a fixed address: tokens, the rows of q, the uniforms of the round, the thresholds of the stop rule, a line for
 every candidate. Both pieces only launch kernels, so that they can be recorded (`static_cache.Program`); they hold the record
@@ -29,7 +29,7 @@ STOP, END = 1, 2
 """Flags of a record: the rule stops here; the text ends here."""
 
 
-class Record:
+class DeviceRecord:
     """The tensors of one draft's rounds, on its device, and their mirrors in pinned memory.
 
     What the host knows when a round begins is one sheet, which is sent at once: whole numbers, then real ones by their bits.
@@ -84,7 +84,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Judge:
-    """What is fixed for a request: how tokens are drawn, and what is asked about them."""
+    """Constants of a request: how tokens are drawn, and what is asked about them."""
 
     sampling: Sampling
     head: AcceptanceHead | None
@@ -107,7 +107,7 @@ class DraftStep:
     """
 
     cache: StaticCache
-    record: Record
+    record: DeviceRecord
     judge: Judge
     evidence: Evidence
     scores: bool
@@ -178,7 +178,7 @@ class DraftStep:
         record.order.copy_(torch.where(goes_on, torch.cat((after, (flags != 0).long(), torch.ones_like(after))), record.order))
 
     def _scored(self, accept: Float[Tensor, " 1"], after: Int[Tensor, " 1"]) -> Float[Tensor, " 1"]:
-        """As `policies.score.Score` reads it; the 1 of a lagged head that has judged nothing stays."""
+        """Read it as `policies.score.Score` does; the 1 of a lagged head that has judged nothing stays."""
         bias, slope = self.record.score
         logit = torch.logit(accept, eps=score.LEAST)
         probability = torch.sigmoid(bias + slope * logit)
@@ -202,14 +202,14 @@ class DraftStep:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class VerdictStep:
     """The acceptance test, on the logits of a target pass over the last token and at most `width - 1` candidates.
 
     The pass is recorded for itself (`StaticCache.pass_over`): it takes long to record, and is the same under every sampling.
     """
 
     cache: StaticCache
-    record: Record
+    record: DeviceRecord
     sampling: Sampling
     verification: Verification
     width: int

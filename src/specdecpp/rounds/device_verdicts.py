@@ -92,7 +92,7 @@ def _rest(p, q, p_total, q_total, factor, at, inside, is_taken):
 def residues(
     p, q, p_totals, q_totals, carries, order, rests, commons, vocab, num_parts, IS_BLOCK: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """What each part of each row adds to sum (w p - q)+ and to sum min(p, q)."""
+    """Add each part of each row to sum (w p - q)+ and to sum min(p, q)."""
     part, row = tl.program_id(0), tl.program_id(1)
     num = tl.load(order)
     if row > num:

@@ -49,7 +49,7 @@ def block_verdict(
     num: Int[Tensor, " 1"],
     uniforms: Float[Tensor, " W"],
 ) -> Int[Tensor, " 2"]:
-    """The same by block verification: the longest prefix whose uniform says so."""
+    """Verdict by block verification: the longest prefix whose uniform says so."""
     q = _proposed(q, num)
     if not len(tokens):
         return _verdict(p, q, num, torch.ones_like(p[:1, 0]), uniforms)
@@ -60,14 +60,14 @@ def block_verdict(
 
 
 def greedy_verdict(logits: Float[Tensor, "W V"], tokens: Int[Tensor, " K"], num: Int[Tensor, " 1"]) -> Int[Tensor, " 2"]:
-    """The same at temperature 0: accept while the candidate is the target's most likely token."""
+    """Verdict at temperature 0: accept while the candidate is the target's most likely token."""
     return _agreed(logits.argmax(-1), tokens, num)
 
 
 def compare_verdict(
     p: Float[Tensor, "W V"], tokens: Int[Tensor, " K"], num: Int[Tensor, " 1"], uniforms: Float[Tensor, " W"]
 ) -> Int[Tensor, " 2"]:
-    """The same by comparison: a token is drawn in every place, and accepted while the candidate is the same."""
+    """Verdict by comparison: a token is drawn in every place, and accepted while the candidate is the same."""
     return _agreed(pick(p, uniforms), tokens, num)
 
 

@@ -23,7 +23,7 @@ from specdecpp.drafters import SuffixDrafter
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
-from specdecpp.rounds.copying import Copied, Copying, propose
+from specdecpp.rounds.copying import Copying, propose
 from specdecpp.runners.native import Drafting, Filters, Head, NativeCache, Verifying
 from specdecpp.sampling import Uniforms, seen_rows
 from specdecpp.scheduler import Reading
@@ -48,7 +48,7 @@ class Native:
     has_batches = True
 
     def __init__(self) -> None:
-        self._requests: WeakKeyDictionary[Request, _Rounds | _Copies] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _Rounds | _CopiedRounds] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
         self._host, self._copying = Host(), Copying()
 
@@ -85,11 +85,11 @@ class Native:
             results.update(zip(group, made, strict=True))
         return [results[i] for i in range(len(plans))]
 
-    def _rounds(self, request: Request) -> "_Rounds | _Copies":
+    def _rounds(self, request: Request) -> "_Rounds | _CopiedRounds":
         rounds = self._requests.get(request)
         if rounds is None:
             copies = isinstance(request.draft, SuffixDrafter)
-            rounds = self._requests[request] = _Copies(request) if copies else _Rounds(request, self._head_of(request))
+            rounds = self._requests[request] = _CopiedRounds(request) if copies else _Rounds(request, self._head_of(request))
         return rounds
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
@@ -114,7 +114,7 @@ def _weights(request: Request) -> tuple[Any, Any]:
     return request.target.model, None if isinstance(draft, SuffixDrafter) else draft.model
 
 
-def _together(batch: "Sequence[tuple[_Rounds | _Copies, Plan]]", beside: Sequence[Reading]) -> list[Result]:
+def _together(batch: "Sequence[tuple[_Rounds | _CopiedRounds, Plan]]", beside: Sequence[Reading]) -> list[Result]:
     """Rounds of requests over the same weights: one pass of the draft a candidate, and one of the target. Seconds are shared
     by the rows that were read."""
     started = _now()
@@ -191,26 +191,69 @@ class _CompiledHead:
         )
 
 
-class _Rounds:
-    """The rounds of one request: the arguments of the two calls, and the memory that they write to.
+class _Verified:
+    """The target's half of the rounds of one request: the arguments of its call, and the memory that it writes to.
 
     It holds what it needs of the request and not the request itself, whose end frees it.
     """
 
-    def __init__(self, request: Request, head: _CompiledHead | None):
+    def __init__(self, request: Request, code: int | None):
+        assert code is not None, "others are refused"
         self.target: Any = request.target
+        self._sampling, self._seen = request.sampling, request.seen
+        self._tests: Any = request.randomness[1]
+        self._verifying = Verifying(sampling=Filters.of(request.sampling, request.seen), verification=code)
+        self._compares, self._most = code == COMPARE, -1
+
+    def _make_room(self, limit: int) -> bool:
+        """Have memory for a round of so many candidates; what an earlier round wrote there is over. Tell whether it is new."""
+        if limit <= self._most:
+            return False
+        self._most = limit
+        self._logits = torch.empty(limit + 1, self.target.vocab_size)
+        self._states = torch.empty(limit + 1, self.target.hidden_size)
+        self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
+        return True
+
+    def _asked(self, plan: Plan, tokens: list[int]) -> Verifying:
+        """Arguments of the target's call for these candidates."""
+        unread, num, told = plan.tokens[self.target.length :], len(tokens), self._verifying
+        if len(unread) > 1:
+            self.target.extend(unread[:-1], rows=1)
+        uniforms = () if self._sampling.is_greedy else self._tests.peek(num + 1)
+        self._given = (ctypes.c_int64 * (num + 1))(unread[-1], *tokens), (ctypes.c_double * (num + 1))(*uniforms)
+        told.tokens, told.uniforms = map(ctypes.addressof, self._given)
+        told.num_tokens, told.num = num + 1, num
+        self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
+        told.raw = None if self._raw is None else self._raw.data_ptr()
+        return told
+
+    def _take(self) -> None:
+        """Use up the uniforms of the tests."""
+        if not self._sampling.is_greedy:
+            said = self._verifying
+            self._tests.take(said.num_accepted + 1 if self._compares else said.num_tokens)
+
+    def _rows_of(self, q: torch.Tensor, tokens: list[int]) -> Rows:
+        """The rows that the round was decided on."""
+        assert self._raw is not None, "somebody wants them"
+        seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
+        return Rows(q=q, logits=self._raw, sampling=self._sampling, seen=seen)
+
+
+class _Rounds(_Verified):
+    """The rounds of one request whose draft is a model: the draft's half beside the target's."""
+
+    def __init__(self, request: Request, head: _CompiledHead | None):
+        super().__init__(request, _code(request))
         self.draft: Any = request.draft
-        self._sampling, self._drops = request.sampling, request.policy.drops_last
-        self._uniforms: Any = request.randomness
-        self._seen, self._head, ends = request.seen, head, tuple(request.ends)
+        self._drops = request.policy.drops_last
+        self._draws: Any = request.randomness[0]
+        self._head, ends = head, tuple(request.ends)
         self._followed: Any = None
-        self._ends, self._most = (ctypes.c_int64 * len(ends))(*ends), -1
+        self._ends = (ctypes.c_int64 * len(ends))(*ends)
         sampling = Filters.of(request.sampling, request.seen)
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
-        code = _code(request)
-        assert code is not None, "others are refused"
-        self._verifying = Verifying(sampling=sampling, verification=code)
-        self._compares = code == COMPARE
         self._has_overlaps = type(request.verification) is TokenVerification and not request.sampling.is_greedy
         self._judges = head is not None or judges_by_q(judge_of(request.policy))
         if head is not None:
@@ -238,7 +281,7 @@ class _Rounds:
         told = self._drafting
         if self._followed is not rule or told.limit != limit:
             self._follow(rule, limit)
-        uniforms = () if self._sampling.is_greedy else self._uniforms[0].peek(len(self._least))
+        uniforms = () if self._sampling.is_greedy else self._draws.peek(len(self._least))
         self._given = given = (ctypes.c_int64 * len(unread))(*unread), (ctypes.c_double * len(uniforms))(*uniforms)
         told.unread, told.uniforms = map(ctypes.addressof, given)
         told.num_unread = len(unread)
@@ -258,7 +301,7 @@ class _Rounds:
         """Note that `num` candidates have been drawn."""
         self._num, self._stop = num, self._why(self._decision, num)
         if not self._sampling.is_greedy:
-            self._uniforms[0].take(num)
+            self._draws.take(num)
 
     def _why(self, decision: Decision, num: int) -> Stop:
         if self._drafting.why == _ENDED:
@@ -266,44 +309,30 @@ class _Rounds:
         rule: Any = decision.rule
         return rule.why(num, self._drafting.value) if self._drafting.why == _STOPPED else decision.at_limit
 
-    def _make_room(self, limit: int) -> None:
-        """Memory for a round of so many candidates; what an earlier round wrote there is over."""
-        if limit <= self._most:
-            return
-        self._most = limit
+    def _make_room(self, limit: int) -> bool:
+        """Have memory for both halves."""
+        if not super()._make_room(limit):
+            return False
         self._rows = torch.empty(limit, self.draft.vocab_size)
-        self._logits = torch.empty(limit + 1, self.target.vocab_size)
-        self._states = torch.empty(limit + 1, self.target.hidden_size)
         self._tokens = (ctypes.c_int64 * limit)()
         self._confidence, self._accept = (ctypes.c_double * limit)(), (ctypes.c_double * limit)()
         told = self._drafting
         told.tokens, told.confidence, told.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
         told.rows = self._verifying.q = self._rows.data_ptr()
-        self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
         self._overlaps = (ctypes.c_double * limit)()
         self._verifying.overlaps = ctypes.addressof(self._overlaps)
+        return True
 
     def verifies(self, plan: Plan) -> Verifying:
         """Arguments of the target's call."""
-        self._kept = tokens = self._tokens[: self._num - (self._drops and self._num > 0 and self._drafting.why == _STOPPED)]
-        unread, num = plan.tokens[self.target.length :], len(tokens)
-        if len(unread) > 1:
-            self.target.extend(unread[:-1], rows=1)
-            unread = unread[-1:]
-        uniforms = () if self._sampling.is_greedy else self._uniforms[1].peek(num + 1)
-        self._given = (ctypes.c_int64 * (num + 1))(*unread, *tokens), (ctypes.c_double * (num + 1))(*uniforms)
-        told = self._verifying
-        told.tokens, told.uniforms = map(ctypes.addressof, self._given)
-        told.num_tokens, told.num = num + 1, num
-        self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
-        told.raw = None if self._raw is None else self._raw.data_ptr()
-        return told
+        is_dropped = self._drops and self._num > 0 and self._drafting.why == _STOPPED
+        self._kept = self._tokens[: self._num - is_dropped]
+        return self._asked(plan, self._kept)
 
     def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
-        """What became of the round; the seconds are this request's share of what its batch took."""
+        """Result of the round; the seconds are this request's share of what its batch took."""
         told, said, num, tokens = self._drafting, self._verifying, self._num, self._kept
-        if not self._sampling.is_greedy:
-            self._uniforms[1].take(said.num_accepted + 1 if self._compares else said.num_tokens)
+        self._take()
         rule: Any = plan.decision.rule
         reads_q = not self._sampling.is_greedy or self._judges or rule.evidence in _OF_Q
         has_drafted, num_judged = num > 0, max(0, num - 1) if self._head is not None and self._head.lags else num
@@ -320,27 +349,21 @@ class _Rounds:
             head_s=head_s,
             verify_s=verify_s,
             forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
-            rows=None if self._raw is None else self._said(self._raw, tokens),
+            rows=None if self._raw is None else self._rows_of(self._beliefs(len(tokens)), tokens),
             overlaps=self._overlaps[: min(said.num_accepted + 1, len(tokens))] if self._has_overlaps else (),
         )
 
-    def _said(self, logits: torch.Tensor, tokens: list[int]) -> Rows:
-        """The rows that the round was decided on."""
-        drawn = self._rows[: len(tokens)]
-        seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
-        q = drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
-        return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
+    def _beliefs(self, num: int) -> torch.Tensor:
+        """q of the first candidates; under greedy drafting softmaxes."""
+        drawn = self._rows[:num]
+        return drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
 
 
-class _Copies:
+class _CopiedRounds(_Verified):
     """The rounds of a request whose candidates are copied: found here, compared by the target's pass."""
 
     def __init__(self, request: Request):
-        self.target: Any = request.target
-        self._sampling, self._seen = request.sampling, request.seen
-        self._uniforms: Any = request.randomness[1]
-        self._verifying = Verifying(sampling=Filters.of(request.sampling, request.seen), verification=COMPARE)
-        self._most = -1
+        super().__init__(request, COMPARE)
 
     def drafts(self, plan: Plan) -> None:
         """There is no draft model to call."""
@@ -350,31 +373,13 @@ class _Copies:
 
     def verifies(self, plan: Plan) -> Verifying:
         """Arguments of the target's call."""
-        draft: Copied = self._draft
-        num, unread, told, uniforms = draft.num_tokens, plan.tokens[self.target.length :], self._verifying, self._uniforms
-        if num > self._most:
-            self._most = num
-            self._logits = torch.empty(num + 1, self.target.vocab_size)
-            self._states = torch.empty(num + 1, self.target.hidden_size)
-            told.logits, told.states = self._logits.data_ptr(), self._states.data_ptr()
-        if len(unread) > 1:
-            self.target.extend(unread[:-1], rows=1)
-        drawn = () if self._sampling.is_greedy else uniforms.peek(num + 1)
-        self._given = (ctypes.c_int64 * (num + 1))(unread[-1], *draft.tokens), (ctypes.c_double * (num + 1))(*drawn)
-        told.tokens, told.uniforms = map(ctypes.addressof, self._given)
-        told.num_tokens, told.num = num + 1, num
-        self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
-        told.raw = None if self._raw is None else self._raw.data_ptr()
-        return told
+        self._make_room(self._draft.num_tokens)
+        return self._asked(plan, self._draft.tokens)
 
     def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
-        """What became of the round."""
-        draft, said, rows = self._draft, self._verifying, None
-        if not self._sampling.is_greedy:
-            self._uniforms.take(said.num_accepted + 1)
-        if self._raw is not None:
-            seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(draft.tokens, dtype=torch.long))
-            rows = Rows(q=draft.rows(self.target.vocab_size), logits=self._raw, sampling=self._sampling, seen=seen)
+        """Result of the round."""
+        draft, said = self._draft, self._verifying
+        self._take()
         return Result(
             tokens=draft.tokens,
             num_accepted=said.num_accepted,
@@ -385,5 +390,5 @@ class _Copies:
             draft_s=self._draft_s,
             verify_s=verify_s,
             forward_s=said.forward_s,
-            rows=rows,
+            rows=None if self._raw is None else self._rows_of(draft.rows(self.target.vocab_size), draft.tokens),
         )

@@ -33,12 +33,12 @@ class Angles:
         self._cos = self._sin = torch.empty(0)
 
     def is_like(self, other: "Angles") -> bool:
-        """Whether both give the same."""
+        """True where both give the same."""
         are_alike = torch.equal(self._frequencies, other._frequencies)
         return are_alike and (self._scaling, self._rest) == (other._scaling, other._rest)
 
     def at(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Of the positions from `start` to before `end`."""
+        """Tables of the positions from `start` to before `end`."""
         cos, sin = self.to(end)
         return cos[start:end], sin[start:end]
 

@@ -241,6 +241,6 @@ def _refuse_unless_rollable(model: Any) -> None:
 
 
 def _cache_name(model: Any) -> str | None:
-    """What a model calls its cache: transformers has renamed it in 5.24. None where it takes none."""
+    """Name that a model has for its cache: transformers has renamed it in 5.24. None where it takes none."""
     taken = inspect.signature(model.forward).parameters
     return next((name for name in ("past_key_values", "cache") if name in taken), None)

@@ -1,4 +1,4 @@
-"""What a family of models computes, as data: the names of its parameters, and the few points where families differ.
+"""Families of models as data: the names of its parameters, and the few points where families differ.
 
     model of transformers -> `described` -> Family, with a Layer of names for each layer
 
@@ -38,7 +38,7 @@ CONFIG = (*POSITIONS, "rope_parameters", "original_max_position_embeddings", tri
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What the layers of one kind see: the angles that turn their keys and queries, and how far back they look."""
+    """View of the layers of one kind: the angles that turn their keys and queries, and how far back they look."""
 
     angles: str | None
     """The kind of layer that the rotary embedding knows them by; None where it is one for all (`Angles`)."""
@@ -56,22 +56,22 @@ class Layer:
     qkv_bias: tuple[str, ...]
     """Empty: there are none."""
     head_norms: tuple[str, str] | None
-    """Of single heads of q and of k, before they are turned."""
+    """Norms of single heads of q and of k, before they are turned."""
     out: str
     out_norm: str | None
-    """Of what attention adds, before it is added."""
+    """Norm of what attention adds, before it is added."""
     mlp_norm: str
     gate_up: tuple[str, ...]
     down: str
     down_norm: str | None
-    """Of what the feed-forward part adds, before it is added."""
+    """Norm of what the feed-forward part adds, before it is added."""
     view: int
     """Which of the family's views."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a model computes (see the head of this file), and its parameters by name."""
+    """Description of what a model computes (see the head of this file), and its parameters by name."""
 
     layers: tuple[Layer, ...]
     views: tuple[View, ...]
@@ -92,7 +92,7 @@ class Family:
     """Norms multiply by the stored weight plus this."""
     activation: Activation
     embedding_scale: float
-    """As transformers rounds it to the type of the weights."""
+    """Scale as transformers rounds it to the type of the weights."""
     score_scale: float
     """Products of queries and keys are multiplied by it."""
 
@@ -158,7 +158,7 @@ class Sketch:
         return cls(family=family, num_rows=rows, config=SimpleNamespace(**config), rotary=SimpleNamespace(**found))
 
     def told(self) -> dict[str, Any]:
-        """What JSON has of it: float32 values are kept to the bit."""
+        """Form for JSON: float32 values are kept to the bit."""
         rotary = {name: x.tolist() if isinstance(x, torch.Tensor) else x for name, x in vars(self.rotary).items()}
         return {"family": asdict(self.family), "num_rows": self.num_rows, "config": vars(self.config), "rotary": rotary}
 

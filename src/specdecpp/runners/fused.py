@@ -16,10 +16,10 @@ from torch import Tensor
 
 from specdecpp.runners import trimmed
 from specdecpp.runners.lean import LeanRunner, Norm, _Layer
-from specdecpp.runners.product_shapes import Shape, early_in, in_steps, shape_of
+from specdecpp.runners.product_shapes import Tiling, early_in, in_steps, shape_of
 
 _PROGRAMS = 512
-"""Of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
+"""Programs of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
 _WHOLE = 256
 """Positions that are not read in portions: putting them together takes as long."""
 _ACTIVATED = 1024
@@ -29,8 +29,8 @@ _Tables = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
-class _Rows:
-    """What the layers add to, and its norm, the scale of each row left to those who read it: see `products`.
+class _Stream:
+    """Rows that the layers add to, and its norm, the scale of each row left to those who read it: see `products`.
 
     Without `tiles` the norm is complete.
     """
@@ -62,11 +62,11 @@ class FusedRunner(LeanRunner):
         values: list[Tensor],
         out: Float[Tensor, "n D"] | None = None,
     ) -> Float[Tensor, "n D"]:
-        """What the output layer reads for n rows, the first at `start`, in caches [kv heads, capacity, size] of each layer. The
+        """States that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of each layer. The
         text ends within `span`."""
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
         squares = x.new_empty(0, 0, dtype=torch.float32)
-        rows = _Rows(x, torch.empty_like(x), squares, self._layers[0].norm)
+        rows = _Stream(x, torch.empty_like(x), squares, self._layers[0].norm)
         self._settle(rows, "embedded", self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
             queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
@@ -83,7 +83,9 @@ class FusedRunner(LeanRunner):
         logits = self.logits(hidden, hidden.new_empty(len(hidden), self._output.shape[1]))
         return logits if self.output_ids is None else trimmed.widened(logits, self.output_ids, vocab_size=self.vocab_size)
 
-    def _settle(self, rows: _Rows, how: str, source: Tensor, *, tokens: Tensor | None = None, own: Norm | None = None) -> None:
+    def _settle(
+        self, rows: _Stream, how: str, source: Tensor, *, tokens: Tensor | None = None, own: Norm | None = None
+    ) -> None:
         size, norm = rows.x.shape[1], rows.norm
         own = own or norm
         self._launch(
@@ -105,7 +107,7 @@ class FusedRunner(LeanRunner):
         rows.tiles = 0
 
     def _queries(
-        self, rows: _Rows, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+        self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
     ) -> Float[Tensor, "n heads size"]:
         """Queries, turned; keys and values are put into the cache."""
         n, size, heads, kv = len(rows.x), self._head_size, self._heads, self._kv_heads
@@ -185,7 +187,7 @@ class FusedRunner(LeanRunner):
             )
         return out.view(n, -1)
 
-    def _through_gate(self, rows: _Rows, weight: Tensor) -> Float[Tensor, "n F"]:
+    def _through_gate(self, rows: _Stream, weight: Tensor) -> Float[Tensor, "n F"]:
         n, width = len(rows.x), weight.shape[1] // 2
         out = rows.x.new_empty(n, width)
         scale, is_silu = (rows.tiles, rows.norm.eps, rows.norm.divisor), self.family.activation == "silu"
@@ -204,7 +206,7 @@ class FusedRunner(LeanRunner):
         )
         return out
 
-    def _add(self, kind: str, rows: _Rows, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
+    def _add(self, kind: str, rows: _Stream, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
         """Add a product, which may have a norm of its own, and begin the norm after it. x times its weight may leave the range
         of float16, so that it is scaled at once."""
         n, width = rows.x.shape
@@ -232,7 +234,7 @@ class FusedRunner(LeanRunner):
         return self._project("output", hidden, self._output, out)
 
     def _project(
-        self, kind: str, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Rows | None = None, bias: Tensor | None = None
+        self, kind: str, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Stream | None = None, bias: Tensor | None = None
     ) -> Tensor:
         n, tiles, norm = len(h), rows.tiles if rows else 0, rows.norm if rows else self._norm
         squares = rows.squares if rows else out
@@ -247,13 +249,13 @@ class FusedRunner(LeanRunner):
         )
         return out
 
-    def _shape(self, weight: Tensor, n: int, tiles: int = 0) -> Shape | None:
+    def _shape(self, weight: Tensor, n: int, tiles: int = 0) -> Tiling | None:
         """The choice for n rows; for rows that have no scale yet never torch's product, which leaves it out."""
         outputs, rows, size = weight.shape[1], _padded(n), weight.element_size()
         shape = shape_of(outputs, weight.shape[0], rows, size, is_new=self.is_new)
         return in_steps(outputs, rows, size) if shape is None and tiles else shape
 
-    def _constants(self, kind: str, weight: Tensor, shape: Shape, n: int, tiles: int | None = None) -> dict[str, Any]:
+    def _constants(self, kind: str, weight: Tensor, shape: Tiling, n: int, tiles: int | None = None) -> dict[str, Any]:
         return {
             **{"BLOCK": shape.block, "DEPTH": shape.depth, "GROUPS": shape.groups, "STAGES": shape.stages},
             **{"ROWS": _padded(n), "IS_EVEN": weight.shape[0] % (shape.groups * shape.depth) == 0, "num_warps": shape.groups},

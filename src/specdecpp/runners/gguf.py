@@ -16,6 +16,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class GGUFRunner:
 
 
 class GGUFCache(Cache):
-    """One sequence of a `GGUFRunner`, in a context of llama.cpp that holds it."""
+    """One sequence of a `GGUFRunner`, in a context of llama.cpp: an idle one, which is given back when this is gone."""
 
     def __init__(self, model: GGUFRunner):
         super().__init__(model)
@@ -98,14 +99,15 @@ class GGUFCache(Cache):
         self._release: Any = None
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to the cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+        """Append tokens; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
         context = self._room_for(self.length + len(tokens))
         unseen = len(tokens) - rows if len(tokens) - rows > _FEW else 0
         for start in range(0, unseen, _WIDEST):
-            context.read(tokens[start : min(start + _WIDEST, unseen)], self.length + start)
+            context.read(tokens[start : min(start + _WIDEST, unseen)], self.length + start, has_outputs=False)
         parts = []
         for start in range(unseen, len(tokens), _OUTPUTS):
-            parts.append(context.outputs(tokens[start : start + _OUTPUTS], self.length + start))
+            context.read(piece := tokens[start : start + _OUTPUTS], self.length + start, has_outputs=True)
+            parts.append(context.rows(len(piece)))
         self.length += len(tokens)
         logits, hidden = parts[0] if len(parts) == 1 else (torch.cat(columns) for columns in zip(*parts, strict=True))
         logits = logits[-rows:, : self.vocab_size]
@@ -123,41 +125,48 @@ class GGUFCache(Cache):
 
     def _room_for(self, length: int) -> "_Context":
         """A context that holds so many positions, with what the present one holds."""
-        context = self._context
+        context, file = self._context, self.model.file
         if context is not None and length <= context.size:
             return context
-        size = _ROOM
-        while size < length:
-            size *= 2
-        roomy = self.model.file.context(max(length, min(size, self.model.file.max_length)), self.model.num_threads)
+        size = max(length, min(max(_ROOM, 1 << (length - 1).bit_length()), file.max_length))
+        roomy = file.context(size, self.model.num_threads)
         if context is not None:
             roomy.copy(context)
             self._release()
         self._context = roomy
-        self._release = weakref.finalize(self, _put_back, roomy, self.model.file.contexts, self.model.file.idle)
+        self._release = weakref.finalize(self, _put_back, roomy, file.idle)
         return roomy
 
 
+class _Weights:
+    """What every context needs as long as it is there."""
+
+    def __init__(self, lib: Any, path: str | Path):
+        _errors.clear()
+        self.lib = lib
+        self.handle = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
+        if not self.handle:
+            raise RunnerError(
+                f"llama.cpp cannot read {path} ({_last_words()}). If the file is damaged, write or fetch it again; if its kind "
+                "of model is unknown, a newer llama-cpp-python may know it."
+            )
+        weakref.finalize(self, lib.llama_model_free, self.handle)
+
+
 class GGUFFile:
-    """The weights, shared by all runners over them, and the contexts: those that nobody uses now are taken again."""
+    """The weights, shared by all models over them, and contexts that nobody uses now: they are taken again."""
 
     def __init__(self, path: str | Path):
         self.path, self._lib = Path(path), _library()
         if not self.path.is_file():
             raise RunnerError(f"there is no file {path}. Give the path of a GGUF file.")
-        _errors.clear()
-        self._model = self._lib.llama_model_load_from_file(os.fsencode(path), self._lib.llama_model_default_params())
-        if not self._model:
-            raise RunnerError(
-                f"llama.cpp cannot read {path} ({_last_words()}). If the file is damaged, write or fetch it again; if its kind "
-                "of model is unknown, a newer llama-cpp-python may know it."
-            )
-        self.contexts: list[_Context] = []
+        self._weights = _Weights(self._lib, path)
+        self._model = self._weights.handle
+        self._vocabulary = self._lib.llama_model_get_vocab(self._model)
         self.idle: list[_Context] = []
-        weakref.finalize(self, _free, self._lib, self._model, self.contexts)
         if reason := self._refusal():
             raise RunnerError(f"{self.path.name} {reason}. Speculative decoding needs a decoder with a plain key-value cache.")
-        self.num_rows = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+        self.num_rows = int(self._lib.llama_vocab_n_tokens(self._vocabulary))
         self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
         self.max_length = int(self._lib.llama_model_n_ctx_train(self._model))
 
@@ -180,50 +189,39 @@ class GGUFFile:
 
     def ends(self) -> tuple[int, ...]:
         """The ids that llama.cpp takes to end a text."""
-        vocabulary = self._lib.llama_model_get_vocab(self._model)
-        return tuple(i for i in range(self.num_rows) if self._lib.llama_vocab_is_eog(vocabulary, i))
+        return tuple(i for i in range(self.num_rows) if self._lib.llama_vocab_is_eog(self._vocabulary, i))
 
     def context(self, size: int, num_threads: int) -> "_Context":
         """An empty context of at least so many positions: the smallest idle one that has them, else a new one."""
-        for found in sorted(self.idle, key=lambda context: context.size):
-            if found.size >= size and _is_taken(found, self.idle):
-                break
-        else:
-            found = _Context(self._lib, self._model, size=size, is_wide=self.metadata("general.file_type") == _ALL_F32)
-            self.contexts.append(found)
+        found = None
+        for idle in sorted(self.idle, key=lambda context: context.size):
+            with suppress(ValueError):  # another thread was quicker
+                if idle.size >= size:
+                    self.idle.remove(idle)
+                    found = idle
+                    break
+        found = found or _Context(self._weights, size=size, is_wide=self.metadata("general.file_type") == _ALL_F32)
         found.start(num_threads)
         return found
 
 
-def _is_taken(context: "_Context", idle: "list[_Context]") -> bool:
-    """Take a context out of those that are idle, unless another thread was quicker."""
-    try:
-        idle.remove(context)
-    except ValueError:
-        return False
-    return True
-
-
-def _put_back(context: "_Context", contexts: "list[_Context]", idle: "list[_Context]") -> None:
-    """What happens to a context that nobody uses any longer: it is kept, but not more than a few are."""
+def _put_back(context: "_Context", idle: "list[_Context]") -> None:
+    """Keep a context that nobody uses any longer, but not more than a few."""
     if len(idle) < _IDLE:
         idle.append(context)
-    elif context in contexts:  # else it went with its file
-        contexts.remove(context)
-        context.free()
 
 
-def _free(lib: Any, model: int, contexts: "list[_Context]") -> None:
-    while contexts:
-        contexts.pop().free()
-    lib.llama_model_free(model)
+def _free(lib: Any, batch: Any, handle: Any) -> None:
+    lib.llama_batch_free(batch)
+    lib.llama_free(handle)
 
 
 class _Context:
     """One sequence of a model in llama.cpp: its cache and its output buffers."""
 
-    def __init__(self, lib: Any, model: int, *, size: int, is_wide: bool):
-        self.size, self._lib = size, lib
+    def __init__(self, weights: _Weights, *, size: int, is_wide: bool):
+        self.size, self._weights, self._lib = size, weights, weights.lib
+        lib, model = self._lib, weights.handle
         options = lib.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = size, _WIDEST, _WIDEST, 1
         options.n_outputs_max = _OUTPUTS
@@ -238,16 +236,13 @@ class _Context:
             raise RunnerError(f"llama.cpp cannot make a context of {size} positions: {_last_words()}")
         self._memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(_WIDEST, 0, 1)
+        weakref.finalize(self, _free, lib, self._batch, self.handle)
         for i in range(_WIDEST):
             self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
         self._widths = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), lib.llama_model_n_embd(model)
         self._logits_at, self._states_at = map(_returning_address, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith))
         self._views: dict[tuple[int, int, int], Tensor] = {}
         self._has_outputs = True
-
-    def free(self) -> None:
-        self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self.handle)
 
     def start(self, num_threads: int) -> None:
         """Empty, for a new sequence."""
@@ -267,17 +262,8 @@ class _Context:
         if not self._lib.llama_state_seq_set_data(self.handle, state, size, 0):
             raise RunnerError(f"llama.cpp cannot move a cache to a context of {self.size} positions: {_last_words()}")
 
-    def read(self, tokens: list[int], position: int) -> None:
-        """Put tokens into the cache, and no more."""
-        self._decode(tokens, position, has_outputs=False)
-
-    def outputs(self, tokens: list[int], position: int) -> tuple[Tensor, Tensor]:
-        """Put tokens into the cache; logits [n, rows of the output layer] and states [n, D]."""
-        self._decode(tokens, position, has_outputs=True)
-        num, (rows, width) = len(tokens), self._widths
-        return self._copy(self._logits_at(self.handle, 0), num, rows), self._copy(self._states_at(self.handle, 0), num, width)
-
-    def _decode(self, tokens: list[int], position: int, *, has_outputs: bool) -> None:
+    def read(self, tokens: list[int], position: int, *, has_outputs: bool) -> None:
+        """Put tokens into the cache; with outputs `rows` gives what they say."""
         batch = self._batch
         if has_outputs != self._has_outputs:
             self._lib.llama_set_embeddings(self.handle, has_outputs)
@@ -288,6 +274,11 @@ class _Context:
         _errors.clear()
         if status := self._lib.llama_decode(self.handle, batch):
             raise RunnerError(f"llama.cpp fails in a pass over {len(tokens)} tokens (status {status}): {_last_words()}")
+
+    def rows(self, num: int) -> tuple[Tensor, Tensor]:
+        """Logits [num, rows of the output layer] and states [num, D] of the last pass, copied."""
+        width, size = self._widths
+        return self._copy(self._logits_at(self.handle, 0), num, width), self._copy(self._states_at(self.handle, 0), num, size)
 
     def _copy(self, address: int, num: int, width: int) -> Tensor:
         """Rows in llama.cpp's memory, copied. Wrapping an address takes longer than copying a row, so wraps are kept."""

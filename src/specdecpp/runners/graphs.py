@@ -22,7 +22,7 @@ from specdecpp.runners.lean import LeanCache, LeanRunner
 from specdecpp.runners.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
 
 _SHARE = 1 / 32
-"""Of the free memory: what one cache may take in advance."""
+"""Share of the free memory that one cache may take in advance."""
 
 
 class GraphCache(LeanCache):

@@ -19,7 +19,7 @@ LEAST = 16
 MOST = 8
 """Texts that are kept."""
 MOST_BYTES = 256 * 2**20
-"""What their caches may hold together; the last text is kept whatever its size."""
+"""Bytes that their caches may hold together; the last text is kept whatever its size."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""What stands between the products of a layer, in Triton: attention, and what `products` does not do on its way.
+"""Kernels between the products of a layer, in Triton: attention, and what `products` does not do on its way.
 
     settle   the embedding and its norm; residuals and norms of families whose norms stand after the products
     rotate   norms of single heads, angles of part of a head; keys and values go into the cache
@@ -24,7 +24,7 @@ POSITIONS = 64
 PARTS = 32
 """Most portions of a text."""
 WARPS = 4
-"""Of a program of `attend`."""
+"""Warps of a program of `attend`."""
 STAGES = 2
 """Steps of `attend` that are read ahead, and the one that it is at."""
 

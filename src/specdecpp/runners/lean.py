@@ -34,7 +34,7 @@ _Put = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, queries, keys and values of new rows side by side [n, heads + 2 kv heads, size]) -> [n, heads * size]."""
 _Seen = tuple[Tensor, Tensor, Tensor]
-"""What layers of one view see: cosines and sines of the new positions, and the mask [n, positions], added to their scores."""
+"""Tables of one view: cosines and sines of the new positions, and the mask [n, positions], added to the scores."""
 _ACTIVATIONS: dict[families.Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -58,7 +58,7 @@ class Norm:
 
 
 class FusedNorm(Norm):
-    """The same by the one operation that a GPU has for it."""
+    """Norm by the one operation that a GPU has for it."""
 
     def __init__(self, weight: Tensor, *, eps: float):
         self.weight, self.eps, self.divisor = weight.detach(), eps, float(len(weight))
@@ -148,7 +148,7 @@ class LeanRunner(EagerRunner):
 
     @cached_property
     def num_bytes(self) -> int:
-        """Of the weights that a pass reads, norms and biases aside; of the embedding it reads a row a token."""
+        """Bytes of the weights that a pass reads, norms and biases aside; of the embedding it reads a row a token."""
         parts = [part for layer in self._layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         return sum(part.numel() * part.element_size() for part in (*parts, self._output))
 
@@ -169,7 +169,7 @@ class LeanRunner(EagerRunner):
         return LeanCache(self)
 
     def plain(self) -> "LeanRunner":
-        """The same weights, with the passes of this class."""
+        """Model over the same weights, with the passes of this class."""
         other = object.__new__(LeanRunner)
         other.__dict__.update(self.__dict__)
         return other

@@ -1,4 +1,4 @@
-"""Whether a runner computes its model: logits of a few tokens against those of transformers in float32.
+"""Check that a runner computes its model: logits of a few tokens against those of transformers in float32.
 
 transformers in bfloat16 is no measure: its rounded sums may be further from the model than any error that is looked for here.
 So its own modules run on float32 values, each put in place for the time of one call, and the weights never lie in memory twice.
@@ -63,7 +63,7 @@ def tokens(vocab_size: int, max_length: int | None = None) -> list[int]:
 
 @torch.inference_mode()
 def expected(model: Any, tokens: list[int], *, value_of: ValueOf | None = None) -> Float[Tensor, "n V"]:
-    """What the model's own forward pass gives in float32, whatever the type of its weights; on the CPU.
+    """Logits of the model's own forward pass in float32, whatever the type of its weights; on the CPU.
 
     `value_of` gives a parameter by its full name (that of `named_parameters`, so one name for tied ones), on the device to
     compute on; without it the model's own are used. With it the parameters of the model may be on the meta device, but not its

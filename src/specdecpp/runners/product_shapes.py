@@ -6,7 +6,7 @@ _SHARED = 96 * 1024
 """Bytes of shared memory that a program may take on every GPU of compute capability 8.0 and above."""
 
 
-class Shape(NamedTuple):
+class Tiling(NamedTuple):
     """How a product is cut: outputs a program, inputs a step of a warp, warps, steps that are read ahead.
 
     Without stages a program asks for all of its weights at once, in one step.
@@ -18,27 +18,27 @@ class Shape(NamedTuple):
     stages: int
 
 
-CHOICES: dict[tuple[int, int], dict[int, Shape | None]] = {
-    (2048, 2048): {8: Shape(16, 256, 8, 1), 16: Shape(16, 256, 8, 1), 32: None},
-    (11264, 2048): {8: Shape(32, 64, 2, 6), 16: Shape(32, 64, 2, 6), 32: None},
-    (2048, 5632): {8: Shape(16, 64, 4, 8), 16: Shape(16, 64, 4, 6), 32: None},
-    (2560, 2048): {8: Shape(16, 128, 4, 4), 32: None},
-    (32000, 2048): {8: Shape(32, 64, 4, 4), 16: Shape(32, 64, 4, 4), 32: None},
-    (4096, 4096): {8: Shape(16, 64, 4, 6), 16: Shape(16, 64, 4, 6), 32: None},
-    (28672, 4096): {8: Shape(32, 64, 2, 6), 16: Shape(32, 64, 4, 4), 32: None},
-    (4096, 14336): {8: Shape(16, 128, 4, 4), 16: Shape(16, 64, 4, 6), 32: None},
-    (6144, 4096): {8: Shape(16, 64, 4, 4), 32: None},
-    (128256, 4096): {8: Shape(32, 64, 4, 4), 16: Shape(32, 64, 4, 4), 32: None},
-    (1536, 1536): {8: Shape(16, 256, 8, 1), 16: Shape(16, 256, 8, 1), 32: Shape(32, 64, 4, 3)},
-    (17920, 1536): {8: Shape(32, 64, 2, 6), 16: Shape(32, 64, 2, 6), 32: None},
-    (1536, 8960): {8: Shape(16, 64, 4, 8), 16: Shape(16, 64, 4, 6), 32: None},
-    (2048, 1536): {8: Shape(16, 64, 4, 4)},
-    (151936, 1536): {8: Shape(32, 64, 4, 4), 16: Shape(32, 64, 4, 4), 32: None},
-    (896, 896): {8: Shape(16, 128, 8, 1), 16: Shape(16, 128, 8, 1), 32: None},
-    (9728, 896): {8: Shape(32, 64, 2, 6), 16: Shape(32, 64, 2, 6), 32: None},
-    (896, 4864): {8: Shape(16, 64, 4, 8), 16: Shape(16, 64, 4, 6), 32: None},
-    (1152, 896): {8: Shape(16, 128, 8, 1), 32: None},
-    (151936, 896): {8: Shape(32, 64, 2, 6), 16: Shape(32, 64, 4, 4), 32: None},
+CHOICES: dict[tuple[int, int], dict[int, Tiling | None]] = {
+    (2048, 2048): {8: Tiling(16, 256, 8, 1), 16: Tiling(16, 256, 8, 1), 32: None},
+    (11264, 2048): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 2, 6), 32: None},
+    (2048, 5632): {8: Tiling(16, 64, 4, 8), 16: Tiling(16, 64, 4, 6), 32: None},
+    (2560, 2048): {8: Tiling(16, 128, 4, 4), 32: None},
+    (32000, 2048): {8: Tiling(32, 64, 4, 4), 16: Tiling(32, 64, 4, 4), 32: None},
+    (4096, 4096): {8: Tiling(16, 64, 4, 6), 16: Tiling(16, 64, 4, 6), 32: None},
+    (28672, 4096): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 4, 4), 32: None},
+    (4096, 14336): {8: Tiling(16, 128, 4, 4), 16: Tiling(16, 64, 4, 6), 32: None},
+    (6144, 4096): {8: Tiling(16, 64, 4, 4), 32: None},
+    (128256, 4096): {8: Tiling(32, 64, 4, 4), 16: Tiling(32, 64, 4, 4), 32: None},
+    (1536, 1536): {8: Tiling(16, 256, 8, 1), 16: Tiling(16, 256, 8, 1), 32: Tiling(32, 64, 4, 3)},
+    (17920, 1536): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 2, 6), 32: None},
+    (1536, 8960): {8: Tiling(16, 64, 4, 8), 16: Tiling(16, 64, 4, 6), 32: None},
+    (2048, 1536): {8: Tiling(16, 64, 4, 4)},
+    (151936, 1536): {8: Tiling(32, 64, 4, 4), 16: Tiling(32, 64, 4, 4), 32: None},
+    (896, 896): {8: Tiling(16, 128, 8, 1), 16: Tiling(16, 128, 8, 1), 32: None},
+    (9728, 896): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 2, 6), 32: None},
+    (896, 4864): {8: Tiling(16, 64, 4, 8), 16: Tiling(16, 64, 4, 6), 32: None},
+    (1152, 896): {8: Tiling(16, 128, 8, 1), 32: None},
+    (151936, 896): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 4, 4), 32: None},
 }
 """Cuts of the fastest whole pass found for (outputs, inputs) and padded rows in 16 bits; None is torch's own product.
 
@@ -58,7 +58,7 @@ def early_in(width: int) -> frozenset[str]:
     return frozenset(EARLY.get(width, {"settle", "attend", "out"}))
 
 
-def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: bool = False) -> Shape | None:
+def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: bool = False) -> Tiling | None:
     """A fixed choice for a matrix, so that a seed gives the same bits again. None: torch's own product."""
     known = CHOICES.get((outputs, inputs), {}) if is_new and itemsize == 2 else {}
     if rows in known:
@@ -66,13 +66,13 @@ def shape_of(outputs: int, inputs: int, rows: int, itemsize: int, *, is_new: boo
     if rows >= 64 or (rows >= 32 and outputs > 8192):
         return None
     if is_new and itemsize == 2 and rows <= 16 and 512 < inputs <= 2048 and outputs <= 8192:
-        return Shape(16, 128 if inputs <= 1024 else 256, 8, 1)
+        return Tiling(16, 128 if inputs <= 1024 else 256, 8, 1)
     return in_steps(outputs, rows, itemsize)
 
 
-def in_steps(outputs: int, rows: int, itemsize: int) -> Shape:
+def in_steps(outputs: int, rows: int, itemsize: int) -> Tiling:
     """Inputs in many steps."""
     block = 16 if rows <= 16 and outputs <= 8192 else 32
     depth, groups = 128 // itemsize, 4
     stages = 8 if outputs <= 132 * block else 6 if outputs <= 264 * block else 4
-    return Shape(block, depth, groups, max(2, min(stages, _SHARED // ((block + rows) * depth * groups * itemsize))))
+    return Tiling(block, depth, groups, max(2, min(stages, _SHARED // ((block + rows) * depth * groups * itemsize))))

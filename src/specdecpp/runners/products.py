@@ -297,7 +297,7 @@ def activate(
     IS_SILU: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """What `gate` does after its product: out [n, width] from h [n, 2 width], all of gate and all of up."""
+    """Activation of `gate` after its product: out [n, width] from h [n, 2 width], all of gate and all of up."""
     row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     if IS_EARLY:

@@ -144,7 +144,7 @@ class StaticCache:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether programs are recorded here rather than called."""
+        """True where programs are recorded here rather than called."""
         return self._graphs is not None
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdecpp.errors import RunnerError
 
 KEY = "output_ids"
-"""What a config of transformers calls them."""
+"""Name of the ids in a config of transformers."""
 
 
 def of(config: Any, *, vocab_size: int, device: torch.device | str = "cpu") -> Int[Tensor, " S"] | None:
@@ -25,7 +25,7 @@ def of(config: Any, *, vocab_size: int, device: torch.device | str = "cpu") -> I
 
 
 def checked(ids: Any, *, vocab_size: int, device: torch.device | str = "cpu") -> Int[Tensor, " S"] | None:
-    """As `of`. Raises `RunnerError` for what is no list of ids, or where none is left."""
+    """Check ids as `of` does. Raises `RunnerError` for what is no list of ids, or where none is left."""
     if ids is None:
         return None
     if not isinstance(ids, list | tuple) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):

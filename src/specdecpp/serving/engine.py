@@ -74,12 +74,12 @@ class Engine:
 
     @property
     def is_open(self) -> bool:
-        """Whether work is taken on."""
+        """True while work is taken on."""
         return self._is_open
 
     @property
     def status(self) -> Literal["ok", "stopping", "failed"]:
-        """Whether work is taken on, and if not, whether that was asked for."""
+        """State of the engine: it takes work, is about to stop, or has failed."""
         return "ok" if self._is_open else "failed" if self._has_failed else "stopping"
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
@@ -203,7 +203,7 @@ class Engine:
             self._part_with(work, End())
 
     def _guarded(self, work: Work, do: Callable[[], Step | None]) -> Step | None:
-        """What the models raise ends one request, and not the others with it."""
+        """Have what the models raise end one request, and not the others with it."""
         try:
             return do()
         except Exception as error:

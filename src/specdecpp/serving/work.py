@@ -90,7 +90,7 @@ class Work:
 
     @property
     def session(self) -> Session | None:
-        """That of the answer that is being made."""
+        """Session of the answer that is being made."""
         return self._session
 
     def begin(self) -> None:

@@ -53,8 +53,8 @@ def test_logits_and_states_are_those_of_transformers(role: str, reference: Path,
     model = load_model(REFERENCE / role, dtype=torch.float32, device=None, device_map=None)
     ids = tokenizer("\n".join(practice_prompts())).input_ids[:1024]
     logits, states = by_transformers(model, ids)
-    runner = GGUFRunner(reference / f"{role}-f32.gguf")
-    assert isinstance(runner, Runner)
+    runner = GGUFRunner(reference / f"{role}-f32.gguf").new_cache()
+    assert isinstance(runner.model, Runner)
     assert (runner.vocab_size, runner.hidden_size, runner.max_length) == (len(logits[0]), len(states[0]), 1024)
     ours, hidden = runner.extend(ids, rows=len(ids))
     assert (ours.dtype, hidden.dtype) == (torch.float32, torch.float32)
@@ -70,7 +70,7 @@ def test_rows_come_out_right_however_the_text_is_cut(steps: list[int], long: GGU
     ids = ids_of(sum(steps))
     logits, states = by_transformers(tiny, ids)
     for wanted in (1, 5, 10**9):
-        runner, end = GGUFRunner(long), 0
+        runner, end = GGUFRunner(long).new_cache(), 0
         for step in steps:
             rows, end = min(step, wanted), end + step
             ours, hidden = runner.extend(ids[end - step : end], rows=rows)
@@ -82,7 +82,7 @@ def test_rows_come_out_right_however_the_text_is_cut(steps: list[int], long: GGU
 
 def test_rows_are_the_callers_own(target: GGUFFile):
     """Catches a view of llama.cpp's memory, which the next pass overwrites."""
-    runner = GGUFRunner(target)
+    runner = GGUFRunner(target).new_cache()
     logits, hidden = runner.extend([5, 6, 7], rows=2)
     before = logits.clone(), hidden.clone()
     runner.extend([8, 9, 10], rows=3)
@@ -92,19 +92,19 @@ def test_rows_are_the_callers_own(target: GGUFFile):
 
 def test_the_vocabulary_can_be_cut(target: GGUFFile):
     """Catches rows past the tokenizer's ids that a draft would be sampled from."""
-    whole, cut = GGUFRunner(target), GGUFRunner(target, vocab_size=100)
+    whole, cut = GGUFRunner(target).new_cache(), GGUFRunner(target, vocab_size=100).new_cache()
     assert torch.equal(whole.extend([5, 6], rows=2)[0][:, :100], cut.extend([5, 6], rows=2)[0])
-    assert cut.new_cache().vocab_size == 100
+    assert cut.vocab_size == 100
     with pytest.raises(RunnerError, match=r"vocab_size=5000 asked of target-f32\.gguf, whose output layer has 4096 rows"):
-        GGUFRunner(target, vocab_size=5000)
+        GGUFRunner(target, vocab_size=5000).new_cache()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "q8_0"])
 def test_other_precisions_are_near(precision: str, reference: Path, target: GGUFFile):
     """Catches weights that are read in a wrong type, and a cut of a float16 cache that is not exact."""
     ids = ids_of(40)
-    own = GGUFRunner(target).extend(ids, rows=40)[0]
-    runner = GGUFRunner(reference / f"target-{precision}.gguf")
+    own = GGUFRunner(target).new_cache().extend(ids, rows=40)[0]
+    runner = GGUFRunner(reference / f"target-{precision}.gguf").new_cache()
     logits = runner.extend(ids, rows=40)[0]
     assert 1e-3 < (logits - own).abs().max() < 1
     assert (logits.argmax(-1) == own.argmax(-1)).float().mean() > 0.8
@@ -122,7 +122,7 @@ def test_after_a_rollback_the_bits_are_the_same(long: GGUFFile):
     one token and by all."""
     ids = ids_of(2100)
     for kept, width in ((0, 4), (1, 6), (500, 21), (1020, 21), (1030, 1), (2047, 40)):
-        runner = GGUFRunner(long)
+        runner = GGUFRunner(long).new_cache()
         if kept:
             runner.extend(ids[:kept], rows=1)
         runner.extend(ids[kept : kept + width], rows=width)
@@ -139,7 +139,7 @@ def test_after_a_rollback_the_bits_are_the_same(long: GGUFFile):
 
 def test_a_partial_rollback_keeps_the_rest(long: GGUFFile, tiny: Any):
     """Catches a cut at the wrong position: what is decoded next must follow the kept tokens."""
-    runner, ids, other = GGUFRunner(long), ids_of(10), ids_of(3, seed=2)
+    runner, ids, other = GGUFRunner(long).new_cache(), ids_of(10), ids_of(3, seed=2)
     runner.extend(ids, rows=1)
     runner.rollback(7)
     assert runner.length == 7
@@ -148,14 +148,14 @@ def test_a_partial_rollback_keeps_the_rest(long: GGUFFile, tiny: Any):
     for length in (-1, 11):
         with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 10"):
             runner.rollback(length)
-    GGUFRunner(long).rollback(0)
+    GGUFRunner(long).new_cache().rollback(0)
 
 
 def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
     """Catches an abort of the process, and a runner that is lost, after an id that the model does not have."""
-    runner = GGUFRunner(target)
+    runner = GGUFRunner(target).new_cache()
     runner.extend([5, 6], rows=1)
-    expected = runner.new_cache().extend([5, 6, 7], rows=1)[0]
+    expected = runner.model.new_cache().extend([5, 6, 7], rows=1)[0]
     with pytest.raises(RunnerError, match=r"fails in a pass over 2 tokens \(status -1\): .*invalid token"):
         runner.extend([7, 99999], rows=1)
     assert runner.length == 2
@@ -167,16 +167,15 @@ def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
 
 def test_runners_over_one_file_are_independent(target: GGUFFile):
     """Catches a shared cache, and one that holds what another request left in it."""
-    one = GGUFRunner(target)
+    one = GGUFRunner(target).new_cache()
     expected = one.extend(ids_of(30), rows=1)[0]
-    other = one.with_threads(2)
-    assert (other.length, other.num_threads, other.new_cache().num_threads) == (0, 2, 2)
+    other = GGUFRunner(target, num_threads=2).new_cache()
     other.extend(ids_of(3, seed=1), rows=1)
     assert (one.length, other.length) == (30, 3)
     following = one.extend([9], rows=1)[0]
     del one, other
     gc.collect()
-    again = GGUFRunner(target)
+    again = GGUFRunner(target).new_cache()
     assert torch.equal(again.extend(ids_of(30), rows=1)[0], expected)
     assert torch.equal(again.extend([9], rows=1)[0], following)
 
@@ -185,69 +184,71 @@ def test_contexts_are_used_again(long: GGUFFile):
     """Catches a context for every request, a smaller one beside an idle larger one, and one that stays with a runner that
     outgrew it."""
     for _ in range(5):
-        GGUFRunner(long).extend([5], rows=1)
-    assert len(long.contexts) == 1
-    runner = GGUFRunner(long)
+        GGUFRunner(long).new_cache().extend([5], rows=1)
+    assert len(long.idle) == 1
+    runner = GGUFRunner(long).new_cache()
     runner.extend(ids_of(1500), rows=1)
-    assert sorted(context.size for context in long.contexts) == [1024, 2048]
+    assert [context.size for context in long.idle] == [1024]
     del runner
-    runners = [GGUFRunner(long) for _ in range(2)]
+    assert sorted(context.size for context in long.idle) == [1024, 2048]
+    runners = [GGUFRunner(long).new_cache() for _ in range(2)]
     for runner in runners:
         runner.extend([5], rows=1)
-    assert len(long.contexts) == 2
     assert not long.idle
 
 
 def test_no_more_contexts_are_kept_than_a_few(long: GGUFFile):
     """Catches memory that stays at its peak after many requests at once."""
-    runners = [GGUFRunner(long) for _ in range(12)]
-    rows = [runner.extend([5], rows=1) for runner in runners]
-    assert len(long.contexts) == len(rows) == 12
+    runners = [GGUFRunner(long).new_cache() for _ in range(12)]
+    contexts = [weakref.ref(runner.extend([5], rows=1) and runner._context) for runner in runners]
+    assert len({context() for context in contexts}) == 12
     runners.clear()
     gc.collect()
-    assert len(long.contexts) == len(long.idle) == 8
+    assert len(long.idle) == len([context for context in contexts if context() is not None]) == 8
 
 
 def test_a_context_is_no_larger_than_the_model_can_use(long: GGUFFile, target: GGUFFile):
     """Catches a cache for 4,096 positions of a model with 1,024, and doubling past the end."""
-    runner = GGUFRunner(long)
+    runner = GGUFRunner(long).new_cache()
     runner.extend(ids_of(long.max_length), rows=1)
-    assert max(context.size for context in long.contexts) == long.max_length == 4096
-    GGUFRunner(target).extend(ids_of(1024), rows=1)
-    assert {context.size for context in target.contexts} == {1024}
+    assert runner._context.size == long.max_length == 4096
+    other = GGUFRunner(target).new_cache()
+    other.extend(ids_of(1024), rows=1)
+    assert other._context.size == 1024
 
 
 def test_a_file_goes_with_its_last_runner(tiny_files: Path):
     """Catches weights and contexts that stay in memory, and a context that is given back after its file is gone."""
     file = GGUFFile(tiny_files / "target.gguf")
-    runner, contexts, gone = GGUFRunner(file), file.contexts, weakref.ref(file)
+    runner, gone = GGUFRunner(file).new_cache(), weakref.ref(file)
     runner.extend([5], rows=1)
+    context = weakref.ref(runner._context)
     del file
     assert gone() is not None
     del runner
     gc.collect()
     assert gone() is None
-    assert contexts == []
+    assert context() is None
 
 
 def test_threads_may_use_runners_over_one_file(long: GGUFFile):
     """Catches two threads that take the same idle context, and passes that mix."""
     texts = [ids_of(40, seed=seed) for seed in range(8)]
-    expected = [GGUFRunner(long).extend(text, rows=1)[0] for text in texts]
+    expected = [GGUFRunner(long).new_cache().extend(text, rows=1)[0] for text in texts]
 
     def turn(i: int) -> bool:
-        return all(torch.equal(GGUFRunner(long).extend(texts[i], rows=1)[0], expected[i]) for _ in range(20))
+        return all(torch.equal(GGUFRunner(long).new_cache().extend(texts[i], rows=1)[0], expected[i]) for _ in range(20))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(turn, range(8)))
-    assert len(long.contexts) <= 5
+    assert len(long.idle) <= 5
 
 
 def test_a_process_ends_in_peace_and_says_nothing(tiny_files: Path):
     """Catches llama.cpp's messages on stderr, and a crash when the interpreter goes while runners are alive."""
     code = (
         "import sys; from specdecpp.runners.gguf import GGUFRunner, GGUFFile\n"
-        "kept = [GGUFRunner(sys.argv[1]) for _ in range(2)]\n"
+        "kept = [GGUFRunner(sys.argv[1]).new_cache() for _ in range(2)]\n"
         "for runner in kept: runner.extend(list(range(3, 1503)), rows=1)\n"
         "runner.cycle = kept; print(runner.length)"
     )

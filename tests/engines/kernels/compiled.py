@@ -75,7 +75,7 @@ def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
     runner = GraphRunner(build(config).to(dtype).eval(), probe=False).new_cache()
     static = runner.static
     body = static.body = object.__new__(Compiled)
-    body.__dict__.update(fused.fused(runner).__dict__)
+    body.__dict__.update(fused.fused(runner.model).__dict__)
     body.is_new, body.found = capability >= 90, Counter()
     body.early = frozenset({"settle", "queries", "attend", "out", "gate", "down", "output"} if body.is_new else ())
     for span, width in ((256, 1), (512, 33)):

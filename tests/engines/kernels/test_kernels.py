@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES = ("llama", "qwen2", "qwen3", "wide-heads", "mistral-window", "gemma3-scaled", "phi3-partial", "one-kv-head")
 
 
-def graphs(model: Any) -> GraphRunner:
+def graphs(model: Any) -> Any:
     runner = GraphRunner(model.to(DEVICE), probe=False).new_cache()
     assert isinstance(runner.static.body, FusedRunner)
     return runner
@@ -67,10 +67,10 @@ def test_every_width_of_wide_heads(variant: str) -> None:
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [None, fused.Shape(16, 32, 2, 2), fused.Shape(16, 128, 2, 1)])
-def test_every_way_to_make_a_product(shape: fused.Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", [None, fused.Tiling(16, 32, 2, 2), fused.Tiling(16, 128, 2, 1)])
+def test_every_way_to_make_a_product(shape: fused.Tiling | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a first step of weights that counts twice or not at all, and a scale that is left out after torch's product."""
-    adding = fused.Shape(16, 32, 2, 2)  # so that what torch multiplies next has no scale yet
+    adding = fused.Tiling(16, 32, 2, 2)  # so that what torch multiplies next has no scale yet
     monkeypatch.setattr(fused, "shape_of", lambda outputs, *_, **__: shape or (None if outputs > 128 else adding))
     text = noise(10)
     with unchecked():

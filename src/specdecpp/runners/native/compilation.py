@@ -29,9 +29,9 @@ LEVELS = {
     "x86-64-v3": ("x86_64", _V3),
     "armv8-a": ("aarch64", "asimd"),
 }
-"""What a wheel has code for, the best first: what the compiler calls it, the machine, and what Linux says that it has."""
+"""Levels that a wheel has code for, the best first: their names for the compiler, the machine, and its flags in Linux."""
 MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-"""What manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
+"""Symbols that manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
 OLDEST_GLIBC = (2, 17)
 _WANTED = re.compile(r"\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\)")
 LONGEST_S = 600.0
@@ -85,7 +85,7 @@ def absence() -> str:
 
 
 def answer(*question: str) -> str | None:
-    """What the compiler says to a question; None without one that answers."""
+    """Answer of the compiler to a question; None without one that answers."""
     if (own := compiler()) is None:
         return None
     try:
@@ -105,7 +105,7 @@ def needs(path: Path) -> tuple[int, ...]:
 
 
 def digest(*facts: str) -> str:
-    """What stands in names for the sources, the flags and more: what is compiled of others has another name."""
+    """Digest of the sources, the flags and more, which stands in names: what is compiled of others has another name."""
     files = [str(at.relative_to(SOURCES)) + "\n" + at.read_text(encoding="utf-8") for at in sorted(SOURCES.rglob("*.*"))]
     return hashlib.sha256("\0".join([*files, *FLAGS, *facts]).encode()).hexdigest()[:16]
 
@@ -116,5 +116,5 @@ def named(kind: str, of: str, content: bytes) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a library is what its name says to the last byte: one cut short would kill the process that loads it."""
+    """True where a library is what its name says to the last byte: one cut short would kill the process that loads it."""
     return path.stem.rpartition("-")[2] == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -38,7 +38,7 @@ class Head(ctypes.Structure):
     _fields_ += [(name, ctypes.c_double) for name in ("shift", "slope", "bias")]
 
 
-class Part(ctypes.Structure):
+class PassPart(ctypes.Structure):
     """The rows of a pass that are of one sequence."""
 
     _fields_ = [("sequence", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("start", "num", "rows", "row"))]
@@ -52,7 +52,7 @@ class Filters(ctypes.Structure):
 
     @classmethod
     def of(cls, sampling: Sampling, seen: torch.Tensor | None) -> "Filters":
-        """Of these parameters; `seen` must live as long as this is used."""
+        """Fill in these parameters; `seen` must live as long as this is used."""
         return cls(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -163,7 +163,7 @@ def _made(of: str, troubles: list[str]) -> Path | None:
 
 
 def _shipped() -> Iterator[tuple[Path, str]]:
-    """What the wheel has for this processor, the best first."""
+    """Libraries of the wheel for this processor, the best first."""
     features, of = set(machine.processor().split()), compilation.digest()
     for level, (kind, needed) in compilation.LEVELS.items():
         if platform.machine() == kind and features.issuperset(needed.split()):

@@ -28,7 +28,7 @@ from specdecpp.runners import families, trimmed
 from specdecpp.runners import probe as probing
 from specdecpp.runners.eager import max_length
 from specdecpp.runners.native import library
-from specdecpp.runners.native.library import Drafting, Part, Verifying
+from specdecpp.runners.native.library import Drafting, PassPart, Verifying
 from specdecpp.runners.native.weights import DTYPES, TABLES, Weights, values_of
 from specdecpp.runners.protocol import Cache, check_rollback
 from specdecpp.sampling import inverted
@@ -229,18 +229,18 @@ class NativeRunner:
         with _LOCK:
             weights.see_to(max(ends))
             given = [
-                Part(cache.room_for(end), cache.held, len(tokens), rows, 0)
+                PassPart(cache.room_for(end), cache.held, len(tokens), rows, 0)
                 for (cache, tokens), end in zip(parts, ends, strict=True)
             ]
             out = logits.data_ptr(), states.data_ptr(), seen, inputs.data_ptr()
             ids = (ctypes.c_int64 * len(flat))(*flat)
-            weights.lib.native_pass(weights.handle, self.num_threads, (Part * len(given))(*given), len(given), ids, *out)
+            weights.lib.native_pass(weights.handle, self.num_threads, (PassPart * len(given))(*given), len(given), ids, *out)
         for (cache, _), end in zip(parts, ends, strict=True):
             cache.held = end
         return logits, states, inputs
 
     def share_of(self, draft: Any) -> float:
-        """Of a draft's layers, those that are this model's first, so that they need not be computed again where both read."""
+        """Share of a draft's layers that are this model's first, which need not be computed again where both read."""
         if not isinstance(draft, NativeRunner) or draft.weights is self.weights:
             return 0.0
         return self._common(draft) / len(draft.weights.family.layers)

@@ -23,14 +23,14 @@ KINDS = {
     **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8},
     **{"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23},
 }
-"""What the compiled code can read, by GGML's names and numbers."""
+"""Kinds that the compiled code can read, by GGML's names and numbers."""
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 TABLES = 4
 _ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "gate": 4, "up": 5, "down": 6, "embedding": 7, "output": 8}
 _NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "down_norm": 5, "last": 6}
 _ENDS = -1
 IDLE_BYTES, LARGE_BYTES = 256 * 2**20, 32 * 2**20
-"""What caches that nobody uses may hold together, and a single one of them: the rest is given back."""
+"""Bytes that caches that nobody uses may hold together, and a single one of them: the rest is given back."""
 
 
 COMPARED = 16
@@ -93,7 +93,7 @@ class Weights:
             self._matrix(_ENDS, "embedding", values.rows(family.embedding, 0, num_ids))
         self.num_ids = num_ids
         self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
-        """Of a cache: keys and values in float32."""
+        """Bytes of a cache: keys and values in float32."""
         rotary = model.rotary if isinstance(model, Sketch) else model.model.rotary_emb
         size = family.head_size
         self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]

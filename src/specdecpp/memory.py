@@ -1,0 +1,115 @@
+"""What a decoder keeps across requests: costs, as measured and as the clock corrects them, and what rules have learned.
+
+with a seed        costs as measured or given, and practice     the same answer again
+without one        costs by the clock, and experience           what earlier requests have taught, of other processes too
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from specdecpp import machine
+from specdecpp.costs.clock import shares
+from specdecpp.loading.pair import Pair
+from specdecpp.policies import CostClock, Costs, Policy
+from specdecpp.policies.experience import Experience, settings, since
+from specdecpp.policies.head import costs_for, heads
+from specdecpp.request import spec_of
+from specdecpp.sampling import Sampling
+from specdecpp.verify import Verification, is_lossless
+
+if TYPE_CHECKING:
+    from specdecpp.costs.known import Known
+
+SAMPLINGS = 64
+"""Ways of sampling of which a decoder remembers what requests have taught, those used last."""
+
+
+class Memory:
+    """Costs and experience of one pair under one policy. `costs` are given ones; without them a policy that asks has them
+    measured, when they are first needed."""
+
+    def __init__(self, pair: Pair, policy: Policy, verification: Verification, costs: Costs | None):
+        self.pair, self.policy, self.verification = pair, policy, verification
+        self._costs = costs and costs_for(policy, costs)
+        self._known: Known | None = None
+        self.clock: CostClock | None = None
+        self.experiences: OrderedDict[Sampling, Experience] = OrderedDict()
+        self._practices: dict[bool, Mapping[str, Any] | None] = {}
+
+    @property
+    def costs(self) -> Costs | None:
+        """Costs of a step, measured or given; None where the policy does not ask."""
+        if self._costs is None and self.policy.needs_costs:
+            from specdecpp.costs.known import known
+
+            if "known" not in self.pair.measured:
+                self.pair.measured["known"] = known(self.pair)
+            found: Known = self.pair.measured["known"]
+            self._known, self._costs = found, costs_for(self.policy, found.costs)
+        return self._costs
+
+    def running_costs(self) -> CostClock | None:
+        """The costs as the clock corrects them, for requests without a seed. Kept ones are looked at first: where they say that
+        drafting does not pay, nothing else would show that they are wrong."""
+        if self.clock is None and self.costs is not None:
+            if (known := self._known) is None:
+                self.clock = CostClock(now=self.costs)
+            else:
+                from specdecpp.costs.measuring import glance
+
+                now = self.costs if known.now == known.costs else costs_for(self.policy, known.now)
+                self.clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
+                if not known.is_new and self.pair.is_identified:
+                    self.clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
+        return self.clock
+
+    def _keep(self, now: Costs) -> None:
+        """Keep what the clock has made of the costs, without the head that this rule asks."""
+        from specdecpp.costs.known import keep
+
+        known = self._known
+        assert known is not None, "given costs are not kept"
+        if heads(self.policy):
+            head_s = min(known.costs.head_s, now.draft_s)
+            now = replace(now, draft_s=now.draft_s - head_s, head_s=head_s)
+        keep(self.pair, replace(known, now=now))
+
+    def _beginning(self, sampling: Sampling, costs: Costs | None) -> Mapping[str, Any] | None:
+        """Lessons of practice for the rule, at these costs."""
+        if self._known is None or costs is None:
+            return None
+        return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
+
+    def experience(self, sampling: Sampling) -> Experience:
+        """Lessons of requests without a seed under this sampling, those of earlier processes included."""
+        if sampling not in self.experiences:
+            pair, clock, keep, past = self.pair, self.running_costs(), None, None
+            now = clock and clock.now
+            if pair.is_identified:
+                judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
+                of: dict[str, Any] = {"method": 2}
+                of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
+                of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+                of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
+                past = since(machine.recall("experience", of), now)
+                keep = partial(_keep_experience, of, clock)
+            past = past or self._beginning(sampling, now)
+            self.experiences[sampling] = Experience(self.policy, past, keep=keep)
+        self.experiences.move_to_end(sampling)
+        while len(self.experiences) > SAMPLINGS:
+            self.experiences.popitem(last=False)
+        return self.experiences[sampling]
+
+    def practised(self, sampling: Sampling) -> Experience:
+        """Beginning of a request with a seed: practice, at the costs that it sees."""
+        if sampling.is_greedy not in self._practices:
+            self._practices[sampling.is_greedy] = self._beginning(sampling, self.costs)
+        return Experience(self.policy, self._practices[sampling.is_greedy])
+
+
+def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapping[str, Any]) -> None:
+    """Keep what requests have taught, and at which costs."""
+    machine.remember("experience", of, {**found, "shares": clock and shares(clock.now)})

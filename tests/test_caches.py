@@ -1,0 +1,114 @@
+"""What every backend owes: caches that share weights only, forget exactly, grow, and are read over a list."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from specdecpp import EagerRunner, GraphRunner, LeanRunner, NativeRunner, RunnerError
+from specdecpp.runners import native
+from specdecpp.testing import tiny_model
+
+KINDS: dict[str, Any] = {"eager": EagerRunner, "lean": LeanRunner, "native": NativeRunner, "graphs": GraphRunner}
+BACKENDS = [
+    pytest.param(kind, marks=pytest.mark.skipif(kind == "native" and native.compiler() is None, reason="no C++ compiler"))
+    for kind in KINDS
+]
+TEXT = [5, 17, 3, 60, 22, 9, 41, 8, 30, 2, 11, 7]
+LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
+
+
+@cache
+def built(kind: str) -> Any:
+    return KINDS[kind](tiny_model("llama", seed=1, head_dim=16, max_position_embeddings=1024))
+
+
+@torch.inference_mode()
+def full_pass(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and last hidden states of a pass of transformers without a cache."""
+    model = tiny_model("llama", seed=1, head_dim=16, max_position_embeddings=1024)
+    inputs = torch.tensor([tokens])
+    hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
+    return model(input_ids=inputs, use_cache=False).logits[0], hidden[0]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_rollback_leaves_no_trace(kind: str) -> None:
+    """Catches keys of forgotten tokens that are still seen, to the bit, and an off-by-one at both ends of the range."""
+    one, other = built(kind).new_cache(), built(kind).new_cache()
+    one.extend(TEXT[:5], rows=1)
+    before, _ = one.extend(TEXT[5:8], rows=3)
+    one.rollback(5)
+    one.extend([33, 34, 35, 36], rows=1)
+    one.rollback(5)
+    assert torch.equal(one.extend(TEXT[5:8], rows=3)[0], before)
+    one.rollback(8)
+    assert one.length == 8
+    for length in (9, -1):
+        with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 8"):
+            one.rollback(length)
+    one.rollback(0)
+    assert one.length == 0
+    assert torch.equal(one.extend(TEXT[:5], rows=5)[0], other.extend(TEXT[:5], rows=5)[0])
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_caches_share_the_weights_only(kind: str) -> None:
+    """Catches a cache, a length or outputs that a second sequence writes into while the first goes on."""
+    one, two, alone = (built(kind).new_cache() for _ in range(3))
+    first, _ = one.extend(TEXT[:4], rows=4)
+    kept = first.clone()
+    two.extend(TEXT[4:8], rows=4)
+    assert (one.length, two.length) == (4, 4)
+    one.rollback(2)
+    two.extend([9, 9], rows=1)
+    assert torch.equal(first, kept)
+    alone.extend(TEXT[:4], rows=1)
+    alone.rollback(2)
+    for own, expected in zip(one.extend([9], rows=1), alone.extend([9], rows=1), strict=True):
+        assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_text_longer_than_the_room_and_than_one_pass(kind: str) -> None:
+    """Catches a cache that grows without what it held, a long prompt whose parts do not see each other, and more rows than
+    one pass has."""
+    expected, states = full_pass(LONG)
+    at_once, parts = built(kind).new_cache(), built(kind).new_cache()
+    logits, hidden = at_once.extend(LONG, rows=600)
+    torch.testing.assert_close(logits, expected[-600:], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(hidden, states[-600:], atol=1e-3, rtol=1e-3)
+    for start in range(0, 699, 233):
+        parts.extend(LONG[start : start + 233], rows=1)
+    torch.testing.assert_close(parts.extend(LONG[699:], rows=1)[0][0], expected[-1], atol=1e-3, rtol=1e-3)
+    parts.rollback(150)
+    torch.testing.assert_close(parts.extend(LONG[150:160], rows=10)[0], expected[150:160], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_pass_over_a_list_is_each_alone(kind: str, rows: int) -> None:
+    """Catches rows of two caches that are mixed up, and bits that depend on the company."""
+    model = built(kind)
+    together, alone = ([model.new_cache() for _ in range(3)] for _ in range(2))
+    for texts in ([TEXT[:n] for n in (2, 9, 4)], [[5, 8], [6, 7, 1], [1, 2]]):
+        found = model.forward(list(zip(together, texts, strict=True)), rows=rows)
+        expected = [one.extend(text, rows=rows) for one, text in zip(alone, texts, strict=True)]
+        for which in range(2):
+            assert torch.equal(found[which], torch.cat([one[which] for one in expected]))
+    assert [one.length for one in together] == [one.length for one in alone] == [4, 12, 6]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_rows_past_the_common_vocabulary_are_cut(kind: str) -> None:
+    """Catches logits of padding, which could be drawn, also where the embedding is the output layer."""
+    for more in ({}, {"tie_word_embeddings": True}):
+        model = tiny_model("llama", seed=1, head_dim=16, **more)
+        expected, _ = EagerRunner(model).new_cache().extend(TEXT, rows=2)
+        cut = KINDS[kind](model, vocab_size=50)
+        logits, _ = cut.new_cache().extend(TEXT, rows=2)
+        assert (cut.vocab_size, logits.shape) == (50, (2, 50))
+        torch.testing.assert_close(logits, expected[:, :50], atol=1e-4, rtol=1e-4)
+    with pytest.raises(RunnerError, match=r"vocab_size=65 .* 64 rows"):
+        KINDS[kind](model, vocab_size=65)
