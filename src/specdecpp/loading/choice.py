@@ -77,7 +77,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class RoundTimes:
     """Seconds of a round of each option, and the reasons of those that failed, by name."""
 
     seconds: dict[RunnerOption, float]
@@ -131,18 +131,18 @@ def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collec
     return Chosen(**runners, reason=_reason(best, figures, refused))
 
 
-def _best(models: _Models, figures: Figures) -> tuple[RunnerOption, dict[str, Any], Figures]:
+def _best(models: _Models, figures: RoundTimes) -> tuple[RunnerOption, dict[str, Any], RoundTimes]:
     """The fastest option that can be made, with its runners, and the figures with what failed only now."""
     failed = dict(figures.failed)
     for best in sorted(figures.seconds, key=figures.seconds.__getitem__):
         try:
-            return best, models.runners(best), Figures(seconds=figures.seconds, failed=failed)
+            return best, models.runners(best), RoundTimes(seconds=figures.seconds, failed=failed)
         except RunnerError as error:  # it was fine when it was measured
             failed[best.name] = str(error)
     raise RunnerError(_listed("no runner works", failed))
 
 
-def _kept(facts: dict[str, Any], options: list[RunnerOption]) -> Figures | None:
+def _kept(facts: dict[str, Any], options: list[RunnerOption]) -> RoundTimes | None:
     """The figures that were remembered for these options; None where there are none, or they cannot be read."""
     try:
         found = machine.recall("runners", facts) or {}
@@ -150,15 +150,15 @@ def _kept(facts: dict[str, Any], options: list[RunnerOption]) -> Figures | None:
         failed = {option.name: str(found["failed"][option.name]) for option in options if option.name in found["failed"]}
     except (KeyError, TypeError, ValueError):
         return None
-    return Figures(seconds=seconds, failed=failed) if seconds else None
+    return RoundTimes(seconds=seconds, failed=failed) if seconds else None
 
 
-def _measured_and_kept(models: _Models, options: list[RunnerOption], facts: dict[str, Any]) -> Figures:
+def _measured_and_kept(models: _Models, options: list[RunnerOption], facts: dict[str, Any]) -> RoundTimes:
     times, failed = _measured(models, options)
     seconds = {option: _typical(found) for option, found in times.items()}
     named = {"round_s": {option.name: s for option, s in seconds.items()}, "failed": failed}
     machine.remember("runners", facts, named, is_steady=machine.is_steady(times.values()) and not _is_crowded(seconds))
-    return Figures(seconds=seconds, failed=failed)
+    return RoundTimes(seconds=seconds, failed=failed)
 
 
 def _is_crowded(seconds: dict[RunnerOption, float]) -> bool:
@@ -177,7 +177,7 @@ def _typical(seconds: list[float]) -> float:
 # Why
 
 
-def _reason(best: RunnerOption, figures: Figures, refused: list[str]) -> str:
+def _reason(best: RunnerOption, figures: RoundTimes, refused: list[str]) -> str:
     """A sentence of the best option's figure, the others', what failed and what was not tried."""
     seconds, failed = figures.seconds, figures.failed
     others = [option for option in sorted(seconds, key=seconds.__getitem__) if option != best and option.name not in failed]
