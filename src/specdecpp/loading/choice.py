@@ -39,7 +39,7 @@ QUICKER, LOOK = 1.3, 3
 """Kept figures are those of a busy machine where the option that they chose is quicker by this factor in a turn of so many
 rounds when the pair is loaded again. Then all are measured again."""
 LONG_S = 1.0
-"""A first round that takes longer says enough; a shorter one may have been spent on beginning."""
+"""A first round of a turn that takes longer says enough; a shorter one may have been spent on beginning."""
 CROWDED = 2.0
 """More threads take this many times as long as fewer only where the machine is at other work."""
 log = logging.getLogger("specdecpp.loading")
@@ -265,28 +265,26 @@ def _measured(models: _Models, options: list[RunnerOption]) -> tuple[dict[Runner
     for option in options:
         log.info("trying %s", option.name)
         try:
-            seen = _glanced(models, option, FAR * least) if trials else inf
-            if trials and seen > FAR * least:
+            seen = _glanced(models, option) if trials else 0.0
+            if seen > FAR * least:
                 times[option] = [seen]
                 continue
-            trials[option] = trial = _Trial(**models.runners(option))
-            least = min(least, seen) if len(trials) > 1 else trial.turn(2)[0]
+            trials[option] = _Trial(**models.runners(option))
+            least = min(least, seen or trials[option].turn(2)[0])
         except RunnerError as error:  # it failed its check; another option may pass
             failed[option.name] = str(error)
     if not trials:
         raise RunnerError(_listed("no runner works", failed))
-    least = inf
     for option, trial in trials.items():
         trial.read()
-        times[option] = trial.turn(2, FAR * least)
-        least = min(least, *times[option])
+        times[option] = trial.turn(2)
     near, started = list(trials), perf_counter()
     for cycle in range(CYCLES):
-        turn_s = TURN * sum(min(times[option]) for option in near)
-        is_early = cycle < 2 and turn_s < BUDGET_S / CYCLES  # a first round may be slow by chance, where rounds are short
-        least = min(min(times[option]) for option in near)
-        near = [option for option in near if min(times[option]) < (FAR if is_early else CLOSE) * least]
-        turn_s = TURN * sum(min(times[option]) for option in near)
+        best = {option: min(times[option]) for option in near}
+        # A first round may be slow by chance, where rounds are short.
+        is_early = cycle < 2 and TURN * sum(best.values()) < BUDGET_S / CYCLES
+        near = [option for option in near if best[option] < (FAR if is_early else CLOSE) * min(best.values())]
+        turn_s = TURN * sum(best[option] for option in near)
         if len(near) == 1 or perf_counter() - started + turn_s > BUDGET_S:
             break
         for option in near:
@@ -294,10 +292,10 @@ def _measured(models: _Models, options: list[RunnerOption]) -> tuple[dict[Runner
     return times, failed
 
 
-def _glanced(models: _Models, option: RunnerOption, enough_s: float) -> float:
+def _glanced(models: _Models, option: RunnerOption) -> float:
     """Seconds of a round of runners that were not checked; 0 where they fail: the check that follows says why."""
     try:
-        return _Trial(**models.runners(option, is_checked=False)).turn(2, enough_s)[0]
+        return _Trial(**models.runners(option, is_checked=False)).turn(2)[0]
     except RunnerError:
         raise
     except Exception:
@@ -328,13 +326,11 @@ class _Trial:
         for runner in (self._target, self._draft):
             runner.extend([0] * self._context, rows=1)
 
-    def turn(self, num: int, enough_s: float = inf) -> list[float]:
-        """Seconds of so many rounds but for the first, which finds the caches as another option left them.
-
-        Where the first takes long, and longer than `enough_s`, its seconds alone.
-        """
+    def turn(self, num: int) -> list[float]:
+        """Seconds of so many rounds but for the first, which finds the caches as another option left them; of the first alone
+        where it is long."""
         first = self._round_s()
-        return [first] if first > max(enough_s, LONG_S) else [self._round_s() for _ in range(num - 1)]
+        return [first] if first > LONG_S else [self._round_s() for _ in range(num - 1)]
 
     def _round_s(self) -> float:
         began = perf_counter()
