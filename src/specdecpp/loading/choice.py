@@ -40,7 +40,7 @@ QUICKER, LOOK = 1.3, 3
 """Kept figures are those of a busy machine where the option that they chose is quicker by this factor in a turn of so many
 rounds when the pair is loaded again. Then all are measured again."""
 LONG_S = 1.0
-"""A first round that takes longer says enough; a shorter one may have been spent on beginning."""
+"""A first round of a turn that takes longer says enough; a shorter one may have been spent on beginning."""
 CROWDED = 2.0
 """More threads take this many times as long as fewer only where the machine is at other work."""
 log = logging.getLogger("specdecpp.loading")
@@ -78,7 +78,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class RoundTimes:
     """Seconds of a round of each option, and the reasons of those that failed, by name."""
 
     seconds: dict[RunnerOption, float]
@@ -132,18 +132,18 @@ def choose(target: Model, draft: Model | None, *, vocab_size: int, kinds: Collec
     return Chosen(**runners, reason=_reason(best, figures, refused))
 
 
-def _best(models: _Models, figures: Figures) -> tuple[RunnerOption, dict[str, Any], Figures]:
+def _best(models: _Models, figures: RoundTimes) -> tuple[RunnerOption, dict[str, Any], RoundTimes]:
     """The fastest option that can be made, with its runners, and the figures with what failed only now."""
     failed = dict(figures.failed)
     for best in sorted(figures.seconds, key=figures.seconds.__getitem__):
         try:
-            return best, models.runners(best), Figures(seconds=figures.seconds, failed=failed)
+            return best, models.runners(best), RoundTimes(seconds=figures.seconds, failed=failed)
         except RunnerError as error:  # it was fine when it was measured
             failed[best.name] = str(error)
     raise RunnerError(_listed("no runner works", failed))
 
 
-def _kept(facts: dict[str, Any], options: list[RunnerOption]) -> Figures | None:
+def _kept(facts: dict[str, Any], options: list[RunnerOption]) -> RoundTimes | None:
     """The figures that were remembered for these options; None where there are none, or they cannot be read."""
     try:
         found = machine.recall("runners", facts) or {}
@@ -151,15 +151,15 @@ def _kept(facts: dict[str, Any], options: list[RunnerOption]) -> Figures | None:
         failed = {option.name: str(found["failed"][option.name]) for option in options if option.name in found["failed"]}
     except (KeyError, TypeError, ValueError):
         return None
-    return Figures(seconds=seconds, failed=failed) if seconds else None
+    return RoundTimes(seconds=seconds, failed=failed) if seconds else None
 
 
-def _measured_and_kept(models: _Models, options: list[RunnerOption], facts: dict[str, Any]) -> Figures:
+def _measured_and_kept(models: _Models, options: list[RunnerOption], facts: dict[str, Any]) -> RoundTimes:
     times, failed = _measured(models, options)
     seconds = {option: _typical(found) for option, found in times.items()}
     named = {"round_s": {option.name: s for option, s in seconds.items()}, "failed": failed}
     machine.remember("runners", facts, named, is_steady=machine.is_steady(times.values()) and not _is_crowded(seconds))
-    return Figures(seconds=seconds, failed=failed)
+    return RoundTimes(seconds=seconds, failed=failed)
 
 
 def _is_crowded(seconds: dict[RunnerOption, float]) -> bool:
@@ -178,7 +178,7 @@ def _typical(seconds: list[float]) -> float:
 # Why
 
 
-def _reason(best: RunnerOption, figures: Figures, refused: list[str]) -> str:
+def _reason(best: RunnerOption, figures: RoundTimes, refused: list[str]) -> str:
     """A sentence of the best option's figure, the others', what failed and what was not tried."""
     seconds, failed = figures.seconds, figures.failed
     others = [option for option in sorted(seconds, key=seconds.__getitem__) if option != best and option.name not in failed]
@@ -266,28 +266,26 @@ def _measured(models: _Models, options: list[RunnerOption]) -> tuple[dict[Runner
     for option in options:
         log.info("trying %s", option.name)
         try:
-            seen = _glanced(models, option, FAR * least) if trials else inf
-            if trials and seen > FAR * least:
+            seen = _glanced(models, option) if trials else 0.0
+            if seen > FAR * least:
                 times[option] = [seen]
                 continue
-            trials[option] = trial = _Trial(**models.runners(option))
-            least = min(least, seen) if len(trials) > 1 else trial.turn(2)[0]
+            trials[option] = _Trial(**models.runners(option))
+            least = min(least, seen or trials[option].turn(2)[0])
         except RunnerError as error:  # it failed its check; another option may pass
             failed[option.name] = str(error)
     if not trials:
         raise RunnerError(_listed("no runner works", failed))
-    least = inf
     for option, trial in trials.items():
         trial.read()
-        times[option] = trial.turn(2, FAR * least)
-        least = min(least, *times[option])
+        times[option] = trial.turn(2)
     near, started = list(trials), perf_counter()
     for cycle in range(CYCLES):
-        turn_s = TURN * sum(min(times[option]) for option in near)
-        is_early = cycle < 2 and turn_s < BUDGET_S / CYCLES  # a first round may be slow by chance, where rounds are short
-        least = min(min(times[option]) for option in near)
-        near = [option for option in near if min(times[option]) < (FAR if is_early else CLOSE) * least]
-        turn_s = TURN * sum(min(times[option]) for option in near)
+        best = {option: min(times[option]) for option in near}
+        # A first round may be slow by chance, where rounds are short.
+        is_early = cycle < 2 and TURN * sum(best.values()) < BUDGET_S / CYCLES
+        near = [option for option in near if best[option] < (FAR if is_early else CLOSE) * min(best.values())]
+        turn_s = TURN * sum(best[option] for option in near)
         if len(near) == 1 or perf_counter() - started + turn_s > BUDGET_S:
             break
         for option in near:
@@ -295,10 +293,10 @@ def _measured(models: _Models, options: list[RunnerOption]) -> tuple[dict[Runner
     return times, failed
 
 
-def _glanced(models: _Models, option: RunnerOption, enough_s: float) -> float:
+def _glanced(models: _Models, option: RunnerOption) -> float:
     """Seconds of a round of runners that were not checked; 0 where they fail: the check that follows says why."""
     try:
-        return _Trial(**models.runners(option, is_checked=False)).turn(2, enough_s)[0]
+        return _Trial(**models.runners(option, is_checked=False)).turn(2)[0]
     except RunnerError:
         raise
     except Exception:
@@ -329,13 +327,11 @@ class _Trial:
         for runner in (self._target, self._draft):
             runner.extend([0] * self._context, rows=1)
 
-    def turn(self, num: int, enough_s: float = inf) -> list[float]:
-        """Seconds of so many rounds but for the first, which finds the caches as another option left them.
-
-        Where the first takes long, and longer than `enough_s`, its seconds alone.
-        """
+    def turn(self, num: int) -> list[float]:
+        """Seconds of so many rounds but for the first, which finds the caches as another option left them; of the first alone
+        where it is long."""
         first = self._round_s()
-        return [first] if first > max(enough_s, LONG_S) else [self._round_s() for _ in range(num - 1)]
+        return [first] if first > LONG_S else [self._round_s() for _ in range(num - 1)]
 
     def _round_s(self) -> float:
         began = perf_counter()

@@ -60,12 +60,12 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     try:
         whole = header.text("tokenizer.huggingface.json", "")
         backend = Tokenizer.from_str(whole) if whole else _built(header)
-        most = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        ids = backend.get_vocab(with_added_tokens=True).values() if whole else [backend.get_vocab_size() - 1]
     except Exception as error:  # the package's own, of all kinds
         if type(error).__module__.startswith("specdecpp"):
             raise
         header.fail(f"has a tokenizer that cannot be built ({str(error).strip() or type(error).__name__})")
-    if most >= num_rows:
+    if (most := max(ids, default=-1)) >= num_rows:
         header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
     return _wrapped(backend, header)
 
@@ -223,9 +223,20 @@ def _wrapped(backend: Any, header: Header) -> Any:
             if token is None:
                 header.fail(f"says {key} = {header.values[key]}, and its tokenizer has no such id")
             roles[f"{role}_token"] = token
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=special, **roles)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), extra_special_tokens=special, **roles)
     tokenizer.chat_template = header.text("tokenizer.chat_template") if "tokenizer.chat_template" in header else None
     return tokenizer
+
+
+class _Uncopied:
+    """A tokenizer that transformers keeps as it is: it makes a copy of what it is given, by way of text, which takes as long as
+    building it."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._backend
 
 
 def _special(header: Header) -> list[str]:

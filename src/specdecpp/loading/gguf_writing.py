@@ -51,7 +51,7 @@ _ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
 
 
 class Precision(StrEnum):
-    """How matrices are stored. Vectors are always float32; beside four bits, the embedding and the output layer have eight."""
+    """The type of matrices. Vectors are always float32; beside four bits, the embedding and the output layer have eight."""
 
     f32 = "f32"
     f16 = "f16"
