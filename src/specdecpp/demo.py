@@ -87,7 +87,7 @@ class Plan:
 
     @classmethod
     def usual(cls, pair: str | None, **asked: Any) -> "Plan":
-        """As it is for a pair of this name, but for what is asked for and not None."""
+        """The plan for a pair of this name, but for values that are not None."""
         return cls(**USUAL.get(pair, {}) | {name: value for name, value in asked.items() if value is not None})
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Ratio:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the difference is more than 2.5 standard errors: 95 % for a handful of runs (Student's t, 5 to 6)."""
+        """Tell whether the difference is more than 2.5 standard errors: 95 % for a handful of runs (Student's t, 5 to 6)."""
         return self.error is not None and abs(math.log(self.value)) > 2.5 * self.error
 
 
@@ -173,7 +173,7 @@ def description(pair: Pair) -> str:
 
 
 def conditions(plan: Plan) -> str:
-    """What the comparison was run under."""
+    """Conditions of the comparison."""
     prompts = f"{plan.num_prompts} prompt{'s' if plan.num_prompts > 1 else ''} x {plan.num_cycles}"
     top_p = f", top_p {plan.top_p:g}" if plan.top_p < 1 else ""
     return (
@@ -230,7 +230,7 @@ def _timed(
     max_tokens: int,
     tick: Tick,
 ) -> dict[str, list[Metrics]]:
-    """What each policy's runs cost, in turns."""
+    """Metrics of each policy's runs, taken in turns."""
     answers = interleaved(
         {name: Decoder(pair, policy=policy, reuses=False) for name, policy in policies.items()},
         [as_prompt(pair, text) for text in prompts],
@@ -247,7 +247,7 @@ def _timed(
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """What the numbers say, in plain sentences; losing is said as plainly as winning."""
+    """The numbers in plain sentences; losing is said as plainly as winning."""
     entries = comparison.entries
     ours = "specdecpp" if "specdecpp" in entries else "cumulative"
     subject = f"On this machine {'SpecDec++' if ours == 'specdecpp' else 'cumulative confidence'}"

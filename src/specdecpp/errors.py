@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree. Every message says what is wrong, the facts, and what to do.
+"""Exceptions, as a tree. Every message says what is wrong, the facts, and what to do.
 
     SpecdecError
     ├── PairError          (ValueError)   target and draft do not fit each other

@@ -31,7 +31,7 @@ BOUNDS = ("min_tokens", "max_tokens")
 
 
 def _parameters(kind: type[Policy]) -> tuple[str, ...]:
-    """What of a rule can be typed: its own parameters, then the bounds."""
+    """Parameters of a rule that can be typed: its own parameters, then the bounds."""
     typed = [f.name for f in fields(kind) if f.init and f.name != "head"]
     return (*(name for name in typed if name not in BOUNDS), *(name for name in BOUNDS if name in typed))
 
@@ -69,12 +69,12 @@ class PolicySpec:
 
     @property
     def takes_head(self) -> bool:
-        """Whether a head makes a difference."""
+        """Tell whether a head makes a difference."""
         return takes_head(type(self.policy)) or any(part.takes_head for part in self.parts)
 
     @property
     def needs_head(self) -> bool:
-        """Whether there is no such rule without a head."""
+        """Tell whether there is no such rule without a head."""
         own = takes_head(type(self.policy)) and not isinstance(self.policy, CostAware)  # which does with q
         return own or any(part.needs_head for part in self.parts)
 
@@ -232,7 +232,7 @@ def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]
 
 
 def _name_of(policy: Policy) -> str:
-    """What the kind of a policy is called here; the name of its class for a rule of somebody's own."""
+    """The name of a policy's kind; the name of its class for a rule of somebody's own."""
     known = {kind: name for name, (kind, _, _) in (KINDS | WRAPPERS).items()}
     return known.get(type(policy), type(policy).__name__)
 

@@ -59,7 +59,7 @@ class Sampling:
 
     @property
     def needs_seen(self) -> bool:
-        """Whether the tokens already in the context matter (repetition penalty)."""
+        """Tell whether the tokens already in the context matter (repetition penalty)."""
         return self.repetition_penalty != 1.0
 
 
@@ -163,7 +163,7 @@ def _nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*r
 
 
 def _sorted_nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*rows V"]:
-    """The same by sorting, whose steps do not depend on what it finds: a graph on a GPU can hold them."""
+    """A threshold by sorting, whose steps do not depend on what it finds: a graph on a GPU can hold them."""
     falling, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     p = falling.softmax(-1)
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < top_p)

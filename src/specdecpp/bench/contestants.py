@@ -60,7 +60,7 @@ class Rule:
         return len(self.first) + (second if second > 1 else 0)
 
     def shown(self, chosen: Policy | None) -> tuple[Policy, ...]:
-        """What is run on the test prompts, each once: the chosen setting first."""
+        """Settings that run on the test prompts, each once: the chosen setting first."""
         return tuple(dict.fromkeys([*([] if chosen is None else [chosen]), *self.beside]))
 
 
@@ -71,8 +71,8 @@ def field_for(
     *,
     quick: bool = False,
 ) -> tuple[Rule, ...]:
-    """The rules that were named, else the default field, and what is swept beside them. Raises ValueError for a rule that lacks
-    its head."""
+    """The rules that were named, else the default field, and what is swept beside them. Raises ValueError for a rule that
+    lacks its head."""
     rules = named_field(specs, heads, quick=quick) if specs else default_field(heads, quick=quick)
     return with_sweep(rules, built(sweeps, heads))
 
@@ -178,7 +178,7 @@ def swept(text: str) -> list[PolicySpec]:
 
 
 def role_of(policy: Policy) -> Role:
-    """What part a policy plays in a comparison."""
+    """The role of a policy in a comparison."""
     match policy:
         case Fixed(k=0):
             return "target"

@@ -1,4 +1,5 @@
-"""Whether the answers that were timed have the target's law: every one of them is put to the test, not a sample of others.
+"""Tell whether the answers that were timed have the target's law: every one of them is put to the test, not a sample of
+others.
 
 Temperature 0: each answer must be the target's own, token by token. Where two logits of the target tie to within rounding,
 a pass over several positions may break the tie otherwise than a pass over one; such a tie is reported, and is no failure.
@@ -36,7 +37,7 @@ TIE_ULP, TIE_ULP_HALF = 64, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What came out for one contestant: `reason` says how it failed, None where it did not."""
+    """Finding for one contestant: `reason` says how it failed, None where it did not."""
 
     name: str
     reason: str | None
@@ -57,7 +58,7 @@ class Lossless:
 
     @property
     def sentences(self) -> list[str]:
-        """What was tested with which chance of a false alarm, and every failure."""
+        """Tests that were made, their chance of a false alarm, and every failure."""
         said = [f"Not the target's law: {f.name}: {f.reason}." for f in self.findings if f.reason]
         greedy = [f for f in self.findings if f.p_value is None]
         sampled = [f.p_value for f in self.findings if f.p_value is not None]
@@ -91,7 +92,7 @@ def verify(bench: Bench, heats: Sequence[Heat]) -> Lossless:
 
 
 def _greedy(bench: Bench, name: str, runs: Sequence[Sequence[Run]], alone: Sequence[Sequence[Run]]) -> Finding:
-    """Whether every answer is the target's own, ties aside."""
+    """Tell whether every answer is the target's own, ties aside."""
     num_ties, num_tokens = 0, sum(len(run.tokens) for of in runs for run in of)
     for prompt, of, expected in zip(bench.test, runs, alone, strict=True):
         for run in of:  # none of a prompt that an interrupted bench did not come to
@@ -109,7 +110,7 @@ def _greedy(bench: Bench, name: str, runs: Sequence[Sequence[Run]], alone: Seque
 
 
 def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
-    """Whether the target's logits of two tokens differ by rounding only."""
+    """Tell whether the target's logits of two tokens differ by rounding only."""
     logits = pair.target.new_cache().extend(context, rows=1)[0][0]
     is_half = logits.dtype in (torch.bfloat16, torch.float16)
     gap, size = abs(float(logits[token] - logits[other])), float(logits[token].abs())
@@ -117,7 +118,7 @@ def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
 
 
 def _sampled(bench: Bench, name: str, runs: Sequence[Sequence[Run]], temperature: float, *, alarm: float) -> Finding:
-    """Whether the parts of the vocabulary came as often as p says."""
+    """Tell whether the parts of the vocabulary came as often as p says."""
     sampling = Sampling(temperature=temperature, top_p=bench.plan.top_p)
     pairs = [
         parts(bench.pair, prompt, run.tokens, sampling)

@@ -1,4 +1,4 @@
-"""What a step costs: measured on this machine, read from a file, or given as c in units of a target pass."""
+"""Costs of a step: measured on this machine, read from a file, or given as c in units of a target pass."""
 
 import json
 import math
@@ -60,15 +60,15 @@ class Machine:
 
     @property
     def head_s(self) -> float:
-        """What a head adds to every candidate, which the paper's cost model leaves out."""
+        """Seconds that a head adds to every candidate, which the paper's cost model leaves out."""
         return self.costs.head_s
 
     def costs_of(self, policy: Policy) -> Costs:
-        """What a step costs under a policy: its head's time is part of drafting."""
+        """Costs of a step under a policy: its head's time is part of drafting."""
         return costs_for(policy, self.costs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a results file has it; `c` is a candidate over a target pass of one position."""
+        """The form of a results file; `c` is a candidate over a target pass of one position."""
         costs = self.costs
         seconds = {name: getattr(costs, name) for name in ("draft_s", "start_s", "head_s", "switch_s")}
         passes = {str(n): s for n, s in costs.passes.items()}

@@ -1,4 +1,5 @@
-"""From what was seen on practice prompts to the pace: passes of the target alone a token, of every fixed length, and speed-ups.
+"""From what was seen on practice prompts to the pace: passes of the target alone a token, of every fixed length, and
+speed-ups.
 
     tokens a round: 1 + a_1 + a_1 a_2 + ..., a_d the acceptance at depth d      passes a round: by its length, linear between
 
@@ -33,7 +34,8 @@ def round_of(sums: Sums, k: int, whole: Sums) -> Figure:
 
 
 def parts(sums: Sums, i: int, whole: Sums) -> tuple[Figure, Figure]:
-    """What drafting and the pass of a measured length take, in passes of the target alone; of length 0 (1, its seconds)."""
+    """Seconds of drafting and of the pass of a measured length, in passes of the target alone; of length 0 (1, its
+    seconds)."""
     num = whole.lengths[i, 0]
     draft, verify = (np.exp(over(sums.lengths[i, j], sums.lengths[i, 0], whole.lengths[i, j] / num)) for j in (1, 2))
     return draft, verify

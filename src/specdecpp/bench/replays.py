@@ -154,7 +154,7 @@ class Stage:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the table should know."""
+        """Notes for a reader of the table."""
         longest = self.recording.longest
         said = [
             f"Replayed on {len(self.recording.test)} recorded answers; settings were chosen on {len(self.recording.dev)} "

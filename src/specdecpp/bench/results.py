@@ -42,7 +42,7 @@ class Row:
     policy: str
     label: str
     chosen: bool
-    """Whether this is the setting of its rule that the development split chose, or the only one."""
+    """Tell whether this is the setting of its rule that the development split chose, or the only one."""
     tokens_per_second: float
     speedup: float
     speedup_interval: Interval | None
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def arena(self) -> tuple[str, float, str]:
-        """What rows must share to be compared under one verification."""
+        """Keys that rows must share to be compared under one verification."""
         return self.dataset, self.temperature, self.verification
 
 
@@ -79,7 +79,7 @@ class Results:
     reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_partial: bool = False
-    """Whether the run was interrupted; the notes then say how far it came."""
+    """Tell whether the run was interrupted; the notes then say how far it came."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
@@ -140,7 +140,8 @@ def write_all(found: Sequence[Results], path: Path | str) -> list[Path]:
 
 
 def writable(path: Path | str) -> Path:
-    """The path, with its folder made: asked before a long run, so that its end is not lost. Raises `DataError` if it cannot."""
+    """The path, with its folder made: asked before a long run, so that its end is not lost. Raises `DataError` if it
+    cannot."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def command(arguments: Sequence[str]) -> str:
 
 
 def head_about(head: "AcceptanceHead") -> dict[str, Any]:
-    """What a head is, in short."""
+    """A head in short."""
     card = head.card
     return {"form": card.form, "is_calibrated": card.is_calibrated, "sampling": card.sampling, "stopping": dict(card.stopping)}
 

@@ -20,7 +20,7 @@ MIN_PROMPTS = 4  # fewer say nothing about their own spread
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """What P prompts cost under one setting: tokens and seconds of each, everything else in all."""
+    """Sums of P prompts under one setting: tokens and seconds of each, everything else in all."""
 
     tokens: Float[np.ndarray, " P"]
     seconds: Float[np.ndarray, " P"]
@@ -88,7 +88,7 @@ def share_of_headroom(own: float, *, best_fixed: float, oracle: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Yardstick:
-    """What a setting is measured against: the target alone, the best fixed K, and the oracles by name."""
+    """Yardsticks of a setting: the target alone, the best fixed K, and the oracles by name."""
 
     target: Tally
     fixed: Tally | None

@@ -317,7 +317,7 @@ def interrupted(bench: Bench, heats: Sequence[Heat]) -> str:
 
 
 def conditions(bench: Bench) -> list[str]:
-    """What a reader of the table should know."""
+    """Notes for a reader of the table."""
     plan, num_dev = bench.plan, len(bench.dev)
     said = [
         f"{len(bench.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens"

@@ -40,7 +40,7 @@ PIECE = 256
 
 @dataclass(frozen=True)
 class Sums:
-    """What was seen on a prompt, or on several: the trailing axes `...` are those of the sums.
+    """Sums over a prompt, or over several: the trailing axes `...` are those of the sums.
 
     lengths: by length of `LENGTHS`, stints, and logarithms of their medians, of drafting and of the pass with everything else,
     both in passes of the target alone; the row of length 0 has the logarithm of its seconds.
@@ -79,7 +79,7 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked(Fixed):
-    """As many draft tokens as the session's memory says."""
+    """Draft as many tokens as the session's memory says."""
 
     k: int = LENGTHS[-1]
 
@@ -134,7 +134,7 @@ class Turns:
                 yield
 
     def add(self, place: int, seen: Sums) -> None:
-        """What a stint has brought, all at once: an interrupt finds it whole or not at all."""
+        """Results of a stint, all at once: an interrupt finds it whole or not at all."""
         self.sums[place] = self.sums[place] + seen
 
     def started(self, decoder: Decoder, place: int, *, seed: int | None) -> Session:

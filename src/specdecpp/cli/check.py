@@ -84,7 +84,7 @@ def check(
 
 
 def _checked(checking: "Checking", trial: "Trial") -> "Check":
-    """What is known when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
+    """The result when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
     from specdecpp.bench.check import nothing
     from specdecpp.errors import DataError
     from specdecpp.report import advice, render

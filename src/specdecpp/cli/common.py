@@ -1,4 +1,4 @@
-"""What the verbs share: options, errors as one line, loading the pair with a spinner, results on stdout."""
+"""Shared parts of the verbs: options, errors as one line, loading the pair with a spinner, results on stdout."""
 
 import json
 import logging

@@ -57,7 +57,7 @@ def show(boards: "Sequence[Board]", *, is_whole: bool = False) -> None:
 
 
 def _files(boards: "Sequence[Board]", *, html: Path | None, svg: Path | None, markdown: Path | None) -> "Mapping[Path, str]":
-    """What is to be written where."""
+    """Files to write, by path."""
     from specdecpp.report import page, pictures, tables
 
     files: dict[Path, str] = {}

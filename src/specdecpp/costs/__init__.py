@@ -1,4 +1,4 @@
-"""What a step costs, which policies weigh against what it brings: the curve, measuring it, following it.
+"""Costs of a step, which policies weigh against its gain: the curve, measuring it, following it.
 
 | file | holds |
 |---|---|

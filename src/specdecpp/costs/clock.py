@@ -13,17 +13,19 @@ PAUSE = 4.0
 SETTLED, SETTLED_ALONE = 2, 12
 """Rounds after a switch to those with candidates, and to those without, until the processor's caches hold what they need: what
 the target reads comes back in ten passes, of which the first takes up to twice as long as the last. A trial of drafting
-(`policies.cost_aware.TRIAL`) has rounds beyond the first, or else nothing could correct costs that say that it does not pay."""
+(`policies.cost_aware.TRIAL`) has rounds beyond the first, or else nothing could correct costs that say that it does not
+pay."""
 TRUST = 0.25
 """Rounds that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""
 TOGETHER = 0.5
-"""Of a step that the passes of the target alone move by, the others move by this share, and the other way round: a machine that
-slows down slows all passes, and how they stand to each other is seen where both occur."""
+"""Of a step that the passes of the target alone move by, the others move by this share, and the other way round: a machine
+that slows down slows all passes, and how they stand to each other is seen where both occur."""
 STEP, FIRST, WAIT = 0.01, 4, 32
-"""`now` follows after the first 4 rounds, after 8 more, 16 more, and then every 32, if a round has moved by more than 1 %: what
-a rule plans with costs is worked out anew for each `now`, and a busy machine moves the means all the time."""
+"""`now` follows after the first 4 rounds, after 8 more, 16 more, and then every 32, if a round has moved by more than 1 %:
+what a rule plans with costs is worked out anew for each `now`, and a busy machine moves the means all the time."""
 WRONG = 1.25
-"""Kept costs whose rounds, in passes of the target alone, differ from those of the clock by this factor were measured badly."""
+"""Kept costs whose rounds, in passes of the target alone, differ from those of the clock by this factor were measured
+badly."""
 LEAST = 0.05
 """Of the measured curve: the level of passes is never below that."""
 LEAST_RISE = 0.5
@@ -34,7 +36,7 @@ KNOWN = 4
 
 @runtime_checkable
 class Timed(Protocol):
-    """What the clock reads of a round: `policies.Outcome` has it."""
+    """A round as the clock reads it: `policies.Outcome` has it."""
 
     @property
     def num_drafted(self) -> int: ...
@@ -60,7 +62,7 @@ class Fit:
         self._sums = [0.0] * 5
 
     def add(self, rounds: Any) -> None:
-        """Of rounds: how many had each (u, v, mean of y)."""
+        """Counts of rounds: how many had each (u, v, mean of y)."""
         fading = (1 - MEMORY) ** sum(num for num, *_ in rounds)
         of = zip(*((num * u * u, num * u * v, num * v * v, num * u * y, num * v * y) for num, u, v, y in rounds), strict=True)
         self._sums = [fading * before + sum(new) for before, new in zip(self._sums, of, strict=True)]
@@ -99,7 +101,7 @@ class CostClock:
     """Rounds since the last look, by their candidates: how many, seconds of their passes and of drafting."""
     _num_seen: int = field(default=0, init=False, repr=False)
     _has_plain: bool = field(default=False, init=False, repr=False)
-    """Whether rounds without candidates were seen."""
+    """Tell whether rounds without candidates were seen."""
     _wait: int = field(default=FIRST, init=False, repr=False)
     _num_ended: int = field(default=0, init=False, repr=False)
     _due: int = field(default=1, init=False, repr=False)
@@ -112,8 +114,8 @@ class CostClock:
     _has_drafted: bool | None = field(default=None, init=False, repr=False)
     _num_unsettled: int = field(default=0, init=False, repr=False)
     _together: "dict[int, tuple[Costs, CostClock]]" = field(default_factory=dict, init=False, repr=False)
-    """By the load, of as many requests, with what `now` was when they were first seen: no round of one alone can say how passes
-    rise with their rows there, and what it takes that some requests wait for others with more candidates."""
+    """By the load, of as many requests, with what `now` was when they were first seen: no round of one alone can say how
+    passes rise with their rows there, and what it takes that some requests wait for others with more candidates."""
     _shared: dict[int, Costs] = field(default_factory=dict, init=False, repr=False)
     """What is told of so many requests, until that changes."""
 
@@ -226,7 +228,7 @@ class CostClock:
             self._off[n + 1] = num + count, seconds + count * (pass_s / self._others - self._curve_s(n + 1))
 
     def _pass_s(self, num_rows: int) -> float:
-        """Of the target, as it is known by now."""
+        """Seconds of the target, as it is known by now."""
         if num_rows == 1:
             alone_s = self._alone * self._plain.a * self._measured.pass_s(1)
             return min(alone_s, self._pass_s(2)) if self._off and not self._has_plain else alone_s  # none takes longer
@@ -234,7 +236,7 @@ class CostClock:
         return self._others * max(curve_s + self._off_s(num_rows), LEAST * curve_s)
 
     def _curve_s(self, num_rows: int) -> float:
-        """Of a pass over candidates, but for what the target alone says of the level."""
+        """Seconds of a pass over candidates, but for the level of the target alone."""
         measured_s, narrow_s, passes = self._measured.pass_s(num_rows), self._narrow_s, self._passes
         seconds = passes.a * measured_s + passes.b * narrow_s * (min(num_rows, self._widest) - 2) / 10
         return max(seconds, passes.a * (narrow_s + LEAST_RISE * (measured_s - narrow_s)))
@@ -269,12 +271,13 @@ def _in_proportion(now: Costs, before: Costs, own: Costs) -> Costs:
 
 
 def are_wrong(kept: Costs, now: Costs) -> bool:
-    """Whether rounds stand to the target alone otherwise than in `kept`; a slower machine, which slows all, changes nothing."""
+    """Tell whether rounds stand to the target alone otherwise than in `kept`; a slower machine, which slows all, changes
+    nothing."""
     return differ(shares(kept), shares(now))
 
 
 def differ(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether one of these `shares` differs from the other by a factor of `WRONG`."""
+    """Tell whether one of these `shares` differs from the other by a factor of `WRONG`."""
     return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(before, now, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What a step costs: seconds of a candidate, and of a target pass by the number of positions it reads.
+"""Costs of a step: seconds of a candidate, and of a target pass by the number of positions it reads.
 
 A cost model is a value: measured on the machine (`measuring.measure`), given by hand, or made up to ask about other hardware
 (`Costs.relative`). Policies that weigh drafting against verification read it from the draft they are shown.
@@ -15,8 +15,8 @@ from typing import Any
 SAVED = 0.3
 """Passes of the target alone that drafting saves a token where the target alone takes 1.4 times as long."""
 ANSWER, LEAST_READ = 256, 256
-"""Tokens of an answer that are counted with at most, and of a text that are worth reading whatever they cost: with the last 256
-the draft of a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
+"""Tokens of an answer that are counted with at most, and of a text that are worth reading whatever they cost: with the last
+256 the draft of a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
 _FURTHER = ("head_s", "start_s", "switch_s", "other_s", "read_along")
 
 
@@ -144,7 +144,7 @@ class Costs:
         return max(LEAST_READ, math.ceil(saved_s / each_s)) if each_s > 0 else sys.maxsize
 
     def step_s(self, num_drafted: int) -> float:
-        """What one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""
+        """Seconds that one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""
         return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
 
     def best_length(self, acceptance: float, lengths: range) -> int:
@@ -159,7 +159,7 @@ class Costs:
 
 
 def is_switch(before: int, now: int) -> bool:
-    """Whether a round with `now` candidates, after one with `before`, is one that takes `Costs.switch_s` more."""
+    """Tell whether a round with `now` candidates, after one with `before`, is one that takes `Costs.switch_s` more."""
     return now > 0 and before == 0
 
 

@@ -1,4 +1,4 @@
-"""What is known of a pair on this machine: measured once, kept for later processes, corrected by the rounds of requests.
+"""Costs of a pair on this machine: measured once, kept for later processes, corrected by the rounds of requests.
 
 The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
 seed gives the same answer there; those of a machine that was busy meanwhile only for ten minutes. Beside them stands what the
@@ -23,13 +23,13 @@ METHOD = 18
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of a pair on this machine. Requests with a seed see `costs`, the others begin with `now`."""
+    """Costs and practice of a pair on this machine. Requests with a seed see `costs`, the others begin with `now`."""
 
     costs: Costs
     now: Costs
     practice: Practice = Practice()  # noqa: RUF009 (frozen)
     is_new: bool = True
-    """Whether it was measured just now."""
+    """Tell whether it was measured just now."""
     is_steady: bool = True
     spread: float = 1.0
     """Of equal rounds, how far the median lies above the fastest, at most."""
@@ -41,7 +41,7 @@ def measured(pair: Pair) -> Costs:
 
 
 def known(pair: Pair) -> Known:
-    """What an earlier process has kept of a pair, else measured now and kept."""
+    """Costs that an earlier process has kept of a pair, else measured now and kept."""
     found = machine.recall("costs", _about(pair)) if pair.is_identified else None
     try:
         if found:
@@ -75,7 +75,7 @@ def _figures(costs: Costs) -> dict[str, Any]:
 
 
 def _about(pair: Pair) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Facts that the figures depend on."""
     card = pair.head.card if pair.head else None
     runners = pair.target, pair.draft
     return {

@@ -1,4 +1,4 @@
-"""What a step costs on this machine, timed with real rounds; `known` keeps the figures.
+"""Costs of a step on this machine, timed with real rounds; `known` keeps the figures.
 
 Every part of a round is in the figures: forwards, draws, the acceptance test. Rounds of practice come first (`practice`): real
 prompts, answered with rounds of given lengths, which also tell what is accepted. Slow models, which no cache holds, are timed
@@ -44,7 +44,8 @@ not be over in time, and of others."""
 PRACTISED = 0.3
 """Share of the budget for practice where cycles follow."""
 GLANCE, SLOW_GLANCE = (16, 6, 4), (4, 2, 1)
-"""Rounds with no, 2 and 4 candidates, by which a process sees whether kept costs still hold. Half of each are not looked at."""
+"""Rounds with no, 2 and 4 candidates, by which a process sees whether kept costs still hold. Half of each are not looked
+at."""
 GLANCE_S = 0.01
 """Passes that take longer are those of slow models."""
 ALONE_BETWEEN, STINT, VISITS = 16, 8, 2
@@ -83,8 +84,8 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
 
 @dataclass(frozen=True)
 class Cycle:
-    """What was timed within a moment: settled rounds by their number of candidates, and rounds of which `STINT` in `VISIT` have
-    one, none where models are slow."""
+    """Rounds that were timed within a moment: settled rounds by their number of candidates, and rounds of which `STINT` in
+    `VISIT` have one, none where models are slow."""
 
     turns: dict[int, list[Round]]
     visits: list[Round]
@@ -176,7 +177,7 @@ def _turn(session: Session, num: int) -> list[Round]:
 
 
 def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
-    """What the rounds say of a pair."""
+    """Costs of a pair from its rounds."""
     read_along = pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0
     return replace(_costs(cycles, has_head=pair.head is not None), read_along=read_along)
 
@@ -185,7 +186,7 @@ def _costs(cycles: list[Cycle], *, has_head: bool = False) -> Costs:
     level = _typical(cycle.plain_s for cycle in cycles)
 
     def typical(seconds: Callable[[Round], float], k: int) -> float:
-        """Of rounds with so many candidates: median over cycles of what stands to the plain passes beside it."""
+        """Ratio of rounds with so many candidates: median over cycles of what stands to the plain passes beside it."""
         seen = [(cycle.plain_s, cycle.turns[k]) for cycle in cycles if k in cycle.turns]
         return level * _typical(_typical(map(seconds, rounds)) / plain_s for plain_s, rounds in seen)
 
@@ -212,7 +213,7 @@ def _excess_s(cycle: Cycle) -> float:
 
 
 def _seconds(r: Round) -> float:
-    """Of a round; what a head took in it is not what a switch is about."""
+    """Seconds of a round, the head's left out: a switch is not about them."""
     return r.draft_s + r.verify_s + r.other_s
 
 
@@ -315,8 +316,8 @@ def _session(
     kept: int = 0,
     sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
 ) -> Session | None:
-    """A request for so many rounds under a policy, behind a prompt or made-up tokens; None where the contexts of the models are
-    too short.
+    """A request for so many rounds under a policy, behind a prompt or made-up tokens; None where the contexts of the models
+    are too short.
 
     The sessions share their `runners`, as they take turns. Of what those have read only `kept` tokens stay.
     """

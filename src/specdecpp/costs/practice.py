@@ -82,14 +82,15 @@ class Practice:
             raise ValueError(f"practice has greedy and sampled rounds and a judge, got {values!r}") from error
 
     def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Parse the JSON form."""
         return {"judge": self.judge} | {
             name: [[r.num_drafted, r.num_accepted, r.judged, r.overlaps] for r in getattr(self, name)]
             for name in ("greedy", "sampled")
         }
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
-        """What the rule carries on from these rounds (`Policy.carry`); None without any, or where others judged them."""
+        """Statistics that the rule carries on from these rounds (`Policy.carry`); None without any, or where others judged
+        them."""
         own, other = (self.greedy, self.sampled) if is_greedy else (self.sampled, self.greedy)
         rounds = own if len(own) >= ENOUGH else other + own
         if not rounds or self.judge != judge_name(policy):

@@ -72,7 +72,7 @@ def _drop_of_another(recipe: Recipe, draft: str | None) -> None:
 
 
 def sentences(plan: DistilPlan, card: Mapping[str, Any]) -> list[str]:
-    """What came out, and how to use it."""
+    """The result, and how to use it."""
     shape, files = card["draft"]["shape"], card["draft"]["files"]
     tokens = "all tokens" if shape["tokens"] is None else f"{shape['tokens']:,} tokens"
     said = [f"{plan.out / files[0]}: {shape['kept']} layers of the target and {shape['own']} of its own, {tokens}."]

@@ -84,8 +84,8 @@ def draft(target: Any, shape: Shape) -> Any:
 
 
 def shape_of(draft: Any, target: Any) -> Shape | None:
-    """That of a draft which was cut from this target, whose embedding it has; None for another model, and for one with no layer
-    of its own."""
+    """The shape of a draft which was cut from this target, whose embedding it has; None for another model, and for one with no
+    layer of its own."""
     pairs = zip(draft.model.layers, target.model.layers, strict=False)
     kept = sum(1 for _ in takewhile(lambda layers: _are_same(*layers), pairs))
     if kept == len(draft.model.layers) or not _are_same(draft.model.embed_tokens, target.model.embed_tokens):
@@ -95,7 +95,7 @@ def shape_of(draft: Any, target: Any) -> Shape | None:
 
 
 def _are_same(layer: nn.Module, other: nn.Module) -> bool:
-    """Whether two tensors are equal in bfloat16, the type of a draft's checkpoint."""
+    """Tell whether two tensors are equal in bfloat16, the type of a draft's checkpoint."""
     of = dict(other.named_parameters())
     return all(
         name in of and p.shape == of[name].shape and torch.equal(p.bfloat16(), of[name].bfloat16())
@@ -136,7 +136,7 @@ def with_half_products(model: Any) -> Any:
 
 
 def is_fast_at_half(device: torch.device) -> bool:
-    """Whether products in bfloat16 take less time than in float32."""
+    """Tell whether products in bfloat16 take less time than in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     flags = machine.processor().split()

@@ -1,4 +1,4 @@
-"""What a distillation is to do."""
+"""The plan of a distillation."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

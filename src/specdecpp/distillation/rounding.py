@@ -18,8 +18,8 @@ _FEW_BITS = 6.0
 
 
 def precision_of(target: Target) -> Precision | None:
-    """What the own layers of a draft are stored in beside a target's file: four bits where the target's matrices have about as
-    many, else eight. None beside a checkpoint, whose draft has no such file."""
+    """The types in which the own layers of a draft are stored beside a target's file: four bits where the target's matrices
+    have about as many, else eight. None beside a checkpoint, whose draft has no such file."""
     if not isinstance(target.source, GGUF):
         return None
     matrices = [w for name, w in target.source.stored.items() if name.startswith("model.layers.0.") and len(w.shape) == 2]
@@ -61,7 +61,7 @@ def _inverse(step: Tensor) -> Tensor:
 
 
 def _half(scale: Tensor) -> Tensor:
-    """As two bytes hold it."""
+    """Round to two bytes."""
     return scale.half().float()
 
 

@@ -50,7 +50,7 @@ WRITING = 0.55
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a run decided when it began. `num_shards` are of the text, of about `shard_tokens` each."""
+    """Decisions of a run when it began. `num_shards` are of the text, of about `shard_tokens` each."""
 
     asked: str
     shape: Shape
@@ -122,7 +122,7 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
 
 
 def kept(out: Path) -> str:
-    """What an interrupted distillation has in its folder, and how to go on."""
+    """State of an interrupted distillation in its folder, and how to go on."""
     shards = len(text.done(out / TEXT))
     parts = [f"{shards} {'shards' if shards > 1 else 'shard'} of text"] if shards else []
     parts += [words for name, words in ((STATE, "the training so far"), (saving.DRAFT, "a draft")) if (out / name).exists()]
@@ -131,7 +131,8 @@ def kept(out: Path) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """What `plan.start` names: a draft that was cut from this target, of that shape, or a small model that is trained whole."""
+    """The draft that `plan.start` names: a draft that was cut from this target, of that shape, or a small model that is
+    trained whole."""
 
     of: Target
     shape: Shape | None
@@ -185,7 +186,7 @@ def _settled(
     prompts: Sequence[tuple[str, list[int]]],
     tell: Tell,
 ) -> Settled:
-    """As an earlier run wrote it down, else decided now: from a first text, and from the time that it takes."""
+    """Read the decisions of an earlier run, else decide now: from a first text, and from the time that it takes."""
     asked = hashlib.sha256(
         json.dumps(
             [plan.asked(), _marks(target, begun and begun.of), [ids for _, ids in prompts]], sort_keys=True, default=str
@@ -252,7 +253,8 @@ def _write(
     tell: Tell,
     ray: str | None,
 ) -> None:
-    """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other uniforms."""
+    """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other
+    uniforms."""
     texts, num_shards, folder = Texts.of(plan, target, settled.shape.kept), settled.num_shards, plan.out / TEXT
     folder.mkdir(exist_ok=True)
     finished, size = set(text.done(folder)), texts.together(target)
@@ -281,7 +283,7 @@ def _write(
 
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
-    """Of all the text, read once: the lengths of each shard's pieces, and the target's share of each token [V]."""
+    """Sums over all the text, read once: the lengths of each shard's pieces, and the target's share of each token [V]."""
 
     lengths: list[list[Length]]
     shares: torch.Tensor

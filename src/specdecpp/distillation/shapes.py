@@ -128,7 +128,7 @@ def _between(passes: Mapping[int, float], rows: int) -> float:
 
 
 def _seconds(runner: Runner, widths: tuple[int, ...]) -> list[float]:
-    """Of passes of so many rows, behind a short text."""
+    """Seconds of passes of so many rows, behind a short text."""
     cache = runner.new_cache()
     cache.extend([0] * CONTEXT, rows=1)
     times: dict[int, list[float]] = {n: [] for n in widths}

@@ -28,7 +28,7 @@ BATCH = 8
 
 
 def can_fit(target: Any) -> bool:
-    """Whether what a feed-forward part puts out is added as it is, not through a norm."""
+    """Tell whether what a feed-forward part puts out is added as it is, not through a norm."""
     return all(layer.down_norm is None for layer in families.described(target).layers)
 
 

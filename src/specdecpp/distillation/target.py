@@ -38,7 +38,7 @@ class Target:
 
     @cached_property
     def quick(self) -> Any:
-        """The same with products in bfloat16, where those are quicker."""
+        """The target with products in bfloat16, where those are quicker."""
         model = self.model
         if not network.is_fast_at_half(model.device):
             return model
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def shape(self) -> Shape:
-        """Of a small model that is trained as it is."""
+        """The network of a small model that is trained as it is."""
         return Shape(kept=0, own=len(self.model.model.layers))
 
     @property
@@ -69,8 +69,8 @@ class Target:
 
     @cached_property
     def writer(self) -> NativeRunner | EagerRunner:
-        """What reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's weights are
-        quantised (a per cent off, and twice as fast); transformers elsewhere."""
+        """A model that reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's
+        weights are quantised (a per cent off, and twice as fast); transformers elsewhere."""
         source, refusals = self.source, self.source.refusals
         for kind in ("native-int8", "native"):
             if refusals[kind] is None:

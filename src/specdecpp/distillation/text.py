@@ -47,7 +47,8 @@ class Piece:
 
 @torch.inference_mode()
 def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, layer: int) -> list[Piece]:
-    """What the target makes of some answers: one pass over all of them. `layer` is the one whose input is the state."""
+    """The target's states and distributions for some answers: one pass over all of them. `layer` is the one whose input is the
+    state."""
     texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     ids, mask = batched(texts, device=model.device)
     with caught(model.model.layers[layer]) as states:

@@ -39,7 +39,7 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What the target says in A places, in terms of the draft's rows: probabilities [A, TOP], where a token is one that the
+    """The target's distribution in A places, over the draft's rows: probabilities [A, TOP], where a token is one that the
     draft can say its row, else -1."""
 
     p: Float[Tensor, "A TOP"]
@@ -76,7 +76,7 @@ def _at(log_q: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor,
 def hidden(
     tail: Any, pieces: Sequence[Piece], *, is_whole: bool = False, precision: Precision | None = None
 ) -> Float[Tensor, "A D"]:
-    """What the draft's output layer reads for every token of the answers, from the kept states; `is_whole`: from the tokens.
+    """Inputs of the draft's output layer for every token of the answers, from the kept states; `is_whole`: from the tokens.
     Its layers compute with their weights as they are stored in `precision`."""
     device = next(tail.model.layers.parameters()).device
     ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
@@ -169,7 +169,7 @@ class Student:
         return float(loss.detach()), accepted
 
     def logits(self, pieces: Sequence[Piece]) -> Float[Tensor, "A S"]:
-        """Of the tokens that the draft can say, for every token of the answers."""
+        """Probabilities of the tokens that the draft can say, for every token of the answers."""
         with torch.autocast(self.output.device.type, torch.bfloat16, enabled=self.is_half):
             found = hidden(self.tail, pieces, is_whole=self.is_whole, precision=self.precision)
             return (found.to(self.half_output.dtype) @ self.half_output.T).float()
@@ -202,7 +202,7 @@ class Student:
 
 
 def own_weights(tail: Any) -> list[Tensor]:
-    """What is trained: the draft's own layers and its last norm."""
+    """Trained parameters: the draft's own layers and its last norm."""
     return [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
 
 

@@ -165,7 +165,7 @@ class Texts:
         return self.made(target, index, items)
 
     def made(self, target: Target, index: int, shards: Sequence[Sequence[Sequence[int]]]) -> tuple[list[bytes], int]:
-        """The same by a target that is loaded."""
+        """Write the shards with a target that is loaded."""
         prompts = [prompt for shard in shards for prompt in sorted(shard, key=len)]
         pieces = iter(writer_of(self.plan, target, self.layer).pieces(prompts, seed=(self.plan.seed, 1, index)))
         made = [list(islice(pieces, len(shard))) for shard in shards]

@@ -28,7 +28,8 @@ class Match:
     count: int = 0
 
     def confidence(self, i: int) -> float:
-        """What stands for q of candidate i: odds of a quarter of the length, times count^1.5. A rule's score learns the rest.
+        """The estimate in place of q for candidate i: odds of a quarter of the length, times count^1.5. A rule's score learns
+        the rest.
 
         Of what SmolLM2 writes at temperature 0.8 this says .20 of a single match of one token and .50, .67 of four and eight,
         where .17, .55 and .70 went on so; of a token that has followed twice .41, where .37 did (LOG.md).

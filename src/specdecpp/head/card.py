@@ -1,4 +1,4 @@
-"""What a head was made for, and how its score becomes a probability: the card that lies beside its weights."""
+"""The purpose of a head, and how its score becomes a probability: the card that lies beside its weights."""
 
 import json
 import math
@@ -45,7 +45,8 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCard:
-    """What a head was made for and how. `target` and `draft` are fingerprints (`loading.fingerprints`), None when unknown."""
+    """The purpose of a head and its making. `target` and `draft` are fingerprints (`loading.fingerprints`), None when
+    unknown."""
 
     hidden_size: int
     num_layers: int = 3
@@ -82,7 +83,7 @@ class HeadCard:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the calibrated score is a probability that held-out labels have checked."""
+        """Tell whether the calibrated score is a probability that held-out labels have checked."""
         return self.calibration.num_labels > 0
 
     def calibration_at(self, *, is_greedy: bool) -> Calibration:

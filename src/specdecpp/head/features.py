@@ -1,4 +1,4 @@
-"""What a head reads beside the hidden state: four scalars of a draft token and of the distribution q that it was drawn from.
+"""Inputs of a head beside the hidden state: four scalars of a draft token and of the distribution q that it was drawn from.
 
     log_q      log q(Y), at least that of 1e-30, so that no scalar is infinite
     entropy    H(q) in nats
@@ -23,7 +23,7 @@ LEAST_Q = 1e-30
 
 @runtime_checkable
 class Drawn(Protocol):
-    """What `of_last` asks of a round: `policies.Candidates` has it."""
+    """A round as `of_last` reads it: `policies.Candidates` has it."""
 
     @property
     def num_tokens(self) -> int: ...

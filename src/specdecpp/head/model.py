@@ -101,7 +101,7 @@ class AcceptanceHead(nn.Module):
         )
 
     def with_card(self, **changes: Any) -> "AcceptanceHead":
-        """The same weights under a changed card."""
+        """A head with these weights under a changed card."""
         other = AcceptanceHead(replace(self.card, **changes))
         other.load_state_dict(self.state_dict())
         return other.eval()

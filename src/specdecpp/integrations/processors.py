@@ -42,7 +42,7 @@ _ORDER = list(_FIELDS)
 def as_sampling(
     processors: LogitsProcessorList, *, is_greedy: bool, num_padding: int = 0
 ) -> tuple[Sampling, LogitsProcessorList]:
-    """What `Sampling` can say of the processors, and those that must be applied as they are: all of them or none.
+    """Processors that `Sampling` can express, and those that must be applied as they are: all of them or none.
 
     `num_padding` tokens on the left are left out of the prompt. Raises ValueError for processors that remember tokens.
 
@@ -68,7 +68,7 @@ def as_sampling(
 
 
 def _is_plain(processor: Any, num_padding: int) -> bool:
-    """Whether a processor does what `Sampling` does by that name."""
+    """Tell whether a processor does what `Sampling` does by that name."""
     ignored = getattr(processor, "prompt_ignore_length", None)
     return (
         getattr(processor, "min_tokens_to_keep", 1) == 1
@@ -96,7 +96,7 @@ class Processed(Cache):
         return self._cache.length
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """As the cache within; each row has gone through the processors with the tokens up to it."""
+        """Forward to the cache within; each row has gone through the processors with the tokens up to it."""
         logits, hidden = self._cache.extend(tokens, rows=rows)
         self._tokens += tokens
         context: Any = torch.tensor([self._tokens], device=logits.device)
@@ -108,6 +108,6 @@ class Processed(Cache):
         return torch.cat(shaped), hidden
 
     def rollback(self, length: int) -> None:
-        """As the cache within."""
+        """Forward to the cache within."""
         self._cache.rollback(length)
         del self._tokens[len(self._before) + length :]

@@ -1,4 +1,4 @@
-"""What `generate` of transformers was asked for, as far as a loop of ours can do it; the rest is refused with the reason.
+"""A request to `generate` of transformers, as far as a loop of ours can do it; the rest is refused with the reason.
 
 generate(...) -> Prompt.of(...), end_ids(...), streamer_of_caller() -> the loop of `integrations.transformers`
 """

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`: the sequences, and what the rounds cost."""
+    """The output of `generate` with `return_dict_in_generate=True`: the sequences, and what the rounds cost."""
 
     metrics: Metrics | None = None
     lossless: bool | None = None
@@ -117,7 +117,7 @@ class _Match:
 
 
 class _Loop:
-    """What stays from one call to the next: the draft, the rule, and the targets that were seen."""
+    """State that stays from one call to the next: the draft, the rule, and the targets that were seen."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Ranks:
         return self.group is None
 
     def first(self, value: T) -> T:
-        """What the first process has, in all of them."""
+        """The value of the first process, in all of them."""
         if self.group is None:
             return value
         found = [value]
@@ -270,7 +270,7 @@ def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """What a runner depends on: it is made anew where this has changed."""
+    """Facts that a runner depends on: it is made anew where this has changed."""
     output = model.get_output_embeddings()
     return model, output, output.weight.device, output.weight.dtype
 

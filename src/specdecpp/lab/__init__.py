@@ -1,4 +1,4 @@
-"""What the paper's neighbours do and what we tried: kept in Python, on the specification, to be measured against.
+"""Systems of the paper's neighbours and trials of our own: kept in Python, on the specification, to be measured against.
 
 | rule | stops when | looks at | file |
 |---|---|---|---|

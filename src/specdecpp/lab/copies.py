@@ -39,13 +39,13 @@ WEIGHT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Both:
-    """What copies have taught, with the sums of all rounds; the memory of the model's rule, and what its rounds brought."""
+    """Statistics of copies, with the sums of all rounds; the memory of the model's rule, and what its rounds brought."""
 
     copies: Account
     memory: Any
     gains: Gains = Gains()  # noqa: RUF009 (frozen)
     is_behind: bool = True
-    """Whether the draft lacks tokens: at first those of the prompt, later those that copies brought."""
+    """Tell whether the draft lacks tokens: at first those of the prompt, later those that copies brought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,11 @@ class WithCopies(Around):
         return max(self.copies.limit(memory.copies), self.policy.limit(memory.memory))
 
     def rule(self, memory: Both, costs: "Costs | None", limit: int) -> Rule | None:
-        """That of the model's rounds."""
+        """The rule of the model's rounds."""
         return rule_of(self.policy, memory.memory, costs, limit)
 
     def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
-        """Whether copies with these estimates promise more than a round of the model's."""
+        """Tell whether copies with these estimates promise more than a round of the model's."""
         copied, gains, target_s = copied_costs(costs), memory.gains, costs.verify_s(1)
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))

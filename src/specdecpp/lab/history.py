@@ -105,7 +105,7 @@ class ArgmaxLength(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Of each length: how many rounds had it, the tokens they made, and their seconds."""
+    """Sums of each length: how many rounds had it, the tokens they made, and their seconds."""
 
     rounds: tuple[float, ...]
     tokens: tuple[float, ...]

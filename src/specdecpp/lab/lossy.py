@@ -52,7 +52,7 @@ class Lossy:
     greedy_only: ClassVar[bool] = False
     is_lossless: ClassVar[bool] = False
     changes_greedy: ClassVar[bool] = True
-    """Whether temperature 0 is anything but the target's own text."""
+    """Tell whether temperature 0 is anything but the target's own text."""
 
     @property
     def at_zero(self) -> "AtZero | None":
@@ -190,7 +190,8 @@ class TVBudget(Lossy):
 
 @dataclass(frozen=True)
 class AtZero:
-    """A lossy rule at temperature 0: accept while the candidate is the likeliest token of m(p, q), p and q at temperature 1."""
+    """A lossy rule at temperature 0: accept while the candidate is the likeliest token of m(p, q), p and q at temperature
+    1."""
 
     rule: Lossy
     is_lossless: ClassVar[bool] = False

@@ -42,7 +42,7 @@ def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> floa
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tally:
-    """What rounds come to: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
+    """Sums of rounds: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
 
     It generalises R_d and R_v to target passes that take longer the more positions they read. Counting supposes that every
     round ends with a token of the target's own, which fails only where an answer is cut.
@@ -130,7 +130,7 @@ class Process:
         return self.transition @ (self.acceptance * self.unjudged)
 
     def lagged(self) -> "Process":
-        """The same text seen one token later: a candidate is judged by the step that draws its successor.
+        """A process seen one token later: a candidate is judged by the step that draws its successor.
 
         With k candidates s_{k-1} is known, so E[S_k] = S_{k-1} m(s_{k-1}). Three copies of the states: nothing drafted, one
         candidate and nothing judged, and from then on.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """What an arm has brought so far, and its own memory."""
+    """Sums of an arm so far, and its own memory."""
 
     memory: Any
     num_rounds: int = 0
@@ -190,7 +190,7 @@ class AutoOff(Around):
         return replace(memory, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy))
 
     def rule(self, memory: Gain, costs: "Costs | None", limit: int) -> Rule | None:
-        """That of the policy; while it is off, one that no candidate passes."""
+        """The rule of the policy; while it is off, one that no candidate passes."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         target_s = costs.verify_s(1)
         if self.is_off(memory, target_s):
@@ -211,7 +211,7 @@ class AutoOff(Around):
         )
 
     def is_off(self, memory: Gain, target_s: float) -> bool:
-        """Whether the coming round is the target's alone, which takes `target_s`."""
+        """Tell whether the coming round is the target's alone, which takes `target_s`."""
         is_slower = memory.num_tokens * target_s < memory.seconds
         return memory.num_rounds >= self.patience and is_slower and memory.idle < self.probe_every
 

@@ -58,7 +58,7 @@ class Tetris:
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """What a rule did on answers that were decoded `at_once`: sums over all of them, in seconds of the cost model."""
+    """Rates of a rule on answers that were decoded `at_once`: sums over all of them, in seconds of the cost model."""
 
     at_once: int
     num_turns: int
@@ -70,7 +70,7 @@ class Together:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all answers together."""
+        """Sums of all answers together."""
         return self.num_tokens / self.seconds
 
 

@@ -1,4 +1,4 @@
-"""What the rounds of a request have taught the rule of `cost_aware`: its memory, and nothing that decides."""
+"""Statistics of a request's rounds for the rule of `cost_aware`: its memory, and nothing that decides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
 
 STEADY, EVERY = 8, 4
-"""After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes of
-a small pair Python finds the caches empty, and takes three times as long as by itself."""
+"""After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes
+of a small pair Python finds the caches empty, and takes three times as long as by itself."""
 SHORT_S, SELDOM = 2e-3, 16
 """Where the target's pass takes less time than this and earlier requests gained by drafting, learning waits for so many steps,
 from the second on: it takes .05 ms a step, a seventh of the reference pair's pass."""
@@ -21,7 +21,7 @@ from the second on: it takes .05 ms a step, a seventh of the reference pair's pa
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a request has taught: sums over its rounds, the gains of rounds with candidates (but those of a switch) at each
+    """Statistics of a request: sums over its rounds, the gains of rounds with candidates (but those of a switch) at each
     load, the score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
     """
 
@@ -35,7 +35,8 @@ class Account:
     gains: "Mapping[int, Gains]" = field(default_factory=dict)
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
     lost: float = 0.0
-    """Passes of the target alone by which the rounds, with what the draft has read for them, took longer than it would have."""
+    """Passes of the target alone by which the rounds, with what the draft has read for them, took longer than it would
+    have."""
     lost_before: float = 0.0
     num_tokens_before: float = 0.0
     """What earlier requests have lost, and their tokens."""
@@ -44,7 +45,7 @@ class Account:
     num_running: int = 0
     """Rounds with candidates since the last without."""
     is_off: bool = False
-    """Whether the last round had none."""
+    """Tell whether the last round had none."""
     pending: "tuple[Outcome, ...]" = ()
     """Rounds that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -59,7 +60,7 @@ class Account:
         return self.settled().after(outcome)
 
     def settled(self) -> "Account":
-        """The same with nothing pending."""
+        """The account with nothing pending."""
         account = self
         for outcome in self.pending:
             account = account.after(outcome)
@@ -72,7 +73,7 @@ class Account:
         return self.gains_before.get(costs.load, Gains()).mean > 0
 
     def acceptance(self, prior: float, weight: int) -> float:
-        """Of the candidates tested so far; the prior counts for `weight` of them."""
+        """Acceptance of the candidates tested so far; the prior counts for `weight` of them."""
         return (self.num_accepted + weight * prior) / (self.num_tested + weight)
 
     def like(self, **changes: Any) -> "Account":

@@ -39,8 +39,8 @@ HORIZON = 8
 MOST = 20.0
 """No bias and no slope of a score is beyond that."""
 BY_Q = Belief(Score(bias=-0.15, slope=0.85))
-"""What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7
-with top_p .9."""
+"""What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at
+.7 with top_p .9."""
 BY_Q_GREEDY = Belief(Score(bias=-0.2, slope=1.3))
 """The same where candidates are the likeliest tokens, and accepted if they are the target's: q says more there."""
 BOUND = 1.0
@@ -71,7 +71,8 @@ _NOISE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class CostAware(HeadPolicy):
-    """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune, for any pair.
+    """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune, for any
+    pair.
 
     Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
     the request's own outcomes corrects either. m is the acceptance of the request so far, and rho the rate it has achieved, at
@@ -178,7 +179,7 @@ class CostAware(HeadPolicy):
         return max(best, min(self.min_tokens, len(estimates)))
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
-        """Whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
+        """Tell whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
         mean, most = self.gain(memory, costs)
         if memory.num_running:
             return most >= 0 or memory.num_running < TRIAL
@@ -219,7 +220,7 @@ class CostAware(HeadPolicy):
 
 
 def expected_gain(mean: float, deviation: float) -> float:
-    """What it is worth to know a gain, of normal law, before one chooses to have it or not: E max(0, gain).
+    """The value of a normally distributed gain that one may refuse once it is known: E max(0, gain).
 
     >>> expected_gain(0.0, 1.0), expected_gain(-1.0, 0.0)
     (0.3989422804014327, 0.0)
@@ -242,7 +243,7 @@ def _none(limit: int) -> Rule:
 
 
 def _is_sound(past: Mapping[str, Any]) -> bool:
-    """Whether figures can be those of `CostAware.carry`."""
+    """Tell whether figures can be those of `CostAware.carry`."""
     names, gains = (*_CARRIED, "num_requests", "bias", "slope", "num_tokens", "lost"), past.get("gains")
     if not (_are_numbers(past, names) and isinstance(gains, Mapping)):
         return False
@@ -260,7 +261,8 @@ def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 
 def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
-    """Seconds for each candidate's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no more."""
+    """Seconds for each candidate's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no
+    more."""
     one_more, longer = _plans(costs, max_tokens)
     if not longer:
         return one_more
@@ -276,7 +278,8 @@ def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float
 
 @lru_cache(maxsize=64)
 def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tuple[int, int, float], ...]]:
-    """Seconds that one more candidate adds after 0, 1, ... of them; and, of plans for several, (candidates so far, j, seconds).
+    """Seconds that one more candidate adds after 0, 1, ... of them; and, of plans for several, (candidates so far, j,
+    seconds).
 
     Later candidates of a plan are worth less than its first, so it can only pay where it costs less a candidate than every
     shorter one does: behind a step of the curve. Where that grows evenly there is none.

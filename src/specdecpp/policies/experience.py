@@ -1,4 +1,4 @@
-"""What a rule has learned from requests without a seed, for later ones.
+"""Statistics of requests without a seed, for later ones.
 
 A request with a seed begins with what is fixed and learns within itself only, so the seed gives the same answer again. The
 others begin with what all of them have taught so far, for each way of sampling by itself (`decoder.Decoder`).
@@ -20,7 +20,7 @@ def settings(policy: Policy) -> dict[str, Any]:
 
 
 def since(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
-    """What an earlier process has kept, without its gains where it took steps to cost otherwise than they do now."""
+    """Statistics of an earlier process, without its gains where it took steps to cost otherwise than they do now."""
     if past is None or now is None or "gains" not in past:
         return past
     try:
@@ -31,8 +31,8 @@ def since(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any
 
 
 class Experience:
-    """Of one rule and one way of sampling. `past` is what an earlier process has kept, and `keep` is called with what this one
-    knows after 1, 4, 16, 64, ... requests."""
+    """Statistics for one rule and one sampling. `past` is what an earlier process has kept, and `keep` is called with what
+    this one knows after 1, 4, 16, 64, ... requests."""
 
     def __init__(
         self,

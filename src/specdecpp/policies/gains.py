@@ -1,4 +1,4 @@
-"""Whether drafting pays, from the rounds that drafted: what they brought over the target alone in the same time.
+"""Tell whether drafting pays, from the rounds that drafted: what they brought over the target alone in the same time.
 
 A round that made n tokens in s seconds gained n - s/t tokens, t being a pass of the target alone. Its mean has the sign of
 "drafting is faster than not drafting", whatever the rule does with the rounds. Where it is known how likely the tested
@@ -43,5 +43,5 @@ class Gains(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Of a round's gain, tokens squared; 0 without rounds."""
+        """Variance of a round's gain, tokens squared; 0 without rounds."""
         return max(0.0, self.squares / self.num - self.mean**2) if self.num else 0.0

@@ -47,7 +47,7 @@ class HeadPolicy(Policy):
         return self.head is None or self.head.card.form == "look_ahead"
 
     def estimator(self, *, is_greedy: bool) -> "Estimator":
-        """What the head says, of sampled or of greedy candidates."""
+        """The head's estimator for sampled or for greedy candidates."""
         return self._estimate_greedy if is_greedy else self._estimate
 
     def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
@@ -92,12 +92,12 @@ class SpecDecPP(HeadPolicy):
 
 
 def takes_head(kind: type[Policy]) -> bool:
-    """Whether such a rule has a head to be given."""
+    """Tell whether such a rule has a head to be given."""
     return any(f.name == "head" and f.init for f in fields(kind))
 
 
 def costs_for(policy: Policy, costs: "Costs") -> "Costs":
-    """What a step costs under a rule: where heads judge every candidate, their time is part of drafting."""
+    """Costs of a step under a rule: where heads judge every candidate, their time is part of drafting."""
     return costs.with_head() if heads(policy) else costs
 
 
@@ -110,14 +110,15 @@ def judge_of(policy: Policy) -> Policy | None:
 
 
 def judges_plainly(judge: Policy) -> bool:
-    """Whether a rule says of a candidate what its head says, or q without one: a subclass may judge in a way of its own."""
+    """Tell whether a rule says of a candidate what its head says, or q without one: a subclass may judge in a way of its
+    own."""
     if not (isinstance(judge, HeadPolicy) and type(judge).judge is HeadPolicy.judge):
         return False
     return judge.head is None or type(judge).estimator is HeadPolicy.estimator
 
 
 def judges_by_q(judge: Policy | None) -> bool:
-    """Whether a rule judges plainly and has no head."""
+    """Tell whether a rule judges plainly and has no head."""
     return isinstance(judge, HeadPolicy) and judge.head is None and judges_plainly(judge)
 
 

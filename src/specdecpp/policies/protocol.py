@@ -1,4 +1,4 @@
-"""What a stopping rule is.
+"""The protocol of a stopping rule.
 
 A policy is a frozen configuration with pure methods. What it must remember between the rounds of a request is an opaque
 `memory` that the session keeps for it. Within a round it sees only the draft's side: the candidates so far, their q, the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Candidates(Protocol):
-    """What a policy sees of a round: `step.Draft` while decoding, `replay.replay` in a recording.
+    """A round as a policy sees it: `step.Draft` while decoding, `replay.replay` in a recording.
 
     Candidates are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
     """
@@ -54,12 +54,12 @@ class Candidates(Protocol):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether candidates are the draft's argmax rather than draws."""
+        """Tell whether candidates are the draft's argmax rather than draws."""
         ...
 
     @property
     def costs(self) -> "Costs | None":
-        """What a step costs; None where no policy needs to know."""
+        """Costs of a step; None where no policy needs to know."""
         ...
 
     def confidence(self, i: int) -> float:
@@ -77,7 +77,7 @@ class Candidates(Protocol):
 
 @runtime_checkable
 class Outcome(Timed, Protocol):
-    """What a policy sees of a finished round: `session.Round` while decoding.
+    """A finished round as a policy sees it: `session.Round` while decoding.
 
     `expected_s` is what the cost model, `costs` as they were then, has such a round take, the others are seconds by the clock.
     A rule that is to give the same stops for the same seed learns from these two only.
@@ -94,8 +94,8 @@ class Outcome(Timed, Protocol):
 
     @property
     def overlaps(self) -> Sequence[float]:
-        """Of each candidate that was tested: how likely a draw from q in its place is accepted, sum min(p, q). Empty where that
-        is not known."""
+        """Chances of each candidate that was tested: how likely a draw from q in its place is accepted, sum min(p, q). Empty
+        where that is not known."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Evidence(Enum):
     """The product of the estimates of what was judged, each as the rule's score reads it."""
 
     def of(self, draft: Candidates) -> float:
-        """What it is now."""
+        """The number now."""
         if not draft.num_tokens:
             return 1.0
         match self:
@@ -224,17 +224,17 @@ class Policy:
 
     @property
     def drops_last(self) -> bool:
-        """Whether the rule removes the last candidate when it stops, having looked at it."""
+        """Tell whether the rule removes the last candidate when it stops, having looked at it."""
         return False
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether `judge` is asked about a candidate as soon as it is drawn, or only once the draft has read it."""
+        """Tell whether `judge` is asked about a candidate as soon as it is drawn, or only once the draft has read it."""
         return False
 
     @property
     def needs_costs(self) -> bool:
-        """Whether the rule reads `draft.costs` or `outcome.expected_s`."""
+        """Tell whether the rule reads `draft.costs` or `outcome.expected_s`."""
         return False
 
     @property
@@ -257,7 +257,7 @@ class Policy:
         return None
 
     def engine(self) -> Any:
-        """What runs the rounds of a rule that drafts no chain of one draft's candidates (`rounds.Engine`); None for the others,
+        """The engine of a rule that drafts no chain of one draft's candidates (`rounds.Engine`); None for the others,
         which any engine runs."""
         return None
 
@@ -288,7 +288,7 @@ class Policy:
         return memory
 
     def carry(self, past: Mapping[str, Any] | None, memory: Any) -> Mapping[str, Any] | None:
-        """What is known after one more request, which ended with `memory`: for requests without a seed, and later processes.
+        """Statistics after one more request, which ended with `memory`: for requests without a seed, and later processes.
 
         None: the rule begins anew each time.
         """
@@ -353,7 +353,7 @@ class Decision:
     limit: int
     rule: Rule | None
     is_cut: bool = False
-    """Whether the limit is that of the places left, not the policy's."""
+    """Tell whether the limit is that of the places left, not the policy's."""
 
     @property
     def at_limit(self) -> Stop:
@@ -361,12 +361,12 @@ class Decision:
 
     @property
     def may_draft(self) -> bool:
-        """Whether there may be a candidate at all."""
+        """Tell whether there may be a candidate at all."""
         least = () if self.rule is None else self.rule.least
         return self.limit > 0 and not (least and least[0] > 1.0)
 
     def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
-        """The same of one of the rules that this policy is made of."""
+        """The decision of one of the rules that this policy is made of."""
         limit = min(policy.limit(memory), self.limit)
         return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit)
 
@@ -385,7 +385,7 @@ class Decision:
 
 
 def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int, *, copies: bool = False) -> Decision:
-    """What the policy wants of the coming round, for which there is room for so many candidates.
+    """The policy's decision for the coming round, for which there is room for so many candidates.
 
     `copies`: they are all at hand, and a policy that weighs them as a whole (`Policy.cut`) has no rule.
     """

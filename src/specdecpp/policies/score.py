@@ -49,7 +49,7 @@ class Score(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """What is believed of a score: means and covariance of bias and slope."""
+    """Belief about a score: means and covariance of bias and slope."""
 
     score: Score = Score()
     var_bias: float = 0.25
@@ -57,7 +57,7 @@ class Belief(NamedTuple):
     var_slope: float = 0.04
 
     def after(self, estimates: Iterable[float], num_accepted: int) -> "Belief":
-        """The same once candidates were tested, of which the first so many were accepted."""
+        """Update after candidates were tested, of which the first so many were accepted."""
         bias, slope = self.score.bias, self.score.slope
         var_bias, cov, var_slope = self.var_bias, self.cov, self.var_slope
         for i, estimate in enumerate(estimates):

@@ -76,7 +76,7 @@ def of_few(figures: Float[np.ndarray, " R"], value: float, num: int) -> tuple[fl
 
 
 def ratio(top: Column, bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Of two sums: tokens per second, or a rate."""
+    """Interval of a ratio of two sums: tokens per second, or a rate."""
     return of_sums(lambda a, b: a / b, top, bottom, seed=seed, resamples=resamples)
 
 

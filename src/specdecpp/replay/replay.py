@@ -218,7 +218,7 @@ class Play:
         return decide(of.policy, self._memory, of.costs, room)
 
     def survivals(self, num: int) -> list[float]:
-        """Of an open round the products of q over the first 0, 1, ..., `num` candidates."""
+        """Products of q in an open round over the first 0, 1, ..., `num` candidates."""
         view, found = self._player._view, []
         for view.num_tokens in range(num + 1):
             found.append(view.cumulative_confidence)
@@ -242,7 +242,7 @@ class Play:
 
 
 def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
-    """What the head of a policy thinks of the trace; None for a policy that asks no head. All its parts have the same."""
+    """The opinion of a policy's head on the trace; None for a policy that asks no head. All its parts have the same."""
     judge: Any = judge_of(policy)
     if judge is None or judges_by_q(judge):
         return None

@@ -1,4 +1,4 @@
-"""What a replayed policy did: rounds, their sums for every answer, and the rates that follow."""
+"""Results of a replayed policy: rounds, their sums for every answer, and the rates that follow."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from specdecpp.replay.intervals import Interval, ratio, ratio_of_ratios
 
 
 class Round(NamedTuple):
-    """What came of a replayed round: `policies.Outcome`. Seconds are those of the cost model."""
+    """Outcome of a replayed round: `policies.Outcome`. Seconds are those of the cost model."""
 
     num_tokens: int
     num_drafted: int
@@ -41,22 +41,22 @@ R = TypeVar("R", bound="Rates")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rates:
-    """What a rule did on each of A answers, summed over repeats, and the rates that follow."""
+    """Rates of a rule on each of A answers, summed over repeats, and the rates that follow."""
 
     sources: tuple[str, ...]
     costs: Costs
     tokens: Int[np.ndarray, " A"]
     is_priced: bool = False
-    """Whether the rule looked at the costs, so that others would have made it act differently."""
+    """Tell whether the rule looked at the costs, so that others would have made it act differently."""
 
     @property
     def seconds(self) -> Float[np.ndarray, " A"]:
-        """Of all rounds, by the costs."""
+        """Seconds of all rounds, by the costs."""
         raise NotImplementedError
 
     @property
     def passes(self) -> Int[np.ndarray, " A"]:
-        """Of the target."""
+        """Passes of the target."""
         raise NotImplementedError
 
     @property
@@ -95,7 +95,7 @@ class Rates:
         raise NotImplementedError
 
     def at(self: R, costs: Costs) -> R:
-        """The same rounds at other costs. Raises ValueError for a rule that would have acted differently there."""
+        """Rounds at other costs. Raises ValueError for a rule that would have acted differently there."""
         if self.is_priced:
             raise ValueError("this rule looks at the costs: replay it again at the others")
         return replace(self, costs=costs)
@@ -103,7 +103,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed(Rates):
-    """Of chains, summed over `repeats` runs.
+    """Chains replayed, summed over `repeats` runs.
 
     `histogram[a, k]` counts the rounds of answer a with k candidates, of which most else is made; `switches` the rounds
     with candidates that came after one without.

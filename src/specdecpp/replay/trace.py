@@ -18,7 +18,7 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opinion:
-    """What is thought of every token of a trace, as probabilities: by a head, or by an oracle, which is right.
+    """Opinions on every token of a trace, as probabilities: by a head, or by an oracle, which is right.
 
     `next` is about the position after the token; `first` about the first candidate of a round at i, which only oracles know.
     """
@@ -85,7 +85,7 @@ class Trace:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether nothing was left to chance: at temperature 0 a candidate is the target's token or is not."""
+        """Tell whether nothing was left to chance: at temperature 0 a candidate is the target's token or is not."""
         return not ((self.odds > 0) & (self.odds < 1)).any()
 
     @property

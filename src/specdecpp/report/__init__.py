@@ -1,4 +1,4 @@
-"""What was measured, said and drawn: tables, sentences, pictures, a page. It reads what `bench` has found and runs nothing.
+"""Reports of what was measured: tables, sentences, pictures, a page. It reads what `bench` has found and runs nothing.
 
 | file | what is in it |
 |---|---|

@@ -1,4 +1,4 @@
-"""What a check of a pair says in words: whether it is worth it, how sure that is, why, and what to do if not."""
+"""The result of a check in words: whether it is worth it, how sure that is, why, and what to do if not."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def verdict(check: Check) -> str:
 
 
 def now(check: Check) -> str:
-    """What is known while the check goes on, in a line."""
+    """The state of a check that goes on, in a line."""
     best = check.best
     sure = {True: "worth it", False: "not worth it", None: "unsure"}[check.is_worth]
     spent = f"{check.elapsed_s:.0f} of {check.trial.seconds:.0f} s"
@@ -100,7 +100,7 @@ def _advice(check: Check) -> Iterator[tuple[float, str]]:
 
 
 def fault(check: Check) -> str:
-    """What stands in the way first: the one whose cure would bring most."""
+    """The first obstacle: the one whose cure would bring most."""
     names = {
         "draft": "the draft is too slow",
         "acceptance": "too little of the draft is accepted",

@@ -49,7 +49,7 @@ class Board:
 
     @property
     def best_fixed(self) -> Row | None:
-        """What gains are over: the chosen fixed K, under token verification where there are several kinds."""
+        """The row that gains are over: the chosen fixed K, under token verification where there are several kinds."""
         fixed = [row for row in self.rows if row.role == "fixed" and row.chosen]
         return min(fixed, key=lambda row: row.verification == "block", default=None)
 
@@ -112,12 +112,12 @@ def mean_drafted(histogram: Mapping[str, int]) -> float:
 
 
 def is_cumulative(row: Row) -> bool:
-    """Whether it is the free rule that a head has to beat: it stands for its kind where there is room for one."""
+    """Tell whether it is the free rule that a head has to beat: it stands for its kind where there is room for one."""
     return row.policy.partition(":")[0] == "cumulative"
 
 
 def is_hindsight(row: Row) -> bool:
-    """Whether it is the oracle that knows outcomes, which is so far off that it squeezes a picture of the others."""
+    """Tell whether it is the oracle that knows outcomes, which is so far off that it squeezes a picture of the others."""
     return row.role == "oracle" and row.policy.startswith("hindsight")
 
 

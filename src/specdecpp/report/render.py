@@ -1,4 +1,4 @@
-"""What the command line looks like: text with the origin of every token, a table, bars of time. Used by the verbs only.
+"""Rendering for the command line: text with the origin of every token, a table, bars of time. Used by the verbs only.
 
 One accent colour. Whatever colour says is also said without it (bold, underline, italic; four shades of block), so that
 it reads the same under NO_COLOR; without a terminal nothing but plain text is left. Numbers stand under their units.
@@ -101,7 +101,7 @@ class LiveText:
 
 
 def legend() -> RenderableType:
-    """What the styles of `LiveText` mean."""
+    """Legend of the styles of `LiveText`."""
     grid = Table.grid(padding=(0, 2))
     for name, style in ORIGINS.items():
         grid.add_row(Text(name, style), Text(MEANINGS[name], "dim"))
@@ -127,8 +127,8 @@ def waiting(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 @contextmanager
 def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with what is done and the time left, where that is a terminal; it moves when the yielded function is told
-    what was just done.
+    """A bar on stderr with what is done and the time left, where that is a terminal; it moves when the yielded function is
+    told what was just done.
 
     It is drawn in those calls only: a thread of its own would take time from what is being timed.
     """

@@ -1,4 +1,4 @@
-"""What the rows of a comparison say, in plain sentences; losing is said as plainly as winning."""
+"""Rows of a comparison in plain sentences; losing is said as plainly as winning."""
 
 from collections.abc import Iterator, Sequence
 

@@ -75,7 +75,7 @@ SHORT: tuple[Column, ...] = (
 
 
 def told(board: Board) -> list[str]:
-    """What the rows say, in sentences."""
+    """Sentences about the rows."""
     said = sentences.said(board.rows) if board.target else []
     return [sentence.removeprefix(f"{board.title}: ") for sentence in said]
 
@@ -91,12 +91,12 @@ def sections(board: Board, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
 
 
 def is_marked(row: Row) -> bool:
-    """Whether it is the rule without a threshold, which the accent colour shows."""
+    """Tell whether it is the rule without a threshold, which the accent colour shows."""
     return row.role == "cost_aware"
 
 
 def sources(results: Results) -> Iterator[str]:
-    """What made a file, in short lines: the command, versions, machine, models."""
+    """Provenance of a file, in short lines: the command, versions, machine, models."""
     about = results.provenance
     for name in ("command", "date", "machine", "threads", "specdecpp", "git", "python", "torch", "transformers", "seed"):
         if about.get(name) is not None:

@@ -1,4 +1,4 @@
-"""What pages and pictures look like: one palette in two themes, one typeface. The report and the playground share it.
+"""Colours and typeface of pages and pictures: one palette in two themes, one typeface. The report and the playground share it.
 
 One accent colour, for what is ours. `SIGNAL` is for what went wrong: a candidate that was rejected, a request that failed.
 """

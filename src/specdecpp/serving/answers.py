@@ -142,7 +142,7 @@ class Answer:
         return sum(firsts.values())
 
     def speculative(self, work: Work) -> Json:
-        """What it took: names as in vLLM's block of a request, then rates and times."""
+        """Timings of a request: names as in vLLM's block of a request, then rates and times."""
         metrics = self.metrics
         return {
             "policy": self._plan.policy,
@@ -169,8 +169,8 @@ class Answer:
         return self._chunk([], {"speculative": self._setting}) if self._plan.details else None
 
     def chunks(self, steps: Sequence[Step], work: Work) -> list[Json]:
-        """What rounds add that came together: a chunk for each answer, or for each round where details are asked for; none for
-        rounds of which nobody would see anything. Adds them too."""
+        """Chunks of rounds that came together: a chunk for each answer, or for each round where details are asked for; none
+        for rounds of which nobody would see anything. Adds them too."""
         groups = [[step] for step in steps] if self._plan.details else [list(g) for _, g in groupby(steps, attrgetter("index"))]
         return [chunk for group in groups if (chunk := self._chunk_of(group, work))]
 

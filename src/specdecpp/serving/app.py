@@ -24,7 +24,7 @@ from specdecpp.serving.routes import built_house, router
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a server is told: the rule and verification for requests that name none, limits, the model's name, a key.
+    """Settings of a server: the rule and verification for requests that name none, limits, the model's name, a key.
 
     `allowed_hosts` are the names that it answers to, beside localhost and addresses (`gate.Hosts`); a "*" stands for any. With
     a key and no names: any.

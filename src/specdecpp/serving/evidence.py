@@ -1,4 +1,4 @@
-"""What a round was decided on, for those who ask: the target's log-probabilities, and p, q and estimates of every candidate.
+"""Evidence of a round for those who ask: the target's log-probabilities, and p, q and estimates of every candidate.
 
 A `Witness` is a session's `watch`: it keeps what a round was decided on and reads it afterwards, so a request that asks for
 nothing pays for nothing.
@@ -43,7 +43,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was asked about one round: a score per token of the answer, the story of the round, or both."""
+    """Evidence of one round: a score per token of the answer, the story of the round, or both."""
 
     scores: tuple[Scored, ...] = ()
     story: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class Witness:
         self._seen = plan, result
 
     def evidence(self, outcome: Round) -> Evidence:
-        """What was asked about the round that has just been decided; forgets it."""
+        """Return the evidence of the round that has just been decided, and forget it."""
         assert self._seen is not None, "the witness watched this round"
         (plan, result), self._seen = self._seen, None
         rows: Any = result.rows
@@ -154,7 +154,7 @@ def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
 
 
 def _fate(i: int, outcome: Round) -> str:
-    """What became of candidate i: those after the first rejected one, or after the end of the answer, are not looked at."""
+    """The fate of candidate i: those after the first rejected one, or after the end of the answer, are not looked at."""
     if i < outcome.num_accepted:
         return "accepted"
     is_rejected = i == outcome.num_accepted and outcome.pieces[-1].origin == "correction"

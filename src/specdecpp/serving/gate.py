@@ -1,4 +1,4 @@
-"""What is checked of every HTTP request: its name, the host it asks for, its key, the length of its body and when that is here;
+"""Checks on every HTTP request: its name, the host it asks for, its key, the length of its body and when that is here;
 and its line in the log."""
 
 import asyncio
@@ -81,7 +81,7 @@ class Gate:
             logs.told("request", **facts, seconds=round(monotonic() - started, 6))
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Refusal | None:
-        """What stands against a request before its body is read."""
+        """The reason to refuse a request before its body is read."""
         if (host := headers.get(b"host", b"localhost").decode("latin-1")) not in self._hosts:
             message = (
                 f"this server is not known as {host[:256]!r}, only as localhost, by its addresses, and by names that it was "
@@ -95,13 +95,13 @@ class Gate:
         return Refusal(self._too_long, status=413) if length.isdigit() and int(length) > self._limits.max_body_bytes else None
 
     def _has_key(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the key is there, after a scheme whose letters may be of either case (RFC 9110, 11.1)."""
+        """Tell whether the key is there, after a scheme whose letters may be of either case (RFC 9110, 11.1)."""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         return self._key is None or (scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(b" "), self._key))
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive`, which raises when more of the body comes than is allowed (its length need not have been told), and when it
-        is late. After the body there is no limit: that the client goes away may be waited for."""
+        """`receive`, which raises when more of the body comes than is allowed (its length need not have been told), and when
+        it is late. After the body there is no limit: that the client goes away may be waited for."""
         num_bytes, until = 0, asyncio.get_running_loop().time() + self._limits.arrival_s
         is_whole = False
 

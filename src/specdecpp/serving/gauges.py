@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' form. Each server has a registry of its own.
+"""Counters of the server, in Prometheus' form. Each server has a registry of its own.
 
 Speculation is counted in vLLM's words, under our prefix: `drafts` are rounds.
 """

@@ -233,7 +233,7 @@ def check_own(verification: str) -> None:
 
 
 def model_name(pair: Pair) -> str:
-    """What a pair is called in /v1/models: the last part of the target's name."""
+    """The name of a pair in /v1/models: the last part of the target's name."""
     return "reference" if pair.target_name == str(REFERENCE / "target") else Path(pair.target_name).name or "target"
 
 

@@ -34,7 +34,7 @@ class Refusal(Exception):
 
 
 def of_validation(errors: Sequence[Mapping[str, Any]], body: Any = None) -> Refusal:
-    """What is wrong with a body, by the name of its field: the first such thing, and where a field may be of several types,
+    """The first fault of a body, by the name of its field: the first such thing, and where a field may be of several types,
     what stands against the one that the value comes closest to."""
     first = errors[0]
     if first["type"] == "json_invalid":
@@ -70,7 +70,8 @@ class _Fault:
 
     @property
     def closeness(self) -> tuple[bool, int, int, bool]:
-        """Whether it is but a field too many; how deep it is, and how far into a list; whether the type at least is right."""
+        """Tell whether it is but a field too many; how deep it is, and how far into a list; whether the type at least is
+        right."""
         kind, index = self.error["type"], self.path[-1]
         return kind == "extra_forbidden", len(self.path), index if isinstance(index, int) else 0, kind not in _NOUNS
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class SpeculativeBlock(BaseModel):
-    """What an answer took; seconds end in `_s`. The first names are those of vLLM's block of a request."""
+    """Timings of an answer; seconds end in `_s`. The first names are those of vLLM's block of a request."""
 
     mean_acceptance_length: float = Field(description="1 + accepted candidates per round.")
     draft_acceptance_rate: float

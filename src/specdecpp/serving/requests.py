@@ -1,4 +1,4 @@
-"""What may be asked: the bodies of OpenAI's API, the sampling fields that vLLM adds, and `speculative`.
+"""Schema of requests: the bodies of OpenAI's API, the sampling fields that vLLM adds, and `speculative`.
 
 A field that is not supported is refused by name. One of OpenAI's own is let through where its value asks for nothing, as
 `frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
@@ -69,7 +69,7 @@ class StreamOptions(_Body):
 
 
 class Asked(_Body):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model: str | None = Field(default=None, description="The name in /v1/models; there is one, so it may be left out.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; left out, the model's own or 1.")
@@ -196,7 +196,7 @@ class ChatRequest(Asked):
 
     @property
     def num_new_unasked(self) -> int | None:
-        """As long as there is room."""
+        """Limit by the room that there is."""
         return None
 
 

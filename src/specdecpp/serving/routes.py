@@ -37,7 +37,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """What the endpoints share."""
+    """Shared state of the endpoints."""
 
     intake: Intake
     engine: Engine
@@ -80,7 +80,7 @@ class Post:
 
 
 class Channel:
-    """What an exchange hears of its work."""
+    """Events of an exchange's work."""
 
     def __init__(self, posts: MutableMapping[asyncio.AbstractEventLoop, Post]) -> None:
         loop = asyncio.get_running_loop()

@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
         self._is_hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """As uvicorn's, but a stop that was asked for is no failure: the signal is not raised again afterwards."""
+        """Serve as uvicorn does, but a stop that was asked for is no failure: the signal is not raised again afterwards."""
         if sig == signal.SIGINT:
             self.force_exit, self._is_hurried = self._is_hurried, self.should_exit
         self.should_exit = True
@@ -110,5 +110,5 @@ def address(listening: socket.socket) -> str:
 
 
 def is_loopback(listening: socket.socket) -> bool:
-    """Whether only this machine can reach a bound socket."""
+    """Tell whether only this machine can reach a bound socket."""
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback

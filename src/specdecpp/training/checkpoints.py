@@ -104,7 +104,7 @@ class Training:
             ) from error
 
     def notes(self, origin: dict[str, Any]) -> dict[str, Any]:
-        """What a card says of the training."""
+        """Notes on the training for a card."""
         return {"train": origin, "epochs": [asdict(e) for e in self.epochs]}
 
     def write_lines(self) -> None:
@@ -113,8 +113,8 @@ class Training:
 
 
 def saved(path: Path) -> Any:
-    """What torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at the
-    checksums."""
+    """Load what torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at
+    the checksums."""
     with zipfile.ZipFile(path) as archive:
         if (bad := archive.testzip()) is not None:
             raise ValueError(f"{bad} is not what was written")

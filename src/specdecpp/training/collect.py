@@ -45,7 +45,7 @@ _TRIAL_TOKENS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What is still to be made, at most: every answer as long as it may be. The time comes from a short trial."""
+    """The work that is left, at most: every answer as long as it may be. The time comes from a short trial."""
 
     num_prompts: int
     num_tokens: int

@@ -142,7 +142,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured, as JSON, and the AUROC of the product with its jackknife for comparisons."""
+    """Measurements as JSON, and the AUROC of the product with its jackknife for comparisons."""
 
     values: dict[str, Any]
     product: Auroc | None

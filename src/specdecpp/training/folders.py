@@ -46,7 +46,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def _is_taken(held: int) -> bool:
-    """Whether another run has the folder; if not, it is ours now, and so is what lies half written in it."""
+    """Tell whether another run has the folder; if not, it is ours now, and so is what lies half written in it."""
     if fcntl is None:
         return False
     try:

@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is done with every shard of a collection. `context` is the most tokens that both models hold."""
+    """Work on every shard of a collection. `context` is the most tokens that both models hold."""
 
     plan: CollectPlan
     sampling: Sampling
@@ -141,7 +141,7 @@ def label_all(pair: Pair, work: Work, answers: Sequence[Answer], index: int) -> 
 
 
 def trial(work: Work, *, max_tokens: int) -> Work:
-    """The same work with shorter answers."""
+    """Work with shorter answers."""
     return replace(work, plan=replace(work.plan, max_tokens=max_tokens))
 
 

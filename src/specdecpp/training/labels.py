@@ -79,7 +79,7 @@ class Record:
     states: Float[Tensor, "N1 D"]
     mixed: Float[Tensor, "N D"] | None = None
     is_mixed: Bool[Tensor, " N"] | None = None
-    """Whether Z_i is the draft's token candidate[i, 0]; the paper's loss is taken only there."""
+    """Tell whether Z_i is the draft's token candidate[i, 0]; the paper's loss is taken only there."""
     leaf: Float[Tensor, "N D"] | None = None
     branches: Branches | None = None
 
@@ -96,7 +96,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Labelling:
-    """What is labelled and how. `branch_length` is for the splits or sources that get branches, 0 for none; with
+    """Settings of the labels. `branch_length` is for the splits or sources that get branches, 0 for none; with
     `branch_odds` the target judges the branches too."""
 
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)

@@ -103,7 +103,7 @@ class Reliability:
 
     @property
     def gap(self) -> Float[np.ndarray, " B"]:
-        """What was said minus what was true: positive where the score is too sure."""
+        """Predicted minus observed acceptance: positive where the score is too sure."""
         return self.probability - self.label
 
     @property

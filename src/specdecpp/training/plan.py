@@ -1,4 +1,4 @@
-"""What a head is to be and how it is trained: the fields of `train` in a recipe, and the paper's grid of them."""
+"""The shape of a head and its training: the fields of `train` in a recipe, and the paper's grid of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

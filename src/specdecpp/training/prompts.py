@@ -84,7 +84,7 @@ class Source:
 
     @property
     def label(self) -> str:
-        """What the prompts' source is called in the records."""
+        """The name of the prompts' source in the records."""
         return self.name or Path(self.path).name.split(".")[0]
 
     def prompts(self) -> list[Prompt]:

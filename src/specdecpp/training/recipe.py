@@ -69,8 +69,8 @@ class BranchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectPlan:
-    """What `collect` does. `draws` candidates are scored at every position; a shard holds the answers to `shard_size` prompts,
-    sampled `batch` at a time."""
+    """The plan of `collect`. `draws` candidates are scored at every position; a shard holds the answers to `shard_size`
+    prompts, sampled `batch` at a time."""
 
     sources: tuple[Source, ...]
     splits: tuple[Split, ...] = ("train", "dev", "test")

@@ -1,4 +1,4 @@
-"""What the scores say about a record: a head (logits), or the draft's own probabilities, which cost nothing.
+"""Scores of a record: a head (logits), or the draft's own probabilities, which cost nothing.
 
 A score judges every token a round may meet: the drawn candidates (for figures per token), the answer's own tokens and the
 tokens of the discarded branches (for the rounds of `rounds`). A look-ahead head reads the clean prefix, so all of them are
@@ -32,7 +32,7 @@ Source = Literal["clean", "leaf", "mixed", "rounds", "live"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the draft's side knows about some tokens; the hidden state is the one that the form of the head reads."""
+    """The draft's side of some tokens; the hidden state is the one that the form of the head reads."""
 
     hidden: Float[Tensor, "*rows D"]
     token: Int[Tensor, "*rows"]
@@ -61,7 +61,7 @@ class Judged:
     branch: Float[np.ndarray, "N K K"] | None = None
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Judged":
-        """The same with another function of the score."""
+        """Apply another function to the score."""
         names = ("score", "answer", "branch")
         return replace(self, **{n: None if getattr(self, n) is None else change(getattr(self, n)) for n in names})
 

@@ -115,7 +115,8 @@ def read(
 
 
 def about(folder: Path | str) -> dict[str, Any]:
-    """What `collection.json` says, {} where there is none. Raises `DataError` when it is unreadable, or says something else."""
+    """Contents of `collection.json`, {} where there is none. Raises `DataError` when it is unreadable, or says something
+    else."""
     path = Path(folder) / COLLECTION
     if not path.is_file():
         return {}
@@ -189,7 +190,7 @@ def _lists(values: Sequence[Tensor | None], kind: pa.DataType) -> pa.Array:
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """What the shard says about itself."""
+    """Metadata of the shard."""
     try:
         return json.loads((pq.read_schema(path).metadata or {})[_KEY])
     except Exception as error:  # pyarrow has many errors of its own
@@ -228,7 +229,7 @@ def _columns(table: pa.Table) -> "dict[str, _Column]":
 
 
 def _checksum(columns: "Mapping[str, _Column]") -> int:
-    """Of all that is read from a table: parquet's own checksums leave out its headers."""
+    """Digest of all that is read from a table: parquet's own checksums leave out its headers."""
     value = 0
     for name, column in sorted(columns.items()):
         about = [name, column.is_valid, column.strings, column.offsets, column.width]

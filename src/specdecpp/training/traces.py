@@ -38,7 +38,7 @@ class Terms:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], *, max_length: int | None = None) -> "Terms":
-        """As `collection.json` says (`shards.about`). Raises `DataError` where it says nothing of it."""
+        """Read the terms from `collection.json` (`shards.about`). Raises `DataError` where it says nothing of it."""
         try:
             return cls(ends=about["pair"]["ends"], max_tokens=about["collect"]["max_tokens"], max_length=max_length)
         except KeyError as error:
@@ -88,7 +88,7 @@ def trace(record: Record, terms: Terms, *, heads: Iterable[AcceptanceHead] = ())
 
 
 def judged(trace: Trace, record: Record, heads: Iterable[AcceptanceHead]) -> Trace:
-    """The same trace with the opinions of more heads about its record."""
+    """A trace with the opinions of more heads about its record."""
     found = dict(trace.opinions)
     for head in heads:
         raw, calibrated = _opinions(head, record)
@@ -114,7 +114,7 @@ def _sigmoid(logit: Float[Tensor, "N W D"], calibration: Calibration) -> Float[n
 
 
 def _truth(record: Record) -> Opinion | None:
-    """What the target makes of every token: min(1, p/q), and 1 - TV of the position after it. The last has none after it."""
+    """The target's opinion of every token: min(1, p/q), and 1 - TV of the position after it. The last has none after it."""
     branches = _branches(record)
     if record.answer_log_ratio is None or branches.log_ratio is None or branches.overlap is None:
         return None

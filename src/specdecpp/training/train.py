@@ -110,7 +110,7 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
 
 
 def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[str, Tensor]]:
-    """What the head reads about M candidates of these answers, and their labels: accept, and depth."""
+    """Inputs of the head for M candidates of these answers, and their labels: accept, and depth."""
     evidence, targets = [], []
     for record in records:
         source = "clean" if plan.is_ahead else "leaf" if plan.text == "leaf" else "mixed"

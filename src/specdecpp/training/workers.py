@@ -34,7 +34,7 @@ Items = TypeVar("Items", contravariant=True)
 
 @runtime_checkable
 class Maker(Protocol[Items, Files]):
-    """What makes a shard; it travels to the workers, so it says what to load and holds no model."""
+    """The maker of a shard; it travels to the workers, so it says what to load and holds no model."""
 
     @property
     def device(self) -> str | None: ...

@@ -1,4 +1,4 @@
-"""What a user says to the plugin: `additional_config={"specdecpp": {...}}` of vLLM, read and checked.
+"""Settings of the plugin: `additional_config={"specdecpp": {...}}` of vLLM, read and checked.
 
 policy   a rule as text, such as "fixed:3" or "cumulative:0.3" (`request.parse_policy`); without it the length that makes the
          most tokens per second, by what is measured while requests are served
@@ -25,7 +25,8 @@ class Settings:
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Settings | None":
-        """Those of an engine, None where it has none: the plugin then does nothing. Raises ValueError for what is not known."""
+        """Those of an engine, None where it has none: the plugin then does nothing. Raises ValueError for what is not
+        known."""
         given = getattr(vllm_config, "additional_config", None)
         if not isinstance(given, Mapping) or KEY not in given:
             return None

@@ -73,7 +73,7 @@ class FirstChildren(Account):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeAccount:
-    """What a request has taught: the chain's account of first children, scores and sums of the others by rank, and the price of
+    """Statistics of a request: the chain's account of first children, scores and sums of the others by rank, and the price of
     a place in survival."""
 
     chain: Account
@@ -88,7 +88,7 @@ class TreeAccount:
         return (self.accepted[i] + WEIGHT * PRIORS[i]) / (self.tested[i] + WEIGHT)
 
     def after_chain(self, chain: Account, price: float) -> "TreeAccount":
-        """The same after a round that was a chain."""
+        """The account after a round that was a chain."""
         after = object.__new__(TreeAccount)  # in a third of the time of `replace`
         after.__dict__.update(self.__dict__, chain=chain, price=price)
         return after
@@ -136,7 +136,7 @@ class CostAwareTree(TreePolicy):
         return TreeAccount(chain=FirstChildren.of(self._chain.resume(past)))
 
     def carry(self, past: "Mapping[str, Any] | None", memory: TreeAccount) -> "Mapping[str, Any] | None":
-        """What is known of first children; the others are learned anew."""
+        """Statistics of first children; the others are learned anew."""
         return self._chain.carry(past, memory.chain)
 
     @property
@@ -148,7 +148,7 @@ class CostAwareTree(TreePolicy):
         return (self._chain,)
 
     def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
-        """Of a chain's candidate."""
+        """Estimate for a chain's candidate."""
         return self._chain.judge(draft, hidden)
 
     def rule(self, memory: TreeAccount, costs: "Costs | None", limit: int) -> "Rule | None":
@@ -164,8 +164,8 @@ class CostAwareTree(TreePolicy):
         return None if planned[4] else rule
 
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
-        """Whether a tree can be worth its rows, and that each of its nodes is asked about: by the second children that a chain
-        may have, about the best of them."""
+        """Tell whether a tree can be worth its rows, and that each of its nodes is asked about: by the second children that a
+        chain may have, about the best of them."""
         if min(self.max_children, self.max_nodes) < 2:
             return False
         first, rho = self._chain.mean_acceptance(memory.chain), self._chain.rate(memory.chain, costs)
@@ -279,7 +279,7 @@ def _grown(outcome: "Outcome") -> Grown | None:
 
 
 def _chances(outcome: "Outcome", grown: Grown) -> list[float]:
-    """Of each node that was tested: how likely it was to be accepted; whether it was where nobody knows."""
+    """Chances of each node that was tested: how likely it was to be accepted; whether it was where nobody knows."""
     if outcome.overlaps:
         return [min(1.0, chance) for chance in outcome.overlaps]
     return [float(tried.is_accepted) for tried in grown.tried]
@@ -295,7 +295,8 @@ def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> f
 
 @lru_cache(maxsize=64)
 def _rows(costs: "Costs", max_nodes: int) -> tuple[tuple[float, float], ...]:
-    """After 0, 1, ... candidates: seconds that one more adds to the pass, and to the greatest convex curve below the passes."""
+    """After 0, 1, ... candidates: seconds that one more adds to the pass, and to the greatest convex curve below the
+    passes."""
     seconds = [costs.pass_s(num + 1) for num in range(max_nodes + 2)]
     even: list[float] = []
     while (at := len(even)) < len(seconds) - 1:

@@ -217,7 +217,7 @@ def with_path(seen: Tensor | None, tree: Tree, node: int) -> Tensor | None:
 
 
 def rows_of(tree: Tree, path: Sequence[int], logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Rows:
-    """Of the branch that was accepted."""
+    """Rows of the branch that was accepted."""
     at = [ROOT, *path]
     q = [tree.open[node].row.to(logits.device) for node in at[:-1]]
     masks = None if seen is None else torch.stack([mask for n in at if (mask := with_path(seen, tree, n)) is not None])

@@ -1,4 +1,4 @@
-"""What a tree rule is: which nodes the draft reads next, and how many children each of them gets.
+"""The protocol of a tree rule: which nodes the draft reads next, and how many children each of them gets.
 
     open -> one pass of the draft over those nodes -> wants_child?, draw, wants_child?, draw ... -> open -> ... -> verify
 
@@ -21,7 +21,7 @@ Children = Literal["drawn", "likeliest"]
 
 @runtime_checkable
 class Growing(Protocol):
-    """What a tree rule sees of a round: `tree.Tree`. Nodes are numbered as they were drawn; -1 is the text so far.
+    """A round as a tree rule sees it: `tree.Tree`. Nodes are numbered as they were drawn; -1 is the text so far.
 
     Of node i: its token, its parent, its depth from 1, how many siblings are older (`ranks`), q(x) (`chances`), q(x) given that
     it is none of those (`shares`), and the product of q(x) along its path.
@@ -63,7 +63,7 @@ class Tried(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """What became of a round's tree: of every node its token and parent, the branch that was accepted, the rows of each pass of
+    """Outcome of a round's tree: of every node its token and parent, the branch that was accepted, the rows of each pass of
     the draft, how many nodes were verified, and what was tested, in order."""
 
     tokens: tuple[int, ...]
@@ -131,7 +131,7 @@ class TreePolicy(Policy):
 
     @property
     def removes(self) -> bool:
-        """Whether `removed` may name nodes."""
+        """Tell whether `removed` may name nodes."""
         return False
 
     def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
@@ -149,7 +149,7 @@ class TreePolicy(Policy):
         return tree.frontier
 
     def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
-        """Whether this node, which the draft has just read, gets one more child. Asked before each."""
+        """Tell whether this node, which the draft has just read, gets one more child. Asked before each."""
         return not tree.children(node)
 
     def removed(self, tree: Growing, memory: Any) -> Collection[int]:

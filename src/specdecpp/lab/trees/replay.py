@@ -183,7 +183,7 @@ class _Game:
         return [node for node in sorted(self._place) if node != ROOT and node not in tree.removed]
 
     def overlaps(self, tried: Sequence[int]) -> list[float]:
-        """Of each of these nodes how likely a draw in its place is accepted."""
+        """Chances that a draw in the place of each of these nodes is accepted."""
         return [self._overlaps[node] for node in tried]
 
     def tried(self, path: Sequence[int]) -> list[int]:
@@ -203,7 +203,7 @@ Shape = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TreesReplayed(Rates):
-    """Of trees: rounds by shape, of which seconds are made."""
+    """Trees replayed: rounds by shape, of which seconds are made."""
 
     shapes: tuple[Mapping[Shape, int], ...]
 
@@ -217,7 +217,7 @@ class TreesReplayed(Rates):
 
     @property
     def passes(self) -> Int[np.ndarray, " A"]:
-        """Of the target."""
+        """Passes of the target."""
         return np.array([sum(shapes.values()) for shapes in self.shapes])
 
     @property

@@ -71,7 +71,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Of the frontier: tokens from the text to there."""
+        """Depth of the frontier: tokens from the text to there."""
         return len(self.widths)
 
     def children(self, node: int) -> Sequence[int]:
@@ -130,7 +130,8 @@ class Tree:
         return int(left.argmax()) if randomness is None else randomness.categorical(left)
 
     def law_of_next(self, node: int) -> Float[Tensor, " V"]:
-        """q given the children so far: the row itself before the first, so that a chain is decided by the very same numbers."""
+        """q given the children so far: the row itself before the first, so that a chain is decided by the very same
+        numbers."""
         branching = self.open[node]
         return branching.left / branching.left.sum() if branching.children else branching.left
 
