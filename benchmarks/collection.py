@@ -22,20 +22,20 @@ import transformers
 import specdecpp as sd
 from specdecpp.testing import practice_prompts
 from specdecpp.training import jobs, shards
-from specdecpp.training.jobs import Question, Work
+from specdecpp.training.jobs import Question, ShardWork
 from specdecpp.training.prompts import Prompt, Source
 from specdecpp.training.recipe import CollectPlan
 
 STAGES = ("sampling", "labels", "files")
 
 
-def work_of(pair: sd.Pair, *, max_tokens: int, batch: int) -> Work:
+def work_of(pair: sd.Pair, *, max_tokens: int, batch: int) -> ShardWork:
     """Collection as a recipe with the defaults would do it, except that no text ends early."""
     plan = CollectPlan(sources=(Source(path="built in", prompt="text"),), max_tokens=max_tokens, batch=batch)
-    return Work(plan=plan, sampling=sd.Sampling(), ends=(), context=jobs.context_of(pair), provenance={})
+    return ShardWork(plan=plan, sampling=sd.Sampling(), ends=(), context=jobs.context_of(pair), provenance={})
 
 
-def timed(pair: sd.Pair, work: Work, index: int, items: list[Question], folder: Path) -> Counter[str]:
+def timed(pair: sd.Pair, work: ShardWork, index: int, items: list[Question], folder: Path) -> Counter[str]:
     """Seconds of each stage for one shard, and the tokens of its responses."""
     times = [time.perf_counter()]
     answers = jobs.answer_all(pair, work, index, items)

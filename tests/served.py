@@ -12,7 +12,7 @@ import openai
 
 from specdecpp.loading.pair import Pair
 from specdecpp.serving.app import Setup
-from specdecpp.serving.engine import Engine
+from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.server import Server, address, bound, server_for
 
 PATIENCE_S = 300.0
@@ -25,7 +25,7 @@ class Served:
 
     url: str
     server: Server
-    engine: Engine
+    engine: EngineThread
     name: str
     thread: threading.Thread
     clients: ExitStack

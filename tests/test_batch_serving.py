@@ -11,7 +11,7 @@ from specdecpp import Decoder, EagerRunner, NativeRunner, Pair
 from specdecpp.policies import Fixed
 from specdecpp.runners import native
 from specdecpp.scheduler import decode, step
-from specdecpp.serving.engine import FEW, Engine, Pace
+from specdecpp.serving.engine import FEW, EngineThread, Pace
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.requests import CompletionRequest
@@ -43,7 +43,7 @@ class Listener:
 
 def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None, **limits: Any) -> list[Listener]:
     """Five requests to a server at once, of which one is watched."""
-    engine, listeners = Engine(Limits(**{"max_running": 4} | limits)), [Listener() for _ in PROMPTS]
+    engine, listeners = EngineThread(Limits(**{"max_running": 4} | limits)), [Listener() for _ in PROMPTS]
     engine.start()
     for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
         part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})

@@ -16,13 +16,13 @@ from typer.testing import CliRunner, Result
 from specdecpp import cli
 from specdecpp import verify as verification
 from specdecpp.bench import lossless, questions, run
-from specdecpp.bench.contestants import Rule, default_field, fixed_rule, named_field, swept, with_sweep
+from specdecpp.bench.contestants import Contender, default_field, fixed_rule, named_field, swept, with_sweep
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
 from specdecpp.bench.rows import Tally, ratio_interval
-from specdecpp.bench.run import Bench, Plan, conditions, rows
+from specdecpp.bench.run import Bench, BenchPlan, conditions, rows
 from specdecpp.cli.bench import sampled
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError, UnsoundError
@@ -101,14 +101,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Recorder
 
 
-def race(pair: Any, rules: Sequence[Rule], **plan: Any) -> Bench:
+def race(pair: Any, rules: Sequence[Contender], **plan: Any) -> Bench:
     """Two data sets of two development and three test prompts: ids below 10 choose settings, those above are measured."""
     sets = [
         Questions(dataset="a", dev=((1,), (2,)), test=((11,), (12,), (13,))),
         Questions(dataset="b", dev=((3,), (4,)), test=((14,), (15,), (16,))),
     ]
     plan = {"temperatures": (1.0,), "verifications": ("token",), "max_tokens": 16} | plan
-    return Bench(pair=pair, rules=rules, sets=sets, plan=Plan(**plan), machine=MACHINE)
+    return Bench(pair=pair, rules=rules, sets=sets, plan=BenchPlan(**plan), machine=MACHINE)
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -163,7 +163,7 @@ def test_a_setting_is_chosen_for_each_temperature_and_verification(pair: Pair, r
 
 def test_contestants_take_turns_on_the_same_prompts_and_seeds(pair: Pair, recorder: type[Recorder]):
     """Catches a rule that always runs first, or that is spared a prompt, a seed or a token."""
-    rules = [Rule(role="fixed", settings=(Fixed(k=2),)), Rule(role="free", settings=(CumulativeConfidence(),))]
+    rules = [Contender(role="fixed", settings=(Fixed(k=2),)), Contender(role="free", settings=(CumulativeConfidence(),))]
     told: list[str] = []
     bench = race(pair, rules, verifications=("token", "block"), num_cycles=2, seed=7)
     bench.run(told.append)
@@ -199,7 +199,7 @@ def test_no_contestant_runs_early_on_the_whole():
 
 def test_nothing_is_tuned_where_there_is_nothing_to_choose(pair: Pair, recorder: type[Recorder]):
     """Catches development answers that nobody needs, and a refusal where nothing is to be chosen."""
-    rules = [Rule(role="fixed", settings=(Fixed(k=2),))]
+    rules = [Contender(role="fixed", settings=(Fixed(k=2),))]
     bench = replace(race(pair, rules), sets=[Questions(dataset="a", dev=(), test=((11,),))])
     bench.run()
     assert {prompt for _, prompt, _ in recorder.asked} == {(11,)}
@@ -214,7 +214,7 @@ def test_no_development_prompts_are_refused_before_anything_runs(pair: Pair, rec
 
 def test_an_unsound_rule_is_refused_before_anything_runs(pair: Pair):
     """Catches a rule that fails after half an hour."""
-    rules = [Rule(role="free", settings=(MaxConfidence(drop=True),))]
+    rules = [Contender(role="free", settings=(MaxConfidence(drop=True),))]
     with pytest.raises(UnsoundError, match="removes a sampled candidate"):
         race(pair, rules)
     race(pair, rules, temperatures=(0.0,))
@@ -224,7 +224,7 @@ def test_an_unsound_rule_is_refused_before_anything_runs(pair: Pair):
 def test_a_plan_that_cannot_be_run_is_refused(wrong: dict[str, Any]):
     """Catches a bench that divides by zero in the end."""
     with pytest.raises(ValueError, match=r"got|there is no"):
-        Plan(**wrong)
+        BenchPlan(**wrong)
 
 
 def test_a_pair_is_sampled_as_its_users_do():
@@ -377,15 +377,15 @@ def made(pair: Pair) -> tuple[Bench, list[run.Heat], Results]:
     texts = ["hello you", "a test", "one two", "what is it", "go on"]
     ids = [tuple(pair.tokenizer(text).input_ids) for text in texts]
     rules = [
-        Rule(role="fixed", settings=(Fixed(k=1), Fixed(k=3))),
-        Rule(role="free", settings=(CumulativeConfidence(threshold=0.1),)),
+        Contender(role="fixed", settings=(Fixed(k=1), Fixed(k=3))),
+        Contender(role="free", settings=(CumulativeConfidence(threshold=0.1),)),
         *default_field([pair.head] if pair.head else [], quick=True)[-2:],
     ]
     bench = Bench(
         pair=pair,
         rules=rules,
         sets=[Questions(dataset="toy", dev=(ids[0],), test=tuple(ids[1:]))],
-        plan=Plan(max_tokens=24, num_cycles=2),
+        plan=BenchPlan(max_tokens=24, num_cycles=2),
         machine=MACHINE,
     )
     heats = bench.run()
@@ -619,9 +619,9 @@ def test_a_broken_verification_is_caught(
     greedy = kind == "greedy"
     bench = Bench(
         pair=loose,
-        rules=[Rule(role="fixed", settings=(Fixed(k=4),))],
+        rules=[Contender(role="fixed", settings=(Fixed(k=4),))],
         sets=[Questions(dataset="toy", dev=(), test=tuple(ids))],
-        plan=Plan(
+        plan=BenchPlan(
             temperatures=(0.0 if greedy else 1.0,),
             verifications=("block" if kind == "block" else "token",),
             max_tokens=max_tokens,
@@ -780,7 +780,7 @@ def test_an_interrupt_before_a_whole_turn_shows_nothing(names: list[str], tmp_pa
 
 def test_a_turn_that_not_all_have_finished_counts_for_none():
     """Catches rules that are compared on other prompts: the second has not answered the third prompt yet."""
-    rule = Rule(role="fixed", settings=(Fixed(k=1),))
+    rule = Contender(role="fixed", settings=(Fixed(k=1),))
     first, second = (run.Contestant(rule=rule, policy=Fixed(k=k), verification="token") for k in (1, 2))
     one = run.Run(metrics=Metrics(num_tokens=3), tokens=(1, 2, 3))
     heat = run.Heat(temperature=1.0, runs={first: [[one, one], [one], [one]], second: [[one], [one], []]})

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from specdecpp import cli, demo
 from specdecpp.decoder import Decoder
-from specdecpp.demo import Comparison, Entry, Plan
+from specdecpp.demo import Comparison, DemoEntry, DemoPlan
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
@@ -123,7 +123,7 @@ def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: li
     """Catches a policy that always runs first, or that is spared a prompt, a seed or a token."""
     policies = demo.contestants(pair, RIVALS)
     told: list[str] = []
-    demo.compare(pair, policies, Plan(num_prompts=3, num_cycles=2, max_tokens=9, seed=7), told.append)
+    demo.compare(pair, policies, DemoPlan(num_prompts=3, num_cycles=2, max_tokens=9, seed=7), told.append)
     assert len(asked) == len(told) == 5 * 3 * 2
     blocks = [asked[i : i + 5] for i in range(0, len(asked), 5)]
     for block in blocks:
@@ -138,8 +138,8 @@ def test_policies_take_turns_on_the_same_prompts_and_seeds(pair: Pair, asked: li
 def test_the_rivals_are_tuned_on_prompts_of_their_own(pair: Pair, asked: list[tuple[Policy, str, dict]]):
     """Catches the slowest setting, one that is never tried, and one tuned on the prompts it is judged by."""
     told: list[str] = []
-    assert demo.tuned_rivals(pair, Plan(), told.append)["fixed"] == Fixed(k=5)
-    assert len(told) == Plan().num_dev_runs
+    assert demo.tuned_rivals(pair, DemoPlan(), told.append)["fixed"] == Fixed(k=5)
+    assert len(told) == DemoPlan().num_dev_runs
     assert {policy for policy, _, _ in asked} == {*demo.RIVALS["fixed"], *demo.RIVALS["cumulative"]}
     assert not {prompt for _, prompt, _ in asked} & set(demo.PROMPTS)
 
@@ -164,7 +164,7 @@ def test_the_contestants_are_the_ones_promised(pair: Pair, folder: Path):
 def test_a_plan_that_cannot_be_run_is_refused(wrong: dict):
     """Catches a demo that divides by zero after half a minute."""
     with pytest.raises(ValueError, match="got"):
-        Plan(**wrong)
+        DemoPlan(**wrong)
 
 
 # What is said
@@ -193,10 +193,10 @@ def comparison(**seconds: Iterable[float]) -> Comparison:
         "cost_aware": "cost-aware",
     }
     entries = {
-        name: Entry(name=name, label=labels[name], policy=Fixed(k=3), runs=tuple(metrics(seconds=s) for s in of))
+        name: DemoEntry(name=name, label=labels[name], policy=Fixed(k=3), runs=tuple(metrics(seconds=s) for s in of))
         for name, of in seconds.items()
     }
-    return Comparison(plan=Plan(), entries=entries)
+    return Comparison(plan=DemoPlan(), entries=entries)
 
 
 def test_losing_is_said_plainly():
@@ -233,16 +233,16 @@ def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.
     assert common.usual(None, None, None) == "smollm2"
     assert common.usual(None, None, "head") == "reference"
     assert common.usual("target", "draft", None) == "target"
-    plan = Plan.usual("smollm2", seed=3, max_tokens=None)
+    plan = DemoPlan.usual("smollm2", seed=3, max_tokens=None)
     assert (plan.temperature, plan.top_p, plan.num_cycles, plan.seed) == (0.7, 0.9, 1, 3)
-    assert Plan.usual("smollm2", temperature=0.0, top_p=1.0).temperature == 0.0
-    assert Plan.usual(names[1]) == Plan.usual("reference") == Plan()
+    assert DemoPlan.usual("smollm2", temperature=0.0, top_p=1.0).temperature == 0.0
+    assert DemoPlan.usual(names[1]) == DemoPlan.usual("reference") == DemoPlan()
     assert "SmolLM2 is not installed" not in call(*names, *SHORT).stderr
 
 
 def test_top_p_reaches_every_answer(pair: Pair, asked: list[tuple[Policy, str, dict]]):
     """Catches rivals that are tuned, or compared, under other sampling than is shown."""
-    plan = Plan(num_prompts=1, num_cycles=1, max_tokens=4, top_p=0.9, is_short=True)
+    plan = DemoPlan(num_prompts=1, num_cycles=1, max_tokens=4, top_p=0.9, is_short=True)
     demo.compare(pair, {"target": Fixed(k=0), **demo.tuned_rivals(pair, plan)}, plan)
     assert {options.get("top_p", 0.9) for _, _, options in asked} == {0.9}
     assert "top_p 0.9" in demo.conditions(plan)

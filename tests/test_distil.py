@@ -205,7 +205,7 @@ def test_the_acceptance_of_a_start_counts_the_tail():
 
 def test_losses_are_what_they_say():
     """Catches a bucket that is counted twice, and a token that the draft cannot say but is scored."""
-    piece = text.Piece(
+    piece = text.TextPiece(
         ids=torch.tensor([1, 2, 3]),
         num_prompt=2,
         state=torch.zeros(2, 4),

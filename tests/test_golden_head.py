@@ -14,7 +14,7 @@ from specdecpp.rounds.native import _CompiledHead
 from specdecpp.runners import native
 from specdecpp.runners.native.library import library
 from specdecpp.step import Draft
-from specdecpp.training.scores import Evidence, raw
+from specdecpp.training.scores import ScoreInputs, raw
 
 GOLDEN: dict[str, Any] = json.loads(golden_head.PATH.read_text(encoding="utf-8"))
 ROWS: list[dict[str, Any]] = GOLDEN["rows"]
@@ -106,7 +106,7 @@ def test_training_sees_the_golden_logits(golden: dict[str, Any]) -> None:
     head, known = read(golden), {name: torch.tensor([row["scalars"][name] for row in ROWS]) for name in SCALARS}
     log_q = features.log_q(Q, TOKENS)
     log_q[log_q < -69] = -torch.inf
-    evidence = Evidence(hidden=HIDDEN, token=TOKENS, log_q=log_q, entropy=known["entropy"], gap=known["gap"])
+    evidence = ScoreInputs(hidden=HIDDEN, token=TOKENS, log_q=log_q, entropy=known["entropy"], gap=known["gap"])
     torch.testing.assert_close(raw(head, evidence, DEPTH), torch.tensor(golden["logit"]), rtol=1e-4, atol=1e-5)
 
 

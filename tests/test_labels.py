@@ -16,8 +16,8 @@ from specdecpp.head import features
 from specdecpp.sampling import probabilities, seen_rows
 from specdecpp.testing import TableModel, tiny_draft
 from specdecpp.training import branches as branches_module
-from specdecpp.training.branches import Rows, Tree, believed, check_tree_mask, rejected_distribution
-from specdecpp.training.labels import KEEP, LONGEST_ROUND, Answer, Labelling, Record, _depths, batches, label, mixed_text
+from specdecpp.training.branches import BranchRows, BranchTree, believed, check_tree_mask, rejected_distribution
+from specdecpp.training.labels import KEEP, LONGEST_ROUND, Labelling, Record, Sampled, _depths, batches, label, mixed_text
 from specdecpp.training.responses import roomy_cache
 
 TREES = ("llama", "qwen3", "gpt2")
@@ -28,9 +28,9 @@ SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
 }
 ANSWERS = [
-    Answer(prompt=[5], answer=[7, 9, 12, 3, 1], source="a", split="dev"),
-    Answer(prompt=[9, 8, 7, 20, 21], answer=[30, 31, 30, 31, 30, 31, 40, 41], source="b"),
-    Answer(prompt=[60, 3, 60], answer=[17], source="a"),
+    Sampled(prompt=[5], answer=[7, 9, 12, 3, 1], source="a", split="dev"),
+    Sampled(prompt=[9, 8, 7, 20, 21], answer=[30, 31, 30, 31, 30, 31, 40, 41], source="b"),
+    Sampled(prompt=[60, 3, 60], answer=[17], source="a"),
 ]
 FULL = Labelling(features=("mixed", "leaf"), branch_length=4, branch_odds=True, ends=(1,), draws=3)
 
@@ -158,7 +158,7 @@ def test_candidates_follow_q_and_rejected_ones_the_residual() -> None:
     target, draft = runners("llama")
     sampling, text, num = Sampling(temperature=2.0), [5, 9, 8], 2000
     how = replace(FULL, sampling=sampling, branch_length=2, features=(), ends=())
-    made = label(target, draft, [Answer(prompt=text, answer=[7])] * num, how, seeded(3))
+    made = label(target, draft, [Sampled(prompt=text, answer=[7])] * num, how, seeded(3))
     p, q = (probabilities(alone(m, text)[0], sampling) for m in (target, draft))
     assert tail(torch.cat([r.candidate.flatten() for r in made]), q) > 1e-6
     tokens = torch.stack([r.branches.token[0] for r in made if r.branches is not None])
@@ -276,7 +276,7 @@ def test_branches_are_the_same_in_parts_and_where_they_end_early(
     no positions in a part, and dead branches that disturb the living."""
     monkeypatch.setattr(branches_module, "PASS", 6)
     ends = tuple(range(0, 64, 4))
-    answers = [*ANSWERS, Answer(prompt=list(range(2, 20)), answer=[7])]
+    answers = [*ANSWERS, Sampled(prompt=list(range(2, 20)), answer=[7])]
     made = label(*runners(kind), answers, replace(FULL, sampling=SAMPLINGS[sampling], ends=ends), seeded(4))
     assert judged(made, kind, SAMPLINGS[sampling]) > 10
     lengths = torch.cat([r.branches.length for r in made if r.branches is not None])
@@ -306,7 +306,7 @@ def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytes
             return own(cache, **inputs)
 
         monkeypatch.setattr(runner, "offline_pass", spy)
-    answers = [Answer(prompt=[5, 6], answer=[7, 9] * 12), Answer(prompt=[5], answer=[8, 9] * 12)]
+    answers = [Sampled(prompt=[5, 6], answer=[7, 9] * 12), Sampled(prompt=[5], answer=[8, 9] * 12)]
     label(*pair, answers, replace(FULL, features=()), seeded())
     assert shapes[:2] == [((2, 26), 26)] * 2
     num_parts, width, levels = 3, 8, FULL.branch_length
@@ -351,9 +351,9 @@ def test_clearing_a_tree_leaves_no_trace() -> None:
     _, draft = runners("llama")
     grown = []
     for clears in (False, True):
-        cache, rows = roomy_cache(), Rows.of([2], [4], draft.device)
+        cache, rows = roomy_cache(), BranchRows.of([2], [4], draft.device)
         draft.offline_pass(input_ids=torch.tensor([[1, 5, 2, 7, 3, 4]]), cache=cache)
-        tree = Tree(draft, cache, rows)
+        tree = BranchTree(draft, cache, rows)
         if clears:
             tree.grow(torch.tensor([8, 8, 8, 8]))
             tree.clear()

@@ -273,7 +273,7 @@ def test_a_session_tells_what_it_spent(temperature: float):
 @pytest.mark.parametrize("name", LOSSY)
 def test_refused_unless_it_is_asked_for(name: str):
     """Catches a door without a lock: a decoder, a session, a loop of transformers or a bench that changes the law unasked."""
-    from specdecpp.bench.run import Plan
+    from specdecpp.bench.run import BenchPlan
     from specdecpp.integrations.transformers import custom_generate
 
     rule: Any = verifications()[name]
@@ -286,9 +286,9 @@ def test_refused_unless_it_is_asked_for(name: str):
     with pytest.raises(UnsoundError, match="lossless=False"):
         custom_generate("nowhere", verification=rule)
     with pytest.raises(UnsoundError, match="lossless=False"):
-        Plan(verifications=(name,))
+        BenchPlan(verifications=(name,))
     assert Decoder(pair, policy=Fixed(k=1), verification=rule, lossless=False).verification == rule
-    assert Plan(verifications=(name,), lossless=False).verifications_at(1.0) == (name,)
+    assert BenchPlan(verifications=(name,), lossless=False).verifications_at(1.0) == (name,)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from laws import outcome, unchecked
 
 from specdecpp import Costs, Decoder, Pair, load_pair
 from specdecpp.costs import known, measuring
-from specdecpp.costs.practice import PROMPTS, Practice, Tried, texts
+from specdecpp.costs.practice import PROMPTS, Practice, Practised, texts
 from specdecpp.policies import CostAware, Fixed
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import decide
@@ -48,7 +48,7 @@ def practised(acceptance: float, rng: np.random.Generator) -> Mapping[str, Any] 
         text = Text(min(max(acceptance + rng.uniform(-0.15, 0.15), 0.05), 0.97), rng)
         for k in filter(None, measuring.FEW):
             chances, judged = zip(*(text.draw() for _ in range(k)), strict=True)
-            rounds.append(Tried(num_drafted=k, num_accepted=text.accepted(list(chances)), judged=judged))
+            rounds.append(Practised(num_drafted=k, num_accepted=text.accepted(list(chances)), judged=judged))
     return Practice(greedy=tuple(rounds), judge="q").past(CostAware(), COSTS, is_greedy=True)
 
 
@@ -115,7 +115,7 @@ def test_a_look_is_paid_once_in_the_life_of_a_pair() -> None:
 
 def test_a_shorter_round_is_what_the_rule_would_have_had() -> None:
     """Catches accepted tokens beyond the stop, and chances of tokens that would not have been tested."""
-    whole = Tried(num_drafted=4, num_accepted=2, judged=(0.9, 0.8, 0.7, 0.6), overlaps=(0.9, 0.8, 0.4))
+    whole = Practised(num_drafted=4, num_accepted=2, judged=(0.9, 0.8, 0.7, 0.6), overlaps=(0.9, 0.8, 0.4))
     for num, accepted, tested in ((1, 1, 1), (2, 2, 2), (3, 2, 3), (4, 2, 3)):
         cut = whole.cut(num, COSTS)
         assert (cut.num_drafted, cut.num_accepted, cut.judged) == (num, accepted, whole.judged[:num])
@@ -125,7 +125,7 @@ def test_a_shorter_round_is_what_the_rule_would_have_had() -> None:
 
 def test_practice_is_kept_as_it_was() -> None:
     """Catches a file that loses rounds, and one of somebody else that ends a load."""
-    rounds = tuple(Tried(num_drafted=k, num_accepted=1, judged=(0.8,) * k, overlaps=(0.5, 0.4)) for k in (2, 4))
+    rounds = tuple(Practised(num_drafted=k, num_accepted=1, judged=(0.8,) * k, overlaps=(0.5, 0.4)) for k in (2, 4))
     practice = Practice(greedy=rounds, sampled=rounds[:1], judge="q")
     assert Practice.parse(json.loads(json.dumps(practice.told()))) == practice
     for bad in (

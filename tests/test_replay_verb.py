@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from specdecpp import cli
 from specdecpp.bench import replays
-from specdecpp.bench.contestants import Rule, default_field, fixed_rule
+from specdecpp.bench.contestants import Contender, default_field, fixed_rule
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Stage, calibration_of, recorded
 from specdecpp.bench.results import Results, Row
@@ -164,7 +164,7 @@ def test_a_replay_charges_a_head_to_the_rules_that_ask_it(stage: Stage):
 def test_the_time_of_a_head_counts_where_it_is_known(stage: Stage):
     """Catches a head that is free on a machine where it was timed, and one that slows down rules without it."""
     own = stage.recording.heads["knowing"]
-    rules = [Rule(role="fixed", settings=(Fixed(k=2),)), Rule(role="specdecpp", settings=(SpecDecPP(head=own),))]
+    rules = [Contender(role="fixed", settings=(Fixed(k=2),)), Contender(role="specdecpp", settings=(SpecDecPP(head=own),))]
     free, timed = (Stage(stage.recording, rules).rows(replace(PAPER, costs=replace(PAPER.costs, head_s=s))) for s in (0.0, 0.1))
     for before, after in zip(free, timed, strict=True):
         assert before.time_shares is not None
@@ -189,15 +189,15 @@ def test_calibration_is_that_of_the_positions(stage: Stage):
 def test_rounds_end_where_the_branches_do(labels: Path):
     """Catches a K of 15 that is replayed as one of 10 and shown as 15, and a bound that nobody is told of."""
     rules = [
-        Rule(role="fixed", settings=(Fixed(k=8), Fixed(k=15))),
-        Rule(role="free", settings=(CumulativeConfidence(threshold=0.0),)),
+        Contender(role="fixed", settings=(Fixed(k=8), Fixed(k=15))),
+        Contender(role="free", settings=(CumulativeConfidence(threshold=0.0),)),
     ]
     stage = Stage(recorded(labels, {}, split="test", dev_split="dev"), rules)
     rows = stage.rows(PAPER)
     assert [row.policy for row in rows if row.role == "fixed" and row.dataset == "easy"] == ["fixed:8"]
     assert max(int(k) for k in by_label(rows, "easy")["cumulative 0"].drafted_histogram) == 10
     assert any("branches have 10 tokens" in note for note in stage.notes)
-    assert Stage(stage.recording, [Rule(role="fixed", settings=(Fixed(k=15),))]).rules == []
+    assert Stage(stage.recording, [Contender(role="fixed", settings=(Fixed(k=15),))]).rules == []
 
 
 def test_greedy_labels_make_greedy_rows(tmp_path: Path):
@@ -390,5 +390,5 @@ def test_the_rule_without_a_threshold_is_replayed_with_its_head(labels: Path, he
     """Catches opinions that are filed under another object than the policy's own head."""
     own = AcceptanceHead.from_pretrained(head)
     recording = recorded(labels, {"head": own}, split="test", dev_split="dev")
-    stage = Stage(recording, [fixed_rule(), Rule(role="cost_aware", settings=(CostAware(head=own),))])
+    stage = Stage(recording, [fixed_rule(), Contender(role="cost_aware", settings=(CostAware(head=own),))])
     assert stage.played("easy", CostAware(head=own), PAPER).num_tokens == 180

@@ -14,7 +14,7 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.score import by_q
-from specdecpp.replay.replayed import Round
+from specdecpp.replay.replayed import ReplayedRound
 from specdecpp.replay.trace import Trace
 
 pytestmark = pytest.mark.lab
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.lab
 COSTS = Costs.relative(0.3)
 
 
-def round_of(num_drafted: int, num_accepted: int, judged: tuple[float, ...] = ()) -> Round:
-    return Round(num_accepted + 1, num_drafted, num_accepted, COSTS.round_s(num_drafted), 0.0, 0.0, judged=judged)
+def round_of(num_drafted: int, num_accepted: int, judged: tuple[float, ...] = ()) -> ReplayedRound:
+    return ReplayedRound(num_accepted + 1, num_drafted, num_accepted, COSTS.round_s(num_drafted), 0.0, 0.0, judged=judged)
 
 
 def lengths(policy: Policy, num_rounds: int, accepted: Callable[[int], int]) -> list[tuple[int, int]]:
@@ -128,7 +128,7 @@ def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_i
 
 def test_the_classifier_reads_the_last_candidate() -> None:
     """Catches a sign, and a feature of another candidate."""
-    from specdecpp.replay.replay import View
+    from specdecpp.replay.replay import TraceView
 
     cells = np.array([[0.1, 0.0], [0.6, 0.0]])
     trace = Trace(
@@ -143,7 +143,7 @@ def test_the_classifier_reads_the_last_candidate() -> None:
         entropy=cells,
         gap=cells,
     )
-    view = View(trace, None, COSTS, looks_ahead=False)
+    view = TraceView(trace, None, COSTS, looks_ahead=False)
     view.begin(0, 2)
     policy = Disco(threshold=0.5, bias=0.0, by_rest=-1.0, by_entropy=-2.0, by_gap=0.0, by_depth=0.0)
     assert policy.stop(view, None) is None

@@ -15,7 +15,7 @@ import specdecpp as sd
 from specdecpp.decoder import Decoder
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import outcome_of
-from specdecpp.serving.engine import Engine
+from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.evidence import LEAST, Witness
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
@@ -73,7 +73,7 @@ class Held:
 
     def __init__(self, decoder: Decoder, limits: Limits):
         self.order: list[int] = []
-        self.engine = Engine(limits, on_turn=lambda steps: self.order.extend(step.round.num_drafted for step in steps))
+        self.engine = EngineThread(limits, on_turn=lambda steps: self.order.extend(step.round.num_drafted for step in steps))
         self.engine.start()
         self.first = Listener()
         self.first.may_go_on.clear()
@@ -123,7 +123,7 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
 def test_answers_do_not_depend_on_company(decoder: Decoder) -> None:
     """Catches sessions that share a cache, coins or a memory."""
     alone = [decoder.generate([3, 4, 5], max_tokens=40, temperature=0.8, seed=s, ignore_eos=True).tokens for s in range(6)]
-    engine = Engine(Limits(max_running=4))
+    engine = EngineThread(Limits(max_running=4))
     engine.start()
     listeners = [Listener() for _ in alone]
     for seed, listener in enumerate(listeners):
@@ -163,7 +163,7 @@ def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Deco
         return session
 
     monkeypatch.setattr(Decoder, "start", noted)
-    engine = Engine(Limits())
+    engine = EngineThread(Limits())
     engine.start()
     listener, other = Listener(), Listener()
     listener.may_go_on.clear()
@@ -223,7 +223,7 @@ def test_stopping_says_what_was_dropped(held: Held, decoder: Decoder) -> None:
 def test_a_failed_start_is_told() -> None:
     """Catches a server that waits for ever for an engine whose preparation failed."""
     with pytest.raises(ZeroDivisionError):
-        Engine(Limits()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
+        EngineThread(Limits()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
 
 
 TARGET, DRAFT = (TableModel.random(vocab_size=6, depth=2, seed=s) for s in (1, 2))
@@ -327,7 +327,7 @@ def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.T
 def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
     """Catches evidence that is gathered, and paid for, by everybody."""
     listener = Listener()
-    engine = Engine(Limits())
+    engine = EngineThread(Limits())
     engine.start()
     engine.submit(work(decoder, listener, max_tokens=6))
     assert listener.end.refusal is None
@@ -381,7 +381,7 @@ def test_memory_is_given_back_when_nothing_is_left_to_do(decoder: Decoder, monke
     """Catches a server that keeps what its busiest hour took, and one that tidies up although nothing was let go."""
     calls: list[int] = []
     monkeypatch.setattr("specdecpp.serving.engine.give_back", lambda: calls.append(1))
-    engine, listener = Engine(Limits()), Listener()
+    engine, listener = EngineThread(Limits()), Listener()
     engine.start()
     engine.submit(work(decoder, listener, max_tokens=3))
     assert listener.end.refusal is None

@@ -14,12 +14,12 @@ from kinds import model_of
 from specdecpp import DataError, EagerRunner
 from specdecpp.testing import tiny_draft
 from specdecpp.training import shards
-from specdecpp.training.labels import Answer, Labelling, Record, label
+from specdecpp.training.labels import Labelling, Record, Sampled, label
 
 ANSWERS = [
-    Answer(prompt=[5], answer=[7, 9, 12, 3, 1], source="maths", split="train"),
-    Answer(prompt=[9, 8, 7], answer=[30, 31, 30, 31], source="code", split="train"),
-    Answer(prompt=[60, 3, 60], answer=[17], source="code", split="dev"),
+    Sampled(prompt=[5], answer=[7, 9, 12, 3, 1], source="maths", split="train"),
+    Sampled(prompt=[9, 8, 7], answer=[30, 31, 30, 31], source="code", split="train"),
+    Sampled(prompt=[60, 3, 60], answer=[17], source="code", split="dev"),
 ]
 
 

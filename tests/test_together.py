@@ -17,7 +17,7 @@ from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.lab.together import Tetris, replay_together, seconds_of
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy
 from specdecpp.replay.replay import replay
-from specdecpp.replay.replayed import Round
+from specdecpp.replay.replayed import ReplayedRound
 from specdecpp.replay.trace import Trace
 from specdecpp.sampling import Sampling
 from specdecpp.testing import TableModel
@@ -79,7 +79,7 @@ def test_seconds_of_a_turn() -> None:
     """Catches rows that are priced one by one, a draft that pays for requests that have stopped, and one that is dropped and
     not paid for."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.5, 3: 2.0}, start_s=0.1)
-    turn = [Round(1, num, 0, 0.0, 0.0, 0.0, num_dropped=dropped) for num, dropped in ((2, 0), (0, 1), (0, 0))]
+    turn = [ReplayedRound(1, num, 0, 0.0, 0.0, 0.0, num_dropped=dropped) for num, dropped in ((2, 0), (0, 1), (0, 0))]
     assert seconds_of(turn, costs) == pytest.approx(0.2 * 1.5 + 0.2 + (1.0 + 0.5 * 4) + 0.1)
     assert seconds_of(turn[2:], costs) == 1.0
 

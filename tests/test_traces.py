@@ -22,7 +22,7 @@ from specdecpp.replay.trace import Trace
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft
-from specdecpp.training.labels import Answer, Labelling, Record, label
+from specdecpp.training.labels import Labelling, Record, Sampled, label
 from specdecpp.training.responses import sample_responses
 from specdecpp.training.traces import Terms, judged, trace, traces
 from specdecpp.verify import TokenVerification
@@ -121,7 +121,7 @@ def test_a_token_that_rounding_took_out_of_the_nucleus_can_be_replayed(sampling:
     target, _ = runners()
     prompt, answer = [5, 9, 7], [4, 8, 6, 11, 12, 20]  # nothing the target would say under this sampling
     how = Labelling(features=(), branch_length=LENGTH, ends=ENDS, branch_odds=True, sampling=sampling)
-    made = label(target, target, [Answer(prompt=prompt, answer=answer)], how, torch.Generator().manual_seed(0))
+    made = label(target, target, [Sampled(prompt=prompt, answer=answer)], how, torch.Generator().manual_seed(0))
     odd = made[0].answer_odds < 1
     assert odd.any()
     [found] = traces(made, Terms(ends=ENDS, max_tokens=len(answer)))
@@ -173,7 +173,7 @@ def recorded(sampling: Sampling = Sampling()) -> list[Trace]:  # noqa: B008 (fro
     prompts = [[3 + i % 50, 5] for i in range(NUM)]
     generator = torch.Generator().manual_seed(0)
     sampled = sample_responses(target, prompts, sampling=sampling, max_tokens=MAX_TOKENS, ends=ENDS, generator=generator)
-    answers = [Answer(prompt=p, answer=a) for p, a in zip(prompts, sampled, strict=True)]
+    answers = [Sampled(prompt=p, answer=a) for p, a in zip(prompts, sampled, strict=True)]
     how = Labelling(features=(), branch_length=LENGTH, ends=ENDS, branch_odds=True, sampling=sampling)
     return traces(label(target, draft, answers, how, generator), Terms(ends=ENDS, max_tokens=MAX_TOKENS), heads=[AHEAD, LAGGED])
 

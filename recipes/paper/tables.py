@@ -22,7 +22,7 @@ import numpy as np
 
 import specdecpp as sd
 from specdecpp import lab
-from specdecpp.bench.contestants import Rule
+from specdecpp.bench.contestants import Contender
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Recording, Stage, recorded
 from specdecpp.bench.results import Row, provenance_of
@@ -48,24 +48,24 @@ class Named:
     """A rule of the field by the name it has in the results."""
 
     name: str
-    rule: Rule
+    rule: Contender
 
 
 def field(head: sd.AcceptanceHead, lagged: sd.AcceptanceHead) -> list[Named]:
     """The rules of the ladder. All share one bound, the length of the recorded branches."""
 
-    def tuned(of: sd.AcceptanceHead) -> Rule:
-        return Rule(
+    def tuned(of: sd.AcceptanceHead) -> Contender:
+        return Contender(
             role="specdecpp",
             settings=tuple(SpecDecPP(head=of, threshold=h, calibrated=True, min_tokens=1) for h in THRESHOLDS),
         )
 
-    def one(role: Any, policy: sd.Policy) -> Rule:
-        return Rule(role=role, settings=(policy,))
+    def one(role: Any, policy: sd.Policy) -> Contender:
+        return Contender(role=role, settings=(policy,))
 
     return [
-        Named("fixed_best", Rule(role="fixed", settings=tuple(Fixed(k=k) for k in range(1, 21)))),
-        Named("cumulative", Rule(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in CUMULATIVE))),
+        Named("fixed_best", Contender(role="fixed", settings=tuple(Fixed(k=k) for k in range(1, 21)))),
+        Named("cumulative", Contender(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in CUMULATIVE))),
         Named("max_confidence", one("free", sd.MaxConfidence())),
         Named("entropy", one("free", sd.Entropy())),
         Named("heuristic", one("free", lab.Heuristic())),
@@ -181,13 +181,13 @@ def block_tally(lines: list[dict], machine: Machine) -> Tally:
 def grid_table(recording: Recording, heads: Mapping[str, sd.AcceptanceHead], machine: Machine) -> dict[str, Any]:
     """The paper's Table 1 in kind: best fixed K and best (w_rej, D, h) for each set, picked on that set as the paper does,
     and the whole grid."""
-    lengths = Rule(role="fixed", settings=tuple(Fixed(k=k) for k in PAPER_LENGTHS))
+    lengths = Contender(role="fixed", settings=tuple(Fixed(k=k) for k in PAPER_LENGTHS))
     cells = {
         f"{name},h={h:g}": SpecDecPP(head=head, threshold=h, calibrated=False)
         for name, head in heads.items()
         for h in PAPER_THRESHOLDS
     }
-    stage = Stage(recording, [lengths, Rule(role="specdecpp", settings=tuple(cells.values()))])
+    stage = Stage(recording, [lengths, Contender(role="specdecpp", settings=tuple(cells.values()))])
     table: dict[str, Any] = {}
     for dataset in recording.datasets:
         fixed = {p.k: stage.played(dataset, p, machine) for p in lengths.settings if p.k <= recording.longest}  # pyright: ignore

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import specdecpp as sd
-from specdecpp.bench.contestants import Rule
+from specdecpp.bench.contestants import Contender
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Stage, recorded
 
@@ -28,7 +28,9 @@ def main() -> None:
     settings = tuple(
         sd.SpecDecPP(head=head, threshold=h, calibrated=True, min_tokens=least) for h in THRESHOLDS for least in (1, 2)
     )
-    stage = Stage(recorded(args.labels, {"head": head}, split="test", dev_split="dev"), [Rule(role="other", settings=settings)])
+    stage = Stage(
+        recorded(args.labels, {"head": head}, split="test", dev_split="dev"), [Contender(role="other", settings=settings)]
+    )
     datasets = [None, *stage.recording.datasets]
     for policy in settings:
         speeds = (stage.played(dataset, policy, machine).speed_up for dataset in datasets)

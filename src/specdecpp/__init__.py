@@ -10,7 +10,7 @@ Public names are loaded on first use, so `import specdecpp` costs nothing and do
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Output

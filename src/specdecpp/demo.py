@@ -73,7 +73,7 @@ Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """How long the demo runs, and from which seed. Raises ValueError for what cannot be run."""
 
     max_tokens: int = 128
@@ -86,7 +86,7 @@ class Plan:
     """Few settings of the rivals are tried, on short answers."""
 
     @classmethod
-    def usual(cls, pair: str | None, **asked: Any) -> "Plan":
+    def usual(cls, pair: str | None, **asked: Any) -> "DemoPlan":
         """The plan for a pair of this name, but for values that are not None."""
         return cls(**USUAL.get(pair, {}) | {name: value for name, value in asked.items() if value is not None})
 
@@ -114,7 +114,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class DemoEntry:
     """One policy of the comparison, with what each of its runs cost, in the same order for all."""
 
     name: str
@@ -145,8 +145,8 @@ class Ratio:
 class Comparison:
     """The entries by name: target, fixed, cumulative and, with a head, specdecpp."""
 
-    plan: Plan
-    entries: Mapping[str, Entry]
+    plan: DemoPlan
+    entries: Mapping[str, DemoEntry]
 
     def ratio(self, name: str, to: str = "target") -> Ratio:
         """Tokens per second of one entry over those of another; the error is a jackknife over the paired runs."""
@@ -172,7 +172,7 @@ def description(pair: Pair) -> str:
     return f"{', '.join(sizes)}, on {pair.target.device}{threads}"
 
 
-def conditions(plan: Plan) -> str:
+def conditions(plan: DemoPlan) -> str:
     """Conditions of the comparison."""
     prompts = f"{plan.num_prompts} prompt{'s' if plan.num_prompts > 1 else ''} x {plan.num_cycles}"
     top_p = f", top_p {plan.top_p:g}" if plan.top_p < 1 else ""
@@ -183,7 +183,7 @@ def conditions(plan: Plan) -> str:
     )
 
 
-def tuned_rivals(pair: Pair, plan: Plan, tick: Tick = lambda _: None) -> dict[str, Policy]:
+def tuned_rivals(pair: Pair, plan: DemoPlan, tick: Tick = lambda _: None) -> dict[str, Policy]:
     """Each rival in its setting with the most tokens per second on the development prompts, after an untimed warm-up."""
     policies = {spec_of(policy): policy for settings in plan.rivals.values() for policy in settings}
     Decoder(pair, policy=Fixed(k=4)).generate(as_prompt(pair, DEV_PROMPTS[0]), max_tokens=16, seed=plan.seed)
@@ -209,12 +209,12 @@ def contestants(pair: Pair, rivals: Mapping[str, Policy]) -> dict[str, Policy]:
     return policies
 
 
-def compare(pair: Pair, policies: Mapping[str, Policy], plan: Plan, tick: Tick = lambda _: None) -> Comparison:
+def compare(pair: Pair, policies: Mapping[str, Policy], plan: DemoPlan, tick: Tick = lambda _: None) -> Comparison:
     """Run every policy on the same prompts and seeds, interleaved, and keep what each run cost."""
     prompts = PROMPTS[: plan.num_prompts]
     runs = _timed(pair, policies, prompts, num_cycles=plan.num_cycles, plan=plan, max_tokens=plan.max_tokens, tick=tick)
     entries = {
-        name: Entry(name=name, label=label_of(policy), policy=policy, runs=tuple(runs[name]))
+        name: DemoEntry(name=name, label=label_of(policy), policy=policy, runs=tuple(runs[name]))
         for name, policy in policies.items()
     }
     return Comparison(plan=plan, entries=entries)
@@ -226,7 +226,7 @@ def _timed(
     prompts: tuple[str, ...],
     *,
     num_cycles: int,
-    plan: Plan,
+    plan: DemoPlan,
     max_tokens: int,
     tick: Tick,
 ) -> dict[str, list[Metrics]]:

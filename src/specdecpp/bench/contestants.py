@@ -26,7 +26,7 @@ MADE_OF_OTHERS = ("auto-off:cumulative:0.2", "bandit:fixed:2|fixed:5|cumulative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class Contender:
     """One rule: development chooses among `settings`; `beside` is measured and shown in any case.
 
     `scan` are the places of the settings that a short run tries first; the others are tried only beside the best of them.
@@ -70,14 +70,14 @@ def field_for(
     heads: Sequence["AcceptanceHead"] = (),
     *,
     quick: bool = False,
-) -> tuple[Rule, ...]:
+) -> tuple[Contender, ...]:
     """The rules that were named, else the default field, and what is swept beside them. Raises ValueError for a rule that
     lacks its head."""
     rules = named_field(specs, heads, quick=quick) if specs else default_field(heads, quick=quick)
     return with_sweep(rules, built(sweeps, heads))
 
 
-def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Rule, ...]:
+def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Contender, ...]:
     """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
     a calibrated head the rule that then is the decoder's default, cost-aware by q.
 
@@ -87,15 +87,15 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
     for policy in free_rules():
         thresholds = _thin(CUMULATIVE, quick) if isinstance(policy, CumulativeConfidence) else ()
         settings = tuple(replace(policy, threshold=t) for t in thresholds) or (policy,)
-        rules.append(Rule(role="free", settings=settings))
+        rules.append(Contender(role="free", settings=settings))
     others = [parse_policy(spec).policy for spec in MADE_OF_OTHERS if spec.partition(":")[0] in WRAPPERS]
-    rules += [Rule(role="other", settings=(policy,)) for policy in others]
+    rules += [Contender(role="other", settings=(policy,)) for policy in others]
     if not any(head.card.is_calibrated for head in heads):
-        rules.append(Rule(role="cost_aware", settings=(CostAware(),)))
+        rules.append(Contender(role="cost_aware", settings=(CostAware(),)))
     return (*rules, *(rule for head in heads for rule in head_rules(head, quick=quick)))
 
 
-def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> tuple[Rule, ...]:
+def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> tuple[Contender, ...]:
     """SpecDec++ and, where the head is calibrated, the rule without a threshold.
 
     SpecDec++ is tuned from the setting on the head's card; that setting and the paper's (0.7 on the raw score, 2 to 20
@@ -104,20 +104,20 @@ def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> tuple[Rule, ..
     card, paper = SpecDecPP.tuned(head), SpecDecPP(head=head)
     thresholds = dict.fromkeys([*_thin(SPECDECPP, quick), card.threshold])
     tuned = tuple(replace(card, threshold=t) for t in thresholds)
-    specdecpp = Rule(role="specdecpp", settings=tuned, beside=(paper, card))
+    specdecpp = Contender(role="specdecpp", settings=tuned, beside=(paper, card))
     if not head.card.is_calibrated:
         return (specdecpp,)
-    return specdecpp, Rule(role="cost_aware", settings=(CostAware(head=head),))
+    return specdecpp, Contender(role="cost_aware", settings=(CostAware(head=head),))
 
 
 def _thin(values: tuple[float, ...], quick: bool) -> tuple[float, ...]:
     return values[:: 2 if quick else 1]
 
 
-def fixed_rule(*, quick: bool = False) -> Rule:
+def fixed_rule(*, quick: bool = False) -> Contender:
     """Every fixed K of 1 to 20; a quick one looks at nine of them and then around the best."""
     scan = tuple(FIXED.index(k) for k in COARSE) if quick else None
-    return Rule(role="fixed", settings=tuple(Fixed(k=k) for k in FIXED), scan=scan)
+    return Contender(role="fixed", settings=tuple(Fixed(k=k) for k in FIXED), scan=scan)
 
 
 def free_rules() -> Iterator[Policy]:
@@ -130,7 +130,7 @@ def free_rules() -> Iterator[Policy]:
 
 def named_field(
     specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
-) -> tuple[Rule, ...]:
+) -> tuple[Contender, ...]:
     """The rules that were asked for instead of the default field, each as it is.
 
     Of several fixed K development chooses the best; without any, K of 1 to 20 takes part, since gains are over the best
@@ -138,9 +138,9 @@ def named_field(
     """
     policies = [policy for policy in built(specs, heads) if policy != TARGET]
     given = tuple(dict.fromkeys(p for p in policies if isinstance(p, Fixed)))
-    fixed = Rule(role="fixed", settings=given) if given else fixed_rule(quick=quick)
+    fixed = Contender(role="fixed", settings=given) if given else fixed_rule(quick=quick)
     others = dict.fromkeys(p for p in policies if not isinstance(p, Fixed))
-    return (fixed, *(Rule(role=role_of(p), settings=(p,)) for p in others))
+    return (fixed, *(Contender(role=role_of(p), settings=(p,)) for p in others))
 
 
 def built(specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"]) -> list[Policy]:
@@ -148,7 +148,7 @@ def built(specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"]) -> lis
     return [spec.build(head) for spec in specs for head in (heads or [None] if spec.takes_head else [None])]
 
 
-def with_sweep(field: Sequence[Rule], swept: Sequence[Policy]) -> tuple[Rule, ...]:
+def with_sweep(field: Sequence[Contender], swept: Sequence[Policy]) -> tuple[Contender, ...]:
     """The field with more settings shown: beside the rule of their role, or as a rule where there is nothing to choose.
 
     >>> len(with_sweep([fixed_rule()], [Fixed(k=2), Fixed(k=4)])[0].beside)
@@ -160,7 +160,7 @@ def with_sweep(field: Sequence[Rule], swept: Sequence[Policy]) -> tuple[Rule, ..
         if kinds:
             rules[kinds[0]] = replace(rules[kinds[0]], beside=(*rules[kinds[0]].beside, policy))
         else:
-            rules.append(Rule(role=role_of(policy), settings=(), beside=(policy,)))
+            rules.append(Contender(role=role_of(policy), settings=(), beside=(policy,)))
     return tuple(rules)
 
 

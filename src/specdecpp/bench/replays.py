@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdecpp.bench.contestants import TARGET, Rule
+from specdecpp.bench.contestants import TARGET, Contender
 from specdecpp.bench.machines import Machine, head_of
 from specdecpp.bench.results import Results, Role, Row, head_about, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
@@ -116,7 +116,7 @@ def recorded(folder: Path | str, heads: Mapping[str, AcceptanceHead], *, split: 
 class Stage:
     """A recording and a field, on which machines are tried; what a rule does that never looks at costs is replayed once."""
 
-    def __init__(self, recording: Recording, rules: Sequence[Rule], *, seed: int = 0, repeats: int = 1):
+    def __init__(self, recording: Recording, rules: Sequence[Contender], *, seed: int = 0, repeats: int = 1):
         self.recording, self.asked, self.seed, self.repeats = recording, rules, seed, repeats
         self.rules = [bounded for rule in rules if (bounded := within(rule, recording.longest)) is not None]
         self._sides: dict[str | None, list[Trace]] = {None: [*recording.dev]}
@@ -137,7 +137,7 @@ class Stage:
             entries += self.oracles(dataset, machine)
         return rows_of(entries, seed=self.seed)
 
-    def chosen(self, rule: Rule, machine: Machine) -> Policy | None:
+    def chosen(self, rule: Contender, machine: Machine) -> Policy | None:
         """The setting with the most tokens per second over the whole development split; None for a rule without."""
         if len(rule.settings) < 2:
             return rule.settings[0] if rule.settings else None
@@ -206,7 +206,7 @@ class Stage:
         )
 
 
-def within(rule: Rule, longest: int) -> Rule | None:
+def within(rule: Contender, longest: int) -> Contender | None:
     """The rule without fixed lengths beyond what is recorded; None if nothing is left. Other rules are cut short there."""
     parts = {
         name: tuple(p for p in getattr(rule, name) if not (isinstance(p, Fixed) and p.k > longest))

@@ -11,7 +11,7 @@ are ratios of sums, and intervals resample prompts.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specdecpp.bench.contestants import TARGET, Rule
+from specdecpp.bench.contestants import TARGET, Contender
 from specdecpp.bench.interleaving import interleaved
 from specdecpp.bench.machines import Machine, head_of
 from specdecpp.bench.questions import Questions
@@ -51,7 +51,7 @@ USUAL, QUICK = Size(), Size(num_dev=3, num_test=6, num_cycles=1, max_tokens=64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """How much is run. Temperature 0 is verified greedily, whatever lossless `verifications` there are. Raises
     ValueError for what cannot be run."""
 
@@ -88,7 +88,7 @@ class Plan:
 class Contestant:
     """One rule in one setting under one verification; `is_chosen` as in the rows."""
 
-    rule: Rule
+    rule: Contender
     policy: Policy
     verification: str
     is_chosen: bool = False
@@ -132,9 +132,9 @@ class Bench:
     bear, ValueError where settings are to be chosen and there are no development prompts."""
 
     pair: Pair
-    rules: Sequence[Rule]
+    rules: Sequence[Contender]
     sets: Sequence[Questions]
-    plan: Plan
+    plan: BenchPlan
     machine: Machine
 
     def __post_init__(self) -> None:
@@ -274,7 +274,7 @@ class Bench:
         )
 
 
-ALONE = Rule(role="target", settings=(TARGET,))
+ALONE = Contender(role="target", settings=(TARGET,))
 
 
 def rows(bench: Bench, heats: Sequence[Heat]) -> tuple[Row, ...]:
@@ -292,7 +292,7 @@ def rows(bench: Bench, heats: Sequence[Heat]) -> tuple[Row, ...]:
 
 def results_of(bench: Bench, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
-    plan = {name: getattr(bench.plan, name) for name in Plan.__dataclass_fields__ if name != "seed"}
+    plan = {name: getattr(bench.plan, name) for name in BenchPlan.__dataclass_fields__ if name != "seed"}
     num_done = sum(heat.num_turns for heat in heats)
     is_partial = num_done < bench.num_turns
     data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in bench.sets}

@@ -30,11 +30,11 @@ from specdecpp.cli.common import (
 from specdecpp.cli.report import show
 
 if TYPE_CHECKING:
-    from specdecpp.bench.contestants import Rule
+    from specdecpp.bench.contestants import Contender
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.questions import Questions
     from specdecpp.bench.results import Results
-    from specdecpp.bench.run import Plan
+    from specdecpp.bench.run import BenchPlan
     from specdecpp.loading.pair import Pair
     from specdecpp.request import PolicySpec
 
@@ -116,7 +116,7 @@ def bench(
     with told():
         from specdecpp.bench import contestants, questions
         from specdecpp.bench.machines import Machine
-        from specdecpp.bench.run import QUICK, USUAL, Plan
+        from specdecpp.bench.run import QUICK, USUAL, BenchPlan
         from specdecpp.request import parse_policy
         from specdecpp.verify import is_lossless, verifications
 
@@ -138,10 +138,10 @@ def bench(
         size = size.changed(num_dev=num_dev, num_test=num, num_cycles=cycles, max_tokens=max_tokens)
         name = usual(target, draft, head)
         temperatures, mass = sampled(name, temperature, top_p)
-        plan = Plan(
+        plan = BenchPlan(
             temperatures=temperatures,
             top_p=mass,
-            verifications=tuple(dict.fromkeys(verification or (with_lossy if lossy else Plan.verifications))),
+            verifications=tuple(dict.fromkeys(verification or (with_lossy if lossy else BenchPlan.verifications))),
             lossless=not lossy,
             max_tokens=size.max_tokens,
             num_cycles=size.num_cycles,
@@ -215,18 +215,18 @@ def _here(
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> tuple[tuple[float, ...], float]:
     """Temperatures and top_p: those that are asked for, else greedy and as a pair of this name is sampled in the demo."""
-    from specdecpp.demo import Plan
+    from specdecpp.demo import DemoPlan
 
-    usual = Plan.usual(pair)
+    usual = DemoPlan.usual(pair)
     asked = tuple(dict.fromkeys(temperatures or (0.0, usual.temperature)))
     return asked, usual.top_p if top_p is None else top_p
 
 
 def _race(
     pair: "Pair",
-    rules: "Sequence[Rule]",
+    rules: "Sequence[Contender]",
     sets: "Sequence[Questions]",
-    plan: "Plan",
+    plan: "BenchPlan",
     *,
     verify: bool,
     out: Path | None,

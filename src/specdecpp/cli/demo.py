@@ -25,7 +25,7 @@ from specdecpp.cli.common import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdecpp.demo import Comparison, Plan
+    from specdecpp.demo import Comparison, DemoPlan
     from specdecpp.loading.pair import Pair
 
 NO_SMOLLM2 = (
@@ -64,10 +64,10 @@ def demo(
     """
     with told():
         check_names(target, draft, head)
-        from specdecpp.demo import Plan, to_dict
+        from specdecpp.demo import DemoPlan, to_dict
 
         name = usual(target, draft, head)
-        plan = Plan.usual(
+        plan = DemoPlan.usual(
             name, max_tokens=max_tokens, num_prompts=num, num_cycles=cycles, temperature=temperature, top_p=top_p, seed=seed
         )
         pair = load(name, draft, head, dtype=dtype, device=device, runner=runner, quiet=quiet)
@@ -78,7 +78,7 @@ def demo(
             print_json(to_dict(comparison))
 
 
-def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comparison":
+def _run_demo(pair: "Pair", plan: "DemoPlan", *, stderr: bool, quiet: bool) -> "Comparison":
     """The stages in order: tune the rivals, live text, comparison, table. With `stderr`, stdout is left to the JSON."""
     from specdecpp import demo
     from specdecpp.report import render
@@ -99,7 +99,7 @@ def _run_demo(pair: "Pair", plan: "Plan", *, stderr: bool, quiet: bool) -> "Comp
     return comparison
 
 
-def _live(pair: "Pair", plan: "Plan", out: "Console") -> None:
+def _live(pair: "Pair", plan: "DemoPlan", out: "Console") -> None:
     """SpecDec++ answering the first prompts, every token in the style of its origin."""
     from specdecpp import demo
     from specdecpp.decoder import Decoder

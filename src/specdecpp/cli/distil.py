@@ -11,7 +11,7 @@ from specdecpp.cli.common import Device, Json, Ray, Seed, check_device, interrup
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
-    from specdecpp.distillation.run import Step
+    from specdecpp.distillation.run import DistilStep
 
 EXAMPLES = (
     "specdecpp distil model.gguf --prompts texts.jsonl --minutes 60 --out draft",
@@ -88,7 +88,7 @@ def distil(
         with interruptible(), render.waiting("distilling", quiet=quiet or as_json) as say:
             logged = _Logged(is_on=not (quiet or sys.stderr.isatty()))
 
-            def tell(step: "Step") -> None:
+            def tell(step: "DistilStep") -> None:
                 say(_line(step))
                 logged(_line(step))
 
@@ -119,7 +119,7 @@ class _Logged:
             self._next = monotonic() + self.EVERY_S
 
 
-def _line(step: "Step") -> str:
+def _line(step: "DistilStep") -> str:
     return f"{step.doing} {step.done:.0%}{step.told and f': {step.told}'}"
 
 

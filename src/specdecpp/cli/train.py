@@ -45,7 +45,7 @@ LIVE_ROWS, LIVE_TOKENS = 64, 128
 """Prompts that are decoded to calibrate on rounds, and the most tokens of an answer."""
 
 
-class Stage(StrEnum):
+class RecipeStage(StrEnum):
     """A part of a recipe."""
 
     collect = "collect"
@@ -57,7 +57,7 @@ class Stage(StrEnum):
 def train(
     path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The YAML file that says it all.")],
     only: Annotated[
-        Stage | None, typer.Option(metavar="STAGE", help="Only this: collect, train, calibrate or evaluate.")
+        RecipeStage | None, typer.Option(metavar="STAGE", help="Only this: collect, train, calibrate or evaluate.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Instead of the recipe's out.")] = None,
     names: Annotated[
@@ -87,33 +87,33 @@ def train(
 
         recipe = Recipe.read(path)
         recipe = recipe if out is None else replace(recipe, out=out)
-        if temperature is not None and only is not Stage.calibrate:
+        if temperature is not None and only is not RecipeStage.calibrate:
             raise ValueError("--temperature is for --only calibrate. A recipe says at which temperature labels are made.")
         if only is None:
             pipeline.check(recipe)
-        if only in (None, Stage.collect):
+        if only in (None, RecipeStage.collect):
             end = collected(recipe, yes=yes, ray=ray, quiet=quiet, is_whole=only is None)
             if only and as_json:
                 print_json({"labels": str(recipe.labels), **asdict(end), "tokens_per_second": end.tokens_per_second})
             elif not as_json:
                 write(closing_line(recipe, end) + "\n")
-        if only is Stage.collect:
+        if only is RecipeStage.collect:
             return
         plans = chosen(recipe, names, is_grid=is_grid)
-        if only in (None, Stage.train):
+        if only in (None, RecipeStage.train):
             with progress(sum(plan.epochs for plan in plans.values()), quiet=quiet) as tell:
                 heads = pipeline.train_heads(recipe, plans, tell=tell)
         else:
             heads = pipeline.trained_heads(recipe, plans)
-        if only is Stage.train:
+        if only is RecipeStage.train:
             tell_trained(recipe, plans, heads, as_json=as_json)
             return
         with render.waiting("calibrating", quiet=quiet or as_json):
             if temperature is not None:
                 heads = calibrated_on_rounds(recipe, heads, temperature, quiet=quiet or as_json)
-            elif only in (None, Stage.calibrate):
-                heads = pipeline.calibrate_heads(recipe, heads, again=only is Stage.calibrate)
-        if only is Stage.calibrate:
+            elif only in (None, RecipeStage.calibrate):
+                heads = pipeline.calibrate_heads(recipe, heads, again=only is RecipeStage.calibrate)
+        if only is RecipeStage.calibrate:
             tell_calibrated(recipe, heads, is_greedy=temperature == 0, as_json=as_json)
             return
         with render.waiting("evaluating", quiet=quiet or as_json):

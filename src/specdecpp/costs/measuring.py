@@ -125,7 +125,7 @@ def _practised(
     started, shortest_s, before = perf_counter(), math.inf, []
     for i, prompt in enumerate(2 * prompts or made_up):
         began, is_greedy, warm_up = perf_counter(), i % 2 == 0, () if i else (0, 4)
-        policy = _Lengths(
+        policy = _LengthsInTurn(
             head=pair.head, lengths=(*warm_up, *lengths), max_tokens=max(lengths), calibrated=_is_calibrated(pair)
         )
         common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, prompt[:-1], strict=False)))
@@ -275,7 +275,7 @@ class _Visits(Fixed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Lengths(HeadPolicy):
+class _LengthsInTurn(HeadPolicy):
     """Rounds of given lengths, one after the other, that a head or q judges and nothing stops."""
 
     head: Any = None

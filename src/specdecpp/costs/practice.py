@@ -31,7 +31,7 @@ ENOUGH = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class Practised:
     """A round of given length; `policies.Outcome` without times."""
 
     num_drafted: int
@@ -49,12 +49,12 @@ class Tried:
     def num_tokens(self) -> int:
         return self.num_accepted + 1
 
-    def cut(self, num: int, costs: Costs) -> "Tried":
+    def cut(self, num: int, costs: Costs) -> "Practised":
         """The round that the rule would have stopped after `num` draft tokens, at these costs."""
         accepted = min(self.num_accepted, num)
         overlaps = self.overlaps[: min(accepted + 1, num)]
         judged = self.judged[:num]
-        return Tried(
+        return Practised(
             num_drafted=num,
             num_accepted=accepted,
             judged=judged,
@@ -66,10 +66,10 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Practice:
-    """Rounds of practice, greedy and sampled; `judge` says whose estimates `Tried.judged` are."""
+    """Rounds of practice, greedy and sampled; `judge` says whose estimates `Practised.judged` are."""
 
-    greedy: tuple[Tried, ...] = ()
-    sampled: tuple[Tried, ...] = ()
+    greedy: tuple[Practised, ...] = ()
+    sampled: tuple[Practised, ...] = ()
     judge: str = ""
 
     @classmethod
@@ -104,11 +104,13 @@ class Practice:
         return policy.carry(None, replace(memory.settled(), num_tokens=0, lost=0.0))  # it has cost no request anything
 
 
-def _tried(values: Sequence[Any]) -> Tried:
+def _tried(values: Sequence[Any]) -> Practised:
     num, accepted, judged, overlaps = values
     if not 0 <= accepted <= num == len(judged):
         raise TypeError("a round that cannot be")
-    return Tried(num_drafted=num, num_accepted=accepted, judged=tuple(map(float, judged)), overlaps=tuple(map(float, overlaps)))
+    return Practised(
+        num_drafted=num, num_accepted=accepted, judged=tuple(map(float, judged)), overlaps=tuple(map(float, overlaps))
+    )
 
 
 def judge_name(policy: Any) -> str:
@@ -135,9 +137,9 @@ def texts(pair: Any) -> list[list[int]]:
 
 def practice_of(rounds: Iterable[tuple[bool, Any]], judge: str) -> Practice:
     """The rounds with draft tokens, each with whether it was greedy."""
-    found: dict[bool, list[Tried]] = {True: [], False: []}
+    found: dict[bool, list[Practised]] = {True: [], False: []}
     for is_greedy, r in rounds:
         if r.num_drafted and len(r.judged) == r.num_drafted:
             of = {"num_drafted": r.num_drafted, "num_accepted": r.num_accepted}
-            found[is_greedy].append(Tried(**of, judged=tuple(r.judged), overlaps=tuple(r.overlaps)))
+            found[is_greedy].append(Practised(**of, judged=tuple(r.judged), overlaps=tuple(r.overlaps)))
     return Practice(greedy=tuple(found[True]), sampled=tuple(found[False]), judge=judge)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from specdecpp.distillation.text import Piece
+from specdecpp.distillation.text import TextPiece
 from specdecpp.runners import trimmed
 from specdecpp.sampling import Sampling, probabilities
 
@@ -22,7 +22,7 @@ def by_source(
     target: Any,
     draft: Any,
     sources: Sequence[str],
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextPiece],
     *,
     settings: Mapping[str, Sampling] = SETTINGS,
 ) -> dict[str, dict[str, float]]:

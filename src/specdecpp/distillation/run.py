@@ -29,7 +29,7 @@ from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
-from specdecpp.distillation.writing import Texts, writer_of
+from specdecpp.distillation.writing import WrittenTexts, writer_of
 from specdecpp.errors import DataError, RunnerError
 from specdecpp.loading.pair import Pair, common_vocabulary, short_name
 from specdecpp.loading.tokenizers import check_same_tokenizer
@@ -60,7 +60,7 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class DistilStep:
     """Where a run stands: what it is doing, how far it is of 1, and figures in words."""
 
     doing: str
@@ -68,7 +68,7 @@ class Step:
     told: str = ""
 
 
-Tell = Callable[[Step], None]
+Tell = Callable[[DistilStep], None]
 
 
 def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None = None) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
     paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
     survey = _surveyed(paths, target.vocab_size)
     draft, student, done = _trained(plan, target, begun, settled, paths, survey, tell)
-    tell(Step(doing="measuring", done=0.0))
+    tell(DistilStep(doing="measuring", done=0.0))
     files = saving.save(draft, target, settled.shape, plan.out, is_cut=begun is None or begun.is_cut)
     pieces = writer_of(plan, target, settled.shape.kept).pieces([ids for _, ids in held], seed=(plan.seed, 2))
     written = Target(str(plan.out / files[0]), plan.device).model
@@ -117,7 +117,7 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
         "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
     }
     machine.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
-    tell(Step(doing="measuring", done=1.0))
+    tell(DistilStep(doing="measuring", done=1.0))
     return card
 
 
@@ -205,15 +205,15 @@ def _settled(
                 "folder with --out, or put back what was changed; nothing is lost."
             )
         return _raised(plan, told)
-    tell(Step(doing="choosing a shape", done=0.0))
+    tell(DistilStep(doing="choosing a shape", done=0.0))
     began = time.perf_counter()
-    some = SHARD * (1 if plan.minutes is None else Texts.together(target))  # the rate is that of a group
+    some = SHARD * (1 if plan.minutes is None else WrittenTexts.together(target))  # the rate is that of a group
     first = writer_of(plan, target, 0).pieces([ids for _, ids in prompts[:some]], seed=(plan.seed, 0))
     num = sum(piece.num_answer for piece in first)
     rate, first = num / (time.perf_counter() - began), first[:SHARD]
     num = sum(piece.num_answer for piece in first)
     wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
-    tell(Step(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
+    tell(DistilStep(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
     fixed, whole = (plan.shape, None) if begun is None else (begun.shape, begun.whole)
     best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=fixed, small=whole)
     settled = Settled(
@@ -255,7 +255,7 @@ def _write(
 ) -> None:
     """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other
     uniforms."""
-    texts, num_shards, folder = Texts.of(plan, target, settled.shape.kept), settled.num_shards, plan.out / TEXT
+    texts, num_shards, folder = WrittenTexts.of(plan, target, settled.shape.kept), settled.num_shards, plan.out / TEXT
     folder.mkdir(exist_ok=True)
     finished, size = set(text.done(folder)), texts.together(target)
     groups = [range(start, min(start + size, num_shards)) for start in range(0, num_shards, size)]
@@ -278,7 +278,7 @@ def _write(
         elapsed = time.perf_counter() - began
         left = elapsed / (at + 1) * (len(missing) - at - 1)
         told = f"{tokens:,} tokens, {tokens / elapsed:,.0f} a second, {left / 60:,.0f} min left"
-        tell(Step(doing="the target writes", done=len(finished) / num_shards, told=told))
+        tell(DistilStep(doing="the target writes", done=len(finished) / num_shards, told=told))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ def _trained(
         ids = survey.shares[:num].topk(shape.tokens).indices.sort().values
     own = network.tail(draft, shape.kept)
     if not (plan.out / START).exists():
-        tell(Step(doing="the start", done=0.0))
+        tell(DistilStep(doing="the start", done=0.0))
         if begun is not None and begun.is_cut:
             put(own, own_weights(network.tail(begun.of.model, shape.kept)))
         elif small is None and start.can_fit(model):
@@ -340,7 +340,7 @@ def _trained(
         left = lesson.elapsed_s / len(recent) * (lesson.steps - lesson.step)
         mean = sum(recent[-50:]) / len(recent[-50:])
         told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance at least {mean:.3f}, {left / 60:,.0f} min left"
-        tell(Step(doing="training", done=lesson.step / lesson.steps, told=told))
+        tell(DistilStep(doing="training", done=lesson.step / lesson.steps, told=told))
 
     done = train(student, paths, survey.lengths, plan.out, origin, tell=heard)
     draft.config.output_ids = None if len(ids) == num else ids.tolist()

@@ -20,7 +20,7 @@ from specdecpp.costs import chain_tokens
 from specdecpp.distillation import network, start
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.text import Piece
+from specdecpp.distillation.text import TextPiece
 from specdecpp.runners import Runner
 
 PER_DOUBLING, WORTH = 0.04, 100_000
@@ -48,7 +48,7 @@ class Candidate:
 
 
 def choose(
-    of: Target, pieces: Sequence[Piece], *, num_tokens: int, fixed: Shape | None = None, small: Target | None = None
+    of: Target, pieces: Sequence[TextPiece], *, num_tokens: int, fixed: Shape | None = None, small: Target | None = None
 ) -> tuple[Candidate, list[Candidate]]:
     """The best shape and all that were tried, for so many tokens of training. `pieces` are a first text: three quarters of it
     fit the starts, the last quarter measures them. `fixed` is the only shape then, and with a small model to start from only
@@ -82,13 +82,13 @@ def shapes(target: Any) -> list[Shape]:
     return [Shape(kept=k, own=own) for k in kept for own in (1, 2) if k + own < num]
 
 
-def shares(pieces: Sequence[Piece], vocab_size: int) -> torch.Tensor:
+def shares(pieces: Sequence[TextPiece], vocab_size: int) -> torch.Tensor:
     """How much of the target's probability each token has, on average over a text [V]."""
     found = sums(pieces, vocab_size)
     return found / found.sum()
 
 
-def sums(pieces: Sequence[Piece], vocab_size: int) -> torch.Tensor:
+def sums(pieces: Sequence[TextPiece], vocab_size: int) -> torch.Tensor:
     """The target's probability of each token, summed over the tokens of a text [V]."""
     found = torch.zeros(vocab_size, dtype=torch.float64)
     for piece in pieces:
@@ -97,7 +97,7 @@ def sums(pieces: Sequence[Piece], vocab_size: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def agreement(target: Any, draft: Any, pieces: Sequence[Piece]) -> float:
+def agreement(target: Any, draft: Any, pieces: Sequence[TextPiece]) -> float:
     """1 - TV along the answers, at temperature 1, over all tokens: of an undecided target most of it is in the tail."""
     found = []
     for piece in pieces:

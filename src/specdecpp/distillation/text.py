@@ -30,7 +30,7 @@ _CRC = "crc32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TextPiece:
     """One prompt with its answer. Row i of what the target says is of the i-th token of the answer; the state of the answer's
     last token, which nothing is learned from, is not there."""
 
@@ -46,7 +46,7 @@ class Piece:
 
 
 @torch.inference_mode()
-def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, layer: int) -> list[Piece]:
+def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, layer: int) -> list[TextPiece]:
     """The target's states and distributions for some answers: one pass over all of them. `layer` is the one whose input is the
     state."""
     texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -58,7 +58,7 @@ def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequenc
         log_p = model.lm_head(hidden[row, len(prompt) - 1 : len(text) - 1]).float().log_softmax(-1)
         best = log_p.topk(min(TOP, log_p.shape[-1]), -1)
         pieces.append(
-            Piece(
+            TextPiece(
                 ids=torch.tensor(text),
                 num_prompt=len(prompt),
                 state=states[0][row, : len(text) - 1].bfloat16().cpu(),
@@ -73,7 +73,7 @@ def name_of(index: int) -> str:
     return f"text-{index:05d}.safetensors"
 
 
-def encoded(pieces: Sequence[Piece]) -> bytes:
+def encoded(pieces: Sequence[TextPiece]) -> bytes:
     """The pieces of a shard as the bytes of its file."""
     tensors = {
         "ids": torch.cat([p.ids for p in pieces]).int(),
@@ -94,7 +94,7 @@ def done(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("text-")) for path in folder.glob("text-*.safetensors"))
 
 
-def pieces(path: Path) -> Iterator[Piece]:
+def pieces(path: Path) -> Iterator[TextPiece]:
     """Those of one shard. Raises `DataError` for a damaged one."""
     try:
         with safe_open(path, "pt") as file:
@@ -109,7 +109,7 @@ def pieces(path: Path) -> Iterator[Piece]:
     start = first = 0
     for i, (num_prompt, length) in enumerate(whole["lengths"].tolist()):
         end, last = start + length, first + length - num_prompt
-        yield Piece(
+        yield TextPiece(
             ids=whole["ids"][start:end].long(),
             num_prompt=num_prompt,
             state=whole["state"][start - i : end - i - 1],

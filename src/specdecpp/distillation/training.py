@@ -23,7 +23,7 @@ from specdecpp import machine
 from specdecpp.distillation import text
 from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.rounding import layers
-from specdecpp.distillation.text import Piece
+from specdecpp.distillation.text import TextPiece
 from specdecpp.errors import DataError, first_line
 from specdecpp.loading.gguf_writing import Precision
 from specdecpp.training.checkpoints import rate, saved
@@ -46,7 +46,7 @@ class Said:
     row: Int[Tensor, "A TOP"]
 
 
-def said(pieces: Sequence[Piece], rows: Int[Tensor, " V"]) -> Said:
+def said(pieces: Sequence[TextPiece], rows: Int[Tensor, " V"]) -> Said:
     """On the device of `rows`."""
     top, log_p = (torch.cat(column).to(rows.device) for column in zip(*((p.top, p.log_p) for p in pieces), strict=True))
     return Said(p=log_p.exp(), row=rows[top])
@@ -74,7 +74,7 @@ def _at(log_q: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor,
 
 
 def hidden(
-    tail: Any, pieces: Sequence[Piece], *, is_whole: bool = False, precision: Precision | None = None
+    tail: Any, pieces: Sequence[TextPiece], *, is_whole: bool = False, precision: Precision | None = None
 ) -> Float[Tensor, "A D"]:
     """Inputs of the draft's output layer for every token of the answers, from the kept states; `is_whole`: from the tokens.
     Its layers compute with their weights as they are stored in `precision`."""
@@ -86,7 +86,7 @@ def hidden(
     return torch.cat([found[i, piece.num_prompt - 1 : len(piece.ids) - 1] for i, piece in enumerate(pieces)])
 
 
-def _states(pieces: Sequence[Piece], device: torch.device) -> Float[Tensor, "B T D"]:
+def _states(pieces: Sequence[TextPiece], device: torch.device) -> Float[Tensor, "B T D"]:
     longest = max(len(piece.state) for piece in pieces)
     states = torch.zeros(len(pieces), longest, pieces[0].state.shape[-1], device=device)
     for i, piece in enumerate(pieces):
@@ -153,7 +153,7 @@ class Student:
         self.is_half = is_fast_at_half(self.own[0].device)
         self.half_output = output.bfloat16() if self.is_half else output
 
-    def learn(self, pieces: Sequence[Piece]) -> tuple[float, float]:
+    def learn(self, pieces: Sequence[TextPiece]) -> tuple[float, float]:
         """One step; the loss and the acceptance before it."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.course.lr * rate(self.step, steps=self.steps, warmup=self.course.warmup, least=0.1)
@@ -168,7 +168,7 @@ class Student:
         self.step += 1
         return float(loss.detach()), accepted
 
-    def logits(self, pieces: Sequence[Piece]) -> Float[Tensor, "A S"]:
+    def logits(self, pieces: Sequence[TextPiece]) -> Float[Tensor, "A S"]:
         """Probabilities of the tokens that the draft can say, for every token of the answers."""
         with torch.autocast(self.output.device.type, torch.bfloat16, enabled=self.is_half):
             found = hidden(self.tail, pieces, is_whole=self.is_whole, precision=self.precision)
@@ -240,7 +240,7 @@ def timetable(lengths: Sequence[Sequence[Length]], course: Course) -> Iterator[t
 
 def lessons(
     paths: Sequence[Path], lengths: Sequence[Sequence[Length]], course: Course, *, done: int = 0
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[TextPiece]]:
     """All batches of all epochs but the first `done`; shards that only those had are not read."""
     for chosen, found in timetable(lengths, course):
         if done < len(found):

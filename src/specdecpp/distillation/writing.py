@@ -6,7 +6,7 @@ On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.forwa
 soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
 answer is the same in whatever company it was written. Elsewhere transformers writes (`training.responses`) and reads again what
 it wrote (`text.read`); there several shards are written together, always the same ones, since the bits of a row depend on
-the others. `Texts` makes whole shards, here or on a worker of Ray (`training.workers`).
+the others. `WrittenTexts` makes whole shards, here or on a worker of Ray (`training.workers`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.text import TOP, Piece, encoded, read
+from specdecpp.distillation.text import TOP, TextPiece, encoded, read
 from specdecpp.errors import PairError
 from specdecpp.runners import EagerRunner, NativeRunner
 from specdecpp.runners.native import NativeCache
@@ -46,7 +46,7 @@ class Writer:
     layer: int
     context: int | None = None
 
-    def pieces(self, prompts: Sequence[Sequence[int]], *, seed: tuple[int, ...]) -> list[Piece]:
+    def pieces(self, prompts: Sequence[Sequence[int]], *, seed: tuple[int, ...]) -> list[TextPiece]:
         """One for each prompt (ids). The answers depend on the prompts, the seed and each prompt's place."""
         if isinstance(self.runner, NativeRunner) and not self.sampling.needs_seen:
             found = dict(self._written(self.runner, prompts, seed))
@@ -68,7 +68,7 @@ class Writer:
 
     def _written(
         self, runner: NativeRunner, prompts: Sequence[Sequence[int]], seed: tuple[int, ...]
-    ) -> Iterator[tuple[int, Piece]]:
+    ) -> Iterator[tuple[int, TextPiece]]:
         waiting = iter(range(len(prompts)))
         slots: list[_Slot] = []
         while True:
@@ -110,10 +110,12 @@ class _Slot:
     def num_answer(self) -> int:
         return len(self.said)
 
-    def piece(self) -> Piece:
+    def piece(self) -> TextPiece:
         top, log_p = (torch.stack(column) for column in zip(*self.said, strict=True))
         state = torch.cat(self.states)
-        return Piece(ids=torch.tensor(self.ids), num_prompt=len(self.ids) - self.num_answer, state=state, top=top, log_p=log_p)
+        return TextPiece(
+            ids=torch.tensor(self.ids), num_prompt=len(self.ids) - self.num_answer, state=state, top=top, log_p=log_p
+        )
 
 
 def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:
@@ -132,7 +134,7 @@ def writer_of(plan: DistilPlan, target: Target, layer: int) -> Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class WrittenTexts:
     """Makes the shards of a distillation's text. Raises `PairError` where the target is not the one that it was begun with."""
 
     plan: DistilPlan
@@ -140,7 +142,7 @@ class Texts:
     fingerprint: str | None
 
     @classmethod
-    def of(cls, plan: DistilPlan, target: Target, layer: int) -> "Texts":
+    def of(cls, plan: DistilPlan, target: Target, layer: int) -> "WrittenTexts":
         path = Path(plan.target)  # a worker may be in another folder
         plan = replace(plan, target=str(path.resolve()) if path.exists() else plan.target)
         return cls(plan=plan, layer=layer, fingerprint=target.source.fingerprint)

@@ -14,14 +14,14 @@ _PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache", "use_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class EncodedPrompt:
     """The one sequence that is decoded: the padding on its left, and its tokens."""
 
     padding: tuple[int, ...]
     tokens: list[int]
 
     @classmethod
-    def of(cls, input_ids: Tensor, config: Any, more: dict[str, Any]) -> "Prompt":
+    def of(cls, input_ids: Tensor, config: Any, more: dict[str, Any]) -> "EncodedPrompt":
         """Read what `generate` has prepared. Raises ValueError for what is asked and cannot be done."""
         if input_ids.shape[0] != 1:
             raise ValueError(

@@ -28,7 +28,7 @@ from specdecpp.decoder import default_policy
 from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.processors import Processed, as_sampling
-from specdecpp.integrations.requests import Prompt, end_ids, streamer_of_caller
+from specdecpp.integrations.requests import EncodedPrompt, end_ids, streamer_of_caller
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import Pair
@@ -94,7 +94,7 @@ def custom_generate(
         **more: Any,
     ) -> Any:
         streamer = streamer_of_caller() if streamer is None else streamer
-        prompt = Prompt.of(input_ids, generation_config, more)
+        prompt = EncodedPrompt.of(input_ids, generation_config, more)
         with _evaluating(model, loop.draft):
             session, ranks = loop.session(model, prompt, logits_processor, generation_config)
             sequences, rounds = _decoded(session, input_ids, stopping_criteria, streamer, ranks)
@@ -137,7 +137,9 @@ class _Loop:
         self._seed, self._runner = seed, runner
         self._matches: dict[Any, _Match] = {}
 
-    def session(self, model: Any, prompt: Prompt, processors: LogitsProcessorList, config: Any) -> tuple[Session, "_Ranks"]:
+    def session(
+        self, model: Any, prompt: EncodedPrompt, processors: LogitsProcessorList, config: Any
+    ) -> tuple[Session, "_Ranks"]:
         """A request, ready for its first round."""
         sampling, others = as_sampling(processors, is_greedy=not config.do_sample, num_padding=len(prompt.padding))
         if self._verification.greedy_only and not sampling.is_greedy:

@@ -104,7 +104,7 @@ class ArgmaxLength(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class LengthSums:
     """Sums of each length: how many rounds had it, the tokens they made, and their seconds."""
 
     rounds: tuple[float, ...]
@@ -143,29 +143,29 @@ class UCBSpecStop(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> Lengths:
+    def start(self) -> LengthSums:
         none = (0.0,) * (self.max_tokens + 1)
-        return Lengths(rounds=none, tokens=none, seconds=none)
+        return LengthSums(rounds=none, tokens=none, seconds=none)
 
-    def resume(self, past: Mapping[str, Any]) -> Lengths:
+    def resume(self, past: Mapping[str, Any]) -> LengthSums:
         columns = [past.get(name) for name in ("rounds", "tokens", "seconds")]
         sound = all(isinstance(c, list | tuple) and len(c) == self.max_tokens + 1 for c in columns)
-        return Lengths(**{name: tuple(past[name]) for name in ("rounds", "tokens", "seconds")}) if sound else self.start()
+        return LengthSums(**{name: tuple(past[name]) for name in ("rounds", "tokens", "seconds")}) if sound else self.start()
 
-    def carry(self, past: Mapping[str, Any] | None, memory: Lengths) -> Mapping[str, Any]:
+    def carry(self, past: Mapping[str, Any] | None, memory: LengthSums) -> Mapping[str, Any]:
         return {"rounds": memory.rounds, "tokens": memory.tokens, "seconds": memory.seconds}
 
-    def learn(self, memory: Lengths, outcome: "Outcome") -> Lengths:
+    def learn(self, memory: LengthSums, outcome: "Outcome") -> LengthSums:
         k = outcome.num_drafted
         if not 0 < k <= self.max_tokens:
             return memory
-        return Lengths(
+        return LengthSums(
             rounds=_plus(memory.rounds, k, 1.0),
             tokens=_plus(memory.tokens, k, float(outcome.num_tokens)),
             seconds=_plus(memory.seconds, k, outcome.expected_s),
         )
 
-    def rule(self, memory: Lengths, costs: "Costs | None", limit: int) -> Rule:
+    def rule(self, memory: LengthSums, costs: "Costs | None", limit: int) -> Rule:
         assert costs is not None, "the session gives costs to a policy that needs them"
         lengths = range(max(1, self.min_tokens), self.max_tokens + 1)
         width = self.exploration * costs.draft_s * math.sqrt(math.log(max(1.0, sum(memory.rounds))))

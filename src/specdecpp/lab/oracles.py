@@ -23,7 +23,7 @@ from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Candidates, Costs, Policy
 from specdecpp.policies.cost_aware import prices_of_more
 from specdecpp.replay.replay import replay, thrown
-from specdecpp.replay.replayed import Replayed, Round, prices
+from specdecpp.replay.replayed import Replayed, ReplayedRound, prices
 from specdecpp.replay.trace import Opinion, Trace
 
 ROUNDS_OF_SEARCH, CLOSE = 12, 1e-5
@@ -38,7 +38,7 @@ def hindsight(
     A run of acceptable candidates is drafted in as many rounds as pay, all in one where a pass takes the same at any width.
     """
 
-    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[Round]:
+    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[ReplayedRound]:
         return chain.from_iterable(_shortest(trace, run, costs, max_tokens) for run in runs.tolist())
 
     return Replayed.of(
@@ -66,7 +66,7 @@ def pre_sampling(traces: Sequence[Trace], costs: Costs, **options: Any) -> Repla
     return _settled([_knowing(trace, _of_positions) for trace in traces], costs, **options)
 
 
-def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int | None) -> list[Round]:
+def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int | None) -> list[ReplayedRound]:
     """The rounds of the least total time from the start to the end of an answer, found backwards from its end."""
     num = len(trace)
     most = num if max_tokens is None else min(max_tokens, num)
@@ -90,7 +90,7 @@ def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int |
     rounds, at, before = [], 0, 1
     while at < num:
         k, accepted = chosen[at, before].tolist()
-        rounds.append(Round(min(accepted + 1, num - at), k, accepted, *seconds[k]))
+        rounds.append(ReplayedRound(min(accepted + 1, num - at), k, accepted, *seconds[k]))
         at, before = at + accepted + 1, min(k, 1)
     return rounds
 

@@ -16,7 +16,7 @@ from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import costs_for
 from specdecpp.replay.replay import Play, Player, thrown
-from specdecpp.replay.replayed import Round
+from specdecpp.replay.replayed import ReplayedRound
 from specdecpp.replay.trace import Trace
 
 
@@ -123,7 +123,7 @@ def replay_together(
     return Together(at_once=at_once, num_turns=num_turns, seconds=seconds, **sums)
 
 
-def seconds_of(turn: Sequence[Round], costs: Costs) -> float:
+def seconds_of(turn: Sequence[ReplayedRound], costs: Costs) -> float:
     """Seconds of a turn with these rounds, but for a switch."""
     drafted = [r.num_drafted + r.num_dropped for r in turn]
     draft_s = sum(costs.draft_pass_s(sum(num >= j for num in drafted)) for j in range(1, 1 + max(drafted)))
@@ -140,7 +140,7 @@ def _plays(
             yield Play(Player(trace, policy, costs, max_tokens=max_tokens), row)
 
 
-def _chosen(running: Sequence[Play], chooser: Tetris) -> list[Round]:
+def _chosen(running: Sequence[Play], chooser: Tetris) -> list[ReplayedRound]:
     """A round of each, of which the candidates that are verified are chosen over all of them."""
     limits = [play.open().limit for play in running]
     counts = chooser.lengths([play.survivals(limit) for play, limit in zip(running, limits, strict=True)])

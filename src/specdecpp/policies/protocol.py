@@ -4,10 +4,9 @@ A policy is a frozen configuration with pure methods. What it must remember betw
 `memory` that the session keeps for it. Within a round it sees only the draft's side: the candidates so far, their q, the
 head's estimates. It never sees the target's probabilities.
 
-Why that is lossless: whether to go on is a function of the candidates already drawn, and the last of them stays. The
-candidates are then an *adapted* stopping of the draft's own process, for which token and block verification keep the
-target's law (enumerated in tests/test_law.py). Dropping the last candidate after looking at it is not
-adapted: the Decoder refuses that unless the verification can bear it.
+Why that is lossless: whether to go on is a function of the candidates already drawn, and the last of them stays. They are then
+an *adapted* stopping of the draft's own process, for which token and block verification keep the target's distribution
+(enumerated in tests/test_law.py). Dropping the last candidate after looking at it is not adapted, and is refused.
 """
 
 import math

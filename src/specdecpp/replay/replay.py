@@ -38,11 +38,11 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
-from specdecpp.replay.replayed import Replayed, Round, prices
+from specdecpp.replay.replayed import Replayed, ReplayedRound, prices
 from specdecpp.replay.trace import Opinion, Trace
 
 
-class View:
+class TraceView:
     """A round of a trace as a policy sees it: `policies.Candidates`. Nothing is worked out before it is asked for."""
 
     def __init__(self, trace: Trace, opinion: Opinion | None, costs: Costs | None, *, looks_ahead: bool):
@@ -158,12 +158,12 @@ class Player:
                 "bear, and these odds come from sampling with q. Replay it on labels made at temperature 0."
             )
         opinion = _opinion(trace, policy)
-        self._view = View(trace, opinion, costs, looks_ahead=policy.looks_ahead)
+        self._view = TraceView(trace, opinion, costs, looks_ahead=policy.looks_ahead)
         self._judges = judge_of(policy) is not None
         self._ends, self._overlaps = trace.ends(), trace.overlap.tolist()
         self._prices = prices(costs, trace.branch_size)
 
-    def rounds(self, runs: Sequence[int]) -> Iterator[Round]:
+    def rounds(self, runs: Sequence[int]) -> Iterator[ReplayedRound]:
         """Round by round; `runs` is a row of `Trace.runs`."""
         play = Play(self, runs)
         while not play.is_over:
@@ -204,7 +204,7 @@ class Play:
     def is_over(self) -> bool:
         return self._at >= len(self._player.trace)
 
-    def round(self) -> Round:
+    def round(self) -> ReplayedRound:
         """The next one, as the policy has it."""
         decision = self.open()
         return self.close(*((decision.limit, 0) if decision.rule is FREE else self._player._draft(decision)))
@@ -224,7 +224,7 @@ class Play:
             found.append(view.cumulative_confidence)
         return found
 
-    def close(self, count: int, num_dropped: int = 0) -> Round:
+    def close(self, count: int, num_dropped: int = 0) -> ReplayedRound:
         """Have so many candidates verified, and learn."""
         of, view = self._player, self._player._view
         accepted = min(count, self._runs[self._at] - self._at)
@@ -235,7 +235,7 @@ class Play:
         judged = view.judged[:count] if of._judges else ()
         took = expected_s, draft_s, verify_s
         overlaps = () if of.trace.is_greedy else of._overlaps[self._at : self._at + min(accepted + 1, count)]
-        outcome = Round(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs, overlaps=overlaps)
+        outcome = ReplayedRound(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs, overlaps=overlaps)
         self._memory = of.policy.learn(self._memory, outcome)
         self._before, self._at = count, self._at + emitted
         return outcome
@@ -275,7 +275,7 @@ def replay(
 
     costs = costs_for(policy, costs)
 
-    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[Round]:
+    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[ReplayedRound]:
         player = Player(trace, policy, costs, max_tokens=max_tokens)
         return chain.from_iterable(map(player.rounds, runs.tolist()))
 

@@ -13,7 +13,7 @@ from specdecpp.policies import Costs
 from specdecpp.replay.intervals import Interval, ratio, ratio_of_ratios
 
 
-class Round(NamedTuple):
+class ReplayedRound(NamedTuple):
     """Outcome of a replayed round: `policies.Outcome`. Seconds are those of the cost model."""
 
     num_tokens: int
@@ -117,7 +117,7 @@ class Replayed(Rates):
 
     @classmethod
     def of(
-        cls, played: Iterable[Iterable[Round]], *, sources: tuple[str, ...], costs: Costs, repeats: int, is_priced: bool
+        cls, played: Iterable[Iterable[ReplayedRound]], *, sources: tuple[str, ...], costs: Costs, repeats: int, is_priced: bool
     ) -> "Replayed":
         """Add up the rounds of every answer."""
         rows, drafted = [], []

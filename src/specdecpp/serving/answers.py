@@ -13,7 +13,7 @@ from typing import Any
 
 from specdecpp.metrics import Metrics
 from specdecpp.serving.evidence import Scored
-from specdecpp.serving.intake import Plan, threshold
+from specdecpp.serving.intake import RequestPlan, threshold
 from specdecpp.serving.work import Step, Work
 from specdecpp.session import Round
 from specdecpp.verify import at, is_lossless
@@ -106,7 +106,7 @@ Style = TextStyle | ChatStyle
 class Answer:
     """The reply to one request, folded step by step."""
 
-    def __init__(self, plan: Plan, style: Style, *, name: str, model: str, includes_usage: bool = False):
+    def __init__(self, plan: RequestPlan, style: Style, *, name: str, model: str, includes_usage: bool = False):
         self._plan, self._style, self._includes_usage = plan, style, includes_usage
         self._head = {"id": style.prefix + name, "created": int(time.time()), "model": model}
         self.choices = [Choice(index=i, num_prompt_tokens=len(part.prompt)) for i, part in enumerate(plan.parts)]

@@ -50,7 +50,7 @@ class Pace:
             self._row_s = row_s if self._row_s is None else self._row_s + PACING * (row_s - self._row_s)
 
 
-class Engine:
+class EngineThread:
     """Runs the work that is submitted, turn by turn. `start` it once; `on_turn` hears of every turn's rounds, on its thread."""
 
     def __init__(self, limits: Limits, *, on_turn: Callable[[Sequence[Step]], None] = lambda steps: None):

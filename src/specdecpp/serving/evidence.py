@@ -42,7 +42,7 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class StepEvidence:
     """Evidence of one round: a score per token of the answer, the story of the round, or both."""
 
     scores: tuple[Scored, ...] = ()
@@ -72,12 +72,12 @@ class Witness:
     def __call__(self, plan: Plan, result: Result) -> None:
         self._seen = plan, result
 
-    def evidence(self, outcome: Round) -> Evidence:
+    def evidence(self, outcome: Round) -> StepEvidence:
         """Return the evidence of the round that has just been decided, and forget it."""
         assert self._seen is not None, "the witness watched this round"
         (plan, result), self._seen = self._seen, None
         rows: Any = result.rows
-        return Evidence(
+        return StepEvidence(
             scores=() if self._num_top is None else self._scores(outcome, rows.logits),
             story=self._story(outcome, plan, result) if self._details else None,
         )

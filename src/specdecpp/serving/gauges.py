@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from specdecpp.serving.engine import Engine
+from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.work import Step
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,7 +33,7 @@ class Gauges:
         seconds = Counter("specdecpp_stage_seconds", "Where the models' time goes.", ["stage"], registry=r)
         self._seconds = {stage: seconds.labels(stage) for stage in (*STAGES, "prefill")}
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: EngineThread) -> None:
         running = Gauge("specdecpp_requests_running", "Requests that are being answered.", registry=self.registry)
         waiting = Gauge("specdecpp_requests_waiting", "Requests that wait for their first.", registry=self.registry)
         running.set_function(lambda: engine.num_running)

@@ -34,7 +34,7 @@ _NUM_KEPT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RequestPlan:
     """A request that can be answered: the answers to make, the decoder, and what the reply says about them."""
 
     decoder: Decoder
@@ -94,14 +94,14 @@ class Intake:
         self._costs = measured(self.pair)
         self._decoder(None, self.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
 
-    async def plan(self, body: CompletionRequest | ChatRequest) -> Plan:
+    async def plan(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
         """Raises `Refusal` for what cannot be answered here."""
         if body.model is not None and body.model != self.name:
             message = f"there is no model {body.model!r} here; this server has {self.name!r}."
             raise Refusal(message, status=404, code="model_not_found", param="model")
         return await asyncio.to_thread(self._plan, body)
 
-    def _plan(self, body: CompletionRequest | ChatRequest) -> Plan:
+    def _plan(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
         if (num := len(body.prompts) * body.n) > self.limits.max_choices:
             raise Refusal(f"{num} answers are asked for, at most {self.limits.max_choices} are given at once.", param="n")
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
@@ -116,7 +116,7 @@ class Intake:
         is_rounded = sampling.is_greedy and not isinstance(self.pair.target.new_cache(), Forks)
         seed = 0 if body.seed is None and is_rounded else body.seed
         seeds = [None if seed is None else seed + i for i in range(len(every))]
-        return Plan(
+        return RequestPlan(
             decoder=decoder,
             policy=spec_of(decoder.policy),
             verification=kind,

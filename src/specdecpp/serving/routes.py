@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from specdecpp.serving import gauges, playground, replies
 from specdecpp.serving.answers import DONE, Answer, ChatStyle, Style, TextStyle, event
-from specdecpp.serving.engine import Engine
-from specdecpp.serving.intake import Intake, Plan
+from specdecpp.serving.engine import EngineThread
+from specdecpp.serving.intake import Intake, RequestPlan
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest
 from specdecpp.serving.work import End, Step, Work
@@ -40,7 +40,7 @@ class House:
     """Shared state of the endpoints."""
 
     intake: Intake
-    engine: Engine
+    engine: EngineThread
     gauges: gauges.Gauges
     created: int
     posts: "MutableMapping[asyncio.AbstractEventLoop, Post]" = field(default_factory=weakref.WeakKeyDictionary)
@@ -186,7 +186,7 @@ class Exchange:
     answer: Answer
     work: Work
     channel: Channel
-    plan: Plan
+    plan: RequestPlan
     facts: dict[str, Any]
     outcome: str = "cancelled"
 
@@ -286,6 +286,6 @@ def _model(house: House) -> dict[str, Any]:
 def built_house(intake: Intake) -> House:
     """An engine with gauges for an intake."""
     counted = gauges.Gauges()
-    engine = Engine(intake.limits, on_turn=counted.turn)
+    engine = EngineThread(intake.limits, on_turn=counted.turn)
     counted.watch(engine)
     return House(intake=intake, engine=engine, gauges=counted, created=int(time()))

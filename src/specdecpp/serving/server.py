@@ -15,7 +15,7 @@ from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
 from specdecpp.serving.app import Setup, build
 from specdecpp.serving.arrival import punctual
-from specdecpp.serving.engine import Engine
+from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.refusals import Refusal
 
 KEEP_ALIVE_S = 30
@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
     is still unfinished gets an error. A third Ctrl-C does not wait for that to be sent.
     """
 
-    def __init__(self, config: uvicorn.Config, *, engine: Engine, grace_s: float, on_ready: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, *, engine: EngineThread, grace_s: float, on_ready: Callable[[], None]):
         super().__init__(config)
         self._engine, self._grace_s, self._on_ready = engine, grace_s, on_ready
         self._is_hurried = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from specdecpp.decoder import Decoder, Options
-from specdecpp.serving.evidence import Evidence, Witness
+from specdecpp.serving.evidence import StepEvidence, Witness
 from specdecpp.serving.refusals import Refusal
 from specdecpp.session import Round, Session
 
@@ -25,7 +25,7 @@ class Step:
 
     index: int
     round: Round
-    evidence: Evidence | None
+    evidence: StepEvidence | None
     prefill_s: float
     num_cached_tokens: int
     at_s: float

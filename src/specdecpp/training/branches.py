@@ -54,7 +54,7 @@ class Branches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class BranchRows:
     """Where M positions of the answers lie in a batch of B rows, and how long the prefix of each is."""
 
     num_rows: int
@@ -63,22 +63,22 @@ class Rows:
     prefix: Int[Tensor, " M"]
 
     @classmethod
-    def of(cls, prompts: Sequence[int], answers: Sequence[int], device: torch.device) -> "Rows":
+    def of(cls, prompts: Sequence[int], answers: Sequence[int], device: torch.device) -> "BranchRows":
         """For rows of so many tokens of prompt and answer."""
         triples = [(b, i, p + i) for b, (p, n) in enumerate(zip(prompts, answers, strict=True)) for i in range(n)]
         columns = torch.tensor(triples, device=device).unbind(-1)
         return cls(num_rows=len(prompts), batch=columns[0], index=columns[1], prefix=columns[2])
 
-    def to(self, device: torch.device) -> "Rows":
+    def to(self, device: torch.device) -> "BranchRows":
         columns = {name: getattr(self, name).to(device) for name in ("batch", "index", "prefix")}
-        return Rows(num_rows=self.num_rows, **columns)
+        return BranchRows(num_rows=self.num_rows, **columns)
 
-    def parts(self, width: int) -> Iterator[tuple[Int[Tensor, " m"], "Rows"]]:
+    def parts(self, width: int) -> Iterator[tuple[Int[Tensor, " m"], "BranchRows"]]:
         """`width` neighbouring positions of every answer at a time: which of the M they are, and where they lie."""
         for start in range(0, int(self.index.max()) + 1, width):
             chosen = ((self.index >= start) & (self.index < start + width)).nonzero()[:, 0]
             columns = {"batch": self.batch[chosen], "index": self.index[chosen] - start, "prefix": self.prefix[chosen]}
-            yield chosen, Rows(num_rows=self.num_rows, **columns)
+            yield chosen, BranchRows(num_rows=self.num_rows, **columns)
 
     def scattered(self, values: Int[Tensor, " M"]) -> Int[Tensor, "B L"]:
         """One row for each answer, padded with 0 to the longest."""
@@ -89,14 +89,14 @@ class Rows:
         return values[self.batch, self.index]
 
 
-class Tree:
+class BranchTree:
     """A model's cache over T columns of clean texts, and the branches that have grown from it, one for each of M positions.
 
     The cache must come from a plain pass over right-padded texts. `grow` adds a level, `clear` cuts all of them off; only
     then may another tree grow from the same cache.
     """
 
-    def __init__(self, runner: EagerRunner, cache: Cache, rows: Rows):
+    def __init__(self, runner: EagerRunner, cache: Cache, rows: BranchRows):
         rows = rows.to(runner.device)
         self.runner, self.cache, self.rows = runner, cache, rows
         self.num_columns = int(cache.get_seq_length())
@@ -106,9 +106,9 @@ class Tree:
         self._text = columns < self._prefix.unsqueeze(-1)
         self._own = torch.eye(self._prefix.shape[1], dtype=torch.bool, device=runner.device).expand(len(self._prefix), -1, -1)
 
-    def over(self, rows: Rows) -> "Tree":
+    def over(self, rows: BranchRows) -> "BranchTree":
         """A tree that grows from other positions of the same texts."""
-        return Tree(self.runner, self.cache, rows)
+        return BranchTree(self.runner, self.cache, rows)
 
     def grow(self, tokens: Int[Tensor, " M"]) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M D"]]:
         """One more token on each branch: the logits after it and the state at it."""
@@ -176,7 +176,7 @@ class Distributions:
         return self.p.gather(-1, tokens).log() - self.q.gather(-1, tokens).log()
 
     def after(
-        self, tree: Tree, judge: Tree | None, tokens: Int[Tensor, " M"], sampling: Sampling
+        self, tree: BranchTree, judge: BranchTree | None, tokens: Int[Tensor, " M"], sampling: Sampling
     ) -> tuple["Distributions", Tensor]:
         """(The distributions after one more token, the draft's states at it [M, D]). Without a judge p stays what it was."""
         seen = None if self.seen is None else self.seen.scatter(-1, tokens.unsqueeze(-1), True)
@@ -203,8 +203,8 @@ class Growth:
 
 
 def grow_branches(
-    tree: Tree,
-    judge: Tree | None,
+    tree: BranchTree,
+    judge: BranchTree | None,
     distributions: Distributions,
     odds: Float[Tensor, " M"],
     growth: Growth,
@@ -230,8 +230,8 @@ def grow_branches(
 
 
 def _grown(
-    tree: Tree,
-    judge: Tree | None,
+    tree: BranchTree,
+    judge: BranchTree | None,
     distributions: Distributions,
     is_lost: Bool[Tensor, " M"],
     growth: Growth,
@@ -297,9 +297,9 @@ def check_tree_mask(runner: EagerRunner, *, longest: int, advice: str = ADVICE) 
 def _probe(runner: EagerRunner) -> float:
     """The largest relative difference between branches of two tokens and the same tokens read in a row."""
     text = [t % runner.vocab_size for t in (1, 5, 2, 7, 3, 4)]
-    cache, rows = roomy_cache(), Rows.of([2], [4], runner.device)
+    cache, rows = roomy_cache(), BranchRows.of([2], [4], runner.device)
     runner.offline_pass(input_ids=torch.tensor([text], device=runner.device), cache=cache)
-    tree, tokens = Tree(runner, cache, rows), (rows.prefix * 3 + 1) % runner.vocab_size
+    tree, tokens = BranchTree(runner, cache, rows), (rows.prefix * 3 + 1) % runner.vocab_size
     grown = torch.stack([tree.grow(tokens)[1], tree.grow(tokens.flip(0))[1]], 1).float()
     gaps = []
     for i, prefix in enumerate(rows.prefix.tolist()):

@@ -33,7 +33,7 @@ from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs, shards
 from specdecpp.training.folders import claimed
-from specdecpp.training.jobs import Question, Work
+from specdecpp.training.jobs import Question, ShardWork
 from specdecpp.training.labels import TOP_K
 from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import Recipe
@@ -163,7 +163,7 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]
     }
 
 
-def estimate_of(pair: Pair, work: Work, groups: Sequence[Sequence[Question]]) -> Estimate:
+def estimate_of(pair: Pair, work: ShardWork, groups: Sequence[Sequence[Question]]) -> Estimate:
     """At most what the shards will take, from a short trial on the first of them."""
     items = [q for group in groups for q in group]
     plan, context = work.plan, work.context
@@ -178,7 +178,7 @@ def estimate_of(pair: Pair, work: Work, groups: Sequence[Sequence[Question]]) ->
     return Estimate(num_prompts=len(items), num_tokens=sum(lengths), num_bytes=num_bytes, seconds=seconds)
 
 
-def _trial_s(pair: Pair, work: Work, groups: Sequence[Sequence[Question]]) -> float:
+def _trial_s(pair: Pair, work: ShardWork, groups: Sequence[Sequence[Question]]) -> float:
     """Seconds for all groups if every answer is as long as it may be: one batch answered and labelled, scaled."""
     batch = groups[0][-work.plan.batch :]
     num_batches = sum(map(len, groups)) / len(batch)
@@ -194,9 +194,9 @@ def _trial_s(pair: Pair, work: Work, groups: Sequence[Sequence[Question]]) -> fl
     return num_batches * (prompt_s + median(steps or [prompt_s]) * work.plan.max_tokens + label_s * growth)
 
 
-def _work(recipe: Recipe, pair: Pair, provenance: Mapping[str, Any]) -> Work:
+def _work(recipe: Recipe, pair: Pair, provenance: Mapping[str, Any]) -> ShardWork:
     kept = ("digest", "pair", "sampling", "versions")
-    return Work(
+    return ShardWork(
         plan=recipe.collect,
         sampling=recipe.sampling,
         ends=pair.ends,
@@ -336,7 +336,13 @@ class _Counter:
 
 
 def _made(
-    recipe: Recipe, pair: Pair, work: Work, missing: Mapping[int, Sequence[Question]], counter: _Counter, *, ray: str | None
+    recipe: Recipe,
+    pair: Pair,
+    work: ShardWork,
+    missing: Mapping[int, Sequence[Question]],
+    counter: _Counter,
+    *,
+    ray: str | None,
 ) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
     """The files of each missing shard, here in order or from Ray as they come."""
     if ray is None:

@@ -36,7 +36,7 @@ Evaluation = dict[str, dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class ScoreFunction:
     """How a score judges a record, in logarithms where it is a probability, and how it adds up over a round."""
 
     judge: Callable[[Record], Judged]
@@ -45,15 +45,15 @@ class Score:
 
 
 FREE = {
-    "max_q": Score(judge=log_q, fold="minimum"),
-    RIVAL: Score(judge=log_q),
-    "entropy": Score(judge=minus_entropy, fold="minimum", is_probability=False),
+    "max_q": ScoreFunction(judge=log_q, fold="minimum"),
+    RIVAL: ScoreFunction(judge=log_q),
+    "entropy": ScoreFunction(judge=minus_entropy, fold="minimum", is_probability=False),
 }
 
 
-def head_score(head: AcceptanceHead) -> Score:
+def head_score(head: AcceptanceHead) -> ScoreFunction:
     """The score of a head under the calibration of its card."""
-    return Score(judge=lambda record: log_probabilities(head_logits(head, record), head.card.calibration))
+    return ScoreFunction(judge=lambda record: log_probabilities(head_logits(head, record), head.card.calibration))
 
 
 def log_probabilities(judged: Judged, calibration: Calibration) -> Judged:
@@ -231,7 +231,7 @@ class _Points:
 class _Answers:
     """The answers of one source as every score sees them, until all are there to be measured."""
 
-    def __init__(self, scores: Mapping[str, Score]):
+    def __init__(self, scores: Mapping[str, ScoreFunction]):
         self.scores = scores
         self.judged: dict[str, list[Judged]] = {name: [] for name in scores}
         self.products: dict[str, list[np.ndarray]] = {name: [] for name in scores}

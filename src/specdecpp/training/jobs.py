@@ -15,7 +15,7 @@ from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
 from specdecpp.training import shards
 from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
-from specdecpp.training.labels import Answer, Labelling, Record, label
+from specdecpp.training.labels import Labelling, Record, Sampled, label
 from specdecpp.training.prompts import Prompt, Split
 from specdecpp.training.recipe import CollectPlan
 from specdecpp.training.responses import sample_responses
@@ -31,7 +31,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ShardWork:
     """Work on every shard of a collection. `context` is the most tokens that both models hold."""
 
     plan: CollectPlan
@@ -83,7 +83,7 @@ def groups(items: Sequence[Question], *, size: int) -> list[list[Question]]:
     return [sorted(items[i : i + size], key=lambda q: len(q.ids)) for i in range(0, len(items), size)]
 
 
-def check(pair: Pair, work: Work, items: Sequence[Question]) -> None:
+def check(pair: Pair, work: ShardWork, items: Sequence[Question]) -> None:
     """Raise `RunnerError` if the pair cannot do what the plan asks."""
     target, draft = runners_of(pair)
     plan = work.plan
@@ -97,7 +97,7 @@ def check(pair: Pair, work: Work, items: Sequence[Question]) -> None:
 
 
 def make(
-    pair: Pair, work: Work, index: int, items: Sequence[Question], *, tick: Callable[[int], None] = lambda num_tokens: None
+    pair: Pair, work: ShardWork, index: int, items: Sequence[Question], *, tick: Callable[[int], None] = lambda num_tokens: None
 ) -> tuple[bytes, bytes]:
     """The files of shard `index`. `tick` is told of every new token that was sampled."""
     records = label_all(pair, work, answer_all(pair, work, index, items, tick=tick), index)
@@ -105,12 +105,12 @@ def make(
 
 
 def answer_all(
-    pair: Pair, work: Work, index: int, items: Sequence[Question], *, tick: Callable[[int], None] = lambda num_tokens: None
-) -> list[Answer]:
+    pair: Pair, work: ShardWork, index: int, items: Sequence[Question], *, tick: Callable[[int], None] = lambda num_tokens: None
+) -> list[Sampled]:
     """An answer of the target to each prompt."""
     target, _ = runners_of(pair)
     generator = _generator(work.plan.seed, index, 0, target.device)
-    answers: list[Answer] = []
+    answers: list[Sampled] = []
     for start in range(0, len(items), work.plan.batch):
         batch = items[start : start + work.plan.batch]
         sampled = sample_responses(
@@ -123,11 +123,13 @@ def answer_all(
             max_length=work.context,
             tick=tick,
         )
-        answers += [Answer(prompt=q.ids, answer=a, source=q.source, split=q.split) for q, a in zip(batch, sampled, strict=True)]
+        answers += [
+            Sampled(prompt=q.ids, answer=a, source=q.source, split=q.split) for q, a in zip(batch, sampled, strict=True)
+        ]
     return answers
 
 
-def label_all(pair: Pair, work: Work, answers: Sequence[Answer], index: int) -> list[Record]:
+def label_all(pair: Pair, work: ShardWork, answers: Sequence[Sampled], index: int) -> list[Record]:
     """The record of each answer; those that get branches go in batches of their own."""
     target, draft = runners_of(pair)
     generator, branches = _generator(work.plan.seed, index, 1, draft.device), work.plan.branches
@@ -140,7 +142,7 @@ def label_all(pair: Pair, work: Work, answers: Sequence[Answer], index: int) -> 
     return [records[i] for i in range(len(answers))]
 
 
-def trial(work: Work, *, max_tokens: int) -> Work:
+def trial(work: ShardWork, *, max_tokens: int) -> ShardWork:
     """Work with shorter answers."""
     return replace(work, plan=replace(work.plan, max_tokens=max_tokens))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from specdecpp.head import features
 from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
-from specdecpp.training.branches import Branches, Distributions, Growth, Rows, Tree, believed, grow_branches, half
+from specdecpp.training.branches import Branches, BranchRows, BranchTree, Distributions, Growth, believed, grow_branches, half
 from specdecpp.training.prompts import Split
 from specdecpp.training.responses import draw, roomy_cache, seen_by
 
@@ -32,7 +32,7 @@ BUDGET, NARROWEST = 2**25, 2**11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Sampled:
     """A prompt and the answer that was sampled for it, as ids."""
 
     prompt: Sequence[int]
@@ -112,7 +112,7 @@ class Labelling:
 def label(
     target: EagerRunner,
     draft: EagerRunner,
-    answers: Sequence[Answer],
+    answers: Sequence[Sampled],
     how: Labelling,
     generator: torch.Generator,
     *,
@@ -142,11 +142,11 @@ def batches(lengths: Sequence[int], *, vocab_size: int, budget: int = BUDGET) ->
 
 
 def _label_batch(
-    target: EagerRunner, draft: EagerRunner, answers: Sequence[Answer], how: Labelling, generator: torch.Generator
+    target: EagerRunner, draft: EagerRunner, answers: Sequence[Sampled], how: Labelling, generator: torch.Generator
 ) -> list[Record]:
     """One padded batch: the clean pass of both models, the draws, then the draft's other passes."""
     texts, sizes = [[*a.prompt, *a.answer] for a in answers], [len(a.answer) for a in answers]
-    rows = Rows.of([len(a.prompt) for a in answers], sizes, draft.device)
+    rows = BranchRows.of([len(a.prompt) for a in answers], sizes, draft.device)
     has_judge = how.branch_length > 0 and how.branch_odds
     logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
     q_logits = logits[rows.batch, rows.prefix - 1]
@@ -175,16 +175,16 @@ def _label_batch(
 
 
 def _clean(
-    runner: EagerRunner, texts: Sequence[Sequence[int]], rows: Rows, *, has_tree: bool
-) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], Tree | None]:
+    runner: EagerRunner, texts: Sequence[Sequence[int]], rows: BranchRows, *, has_tree: bool
+) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], BranchTree | None]:
     """(logits, states, a tree that grows from the positions) of the answers as they are."""
     cache = roomy_cache() if has_tree else None
     logits, hidden = runner.offline_pass(cache, **padded(texts, runner.device))
-    return logits, hidden, None if cache is None else Tree(runner, cache, rows)
+    return logits, hidden, None if cache is None else BranchTree(runner, cache, rows)
 
 
 def _records(
-    answers: Sequence[Answer],
+    answers: Sequence[Sampled],
     columns: dict[str, Tensor],
     states: Sequence[Float[Tensor, "_ D"]],
     branches: Sequence[Branches | None],
@@ -213,7 +213,7 @@ def padded(texts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Te
     return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
 
 
-def _seen(answers: Sequence[Answer], draft: EagerRunner) -> Bool[Tensor, "M V"]:
+def _seen(answers: Sequence[Sampled], draft: EagerRunner) -> Bool[Tensor, "M V"]:
     """The tokens before each position."""
     prompts = seen_by([a.prompt for a in answers], vocab_size=draft.vocab_size, device=draft.device)
     before = [torch.tensor(a.answer[:-1], dtype=torch.long) for a in answers]

@@ -31,7 +31,7 @@ Source = Literal["clean", "leaf", "mixed", "rounds", "live"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class ScoreInputs:
     """The draft's side of some tokens; the hidden state is the one that the form of the head reads."""
 
     hidden: Float[Tensor, "*rows D"]
@@ -40,8 +40,8 @@ class Evidence:
     entropy: Float[Tensor, "*rows"]
     gap: Float[Tensor, "*rows"]
 
-    def __getitem__(self, rows: Bool[Tensor, " N"] | tuple[slice | int, ...]) -> "Evidence":
-        return Evidence(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+    def __getitem__(self, rows: Bool[Tensor, " N"] | tuple[slice | int, ...]) -> "ScoreInputs":
+        return ScoreInputs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def minus_entropy(record: Record) -> Judged:
     return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch)
 
 
-def raw(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+def raw(head: AcceptanceHead, evidence: ScoreInputs, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
     """Raw logits of a head, where `depth` is each token's place in its round, from 1."""
     known = {"log_q": evidence.log_q, "entropy": evidence.entropy, "gap": evidence.gap, "depth": depth}
     device = head.output.weight.device
@@ -102,29 +102,29 @@ def raw(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -
     return head(evidence.hidden.to(device), evidence.token.clamp(min=0).to(device), scalars.to(device))
 
 
-def logits(head: AcceptanceHead, evidence: Evidence, depth: Int[Tensor, "*rows"]) -> Float[np.ndarray, "*rows"]:
+def logits(head: AcceptanceHead, evidence: ScoreInputs, depth: Int[Tensor, "*rows"]) -> Float[np.ndarray, "*rows"]:
     """`raw`, without gradients, as numpy has them."""
     with torch.inference_mode():
         return raw(head, evidence, depth).double().cpu().numpy()
 
 
-def candidate_evidence(record: Record, source: Source) -> Evidence:
+def candidate_evidence(record: Record, source: Source) -> ScoreInputs:
     """About the drawn candidates: [N, C] on the clean prefix, [N] as a leaf, [M] at the M mixed positions."""
     of = {"log_q": record.log_q, "token": record.candidate}
     about = {"entropy": record.entropy, "gap": record.gap}
     if source == "clean":
         wide = {name: values[:, None].expand_as(record.candidate) for name, values in about.items()}
-        return Evidence(hidden=record.states[:-1, None].expand(*record.candidate.shape, -1), **of, **wide)
+        return ScoreInputs(hidden=record.states[:-1, None].expand(*record.candidate.shape, -1), **of, **wide)
     first = {name: values[:, 0] for name, values in of.items()}
     hidden = record.leaf if source == "leaf" else record.mixed
     assert hidden is not None, "the source was chosen because the record has it"
-    evidence = Evidence(hidden=hidden, **first, **about)
+    evidence = ScoreInputs(hidden=hidden, **first, **about)
     return evidence if record.is_mixed is None or source == "leaf" else evidence[record.is_mixed]
 
 
-def answer_evidence(record: Record, *, is_ahead: bool) -> Evidence:
+def answer_evidence(record: Record, *, is_ahead: bool) -> ScoreInputs:
     """About the answer's own tokens [N]."""
-    return Evidence(
+    return ScoreInputs(
         hidden=record.states[:-1] if is_ahead else record.states[1:],
         token=record.answer,
         log_q=record.answer_log_q,
@@ -133,12 +133,12 @@ def answer_evidence(record: Record, *, is_ahead: bool) -> Evidence:
     )
 
 
-def branch_evidence(record: Record, *, is_ahead: bool) -> Evidence:
+def branch_evidence(record: Record, *, is_ahead: bool) -> ScoreInputs:
     """About the tokens of the discarded branches [N, K]."""
     branches = record.branches
     assert branches is not None, "only records with branches are asked"
     before = torch.cat([record.states[:-1, None], branches.state[:, :-1]], 1)
-    return Evidence(
+    return ScoreInputs(
         hidden=before if is_ahead else branches.state,
         token=branches.token,
         log_q=branches.log_q,

@@ -22,7 +22,7 @@ from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.replay.trace import Opinion, Trace
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
-from specdecpp.training.scores import Evidence, answer_evidence, branch_evidence, raw
+from specdecpp.training.scores import ScoreInputs, answer_evidence, branch_evidence, raw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ def _opinions(head: AcceptanceHead, record: Record) -> tuple[Opinion, Opinion]:
     """(Raw, calibrated)."""
     is_ahead, size = head.card.form == "look_ahead", _branches(record).token.shape[1]
     answer, branch = answer_evidence(record, is_ahead=is_ahead), branch_evidence(record, is_ahead=is_ahead)
-    pairs = {name: (getattr(answer, name), getattr(branch, name)) for name in Evidence.__dataclass_fields__}
-    evidence = Evidence(**{name: torch.cat([a.unsqueeze(1).to(b.dtype), b], 1) for name, (a, b) in pairs.items()})
+    pairs = {name: (getattr(answer, name), getattr(branch, name)) for name in ScoreInputs.__dataclass_fields__}
+    evidence = ScoreInputs(**{name: torch.cat([a.unsqueeze(1).to(b.dtype), b], 1) for name, (a, b) in pairs.items()})
     depths = range(1, size + 1) if "depth" in head.card.scalars else [1]
     with torch.inference_mode():
         logits = torch.stack([raw(head, evidence, torch.full_like(evidence.token, k)) for k in depths], 2).double().cpu()

@@ -27,7 +27,7 @@ from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.scores import Evidence, candidate_evidence, head_logits, raw
+from specdecpp.training.scores import ScoreInputs, candidate_evidence, head_logits, raw
 from specdecpp.training.shards import COLLECTION
 
 Tell = Callable[[Epoch], None]
@@ -109,7 +109,7 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
     yield from (chosen.tolist() for chosen in torch.randperm(num, generator=generator).split(plan.batch))
 
 
-def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[str, Tensor]]:
+def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, dict[str, Tensor]]:
     """Inputs of the head for M candidates of these answers, and their labels: accept, and depth."""
     evidence, targets = [], []
     for record in records:
@@ -124,15 +124,15 @@ def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[Evidence, dict[
     return _joined(evidence), {name: torch.cat([t[name] for t in targets]) for name in targets[0]}
 
 
-def _flat(evidence: Evidence) -> Evidence:
+def _flat(evidence: ScoreInputs) -> ScoreInputs:
     """Rows of [N] or [N, C] as [M]."""
     flat = {f.name: getattr(evidence, f.name) for f in fields(evidence)}
     width = flat["hidden"].shape[-1]
-    return Evidence(**{name: v.reshape(-1, width) if name == "hidden" else v.reshape(-1) for name, v in flat.items()})
+    return ScoreInputs(**{name: v.reshape(-1, width) if name == "hidden" else v.reshape(-1) for name, v in flat.items()})
 
 
-def _joined(parts: Sequence[Evidence]) -> Evidence:
-    return Evidence(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Evidence)})
+def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs:
+    return ScoreInputs(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(ScoreInputs)})
 
 
 def _check(plan: HeadPlan, records: Sequence[Record]) -> None:

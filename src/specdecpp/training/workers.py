@@ -17,7 +17,7 @@ import torch
 from specdecpp.errors import DataError, MissingExtraError, PairError, first_line
 from specdecpp.loading.pair import Pair
 from specdecpp.training import jobs
-from specdecpp.training.jobs import Question, Work
+from specdecpp.training.jobs import Question, ShardWork
 from specdecpp.training.recipe import PairPlan
 
 LOCAL = "local"
@@ -135,7 +135,7 @@ class Labels:
     """Makes the shards of a collection. Raises `PairError` where the pair is not the one that it was begun with."""
 
     pair: PairPlan
-    work: Work
+    work: ShardWork
 
     @property
     def device(self) -> str | None:

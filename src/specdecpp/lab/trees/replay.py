@@ -36,7 +36,7 @@ from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.policies import Costs
 from specdecpp.policies.protocol import Rule, decide
 from specdecpp.policies.score import by_q
-from specdecpp.replay.replayed import Rates, Round
+from specdecpp.replay.replayed import Rates, ReplayedRound
 from specdecpp.sampling import Randomness, streams
 from specdecpp.step import Draft
 from specdecpp.verify import overlap, residual
@@ -68,7 +68,7 @@ class Laws(Protocol):
         ...
 
 
-class Player:
+class TreePlayer:
     """A rule that is ready to be replayed on one answer. `compares`: verified by comparison, not by q."""
 
     def __init__(self, laws: Laws, policy: TreePolicy, costs: Costs, *, compares: bool = False):
@@ -76,7 +76,7 @@ class Player:
         self._is_drawn = policy.children == "drawn" and not laws.is_greedy
         self._is_coupled = self._is_drawn and not compares
 
-    def rounds(self, randomness: Randomness) -> Iterator[Round]:
+    def rounds(self, randomness: Randomness) -> Iterator[ReplayedRound]:
         """Round by round."""
         memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=self.laws.is_greedy)
         at, num = 0, len(self.laws.tokens)
@@ -105,7 +105,9 @@ class Player:
             verify_s = self.costs.verify_s(grown.num_verified + 1)
             took = draft_s + verify_s, draft_s, verify_s
             overlaps = game.overlaps(tried) if self._is_coupled else ()
-            outcome = Round(emitted, grown.num_verified, len(path), *took, extra=grown, costs=self.costs, overlaps=overlaps)
+            outcome = ReplayedRound(
+                emitted, grown.num_verified, len(path), *took, extra=grown, costs=self.costs, overlaps=overlaps
+            )
             yield outcome
             memory = self.policy.learn(memory, outcome)
             at += emitted
@@ -249,7 +251,7 @@ def replay_trees(
     tokens, shapes = [], []
     for i, laws in enumerate(answers):
         num, counts = 0, Counter[Shape]()
-        player = Player(laws, policy, costs, compares=compares)
+        player = TreePlayer(laws, policy, costs, compares=compares)
         draw = getattr(laws, "draw", None)
         for repeat in range(repeats):
             for r in player.rounds(streams(seed + 1000003 * i + repeat, draw=draw)[0]):
