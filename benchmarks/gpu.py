@@ -55,6 +55,7 @@ from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.step import Host
 from specdecpp.testing import practice_prompts
+from specdecpp.verify import GreedyVerification, TokenVerification
 
 SHAPES: dict[str, dict[str, int]] = {
     "1b": {
@@ -335,7 +336,7 @@ def start(
         target=target,
         draft=draft,
         policy=policy,
-        verification=sd.GreedyVerification() if sampling.is_greedy else sd.TokenVerification(),
+        verification=GreedyVerification() if sampling.is_greedy else TokenVerification(),
         sampling=sampling,
         prompt=models.prompt,
         max_tokens=max_tokens,

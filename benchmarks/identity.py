@@ -41,8 +41,10 @@ from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.policies import Costs
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
+from specdecpp.runners import Runner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts
+from specdecpp.verify import GreedyVerification, TokenVerification
 
 OWN = "as it is"
 LAYERS = 4
@@ -124,7 +126,7 @@ def policy_of(spec: str, width: int) -> sd.Policy:
 def answers(pair: sd.Pair, spec: str, ids: list[int], **options: Any) -> sd.Output:
     """One answer under a rule, or of the target alone."""
     policy = policy_of(spec, pair.draft.hidden_size)
-    verification = sd.TokenVerification() if options["temperature"] else sd.GreedyVerification()
+    verification = TokenVerification() if options["temperature"] else GreedyVerification()
     return sd.Decoder(pair, policy=policy, verification=verification, costs=COSTS).generate(ids, **options)
 
 
@@ -186,10 +188,10 @@ def sampled(formats: Formats, prompts: list[str], spec: str, args: argparse.Name
     return {"answers": len(prompts), "tokens": sum(map(len, counts)), "p_value": p_value, "least": FALSE_ALARM / len(rules())}
 
 
-_EXACT: dict[str, sd.Runner] = {}
+_EXACT: dict[str, Runner] = {}
 
 
-def _exact(name: str) -> sd.Runner:
+def _exact(name: str) -> Runner:
     """A file's values in float32, computed by torch."""
     if name not in _EXACT:
         model = GGUF(name)

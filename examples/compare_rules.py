@@ -6,6 +6,7 @@ Run it with: python examples/compare_rules.py "What is a guitar?" "Give three ti
 import sys
 
 import specdecpp as sd
+from specdecpp.metrics import Metrics
 
 prompts = sys.argv[1:] or ["Ann has 3 bags of 12 apples. How many apples does she have?", "Give three tips for better sleep."]
 pair = sd.load_pair()  # or load_pair("target", draft="draft", head="head")
@@ -16,12 +17,12 @@ rules = {
     "the default": None,  # cost-aware, with the pair's head
 }
 decoders = {name: sd.Decoder(pair, policy=policy, reuses=False) for name, policy in rules.items()}
-totals = dict.fromkeys(rules, sd.Metrics())
+totals = dict.fromkeys(rules, Metrics())
 for seed in range(3):  # the first time only warms up
     for prompt in prompts:
         for name, decoder in decoders.items():  # in turns, so that a slow moment of the machine affects all
             run = decoder.generate([{"role": "user", "content": prompt}], max_tokens=64, seed=seed).metrics
-            totals[name] = totals[name] + run if seed else sd.Metrics()
+            totals[name] = totals[name] + run if seed else Metrics()
 
 print(f"{'rule':16}{'tokens/s':>10}{'a round':>10}{'accepted':>10}{'discarded':>11}")
 for name, m in totals.items():

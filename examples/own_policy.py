@@ -9,6 +9,7 @@ import specdecpp as sd
 from specdecpp.decoder import run as rounds_of
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_law
+from specdecpp.verify import TokenVerification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ def law(policy: sd.Policy) -> dict[tuple, float]:
     p, q = (TableModel.random(vocab_size=3, depth=1, seed=seed) for seed in (1, 2))
 
     def run(every: Enumerator) -> tuple:
-        how = {"verification": sd.TokenVerification(), "sampling": sd.Sampling(), "randomness": (every, every)}
+        how = {"verification": TokenVerification(), "sampling": sd.Sampling(), "randomness": (every, every)}
         session = Session(target=p.new_cache(), draft=q.new_cache(), policy=policy, prompt=[0], max_tokens=3, **how)
         return tuple(token for r in rounds_of(session) for token in r.tokens)
 

@@ -7,6 +7,7 @@ import sys
 from math import prod
 
 import specdecpp as sd
+from specdecpp.metrics import Metrics
 
 prompt = sys.argv[1] if len(sys.argv) > 1 else "Ann has 3 bags of 12 apples. How many apples does she have?"
 decoder = sd.Decoder(sd.load_pair())
@@ -18,5 +19,5 @@ for r in decoder.stream([{"role": "user", "content": prompt}], max_tokens=64, te
     chance = prod(r.judged)  # of the head's estimates: that all candidates are accepted
     print(f"{r.num_accepted:4} {r.num_drafted:7} {chance:7.2f}  {text!r}; {r.stop_reason}")
 
-m = sd.Metrics.of(rounds)
+m = Metrics.of(rounds)
 print(f"\n{m.num_tokens} tokens in {m.num_spec_steps} passes of the target, {m.tokens_per_second:.0f} a second")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from specdecpp import Decoder, NativeRunner, Pair
+from specdecpp import Decoder, Pair
+from specdecpp.runners import NativeRunner
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from specdecpp import NativeRunner
+from specdecpp.runners import NativeRunner
 from specdecpp.testing import tiny_model
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecpp import AcceptanceHead, Calibration, HeadCard
+from specdecpp import AcceptanceHead
+from specdecpp.head import Calibration, HeadCard
 from specdecpp.training import shards
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record

@@ -7,11 +7,10 @@ import torch
 from laws import drafted as host_draft
 from laws import outcome
 
-from specdecpp import Costs
 from specdecpp.lab import AcceptanceEMA, AdaptiveEntropy, ArgmaxLength, DraftVerify
 from specdecpp.lab.adaptive import Drift
 from specdecpp.lab.history import Counts
-from specdecpp.policies import Policy
+from specdecpp.policies import Costs, Policy
 from specdecpp.policies.protocol import Evidence, Stop
 from specdecpp.sampling import Sampling, streams
 from specdecpp.step import Draft

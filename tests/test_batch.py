@@ -8,9 +8,9 @@ import pytest
 from batched import PROMPTS, compiled_pair, session
 from laws import unchecked
 
-from specdecpp import Costs, Decoder, LeanRunner, Pair
-from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
-from specdecpp.runners import native
+from specdecpp import Decoder, Pair
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed
+from specdecpp.runners import LeanRunner, native
 from specdecpp.scheduler import outcome_of, shares, step
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer

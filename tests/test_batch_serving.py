@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from batched import PROMPTS, compiled_pair, session
 
-from specdecpp import Decoder, EagerRunner, NativeRunner, Pair
+from specdecpp import Decoder, Pair
 from specdecpp.policies import Fixed
-from specdecpp.runners import native
+from specdecpp.runners import EagerRunner, NativeRunner, native
 from specdecpp.scheduler import decode, step
 from specdecpp.serving.engine import FEW, EngineThread, Pace
 from specdecpp.serving.intake import Intake

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdecpp import EagerRunner, GraphRunner, LeanRunner, NativeRunner, RunnerError
-from specdecpp.runners import native
+from specdecpp import RunnerError
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, NativeRunner, native
 from specdecpp.testing import tiny_model
 
 KINDS: dict[str, Any] = {"eager": EagerRunner, "lean": LeanRunner, "native": NativeRunner, "graphs": GraphRunner}

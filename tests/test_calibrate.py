@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import Process, knowing_head, random_head, records
 
-from specdecpp import AcceptanceHead, Calibration
+from specdecpp import AcceptanceHead
 from specdecpp.errors import DataError
+from specdecpp.head import Calibration
 from specdecpp.training import measures
 from specdecpp.training.calibrate import STAGES, calibrate_head, calibrated
 from specdecpp.training.evaluate import evaluate

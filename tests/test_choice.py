@@ -11,14 +11,14 @@ import pytest
 import torch
 from laws import unchecked
 
-from specdecpp import EagerRunner, LeanRunner, Pair, load_pair, machine
+from specdecpp import Pair, load_pair, machine
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import RunnerError
 from specdecpp.loading import checks, choice
 from specdecpp.loading.choice import RunnerOption, _is_crowded
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import REFERENCE
-from specdecpp.runners import native, probe
+from specdecpp.runners import EagerRunner, LeanRunner, native, probe
 from specdecpp.testing import save_tiny_pair
 
 Folders = tuple[Path, Path]

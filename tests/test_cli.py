@@ -113,7 +113,7 @@ def test_the_examples_of_the_help_pages_run(example: str, pair: list[str]):
 
 def test_the_version_is_shown():
     """Catches a version flag that insists on a verb."""
-    assert call("--version").stdout == "specdecpp 0.2.0\n"
+    assert call("--version").stdout == "specdecpp 0.3.0\n"
 
 
 # Results

@@ -21,9 +21,10 @@ import yaml
 from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
-from specdecpp import DataError, MissingExtraError, Pair, PairError, RunnerError, cli, machine
+from specdecpp import DataError, Pair, PairError, RunnerError, cli, machine
 from specdecpp.cli import train as collecting
 from specdecpp.cli.train import EXAMPLES
+from specdecpp.errors import MissingExtraError
 from specdecpp.loading.pair import load_pair
 from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny_tokenizer
 from specdecpp.training import collect as rooms
@@ -514,7 +515,7 @@ def test_the_estimate_is_a_bound_and_the_progress_adds_up(home: Path, pair: Pair
 
 def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path) -> None:
     """Catches a refusal after hours of sampling."""
-    from specdecpp import EagerRunner
+    from specdecpp.runners import EagerRunner
     from specdecpp.testing import tiny_draft, tiny_model
 
     model = tiny_model("mistral", sliding_window=6)

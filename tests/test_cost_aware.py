@@ -9,11 +9,11 @@ import torch
 from laws import Request, outcome, random_head, unchecked
 from laws import drafted as host_draft
 
-from specdecpp import Costs, Decoder, Pair
+from specdecpp import Decoder, Pair
 from specdecpp.costs import known as known_costs
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import ArgmaxLength, AutoOff, Bandit
-from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy
 from specdecpp.policies.account import EVERY, SELDOM, SHORT_S, STEADY, Account
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
 from specdecpp.policies.gains import Gains

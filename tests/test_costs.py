@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import outcome
 
-from specdecpp import Costs, Decoder, Fixed, Pair, Round, load_pair
+from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, known, measuring
 from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, SETTLED_ALONE, STEP, TOGETHER, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
-from specdecpp.policies import CumulativeConfidence
+from specdecpp.metrics import Round
+from specdecpp.policies import Costs, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
 CURVE = Costs(draft_s=0.5, passes={1: 1.0, 3: 2.0, 5: 2.5})

@@ -14,13 +14,13 @@ from integration import Given, Law, completed, outcomes
 from laws import chi_square_tail, finish, largest_difference, random_head, unchecked
 from torch import Tensor
 
-from specdecpp import Decoder, LeanRunner, Pair
+from specdecpp import Decoder, Pair
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.rounds.device import Device, steps_ahead
 from specdecpp.rounds.device_verification import block_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.runners import GraphRunner
+from specdecpp.runners import GraphRunner, LeanRunner
 from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session

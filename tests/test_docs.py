@@ -30,11 +30,12 @@ from served import served
 from typer.testing import CliRunner
 
 import specdecpp
-from specdecpp import Metrics, cli
+from specdecpp import cli
 from specdecpp.bench.results import Results
 from specdecpp.costs import measuring
 from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
+from specdecpp.metrics import Metrics
 from specdecpp.report.boards import boards
 from specdecpp.report.pictures import gallery
 from specdecpp.request import policy_names
@@ -296,6 +297,22 @@ def test_every_policy_is_on_its_page() -> None:
     """Catches a rule that nobody can find."""
     text = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("decoding", "lab"))
     assert [name for name in policy_names() if f"`{name.partition(':')[0]}" not in text] == []
+
+
+def test_the_walk_names_what_there_is() -> None:
+    """Catches a page on the structure whose files, functions and methods are no longer there."""
+    text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "specdecpp").rglob("*.py"))
+    gone = []
+    for name in re.findall(r"`([^` ]+)`", text):
+        if "/" in name or name.endswith(".py"):
+            if not (ROOT / "src" / "specdecpp" / name).exists():
+                gone.append(name)
+        elif not name.endswith(".json") and not re.search(
+            rf"(def|class) {name.rpartition('.')[2]}\b|\b{name.rpartition('.')[2]}:", source
+        ):
+            gone.append(name)
+    assert [name for name in gone if name not in ("train", "dev", "test", "generate")] == []
 
 
 def test_there_are_few_pages() -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from records import Process, knowing_head, random_head, record_of, records
 
-from specdecpp import AcceptanceHead, Calibration
+from specdecpp import AcceptanceHead
 from specdecpp.errors import DataError
+from specdecpp.head import Calibration
 from specdecpp.report import diagrams
 from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
 from specdecpp.training.labels import Record

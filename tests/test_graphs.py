@@ -21,11 +21,11 @@ from test_runners import STEPS, check_steps
 from torch import Tensor
 
 import specdecpp as sd
-from specdecpp import LeanRunner, Pair
+from specdecpp import Pair
 from specdecpp.errors import RunnerError
 from specdecpp.loading.models import Checkpoint
 from specdecpp.policies import CumulativeConfidence, Fixed
-from specdecpp.runners import EagerRunner, GraphRunner, static_cache
+from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, static_cache
 from specdecpp.runners.fused import _kernels
 from specdecpp.runners.lean import FusedNorm, Norm
 from specdecpp.runners.static_cache import WIDTHS, Cuda, Program, _rehearse, bucket, span_of

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from specdecpp import AcceptanceHead, Calibration, HeadCard, HeadError
+from specdecpp import AcceptanceHead, HeadError
+from specdecpp.head import Calibration, HeadCard
 from specdecpp.loading.pair import REFERENCE
 
 D = 12

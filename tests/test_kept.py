@@ -7,9 +7,9 @@ import pytest
 import torch
 from batched import compiled_pair
 
-from specdecpp import Costs, Decoder, EagerRunner, NativeRunner, Pair
-from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.runners import kept, native
+from specdecpp import Decoder, Pair
+from specdecpp.policies import CostAware, Costs, Fixed, Policy
+from specdecpp.runners import EagerRunner, NativeRunner, kept, native
 from specdecpp.runners.kept import LEAST, MOST, Kept
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 

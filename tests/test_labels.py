@@ -11,8 +11,9 @@ import torch
 from kinds import KINDS, model_of
 from laws import chi_square_tail
 
-from specdecpp import EagerRunner, RunnerError, Sampling
+from specdecpp import RunnerError, Sampling
 from specdecpp.head import features
+from specdecpp.runners import EagerRunner
 from specdecpp.sampling import probabilities, seen_rows
 from specdecpp.testing import TableModel, tiny_draft
 from specdecpp.training import branches as branches_module

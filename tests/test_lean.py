@@ -8,11 +8,11 @@ import torch
 from kinds import model_of
 from torch import nn
 
-from specdecpp import EagerRunner, LeanRunner, Pair, load_pair
+from specdecpp import Pair, load_pair
 from specdecpp.decoder import Decoder
 from specdecpp.errors import RunnerError
 from specdecpp.policies import Fixed
-from specdecpp.runners import families
+from specdecpp.runners import EagerRunner, LeanRunner, families
 from specdecpp.runners.angles import Angles
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 

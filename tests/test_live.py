@@ -13,8 +13,9 @@ from laws import unchecked
 from records import Process, knowing_head, random_head, records
 from typer.testing import CliRunner
 
-from specdecpp import AcceptanceHead, Calibration, Decoder, Fixed, HeadCard, Pair, Sampling, SpecDecPP, cli
+from specdecpp import AcceptanceHead, Decoder, Fixed, Pair, Sampling, SpecDecPP, cli
 from specdecpp.errors import DataError, HeadError
+from specdecpp.head import Calibration, HeadCard
 from specdecpp.runners import EagerRunner, LeanRunner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training import shards

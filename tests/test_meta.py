@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from laws import Request, finish, outcome, random_head
 
-from specdecpp import AcceptanceHead, Costs, Decoder, HeadError, Pair
+from specdecpp import AcceptanceHead, Decoder, HeadError, Pair
 from specdecpp.head import Calibration
 from specdecpp.lab import ArgmaxLength, AutoOff, Bandit, Heuristic
 from specdecpp.lab.meta import Arm, Arms, Gain
-from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
 from specdecpp.sampling import streams
 from specdecpp.step import Draft

@@ -9,11 +9,11 @@ import torch
 from kinds import assert_same_bits
 from transformers import AutoModelForCausalLM
 
-from specdecpp import EagerRunner, NativeRunner, Pair, load_pair
+from specdecpp import Pair, load_pair
 from specdecpp.decoder import Decoder
 from specdecpp.errors import RunnerError
 from specdecpp.policies import Fixed
-from specdecpp.runners import native
+from specdecpp.runners import EagerRunner, NativeRunner, native
 from specdecpp.runners.native import compilation, library, weights
 from specdecpp.sampling import inverted
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer

@@ -7,10 +7,10 @@ import test_lean
 import torch
 from kinds import assert_same_bits
 
-from specdecpp import EagerRunner, NativeRunner, Pair
+from specdecpp import Pair
 from specdecpp.decoder import Decoder
 from specdecpp.policies import Fixed
-from specdecpp.runners import native
+from specdecpp.runners import EagerRunner, NativeRunner, native
 from specdecpp.testing import tiny_draft, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")

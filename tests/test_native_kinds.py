@@ -11,10 +11,9 @@ import torch
 from kinds import assert_same_bits
 from quantised import fabricated
 
-from specdecpp import EagerRunner, NativeRunner
 from specdecpp.errors import RunnerError
 from specdecpp.loading.gguf_reading import Stored
-from specdecpp.runners import native, probe
+from specdecpp.runners import EagerRunner, NativeRunner, native, probe
 from specdecpp.runners.native.library import library
 from specdecpp.runners.native.weights import KINDS, values_of
 from specdecpp.testing import tiny_model

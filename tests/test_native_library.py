@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdecpp import NativeRunner, load_pair, machine
+from specdecpp import load_pair, machine
 from specdecpp.errors import RunnerError
+from specdecpp.runners import NativeRunner
 from specdecpp.runners.native import compilation, library
 from specdecpp.testing import tiny_model
 

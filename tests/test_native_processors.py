@@ -20,8 +20,9 @@ import pytest
 import torch
 from quantised import fabricated
 
-from specdecpp import NativeRunner, machine
+from specdecpp import machine
 from specdecpp.loading.gguf_reading import Stored
+from specdecpp.runners import NativeRunner
 from specdecpp.runners.native import compilation, weights
 from specdecpp.runners.native.weights import KINDS
 from specdecpp.testing import tiny_model

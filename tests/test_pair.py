@@ -14,26 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from specdecpp import (
-    AcceptanceHead,
-    Decoder,
-    EagerRunner,
-    Fixed,
-    HeadCard,
-    HeadError,
-    Pair,
-    PairError,
-    PairWarning,
-    PromptError,
-    RunnerError,
-    SpecDecPP,
-    load_pair,
-)
+from specdecpp import AcceptanceHead, Decoder, Fixed, HeadError, Pair, PairError, PromptError, RunnerError, SpecDecPP, load_pair
 from specdecpp.decoder import default_policy
 from specdecpp.drafters import SuffixDrafter
+from specdecpp.errors import PairWarning
+from specdecpp.head import HeadCard
 from specdecpp.loading import fingerprints, models
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.policies import CostAware
+from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 

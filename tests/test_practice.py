@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from laws import outcome, unchecked
 
-from specdecpp import Costs, Decoder, Pair, load_pair
+from specdecpp import Decoder, Pair, load_pair
 from specdecpp.costs import known, measuring
 from specdecpp.costs.practice import PROMPTS, Practice, Practised, texts
-from specdecpp.policies import CostAware, Fixed
+from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.score import Score

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specdecpp import EagerRunner, LeanRunner, NativeRunner
 from specdecpp.errors import RunnerError
-from specdecpp.runners import lean, native, probe
+from specdecpp.runners import EagerRunner, LeanRunner, NativeRunner, lean, native, probe
 from specdecpp.runners.angles import Angles
 from specdecpp.testing import tiny_model
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specdecpp import DataError, MissingExtraError
+from specdecpp import DataError
+from specdecpp.errors import MissingExtraError
 from specdecpp.training.prompts import Prompt, Source, Split, alpaca, gather, gsm8k, humaneval, split_of
 
 ROWS = [{"question": f"How many is {i} and {i}? ", "answer": str(2 * i)} for i in range(30)]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdecpp import Decoder, NativeRunner, Pair
+from specdecpp import Decoder, Pair
 from specdecpp.costs import Costs, measuring
 from specdecpp.policies import CostAware, account
-from specdecpp.runners import native
+from specdecpp.runners import NativeRunner, native
 from specdecpp.testing import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")

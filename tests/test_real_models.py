@@ -16,24 +16,13 @@ from kinds import KINDS, model_of
 from laws import unchecked
 from scipy.stats import chisquare
 
-from specdecpp import (
-    AcceptanceHead,
-    BlockVerification,
-    CumulativeConfidence,
-    Decoder,
-    EagerRunner,
-    Entropy,
-    Fixed,
-    GreedyVerification,
-    HeadCard,
-    MaxConfidence,
-    Pair,
-    Policy,
-    SpecDecPP,
-    TokenVerification,
-)
+from specdecpp import AcceptanceHead, CumulativeConfidence, Decoder, Fixed, Pair, Policy, SpecDecPP
+from specdecpp.head import HeadCard
 from specdecpp.lab import Heuristic
+from specdecpp.policies import Entropy, MaxConfidence
+from specdecpp.runners import EagerRunner
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import BlockVerification, GreedyVerification, TokenVerification
 
 NUM_TOKENS = 20
 PROMPTS = ((5,), (9, 8, 7), (20, 21, 22, 23, 24, 25, 26, 27, 28, 29), (60, 3, 60, 3, 60))

@@ -9,6 +9,8 @@ import specdecpp as sd
 from specdecpp import lab
 from specdecpp.decoder import default_policy, encode
 from specdecpp.loading.pair import REFERENCE, Pair
+from specdecpp.metrics import Metrics
+from specdecpp.policies import Entropy, MaxConfidence
 from specdecpp.testing import practice_prompts
 
 PROMPTS = [[{"role": "user", "content": text}] for text in practice_prompts()]
@@ -18,9 +20,9 @@ TIE = 1e-3
 POLICIES = {
     "fixed": lambda pair: sd.Fixed(k=4),
     "heuristic": lambda pair: lab.Heuristic(),
-    "max_confidence": lambda pair: sd.MaxConfidence(),
+    "max_confidence": lambda pair: MaxConfidence(),
     "cumulative": lambda pair: sd.CumulativeConfidence(),
-    "entropy": lambda pair: sd.Entropy(),
+    "entropy": lambda pair: Entropy(),
     "specdecpp": lambda pair: sd.SpecDecPP.tuned(pair.head),
     "cost-aware": default_policy,
 }
@@ -73,7 +75,7 @@ def test_what_ships_is_small_and_described() -> None:
 def test_sampling_accepts_most_candidates_but_not_all(pair: Pair) -> None:
     """Catches a pair that has nothing to adapt to: acceptance far from 0.8, or the same at every token."""
     decoder = sd.Decoder(pair, policy=sd.Fixed(k=3))
-    total = sd.Metrics()
+    total = Metrics()
     for seed, prompt in enumerate(PROMPTS[:80:8]):
         total += decoder.generate(prompt, max_tokens=64, seed=seed).metrics
     assert 0.4 < total.draft_acceptance_rate < 0.95  # of three in a row, the discarded ones counted as rejected

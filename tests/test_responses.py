@@ -8,7 +8,8 @@ from kinds import CACHE, KINDS, model_of
 from laws import chi_square_tail
 from transformers import Cache, DynamicCache
 
-from specdecpp import EagerRunner, Sampling
+from specdecpp import Sampling
+from specdecpp.runners import EagerRunner
 from specdecpp.sampling import probabilities
 from specdecpp.testing import tiny_model
 from specdecpp.training.responses import RoomyLayer, draw, roomy_cache, sample_responses

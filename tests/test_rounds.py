@@ -13,7 +13,7 @@ import torch
 from laws import finish, random_head, unchecked
 from torch import Tensor
 
-from specdecpp import Decoder, NativeRunner, Pair, Round, Sampling
+from specdecpp import Decoder, Pair, Sampling
 from specdecpp.cli.common import kind_of
 from specdecpp.lab import (
     AcceptanceEMA,
@@ -29,12 +29,13 @@ from specdecpp.lab import (
     UCBSpecStop,
 )
 from specdecpp.lab.lossy import Fuzzy, Lossy
+from specdecpp.metrics import Round
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.request import VERIFICATION_NAMES
 from specdecpp.rounds.device import Device
 from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.rounds.native import Native
-from specdecpp.runners import GraphRunner, native
+from specdecpp.runners import GraphRunner, NativeRunner, native
 from specdecpp.runners.native import Filters, Verifying
 from specdecpp.runners.native.library import library
 from specdecpp.sampling import probabilities, streams
@@ -504,7 +505,7 @@ def test_what_is_left_to_the_host(models: Models) -> None:
 
 
 def tiny_lean() -> Any:
-    from specdecpp import LeanRunner
+    from specdecpp.runners import LeanRunner
 
     return LeanRunner(tiny_model("llama", seed=1)).new_cache()
 

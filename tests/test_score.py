@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from laws import outcome, unchecked
 
-from specdecpp import Costs, Decoder, Pair, machine
+from specdecpp import Decoder, Pair, machine
 from specdecpp.lab import AutoOff, Bandit
 from specdecpp.lab.trees import CostAwareTree
-from specdecpp.policies import CostAware, Fixed, cost_aware
+from specdecpp.policies import CostAware, Costs, Fixed, cost_aware
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.experience import Experience

@@ -13,6 +13,8 @@ from served import PATIENCE_S, eventually
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder
+from specdecpp.errors import MissingExtraError
+from specdecpp.policies import MaxConfidence
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import outcome_of
 from specdecpp.serving.engine import EngineThread
@@ -313,7 +315,7 @@ def test_floors_say_when_a_rule_goes_on() -> None:
             assert not story["stop_reason"].startswith("product") or not is_over[-1]
             num_stopped += story["stop_reason"].startswith("product")
     assert num_stopped > 10
-    for rule in (sd.Fixed(k=3), sd.MaxConfidence(threshold=0.3)):
+    for rule in (sd.Fixed(k=3), MaxConfidence(threshold=0.3)):
         stories = [evidence.story for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
         assert [story["thresholds"] for story in stories if story] == [None] * len(stories)
 
@@ -349,7 +351,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     from specdecpp import serving
 
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
-    with pytest.raises(sd.MissingExtraError, match=r"uvicorn.*specdecpp\[serve\]"):
+    with pytest.raises(MissingExtraError, match=r"uvicorn.*specdecpp\[serve\]"):
         serving.check_extra()
 
 

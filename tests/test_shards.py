@@ -11,7 +11,8 @@ import pytest
 import torch
 from kinds import model_of
 
-from specdecpp import DataError, EagerRunner
+from specdecpp import DataError
+from specdecpp.runners import EagerRunner
 from specdecpp.testing import tiny_draft
 from specdecpp.training import shards
 from specdecpp.training.labels import Labelling, Record, Sampled, label

@@ -16,6 +16,7 @@ from specdecpp import machine
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.head import HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_cutting import cut, grow, pared
@@ -50,7 +51,7 @@ def package(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     prints = {role: {"fingerprint": GGUF(files / f"{role}.gguf").fingerprint} for role in ("target", "draft")}
     (tmp_path / shipped.CARD).write_text(json.dumps(prints))
     sd.AcceptanceHead(
-        sd.HeadCard(hidden_size=32, num_layers=1, target=prints["target"]["fingerprint"], draft=prints["draft"]["fingerprint"])
+        HeadCard(hidden_size=32, num_layers=1, target=prints["target"]["fingerprint"], draft=prints["draft"]["fingerprint"])
     ).save_pretrained(tmp_path / "head")
     monkeypatch.setattr(shipped, "SMOLLM2", tmp_path)
     monkeypatch.setenv(shipped.VARIABLE, str(files / "target.gguf"))
@@ -129,7 +130,7 @@ def test_a_distilled_draft_is_shipped_with_its_head_alone(files, package, tmp_pa
     runpy.run_path(str(SHIP), run_name="__main__")
     monkeypatch.setattr(shipped, "SMOLLM2", into)
     assert sd.load_pair("smollm2", runner="eager").head is not None
-    other = sd.AcceptanceHead(sd.HeadCard(hidden_size=32, num_layers=1, target=card["target"]["fingerprint"], draft="0" * 32))
+    other = sd.AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, target=card["target"]["fingerprint"], draft="0" * 32))
     other.save_pretrained(made / "head")
     with pytest.raises(SystemExit, match="was trained beside the draft"):
         runpy.run_path(str(SHIP), run_name="__main__")

@@ -11,10 +11,9 @@ from test_native import VARIANTS as PLAIN
 from test_native import built as plain
 from test_native_families import VARIANTS, built
 
-from specdecpp import NativeRunner
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_reading import GGUFSource, Stored
-from specdecpp.runners import native
+from specdecpp.runners import NativeRunner, native
 from specdecpp.runners.families import Sketch
 
 TEXT = [1, 7, 3, 9, 12, 30, 2, 5]

@@ -17,9 +17,9 @@ from test_rounds import Models, engine_of, models_of, needs_compiler
 from torch import Tensor
 
 import specdecpp as sd
-from specdecpp import Costs, Sampling
+from specdecpp import Sampling
 from specdecpp.decoder import encode
-from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, Policy, SpecDecPP
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import probabilities
 from specdecpp.scheduler import Reading, step

@@ -12,13 +12,14 @@ from kinds import model_of
 from laws import finish, random_head, unchecked
 from records import Process, record_of
 
-from specdecpp import EagerRunner, Sampling
+from specdecpp import Sampling
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Trace
+from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft

@@ -16,9 +16,10 @@ import yaml
 from records import Process, records
 from typer.testing import CliRunner, Result
 
-from specdecpp import AcceptanceHead, Calibration, cli, load_pair, machine
+from specdecpp import AcceptanceHead, cli, load_pair, machine
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError
+from specdecpp.head import Calibration
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
 from specdecpp.training.checkpoints import saved

@@ -34,31 +34,26 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdecpp import (
     AcceptanceHead,
-    BlockVerification,
-    CompareVerification,
     CostAware,
-    Costs,
     CumulativeConfidence,
     Decoder,
-    EagerRunner,
     Fixed,
-    GreedyVerification,
     HeadError,
-    LeanRunner,
-    MaxConfidence,
     Pair,
     PairError,
     PromptError,
     Sampling,
     SpecDecPP,
-    TokenVerification,
     UnsoundError,
     custom_generate,
 )
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.loading.pair import REFERENCE
+from specdecpp.policies import Costs, MaxConfidence
+from specdecpp.runners import EagerRunner, LeanRunner
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 PROMPT = [2, 7, 21, 13, 5]  # without the padding id, which generate takes for padding
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 9: 1.4})

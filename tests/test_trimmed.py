@@ -17,6 +17,7 @@ from specdecpp.policies import Fixed
 from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, trimmed
 from specdecpp.runners.native import NativeRunner, compiler
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.verify import BlockVerification, TokenVerification
 
 IDS = [3, 5, 8, 40, 41, 63]
 KINDS = [EagerRunner, LeanRunner, GraphRunner, NativeRunner]
@@ -81,7 +82,7 @@ def test_a_trimmed_checkpoint_loads_saves_and_decodes(tmp_path: Path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("verification", [sd.TokenVerification(), sd.BlockVerification()])
+@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
 def test_compiled_rounds_keep_the_law(verification):
     """Catches a residual that leaves out what the draft cannot say. By chance it fails once in 10,000 runs of fixed seeds."""
     target = tiny_model("llama", seed=1, head_dim=16, vocab_size=24)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import specdecpp as sd
 from specdecpp.bench.machines import Machine
+from specdecpp.policies import Costs
 from specdecpp.training import shards
+from specdecpp.verify import BlockVerification
 
 
 def line(decoder: sd.Decoder, prompt: list[int], *, sampling: sd.Sampling, max_tokens: int, seed: int) -> dict:
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    machines = {f"{c:.2f}": sd.Costs.relative(c) for c in args.c}
+    machines = {f"{c:.2f}": Costs.relative(c) for c in args.c}
     if args.costs:
         machines["measured"] = Machine.read(args.costs).costs
     pair = sd.load_pair(args.pair, head=args.head)
@@ -48,7 +50,7 @@ def main() -> None:
     done = {(row["costs"], row["prompt"], row["seed"]) for row in map(json.loads, known)}
     with args.out.open("a", encoding="utf-8") as file:
         for name, costs in machines.items():
-            decoder = sd.Decoder(pair, policy=sd.CostAware(head=pair.head), verification=sd.BlockVerification(), costs=costs)
+            decoder = sd.Decoder(pair, policy=sd.CostAware(head=pair.head), verification=BlockVerification(), costs=costs)
             for seed in range(args.seeds):
                 for i, (source, prompt) in enumerate(prompts):
                     if (name, i, seed) in done:

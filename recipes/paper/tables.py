@@ -28,7 +28,7 @@ from specdecpp.bench.replays import Recording, Stage, recorded
 from specdecpp.bench.results import Row, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
 from specdecpp.loading.pair import short_name
-from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, SpecDecPP
+from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.training import shards
 
 C = (0.05, 0.10, 0.22, 0.30)
@@ -66,8 +66,8 @@ def field(head: sd.AcceptanceHead, lagged: sd.AcceptanceHead) -> list[Named]:
     return [
         Named("fixed_best", Contender(role="fixed", settings=tuple(Fixed(k=k) for k in range(1, 21)))),
         Named("cumulative", Contender(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in CUMULATIVE))),
-        Named("max_confidence", one("free", sd.MaxConfidence())),
-        Named("entropy", one("free", sd.Entropy())),
+        Named("max_confidence", one("free", MaxConfidence())),
+        Named("entropy", one("free", Entropy())),
         Named("heuristic", one("free", lab.Heuristic())),
         Named("specdecpp_lagged", tuned(lagged)),
         Named("specdecpp", tuned(head)),

@@ -19,14 +19,16 @@ from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
+from specdecpp.policies import Costs
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model
 from specdecpp.training.calibrate import calibrate_live
+from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification
 
 PROMPTS = [[{"role": "user", "content": text}] for text in practice_prompts()[::50]]
 NUM_TOKENS = 24
-COSTS = sd.Costs(draft_s=0.2, passes={1: 1.0, 8: 1.4})
+COSTS = Costs(draft_s=0.2, passes={1: 1.0, 8: 1.4})
 RULES = [
     "target",
     "fixed:4",
@@ -87,7 +89,7 @@ def test_greedy_decoding_is_the_targets_own(rule: str, pair: Pair) -> None:
     assert rule == "target" or sum(a.metrics.num_accepted_draft_tokens for a in answers) > 10
 
 
-@pytest.mark.parametrize("kind", [sd.TokenVerification(), sd.BlockVerification(), sd.CompareVerification()])
+@pytest.mark.parametrize("kind", [TokenVerification(), BlockVerification(), CompareVerification()])
 def test_the_same_seed_gives_the_text_of_the_eager_runner(kind: Any, pair: Pair, eager: Pair) -> None:
     """Catches p and q of other rows or positions, and coins that are drawn in another order: logits agree to 1e-4, so that
     of the 300 draws here hardly one in a hundred sets of seeds has one that falls between."""

@@ -19,7 +19,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from served import Served, served
 
-from specdecpp import NativeRunner, Pair
+from specdecpp import Pair
+from specdecpp.runners import NativeRunner
 from specdecpp.serving.limits import Limits
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 

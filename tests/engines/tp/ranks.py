@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria
 
 import specdecpp as sd
 from specdecpp.loading.pair import REFERENCE
+from specdecpp.policies import Costs
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -44,7 +45,7 @@ def answers(model: Any) -> dict[str, Any]:
     fixed = sd.custom_generate(draft, policy=sd.Fixed(k=4))
     seeded = sd.custom_generate(draft, policy=sd.CumulativeConfidence(), seed=7)
     weighing = sd.custom_generate(draft, policy=sd.CostAware(head=head))
-    given = sd.custom_generate(draft, policy=sd.CostAware(head=head), costs=sd.Costs(draft_s=0.1, passes={1: 1.0}), seed=7)
+    given = sd.custom_generate(draft, policy=sd.CostAware(head=head), costs=Costs(draft_s=0.1, passes={1: 1.0}), seed=7)
 
     def generate(**options: Any) -> dict[str, Any]:
         output = model.generate(
