@@ -206,13 +206,10 @@ class Session:
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
     def commit(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
-        """Append what was decided; who watches sees it first."""
+        """Append what was decided, token by token until the answer ends; cut both caches to what was kept. `watch` sees it
+        first."""
         if self.watch is not None:
             self.watch(plan, result)
-        return self._commit(result)
-
-    def _commit(self, result: Result) -> tuple[Piece, ...]:
-        """Append what was decided, token by token until the answer ends; cut both caches to what was kept."""
         self._mark()
         own: Origin = "bonus" if result.is_whole else "correction"
         kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.accepted]
