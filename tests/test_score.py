@@ -307,6 +307,22 @@ def test_rules_of_one_class_have_lessons_of_their_own(tmp_path: Path, monkeypatc
     assert len(list(machine.folder().glob("experience-*"))) == 2
 
 
+def test_a_decoder_that_does_not_remember_learns_nothing_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches lessons of an earlier request, or files of them, where they were switched off."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = replace(pair(), target_fingerprint="a", draft_fingerprint="b")
+    taught, untaught = (Decoder(known, costs=Costs.relative(0.1), remember=kept) for kept in (True, False))
+    for decoder in (untaught, taught):
+        for _ in range(2):
+            decoder.generate([1, 2], max_tokens=20, ignore_eos=True, temperature=1.1)
+        assert len(list(machine.folder().glob("experience-*"))) == (decoder is taught)
+    sampling = untaught.sampling_of(temperature=1.1)
+    assert untaught.memory.experience(sampling).begin() == CostAware().start()
+    assert taught.memory.experience(sampling).begin() != CostAware().start()
+
+
 def test_lessons_fade() -> None:
     """Catches a running mean that the first requests rule for ever, and one that forgets everything at once."""
     policy = CostAware()

@@ -71,7 +71,8 @@ class Decoder:
 
     A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
     same answer again. The others update the costs by the clock, and begin with what earlier ones without a seed have learned.
-    The first of both begin with what the prompts that were decoded to measure have taught (`costs.practice`).
+    The first of both begin with what the prompts that were decoded to measure have taught (`costs.practice`). With
+    `remember=False` no request learns from another, and nothing of that is kept on disk (`memory`).
 
     Of a prompt that begins as an earlier request's text did (the next turn of a conversation, a common system prompt) only the
     rest is read, where the models are compiled; answers are the same. `reuses=False` reads every prompt whole.
@@ -92,6 +93,7 @@ class Decoder:
         costs: Costs | None = None,
         lossless: bool = True,
         reuses: bool = True,
+        remember: bool = True,
     ):
         if not isinstance(pair, Pair):
             raise TypeError(f"a Decoder takes a pair, got {pair!r}. Load one first: Decoder(load_pair(...)).")
@@ -101,7 +103,7 @@ class Decoder:
             pair.check_head(head)
         self.pair, self.policy, self.verification = pair, policy, verification
         self.reuses = reuses
-        self.memory = Memory(pair, policy, verification, costs)
+        self.memory = Memory(pair, policy, verification, costs, remembers=remember)
         if record_passes(pair.target, pair.draft):
             for sampling in (self.sampling_of(), Sampling(temperature=0.7, top_p=0.9)):
                 _compile_for(pair, sampling)

@@ -29,9 +29,14 @@ SAMPLINGS = 64
 
 class Memory:
     """Costs and experience of one pair under one policy. `costs` are given ones; without them a policy that asks has them
-    measured, when they are first needed."""
+    measured, when they are first needed.
 
-    def __init__(self, pair: Pair, policy: Policy, verification: Verification, costs: Costs | None):
+    Without `remembers` nothing that requests have taught is read or written, in this process or on disk: each begins with what
+    practice has shown. Costs as they were measured are kept all the same.
+    """
+
+    def __init__(self, pair: Pair, policy: Policy, verification: Verification, costs: Costs | None, *, remembers: bool = True):
+        self.remembers = remembers
         self.pair, self.policy, self.verification = pair, policy, verification
         self._costs = costs and costs_for(policy, costs)
         self._known: Known | None = None
@@ -60,8 +65,9 @@ class Memory:
             else:
                 from specdecpp.costs.measuring import glance
 
-                now = self.costs if known.now == known.costs else costs_for(self.policy, known.now)
-                self.clock = CostClock(now=now, keep=self._keep if self.pair.is_identified else None)
+                is_kept = self.pair.is_identified and self.remembers
+                now = costs_for(self.policy, known.now) if self.remembers and known.now != known.costs else self.costs
+                self.clock = CostClock(now=now, keep=self._keep if is_kept else None)
                 if not known.is_new and self.pair.is_identified:
                     self.clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
         return self.clock
@@ -85,6 +91,9 @@ class Memory:
 
     def experience(self, sampling: Sampling) -> Experience:
         """Lessons of requests without a seed under this sampling, those of earlier processes included."""
+        if not self.remembers:
+            clock = self.running_costs()
+            return Experience(self.policy, self._beginning(sampling, clock and clock.now))
         if sampling not in self.experiences:
             pair, clock, keep, past = self.pair, self.running_costs(), None, None
             now = clock and clock.now
