@@ -11,10 +11,10 @@ from laws import Request, unchecked
 from records import Process, records
 from tables import Recording
 
-from specdecpp.lab import Heuristic, mdp
-from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling, share_of_headroom
+from specdecpp.bench.rows import share_of_headroom
+from specdecpp.lab import Heuristic, mdp, oracles
+from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed
-from specdecpp.replay import oracles
 from specdecpp.replay.replay import replay
 from specdecpp.replay.trace import Opinion, Trace
 from specdecpp.testing import TableModel

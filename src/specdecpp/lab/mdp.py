@@ -1,6 +1,6 @@
 """The decision process behind a round: draft one more, or verify? Solved exactly where acceptance is a known Markov chain.
 
-    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> Tally (tokens, candidates) -> tokens/s
+    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> Totals (tokens, candidates) -> tokens/s
 
 Candidate i is accepted with probability a_i = min(1, p/q) if those before it were, so k candidates all survive with
 probability S_k = a_1 ... a_k, and a round with N of them makes 1 + S_1 + ... + S_N tokens on average: one is always the
@@ -24,25 +24,21 @@ Plan = tuple[Bool[np.ndarray, " _"], ...]
 """For k = 0..K-1 candidates, and for every situation of that layer: whether to draft one more."""
 
 
-def tokens_per_second(*, discard_rate: float, verification_rate: float, draft_s: float, target_s: float) -> float:
-    """Speed from two rates that do not depend on hardware, R_d and R_v, where a target pass takes the same at any width.
-
-    N_draft = N + N_discarded - N_target, since each target pass makes one token of its own (paper, section 3).
-
-    >>> round(tokens_per_second(discard_rate=0.333, verification_rate=0.193, draft_s=0.023, target_s=0.108), 1)
-    21.2
-    """
-    return 1 / (draft_s * (1 + discard_rate) + (target_s - draft_s) * verification_rate)
-
-
 def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> float:
-    """Over the target alone, 1/(c + c R_d + (1 - c) R_v), with c = t_draft/t_target."""
-    return tokens_per_second(discard_rate=discard_rate, verification_rate=verification_rate, draft_s=c, target_s=1.0)
+    """Speed-up over the target alone from two rates that do not depend on hardware, R_d and R_v, with c = t_draft/t_target.
+
+    N_draft = N + N_discarded - N_target, since each target pass makes one token of its own (paper, section 3), and a target
+    pass is taken to last as long at any width.
+
+    >>> round(speed_up(discard_rate=0.333, verification_rate=0.193, c=0.023 / 0.108), 2)
+    2.29
+    """
+    return 1 / (c * (1 + discard_rate) + (1 - c) * verification_rate)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tally:
-    """What rounds come to: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
+class Totals:
+    """Sums of rounds: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
 
     It generalises R_d and R_v to target passes that take longer the more positions they read. Counting supposes that every
     round ends with a token of the target's own, which fails only where an answer is cut.
@@ -146,7 +142,7 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layer:
+class LatticeLayer:
     """The M situations with k candidates: the state, S of the judged candidates, E[S_k], and E edges from layer k - 1."""
 
     state: Int[np.ndarray, " M"]
@@ -174,7 +170,7 @@ class Lattice:
     """
 
     start: Float[np.ndarray, " M0"]
-    layers: tuple[Layer, ...]
+    layers: tuple[LatticeLayer, ...]
 
     @classmethod
     def of(cls, process: Process, *, max_tokens: int) -> "Lattice":
@@ -187,7 +183,7 @@ class Lattice:
         state = np.flatnonzero(process.start)
         key = np.column_stack([state, np.zeros((len(state), len(factors)), int)])
         one, nothing = np.ones(len(state)), np.zeros(0, int)
-        layers = [Layer(state=state, survival=one, gain=one, source=nothing, target=nothing, chance=np.zeros(0))]
+        layers = [LatticeLayer(state=state, survival=one, gain=one, source=nothing, target=nothing, chance=np.zeros(0))]
         for _ in range(max_tokens):
             source, state = np.nonzero(process.transition[key[:, 0]])
             chance = process.transition[key[source, 0], state]
@@ -197,21 +193,21 @@ class Lattice:
             key, target = np.unique(np.column_stack([state, counts]), axis=0, return_inverse=True)
             state, survival = key[:, 0], (factors ** key[:, 1:]).prod(-1)
             gain, target = survival * process.unjudged[state], target.reshape(-1)
-            layers.append(Layer(state=state, survival=survival, gain=gain, source=source, target=target, chance=chance))
+            layers.append(LatticeLayer(state=state, survival=survival, gain=gain, source=source, target=target, chance=chance))
         return cls(start=process.start[layers[0].state], layers=tuple(layers))
 
     @property
     def max_tokens(self) -> int:
         return len(self.layers) - 1
 
-    def tally(self, plan: Plan) -> Tally:
+    def tally(self, plan: Plan) -> Totals:
         """The expected tokens of a round under a plan, and the law of its number of candidates."""
         mass, num_tokens, rounds = self.start, 1.0, []
         for go, layer in zip(plan, self.layers[1:], strict=True):
             rounds.append(mass[~go].sum())
             mass = layer.spread(mass * go)
             num_tokens += float(mass @ layer.gain)
-        return Tally(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
+        return Totals(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
 
 
 def fixed(lattice: Lattice, k: int) -> Plan:
@@ -250,7 +246,7 @@ class Optimum:
     """The best plan, what it comes to, and the rates on the way to it, rising, from the target alone (tokens/s)."""
 
     plan: Plan
-    tally: Tally
+    tally: Totals
     rates: tuple[float, ...]
 
     @property
@@ -266,7 +262,7 @@ def optimum(lattice: Lattice, costs: Costs) -> Optimum:
     (4.0, 1.788)
     """
 
-    def best(rate: float) -> Tally:
+    def best(rate: float) -> Totals:
         return lattice.tally(look_ahead(lattice, costs, rate=rate))
 
     rates = _dinkelbach(best, costs)
@@ -288,7 +284,7 @@ def settled_rate(lattice: Lattice, costs: Costs, *, steps: int, precision: float
     return low
 
 
-def hindsight(lattice: Lattice, costs: Costs) -> Tally:
+def hindsight(lattice: Lattice, costs: Costs) -> Totals:
     """The bound that no rule passes: it knows beforehand how many candidates L would be accepted, and drafts none in vain.
 
     Of each run it drafts what pays, all of it where c < 1 and a pass takes the same at any width. Then, with no bound on the
@@ -302,15 +298,15 @@ def hindsight(lattice: Lattice, costs: Costs) -> Tally:
     law = -np.diff([*reaches, 0.0])  # P(L = l), the last one P(L >= K)
     tokens, seconds = np.arange(1.0, most + 2), np.array([costs.round_s(k) for k in range(most + 1)])
 
-    def best(rate: float) -> Tally:
+    def best(rate: float) -> Totals:
         value = tokens - rate * seconds
         drafted = [int(value[: length + 1].argmax()) for length in range(most + 1)]
-        return Tally(num_tokens=float(law @ tokens[drafted]), rounds=np.bincount(drafted, law, minlength=most + 1))
+        return Totals(num_tokens=float(law @ tokens[drafted]), rounds=np.bincount(drafted, law, minlength=most + 1))
 
     return best(_dinkelbach(best, costs)[-1])
 
 
-def _dinkelbach(best: Callable[[float], Tally], costs: Costs) -> tuple[float, ...]:
+def _dinkelbach(best: Callable[[float], Totals], costs: Costs) -> tuple[float, ...]:
     """Rates that rise until they stand, where `best(rate)` maximises E[tokens] - rate E[seconds] over finitely many rules."""
     rates = [1 / costs.verify_s(1)]
     while (rate := best(rates[-1]).tokens_per_second(costs)) > rates[-1]:
