@@ -14,6 +14,7 @@ from specdecpp.lab.trees import TreePolicy, Widths
 from specdecpp.lab.trees.replay import Player, replay_trees
 from specdecpp.rounds.verification import CompareVerification, GreedyVerification, TokenVerification, Verification
 from specdecpp.sampling import Sampling, probabilities
+from specdecpp.testing import Enumerator
 
 pytestmark = pytest.mark.lab
 
@@ -148,3 +149,10 @@ def test_sums_are_those_of_the_rounds() -> None:
         replay_trees([], Widths(), COSTS)
     with pytest.raises(ValueError, match="no answers of gsm8k"):
         once.only("gsm8k")
+
+
+def test_an_enumerator_stands_for_luck() -> None:
+    """Catches a replay that asks for randomness in another way than the two that there are."""
+    request = SITUATIONS["plain"]
+    laws = TableLaws(request=request, tokens=(0, 1, 2, 0))
+    assert sum(r.num_tokens for r in Player(laws, Widths(), COSTS).rounds(Enumerator([]))) == 4
