@@ -21,7 +21,7 @@ MODULES = {
 }
 # Everything else is online. Testing is neither: it serves both and the tests.
 FLOORS = (
-    ("theory",),
+    ("replay",),
     ("training",),
     ("bench", "demo"),
     ("report",),
@@ -145,10 +145,10 @@ def test_a_door_leads_down(room: str) -> None:
     assert not [name for name in found for other in OFFLINE if is_within(name, other) and other not in open_to]
 
 
-def test_theory_needs_the_policies_and_numpy() -> None:
-    """Catches a replay or an exact solution that needs torch, a model, or another room but that of costs, to be imported."""
-    theory = [module for module in MODULES if is_within(module, "theory")]
-    needed = {name for module in theory for name in imports_of(module) if not is_within(name, "theory")}
+def test_a_replay_needs_the_policies_and_numpy() -> None:
+    """Catches a replay that needs torch, a model, or another room but that of costs, to be imported."""
+    theory = [module for module in MODULES if is_within(module, "replay")]
+    needed = {name for module in theory for name in imports_of(module) if not is_within(name, "replay")}
     assert needed
     assert all(is_within(name, "policies") or is_within(name, "costs") for name in needed), needed
     assert not [name for name in needed if is_within(name, "costs.measuring")]
