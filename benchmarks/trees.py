@@ -33,7 +33,7 @@ from specdecpp.bench.interleaving import in_turn
 from specdecpp.decoder import run
 from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTree, Tree, TreePolicy, Widths
 from specdecpp.lab.trees.recorded import recorded
-from specdecpp.lab.trees.replay import Player, TreesReplayed, replay_trees
+from specdecpp.lab.trees.replay import TreePlayer, TreesReplayed, replay_trees
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.replay.replay import replay
@@ -90,7 +90,7 @@ def classifier(answers: Sequence[Any]) -> tuple[float, float, float, float]:
     rows, accepted = [], []
     for i, laws in enumerate(answers):
         seen.clear()
-        rounds = list(Player(laws, Noting(widths=(4, 2, 1, 1)), flat(0.22)).rounds(streams(i, draw=laws.draw)[0]))
+        rounds = list(TreePlayer(laws, Noting(widths=(4, 2, 1, 1)), flat(0.22)).rounds(streams(i, draw=laws.draw)[0]))
         drawn = [r.extra for r in rounds if r.extra is not None and r.extra.tokens]
         for tree, grown in zip(seen, drawn, strict=True):
             for node, parent in enumerate(grown.parents):

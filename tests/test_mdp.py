@@ -17,7 +17,18 @@ from laws import Request, law_of, unchecked
 
 from specdecpp.costs import Costs
 from specdecpp.lab import mdp
-from specdecpp.lab.mdp import Lattice, Process, Totals, bounds, fixed, hindsight, look_ahead, optimum, settled_rate, threshold
+from specdecpp.lab.mdp import (
+    Lattice,
+    Process,
+    RoundTally,
+    bounds,
+    fixed,
+    hindsight,
+    look_ahead,
+    optimum,
+    settled_rate,
+    threshold,
+)
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
 from specdecpp.rounds.verification import TokenVerification
@@ -101,7 +112,7 @@ def by_paths(process, max_tokens, goes):
             survival *= process.acceptance[states[k]]
             made += survival * process.unjudged[states[k]]
         tokens, rounds[k] = tokens + chance * made, rounds[k] + chance
-    return Totals(num_tokens=tokens, rounds=rounds)
+    return RoundTally(num_tokens=tokens, rounds=rounds)
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------
@@ -127,7 +138,7 @@ def test_the_rates_are_all_one_needs_where_a_pass_has_one_price(num_rounds, num_
     per_round, extra = divmod(num_drafted, num_rounds)
     counts = np.zeros(per_round + 2)
     counts[per_round : per_round + 2] = num_rounds - extra, extra
-    tally, costs = Totals(num_tokens=num_tokens, rounds=counts), Costs(draft_s=draft_s, passes={1: target_s})
+    tally, costs = RoundTally(num_tokens=num_tokens, rounds=counts), Costs(draft_s=draft_s, passes={1: target_s})
     assert (tally.num_rounds, tally.num_drafted) == (num_rounds, num_drafted)
     by_steps = num_tokens / (num_drafted * draft_s + num_rounds * target_s)
     rates = {"discard_rate": tally.discard_rate, "verification_rate": tally.verification_rate}
@@ -144,7 +155,7 @@ def test_a_tally_counts_as_the_metrics_of_a_run_do():
     session.prefill()
     run = Metrics.of([session.step() for _ in range(20)])
     counts = np.array([run.drafted_histogram[k] for k in range(4)], float)
-    tally = Totals(num_tokens=float(run.num_tokens), rounds=counts)
+    tally = RoundTally(num_tokens=float(run.num_tokens), rounds=counts)
     assert (tally.discard_rate, tally.verification_rate) == pytest.approx((run.discard_rate, run.verification_rate))
 
 

@@ -11,7 +11,7 @@ from test_law import SITUATIONS
 from test_tree_law import SHAPES, Removing, small
 
 from specdecpp.lab.trees import TreePolicy, Widths
-from specdecpp.lab.trees.replay import Player, replay_trees
+from specdecpp.lab.trees.replay import TreePlayer, replay_trees
 from specdecpp.rounds.verification import CompareVerification, GreedyVerification, TokenVerification, Verification
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.testing import Enumerator
@@ -72,7 +72,7 @@ def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) 
     law: Law = {}
     for (text, _), probability in request.own_law().items():
         laws = TableLaws(request=request, tokens=text)
-        found = law_of(lambda coins, of=laws: told(list(Player(of, policy, COSTS, compares=compares).rounds(coins))))
+        found = law_of(lambda coins, of=laws: told(list(TreePlayer(of, policy, COSTS, compares=compares).rounds(coins))))
         for key, chance in found.items():
             law[text, key] = law.get((text, key), 0.0) + probability * chance
     return law
@@ -155,4 +155,4 @@ def test_an_enumerator_stands_for_luck() -> None:
     """Catches a replay that asks for randomness in another way than the two that there are."""
     request = SITUATIONS["plain"]
     laws = TableLaws(request=request, tokens=(0, 1, 2, 0))
-    assert sum(r.num_tokens for r in Player(laws, Widths(), COSTS).rounds(Enumerator([]))) == 4
+    assert sum(r.num_tokens for r in TreePlayer(laws, Widths(), COSTS).rounds(Enumerator([]))) == 4

@@ -25,7 +25,7 @@ RIDGE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewtonFit:
+class LogisticFit:
     """logit P(accepted) = slope * x + intercepts[k] with x = logit(q), and what the next Newton step needs.
 
     `sums` are, of the candidates at each place, their number, weights w, w x, and residuals r; `shared` w x^2 and r x of all.
@@ -87,10 +87,10 @@ class OnlineLogistic(HeadPolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> NewtonFit:
+    def start(self) -> LogisticFit:
         return self._fit(0.0, (START,) * self.max_tokens)
 
-    def resume(self, past: Mapping[str, Any]) -> NewtonFit:
+    def resume(self, past: Mapping[str, Any]) -> LogisticFit:
         intercepts = past.get("intercepts")
         if not (isinstance(intercepts, list | tuple) and len(intercepts) == self.max_tokens):
             return self.start()
@@ -101,10 +101,10 @@ class OnlineLogistic(HeadPolicy):
             **{name: past[name] for name in ("num_rounds", "num_fits", "num_tested", "num_accepted", "mean")},
         )
 
-    def carry(self, past: Mapping[str, Any] | None, memory: NewtonFit) -> Mapping[str, Any]:
+    def carry(self, past: Mapping[str, Any] | None, memory: LogisticFit) -> Mapping[str, Any]:
         return vars(memory).copy()
 
-    def stop(self, draft: Candidates, memory: NewtonFit) -> str | None:
+    def stop(self, draft: Candidates, memory: LogisticFit) -> str | None:
         k = draft.num_tokens
         if not k or memory.num_fits < self.warm_up:
             return None
@@ -115,7 +115,7 @@ class OnlineLogistic(HeadPolicy):
             return None
         return f"{then - now:.2f} more tokens take longer than the others"
 
-    def learn(self, memory: NewtonFit, outcome: "Outcome") -> NewtonFit:
+    def learn(self, memory: LogisticFit, outcome: "Outcome") -> LogisticFit:
         num = outcome.num_accepted
         tested = outcome.judged[: min(num + 1, outcome.num_drafted)]
         sums, (across, along) = list(memory.sums), memory.shared
@@ -136,7 +136,7 @@ class OnlineLogistic(HeadPolicy):
         )
         return memory if memory.num_rounds < self.fit_every else self._step(memory)
 
-    def _step(self, memory: NewtonFit) -> NewtonFit:
+    def _step(self, memory: LogisticFit) -> LogisticFit:
         """One Newton step. Intercepts are eliminated first: what is left is one equation for the slope."""
         across, along = memory.shared[0] + RIDGE, memory.shared[1]
         for _, w, wx, r in memory.sums:
@@ -152,8 +152,8 @@ class OnlineLogistic(HeadPolicy):
         mean = memory.num_accepted / memory.num_tested if memory.num_tested else memory.mean
         return replace(self._fit(memory.slope + step, intercepts), num_fits=memory.num_fits + 1, mean=mean)
 
-    def _fit(self, slope: float, intercepts: tuple[float, ...]) -> NewtonFit:
-        return NewtonFit(slope=slope, intercepts=intercepts, sums=((0.0, 0.0, 0.0, 0.0),) * self.max_tokens)
+    def _fit(self, slope: float, intercepts: tuple[float, ...]) -> LogisticFit:
+        return LogisticFit(slope=slope, intercepts=intercepts, sums=((0.0, 0.0, 0.0, 0.0),) * self.max_tokens)
 
 
 def _logit_q(estimate: float) -> float:

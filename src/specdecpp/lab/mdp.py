@@ -1,6 +1,6 @@
 """The decision process behind a round: draft one more, or verify? Solved exactly where acceptance is a known Markov chain.
 
-    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> Totals (tokens, candidates) -> tokens/s
+    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> RoundTally (tokens, candidates) -> tokens/s
 
 Candidate i is accepted with probability a_i = min(1, p/q) if those before it were, so k candidates all survive with
 probability S_k = a_1 ... a_k, and a round with N of them makes 1 + S_1 + ... + S_N tokens on average: one is always the
@@ -37,7 +37,7 @@ def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> floa
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Totals:
+class RoundTally:
     """Sums of rounds: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
 
     It generalises R_d and R_v to target passes that take longer the more positions they read. Counting supposes that every
@@ -200,14 +200,14 @@ class Lattice:
     def max_tokens(self) -> int:
         return len(self.layers) - 1
 
-    def tally(self, plan: Plan) -> Totals:
+    def tally(self, plan: Plan) -> RoundTally:
         """The expected tokens of a round under a plan, and the law of its number of candidates."""
         mass, num_tokens, rounds = self.start, 1.0, []
         for go, layer in zip(plan, self.layers[1:], strict=True):
             rounds.append(mass[~go].sum())
             mass = layer.spread(mass * go)
             num_tokens += float(mass @ layer.gain)
-        return Totals(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
+        return RoundTally(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
 
 
 def fixed(lattice: Lattice, k: int) -> Plan:
@@ -246,7 +246,7 @@ class Optimum:
     """The best plan, what it comes to, and the rates on the way to it, rising, from the target alone (tokens/s)."""
 
     plan: Plan
-    tally: Totals
+    tally: RoundTally
     rates: tuple[float, ...]
 
     @property
@@ -262,7 +262,7 @@ def optimum(lattice: Lattice, costs: Costs) -> Optimum:
     (4.0, 1.788)
     """
 
-    def best(rate: float) -> Totals:
+    def best(rate: float) -> RoundTally:
         return lattice.tally(look_ahead(lattice, costs, rate=rate))
 
     rates = _dinkelbach(best, costs)
@@ -284,7 +284,7 @@ def settled_rate(lattice: Lattice, costs: Costs, *, steps: int, precision: float
     return low
 
 
-def hindsight(lattice: Lattice, costs: Costs) -> Totals:
+def hindsight(lattice: Lattice, costs: Costs) -> RoundTally:
     """The bound that no rule passes: it knows beforehand how many candidates L would be accepted, and drafts none in vain.
 
     Of each run it drafts what pays, all of it where c < 1 and a pass takes the same at any width. Then, with no bound on the
@@ -298,15 +298,15 @@ def hindsight(lattice: Lattice, costs: Costs) -> Totals:
     law = -np.diff([*reaches, 0.0])  # P(L = l), the last one P(L >= K)
     tokens, seconds = np.arange(1.0, most + 2), np.array([costs.round_s(k) for k in range(most + 1)])
 
-    def best(rate: float) -> Totals:
+    def best(rate: float) -> RoundTally:
         value = tokens - rate * seconds
         drafted = [int(value[: length + 1].argmax()) for length in range(most + 1)]
-        return Totals(num_tokens=float(law @ tokens[drafted]), rounds=np.bincount(drafted, law, minlength=most + 1))
+        return RoundTally(num_tokens=float(law @ tokens[drafted]), rounds=np.bincount(drafted, law, minlength=most + 1))
 
     return best(_dinkelbach(best, costs)[-1])
 
 
-def _dinkelbach(best: Callable[[float], Totals], costs: Costs) -> tuple[float, ...]:
+def _dinkelbach(best: Callable[[float], RoundTally], costs: Costs) -> tuple[float, ...]:
     """Rates that rise until they stand, where `best(rate)` maximises E[tokens] - rate E[seconds] over finitely many rules."""
     rates = [1 / costs.verify_s(1)]
     while (rate := best(rates[-1]).tokens_per_second(costs)) > rates[-1]:

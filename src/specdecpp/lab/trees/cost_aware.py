@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.lab.trees.protocol import TreePolicy
-from specdecpp.lab.trees.tree import Tree, TriedNode
+from specdecpp.lab.trees.tree import Tree, Tried
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import CostAware
 from specdecpp.policies.protocol import check_probability
@@ -233,7 +233,7 @@ class CostAwareTree(TreePolicy):
         return memory.score(tree.ranks[node])(by_q(tree.shares[node]))
 
 
-def _tested(outcome: Any) -> "Iterable[tuple[TriedNode, float]]":
+def _tested(outcome: Any) -> "Iterable[tuple[Tried, float]]":
     """Each node that was tested, with how likely it was to be accepted: where nobody knows, 1 if it was and 0 if not."""
     tried = outcome.extra.tried
     chances = [min(1.0, chance) for chance in outcome.overlaps] or [float(one.is_accepted) for one in tried]

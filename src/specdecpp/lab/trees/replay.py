@@ -66,7 +66,7 @@ class Laws(Protocol):
         ...
 
 
-class Player:
+class TreePlayer:
     """A rule that is ready to be replayed on one answer. `compares`: verified by comparison, not by q."""
 
     def __init__(self, laws: Laws, policy: TreePolicy, costs: Costs, *, compares: bool = False):
@@ -215,7 +215,7 @@ def replay_trees(
     tokens, shapes = [], []
     for i, laws in enumerate(answers):
         num, counts = 0, Counter[Shape]()
-        player = Player(laws, policy, costs, compares=compares)
+        player = TreePlayer(laws, policy, costs, compares=compares)
         draw = getattr(laws, "draw", None)
         for repeat in range(repeats):
             for r in player.rounds(streams(seed + 1000003 * i + repeat, draw=draw)[0]):

@@ -26,7 +26,7 @@ LIKELIEST = 16
 """How many tokens of an open node are known in order."""
 
 
-class TriedNode(NamedTuple):
+class Tried(NamedTuple):
     """A candidate that was tested: what was known of it (see `Tree`), and whether it was accepted."""
 
     depth: int
@@ -45,7 +45,7 @@ class Grown(NamedTuple):
     path: tuple[int, ...]
     widths: tuple[int, ...]
     num_verified: int
-    tried: tuple[TriedNode, ...]
+    tried: tuple[Tried, ...]
 
 
 @dataclass(eq=False)
@@ -184,7 +184,5 @@ class Tree:
             path=tuple(path),
             widths=tuple(self.widths),
             num_verified=self.num_nodes - len(self.removed),
-            tried=tuple(
-                TriedNode(self.depths[i], self.ranks[i], self.chances[i], self.shares[i], i in accepted) for i in tried
-            ),
+            tried=tuple(Tried(self.depths[i], self.ranks[i], self.chances[i], self.shares[i], i in accepted) for i in tried),
         )
