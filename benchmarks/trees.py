@@ -3,7 +3,7 @@
     python benchmarks/trees.py --replay reference=runs/rules/t1/labels --replay ... --out results/trees.json
     python benchmarks/trees.py --clock reference --data gsm8k_test.jsonl --prompt gsm8k --data ... --out results/trees.json
 
-`--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`training.tree_replay`), under
+`--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`lab.trees.replay`), under
 token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals
 have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
 hindsight on the very set. Chains and cost-aware trees are at most 14 deep. Passes are flat to 32 rows, grow evenly, or take
@@ -31,7 +31,7 @@ import specdecpp as sd
 from specdecpp.bench import questions
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.decoder import run
-from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTree, Tree, TreePolicy, Widths
 from specdecpp.lab.trees.recorded import recorded
 from specdecpp.lab.trees.replay import TreePlayer, TreesReplayed, replay_trees
 from specdecpp.policies import CostAware, Costs, Fixed
@@ -79,10 +79,10 @@ PUBLISHED = ("EAGLE-2", "DDD", "C2T", "OPT-Tree")
 
 def classifier(answers: Sequence[Any]) -> tuple[float, float, float, float]:
     """C2T's weights: whether a node of a static tree is accepted, by logistic regression on the answers' rounds."""
-    seen: list[Growing] = []
+    seen: list[Tree] = []
 
     class Noting(Widths):
-        def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+        def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:
             if not seen or seen[-1] is not tree:
                 seen.append(tree)
             return super().wants_child(tree, node, memory)

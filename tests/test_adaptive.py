@@ -113,13 +113,6 @@ def test_a_round_is_as_long_as_the_formula_says(acceptance: float, bounds: dict)
     assert length(policy, memory, costs=STEEP) == best
 
 
-def test_it_goes_on_trying_unless_it_may_draft_nothing():
-    """Catches a rule that gives up after a bad start: without candidates it would never learn better."""
-    memory = Counts(num_tested=100.0, num_accepted=0.0)
-    assert length(ArgmaxLength(), memory, costs=STEEP) == 1
-    assert length(ArgmaxLength(min_tokens=0), memory, costs=STEEP) == 0
-
-
 # Thresholds that drift
 
 

@@ -333,8 +333,8 @@ def test_the_verbs_refuse_and_say_what_to_do(tiny_pair_names: list[str]):
 
 def test_a_bench_has_lossy_rows_and_says_so(tiny_pair_names: list[str]):
     """Catches rows of `--lossy` that pass for lossless ones, or that count the lossless ones as loose."""
-    options = ["--policy", "fixed:3", "--prompts", "1", "--cycles", "1", "--max-tokens", "12", "--temperature", "1"]
-    done = call("bench", *tiny_pair_names, *options, "--dev-prompts", "0", "--lossy", "--json")
+    options = ["--policy", "fixed:3", "--num", "1", "--cycles", "1", "--max-tokens", "12", "--temperature", "1"]
+    done = call("bench", *tiny_pair_names, *options, "--num-dev", "0", "--lossy", "--json")
     rows = json.loads(done.stdout)["rows"]
     assert {row["verification"] for row in rows} == {"token", *LOSSY}
     for row in rows:

@@ -11,7 +11,7 @@ from laws import Request, finish, outcome, random_head
 from specdecpp import AcceptanceHead, Decoder, HeadError, Pair
 from specdecpp.head import Calibration
 from specdecpp.lab import ArgmaxLength, AutoOff, Bandit, Heuristic
-from specdecpp.lab.meta import Arm, Arms, Gain
+from specdecpp.lab.meta import Gain
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.head import heads
 from specdecpp.sampling import streams
@@ -261,10 +261,3 @@ def test_wrappers_take_drops_and_parts_from_what_they_are_made_of():
     assert AutoOff(policy=dropping).parts == (dropping,)
     assert Bandit(arms=(Fixed(k=1), ArgmaxLength())).parts == (Fixed(k=1), ArgmaxLength())
     assert Fixed(k=1).parts == ()
-
-
-def test_memories_of_a_request_start_empty():
-    """Catches memory that is shared between requests through the configuration."""
-    policy = Bandit(arms=(Diary(), Fixed(k=2)))
-    policy.learn(policy.start(), outcome(1, 1, COSTS))
-    assert policy.start() == Arms(arms=(Arm(memory=()), Arm(memory=None)))

@@ -14,6 +14,8 @@ from specdecpp.loading.pair import Pair
 from specdecpp.request import KINDS, WRAPPERS, parse_policy
 from specdecpp.testing import TableModel, tiny_tokenizer
 
+pytestmark = pytest.mark.lab
+
 INNER = (
     "none",
     *KINDS,

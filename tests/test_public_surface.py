@@ -21,7 +21,7 @@ MODULES = {
 }
 # Everything else is online. Testing is neither: it serves both and the tests.
 FLOORS = (
-    ("theory",),
+    ("replay",),
     ("training",),
     ("bench", "demo"),
     ("report",),

@@ -12,7 +12,7 @@ from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 
 from specdecpp import Decoder, UnsoundError
 from specdecpp.lab import AutoOff
-from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, Growing, OptTree, TreePolicy, Widths
+from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTree, TreePolicy, Widths
 from specdecpp.lab.trees import verification as tree_verification
 from specdecpp.lab.trees.engine import _Branches
 from specdecpp.lab.trees.tree import ROOT, Tree
@@ -32,10 +32,10 @@ class ByTokens(TreePolicy):
     max_tokens: int = 3
     max_nodes: int = 5
 
-    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+    def open(self, tree: Tree, memory: Any) -> Sequence[int]:
         return [node for node in reversed(tree.frontier) if node == ROOT or (sum(tree.tokens) + tree.tokens[node]) % 3 < 2]
 
-    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+    def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:
         num = len(tree.children(node))
         return num == 0 or (num < 3 and sum(tree.tokens) % 2 == 0)
 
@@ -47,10 +47,10 @@ class ByChance(TreePolicy):
     max_tokens: int = 2
     max_nodes: int = 6
 
-    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+    def open(self, tree: Tree, memory: Any) -> Sequence[int]:
         return [node for node in tree.frontier if tree.product(node) > 0.2]
 
-    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+    def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:
         return sum(tree.chances[child] for child in tree.children(node)) < 0.6
 
 
@@ -64,7 +64,7 @@ class Removing(Widths):
     def removes(self) -> bool:
         return True
 
-    def removed(self, tree: Growing, memory: Any) -> Collection[int]:
+    def removed(self, tree: Tree, memory: Any) -> Collection[int]:
         return [node for node in range(tree.num_nodes) if tree.product(node) < 0.4]
 
 
@@ -75,15 +75,18 @@ class Everywhere(TreePolicy):
     max_tokens: int = 2
     max_nodes: int = 4
 
-    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+    def open(self, tree: Tree, memory: Any) -> Sequence[int]:
         return sorted(tree.frontier, key=lambda node: -1 if node == ROOT else tree.tokens[node])
 
-    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+    def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:
         return len(tree.children(node)) < (2 if not tree.tokens or tree.tokens[-1] != 1 else 1)
 
 
 class Asked(CostAwareTree):
-    """Is asked node by node, also where the round is a chain."""
+    """Asks about further children, also where they are far from paying."""
+
+    def _may_branch(self, memory: Any, costs: Any) -> bool:
+        return True
 
 
 SHAPES: dict[str, Callable[[], TreePolicy]] = {
@@ -292,13 +295,33 @@ def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: 
     with unchecked():
         for seed in range(4):
             told, asked = (finish(request.session(kind_of(), kind, streams(seed))) for kind_of in (CostAwareTree, Asked))
-            forms |= {r.extra is not None for r in told if r.num_drafted}
+            forms |= {any(tried.rank for tried in r.extra.tried) for r in told if r.num_drafted}
             if row >= 0.3:
                 chain = finish(request.session(CostAware(), kind, streams(seed)))
                 assert [(r.pieces, r.num_drafted) for r in told] == [(r.pieces, r.num_drafted) for r in chain]
             else:
                 assert [(r.pieces, r.extra) for r in told] == [(r.pieces, r.extra) for r in asked]
-    assert forms == {row < 0.1}
+    assert (True in forms) == (row < 0.1)
+
+
+@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 1), (3,), ()])
+def test_the_target_reads_leaf_by_leaf(widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a chain that is verified node by node, in as many passes as decoding without a draft takes."""
+    session = PLAIN.session(Widths(widths=widths), TokenVerification(), streams(3))
+    session.prefill()
+    target, read = session._request.target, []
+    extend = type(target).extend
+
+    def counted(self: Any, tokens: list[int], *, rows: int) -> Any:
+        read.extend([len(tokens)] * (self is target))
+        return extend(self, tokens, rows=rows)
+
+    monkeypatch.setattr(type(target), "extend", counted)
+    found = session.step()
+    grown = found.extra
+    num_leaves = len(set(range(len(grown.tokens))) - set(grown.parents))
+    again = num_leaves > 1 and found.num_accepted > 0  # the accepted branch was read before another
+    assert max(1, num_leaves) <= len(read) <= max(1, num_leaves) + again
 
 
 # Dice, and mistakes

@@ -8,7 +8,7 @@ import torch
 from laws import Law, Request, largest_difference, law_of, unchecked
 from tables import COSTS
 from test_law import SITUATIONS
-from test_tree_law import SHAPES, VERIFICATIONS, Removing, small
+from test_tree_law import SHAPES, Removing, small
 
 from specdecpp.lab.trees import TreePolicy, Widths
 from specdecpp.lab.trees.replay import TreePlayer, replay_trees
@@ -156,8 +156,3 @@ def test_an_enumerator_stands_for_luck() -> None:
     request = SITUATIONS["plain"]
     laws = TableLaws(request=request, tokens=(0, 1, 2, 0))
     assert sum(r.num_tokens for r in TreePlayer(laws, Widths(), COSTS).rounds(Enumerator([]))) == 4
-
-
-def test_verifications_are_all_here() -> None:
-    """Catches a way to verify trees that was never replayed."""
-    assert set(VERIFICATIONS) == {"token", "compare"}

@@ -2,11 +2,11 @@
 
 | rule | stops when | looks at | file |
 |---|---|---|---|
-| `Heuristic` | k candidates, k + 2 after a round accepted whole, else k - 1 | outcomes | fixed.py |
+| `Heuristic` | k candidates, k + 2 after a round accepted whole, else k - 1 | outcomes | history.py |
 | `AcceptanceEMA` | one candidate more than was accepted lately | outcomes | history.py |
 | `ArgmaxLength` | the length that is fastest at the acceptance so far, or lately | outcomes, costs | history.py |
 | `UCBSpecStop` | the length that may be the fastest, by an upper bound | outcomes, costs | history.py |
-| `Cascade` | the length that was fastest in a test, none where that did not pay | outcomes, costs | cascade.py |
+| `Cascade` | the length that was fastest in a test, none where that did not pay | outcomes, costs | history.py |
 | `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `OnlineLogistic` | another would not raise the round's tokens a second | q, outcomes, costs | logistic.py |
@@ -25,31 +25,18 @@ No module outside this package imports it. `--policy` and `bench` find its rules
 
 from specdecpp.lab.adaptive import AdaptiveEntropy as AdaptiveEntropy
 from specdecpp.lab.adaptive import DraftVerify as DraftVerify
-from specdecpp.lab.cascade import Cascade as Cascade
 from specdecpp.lab.copies import WithCopies as WithCopies
-from specdecpp.lab.heuristic import Heuristic as Heuristic
 from specdecpp.lab.history import AcceptanceEMA as AcceptanceEMA
 from specdecpp.lab.history import ArgmaxLength as ArgmaxLength
+from specdecpp.lab.history import Cascade as Cascade
+from specdecpp.lab.history import Heuristic as Heuristic
 from specdecpp.lab.history import UCBSpecStop as UCBSpecStop
 from specdecpp.lab.logistic import Disco as Disco
 from specdecpp.lab.logistic import OnlineLogistic as OnlineLogistic
 from specdecpp.lab.meta import AutoOff as AutoOff
 from specdecpp.lab.meta import Bandit as Bandit
 from specdecpp.lab.trees import TreePolicy as TreePolicy
+from specdecpp.policies import Policy
 
-RULES = (
-    AcceptanceEMA,
-    AdaptiveEntropy,
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    Cascade,
-    Disco,
-    DraftVerify,
-    Heuristic,
-    OnlineLogistic,
-    TreePolicy,
-    UCBSpecStop,
-    WithCopies,
-)
+RULES = tuple(kind for kind in globals().copy().values() if isinstance(kind, type) and issubclass(kind, Policy) and kind.short)
 """All of them, for the entry point."""

@@ -22,7 +22,7 @@ from specdecpp.policies.account import Account
 from specdecpp.policies.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.gains import Gains
-from specdecpp.policies.protocol import FREE, Rule, rule_of
+from specdecpp.policies.protocol import FREE, Policy, Rule, rule_of
 from specdecpp.rounds.copying import Copying, propose
 from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result
@@ -68,18 +68,15 @@ class WithCopies(Around):
         return Both(copies=self.copies.start(), memory=self.policy.start())
 
     def resume(self, past: Mapping[str, Any]) -> Both:
-        given = {name: past[name] if isinstance(past.get(name), Mapping) else None for name in ("copies", "policy")}
-        begun = (
-            rule.start() if told is None else rule.resume(told)
-            for rule, told in zip((self.copies, self.policy), given.values(), strict=True)
-        )
-        return Both(**dict(zip(("copies", "memory"), begun, strict=True)))
+        def resumed(rule: Policy, name: str) -> Any:
+            return rule.resume(past[name]) if isinstance(past.get(name), Mapping) else rule.start()
+
+        return Both(copies=resumed(self.copies, "copies"), memory=resumed(self.policy, "policy"))
 
     def begin(self, memory: Both, *, num_tokens: int, is_greedy: bool) -> Both:
         copies = self.copies.begin(memory.copies, num_tokens=num_tokens, is_greedy=is_greedy)
-        return replace(
-            memory, copies=copies, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy)
-        )
+        own = self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy)
+        return replace(memory, copies=copies, memory=own)
 
     def carry(self, past: Mapping[str, Any] | None, memory: Both) -> Mapping[str, Any]:
         told = past or {}

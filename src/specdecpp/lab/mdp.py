@@ -1,6 +1,6 @@
 """The decision process behind a round: draft one more, or verify? Solved exactly where acceptance is a known Markov chain.
 
-    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> Tally (tokens, candidates) -> tokens/s
+    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> RoundTally (tokens, candidates) -> tokens/s
 
 Candidate i is accepted with probability a_i = min(1, p/q) if those before it were, so k candidates all survive with
 probability S_k = a_1 ... a_k, and a round with N of them makes 1 + S_1 + ... + S_N tokens on average: one is always the
@@ -24,20 +24,16 @@ Plan = tuple[Bool[np.ndarray, " _"], ...]
 """For k = 0..K-1 candidates, and for every situation of that layer: whether to draft one more."""
 
 
-def tokens_per_second(*, discard_rate: float, verification_rate: float, draft_s: float, target_s: float) -> float:
-    """Speed from two rates that do not depend on hardware, R_d and R_v, where a target pass takes the same at any width.
-
-    N_draft = N + N_discarded - N_target, since each target pass makes one token of its own (paper, section 3).
-
-    >>> round(tokens_per_second(discard_rate=0.333, verification_rate=0.193, draft_s=0.023, target_s=0.108), 1)
-    21.2
-    """
-    return 1 / (draft_s * (1 + discard_rate) + (target_s - draft_s) * verification_rate)
-
-
 def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> float:
-    """Over the target alone, 1/(c + c R_d + (1 - c) R_v), with c = t_draft/t_target."""
-    return tokens_per_second(discard_rate=discard_rate, verification_rate=verification_rate, draft_s=c, target_s=1.0)
+    """Speed-up over the target alone from two rates that do not depend on hardware, R_d and R_v, with c = t_draft/t_target.
+
+    N_draft = N + N_discarded - N_target, since each target pass makes one token of its own (paper, section 3), and a target
+    pass is taken to last as long at any width.
+
+    >>> round(speed_up(discard_rate=0.333, verification_rate=0.193, c=0.023 / 0.108), 2)
+    2.29
+    """
+    return 1 / (c * (1 + discard_rate) + (1 - c) * verification_rate)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

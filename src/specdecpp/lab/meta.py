@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specdecpp.lab.history import Priced
 from specdecpp.policies.around import Around
 from specdecpp.policies.head import HeadPolicy, judge_of
 from specdecpp.policies.protocol import Policy, Rule, Stop, check_probability, rule_of
@@ -46,7 +47,7 @@ class Arms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bandit(Policy):
+class Bandit(Priced):
     """Follow the rule that has made most tokens a second so far, trying the others now and then: UCB1 (Auer et al. 2002).
 
     A round follows the arm with the largest  rate_i + exploration * rate * sqrt(2 ln n / n_i), where rate_i is the arm's
@@ -97,10 +98,6 @@ class Bandit(Policy):
     def looks_ahead(self) -> bool:
         return self._judge is not None and self._judge.looks_ahead
 
-    @property
-    def needs_costs(self) -> bool:
-        return True
-
     def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
         return None if self._judge is None else self._judge.judge(draft, hidden)
 
@@ -109,8 +106,8 @@ class Bandit(Policy):
 
     def begin(self, memory: Arms, *, num_tokens: int, is_greedy: bool) -> Arms:
         given = zip(self.arms, memory.arms, strict=True)
-        begun = (arm.begin(of.memory, num_tokens=num_tokens, is_greedy=is_greedy) for arm, of in given)
-        return replace(memory, arms=tuple(replace(of, memory=own) for of, own in zip(memory.arms, begun, strict=True)))
+        begun = [replace(of, memory=arm.begin(of.memory, num_tokens=num_tokens, is_greedy=is_greedy)) for arm, of in given]
+        return replace(memory, arms=tuple(begun))
 
     def limit(self, memory: Arms) -> int:
         return self.arms[memory.chosen].limit(memory.arms[memory.chosen].memory)

@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Int
 
 from specdecpp.costs.curve import is_switch
-from specdecpp.policies import Candidates, Costs, Policy
+from specdecpp.lab.history import Priced
+from specdecpp.policies import Candidates, Costs
 from specdecpp.policies.cost_aware import prices_of_more
 from specdecpp.replay.replay import replay, thrown
 from specdecpp.replay.replayed import Replayed, ReplayedRound, prices
@@ -96,7 +97,7 @@ def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int |
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CostRule(Policy):
+class _CostRule(Priced):
     """Go on if j more candidates pay for some j >= 1 (see `policies.cost_aware`), with opinions that are right.
 
     `rate` in tokens/s; `mean` is what is expected of the candidates after the next one.
@@ -109,10 +110,6 @@ class _CostRule(Policy):
 
     @property
     def looks_ahead(self) -> bool:
-        return True
-
-    @property
-    def needs_costs(self) -> bool:
         return True
 
     def judge(self, draft: Candidates, hidden: Any) -> None:
@@ -132,7 +129,8 @@ def _settled(traces: Sequence[Trace], costs: Costs, *, max_tokens: int | None = 
     Near its end the iteration may hover, since the rule is not exactly the best at each rate; the best replay counts.
     """
     most = traces[0].branch_size if max_tokens is None else max_tokens
-    rule = _CostRule(rate=1 / costs.verify_s(1), mean=_mean_overlap(traces), max_tokens=most)
+    mean = float(np.concatenate([trace.overlap for trace in traces]).mean())  # 1 - TV of a position
+    rule = _CostRule(rate=1 / costs.verify_s(1), mean=mean, max_tokens=most)
     best = replay(traces, rule, costs, **options)
     for _ in range(ROUNDS_OF_SEARCH):
         found = replay(traces, replace(rule, rate=best.tokens_per_second), costs, **options)
@@ -140,11 +138,6 @@ def _settled(traces: Sequence[Trace], costs: Costs, *, max_tokens: int | None = 
             break
         best = found
     return best
-
-
-def _mean_overlap(traces: Sequence[Trace]) -> float:
-    """1 - TV of a position, on average over all of them."""
-    return float(np.concatenate([trace.overlap for trace in traces]).mean())
 
 
 def _knowing(trace: Trace, knowledge: Callable[[Trace, Opinion], Opinion]) -> Trace:

@@ -3,31 +3,19 @@
 | rule | shape | file |
 |---|---|---|
 | `CostAwareTree` | nodes that are worth the time they add; with one child a node `CostAware` | cost_aware.py |
-| `Widths` | so many children a node at each depth | widths.py |
-| `Eagle2`, `DynamicDepth`, `OptTree`, `C2T` | those of other papers | beams.py |
+| `Widths` | so many children a node at each depth | shapes.py |
+| `Eagle2`, `DynamicDepth`, `OptTree`, `C2T` | those of other papers | shapes.py |
 
-`protocol.py` says what a tree rule is and what it sees, `tree.py` is the tree while it grows, `engine.py` runs a step,
-`verification.py` accepts a branch and keeps the target's distribution, `replay.py` replays rules on recorded answers.
+`protocol.py` says how a tree rule is asked, `tree.py` is the tree while it grows, `engine.py` runs a step, `verification.py`
+accepts a branch and keeps the target's distribution, `replay.py` replays rules on recorded answers.
 """
 
-from specdecpp.lab.trees.beams import C2T, Beam, DynamicDepth, Eagle2, OptTree
-from specdecpp.lab.trees.cost_aware import CostAwareTree
-from specdecpp.lab.trees.protocol import Growing, Grown, TreePolicy, Tried
-from specdecpp.lab.trees.shapes import parse_tree, tree_spec
-from specdecpp.lab.trees.widths import Widths
-
-__all__ = [
-    "C2T",
-    "Beam",
-    "CostAwareTree",
-    "DynamicDepth",
-    "Eagle2",
-    "Growing",
-    "Grown",
-    "OptTree",
-    "TreePolicy",
-    "Tried",
-    "Widths",
-    "parse_tree",
-    "tree_spec",
-]
+from specdecpp.lab.trees.cost_aware import CostAwareTree as CostAwareTree
+from specdecpp.lab.trees.protocol import TreePolicy as TreePolicy
+from specdecpp.lab.trees.shapes import C2T as C2T
+from specdecpp.lab.trees.shapes import DynamicDepth as DynamicDepth
+from specdecpp.lab.trees.shapes import Eagle2 as Eagle2
+from specdecpp.lab.trees.shapes import OptTree as OptTree
+from specdecpp.lab.trees.shapes import Widths as Widths
+from specdecpp.lab.trees.shapes import parse_tree as parse_tree
+from specdecpp.lab.trees.tree import Tree as Tree

@@ -12,8 +12,7 @@ passes. Where those take steps, a row that adds less than that brings the next s
 costs `REACHED` of the difference. Behind the rows that were counted with when a depth was opened, a step is paid in full. Where
 rows cost nothing only the number of places is limited, and what one is worth is learned: it rises after rounds that have used
 all.
-With one child a node both are the chain's rule, and decide the same. Where further children are far from paying, the round is a
-chain by its thresholds (`rule`), which engines run without asking.
+With one child a node both are the chain's rule, and decide the same; so it is where further children are far from paying.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,19 +20,18 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.lab.trees.protocol import Growing, Grown, TreePolicy
+from specdecpp.lab.trees.protocol import TreePolicy
+from specdecpp.lab.trees.tree import Tree, Tried
 from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import CostAware
 from specdecpp.policies.protocol import check_probability
 from specdecpp.policies.score import Belief, Score, by_q
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
+    from collections.abc import Iterable, Mapping, Sequence
 
     from specdecpp.costs import Costs
-    from specdecpp.policies.protocol import Candidates, Outcome, Policy, Rule
+    from specdecpp.policies.protocol import Outcome
 
 BY_SHARE = (Belief(Score(-1.2, 1.3)), Belief(Score(-1.9, 2.0)), Belief(Score(-2.1, 2.2)))
 """What to make of the share of second, third and further children: fitted on development prompts of the reference pair."""
@@ -45,6 +43,7 @@ RISES, FALLS = 1.2, 0.99
 LEAST_PRICE = 1e-3
 REACHED = 0.4
 """Of the rounds, those that get to the next step of the passes: between .3 and .6 no better one was found."""
+
 HOPE = 1.5
 """By how many times a second child may be worth more, where q is broad, than one is in the mean."""
 
@@ -61,10 +60,10 @@ class FirstChildren(Account):
 
     def after(self, outcome: "Outcome") -> Account:
         after = super().after(outcome)
-        if (grown := _grown(outcome)) is None or not outcome.num_drafted:
+        if not outcome.num_drafted:
             return after
         belief, num_tested, num_accepted = self.belief, self.num_tested, self.num_accepted
-        for tried, chance in zip(grown.tried, _chances(outcome, grown), strict=True):
+        for tried, chance in _tested(outcome):
             if not tried.rank:
                 belief = belief.after((by_q(tried.share),), int(tried.is_accepted))
                 num_tested, num_accepted = num_tested + 1, num_accepted + chance
@@ -86,12 +85,6 @@ class TreeAccount:
         """Acceptance of children of this rank, from 1, given that their elder siblings were rejected."""
         i = min(rank, len(PRIORS)) - 1
         return (self.accepted[i] + WEIGHT * PRIORS[i]) / (self.tested[i] + WEIGHT)
-
-    def after_chain(self, chain: Account, price: float) -> "TreeAccount":
-        """The account after a round that was a chain."""
-        after = object.__new__(TreeAccount)  # in a third of the time of `replace`
-        after.__dict__.update(self.__dict__, chain=chain, price=price)
-        return after
 
     def score(self, rank: int) -> Score:
         return self.chain.belief.score if not rank else self.beliefs[min(rank, len(self.beliefs)) - 1].score
@@ -139,62 +132,24 @@ class CostAwareTree(TreePolicy):
         """Statistics of first children; the others are learned anew."""
         return self._chain.carry(past, memory.chain)
 
-    @property
-    def looks_ahead(self) -> bool:
-        return True
-
-    @property
-    def parts(self) -> "tuple[Policy, ...]":
-        return (self._chain,)
-
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
-        """Estimate for a chain's candidate."""
-        return self._chain.judge(draft, hidden)
-
-    def rule(self, memory: TreeAccount, costs: "Costs | None", limit: int) -> "Rule | None":
-        """The chain's, where the round is one; None where there may be a second child."""
-        assert costs is not None, "the session gives costs to a policy that needs them"
-        if type(self) is not CostAwareTree:
-            return None  # a subclass has its own say in `open` and `wants_child`
-        rule, planned = self._chain.rule(memory.chain, costs, limit), memory.chain.planned
-        if rule.least[0] > 1.0:
-            return rule
-        if len(planned) == 4:  # what follows for as long as the chain's rule stands
-            planned.append(self._may_branch(memory, costs))
-        return None if planned[4] else rule
-
-    def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
-        """Tell whether a tree can be worth its rows, and that each of its nodes is asked about: by the second children that a
-        chain may have, about the best of them."""
-        if min(self.max_children, self.max_nodes) < 2:
-            return False
-        first, rho = self._chain.mean_acceptance(memory.chain), self._chain.rate(memory.chain, costs)
-        least = rho * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
-        worth = HOPE * (1 - first) * memory.mean(1)
-        return worth > max(memory.price, least)
-
-    def learn(self, memory: TreeAccount, outcome: "Outcome") -> TreeAccount:
-        chain, grown = memory.chain, _grown(outcome)
-        num = outcome.num_drafted if grown is None else grown.num_verified
-        if not num:
-            return memory.after_chain(chain.with_round(outcome), memory.price)
-        is_full = num >= self.max_nodes if grown is None else len(grown.tokens) >= self.max_nodes
+    def learn(self, memory: TreeAccount, outcome: Any) -> TreeAccount:
+        chain = memory.chain.with_round(outcome)
+        if not outcome.num_drafted:
+            return replace(memory, chain=chain)
+        is_full = len(outcome.extra.tokens) >= self.max_nodes
         price = min(1.0, memory.price * RISES) if is_full else max(LEAST_PRICE, memory.price * FALLS)
-        chain = chain.with_round(outcome)
-        if grown is None:
-            return memory.after_chain(chain, price)
         beliefs = list(memory.beliefs)
         tested, accepted = list(memory.tested), list(memory.accepted)
-        for t, chance in zip(grown.tried, _chances(outcome, grown), strict=True):
-            if not t.rank:
+        for tried, chance in _tested(outcome):
+            if not tried.rank:
                 continue
-            i = min(t.rank, len(beliefs)) - 1
-            beliefs[i] = beliefs[i].after((by_q(t.share),), int(t.is_accepted))
+            i = min(tried.rank, len(beliefs)) - 1
+            beliefs[i] = beliefs[i].after((by_q(tried.share),), int(tried.is_accepted))
             tested[i] += 1
             accepted[i] += chance
         return TreeAccount(chain=chain, beliefs=tuple(beliefs), tested=tuple(tested), accepted=tuple(accepted), price=price)
 
-    def open(self, tree: Growing, memory: TreeAccount) -> "Sequence[int]":
+    def open(self, tree: Tree, memory: TreeAccount) -> "Sequence[int]":
         costs = tree.costs
         assert costs is not None, "the session gives costs to a policy that needs them"
         num = tree.num_nodes
@@ -208,7 +163,7 @@ class CostAwareTree(TreePolicy):
         least_worth = max(memory.price, rho * even_s)
         best, worth, value, rows, counted = 0, 0.0, 0.0, -1, num  # the first child of the first node is in the threshold
         for count, node in enumerate(nodes, 1):
-            gain, children = self._expected(self._survival(tree, node, memory), first, least_worth, memory)
+            gain, children = self._expected(self._survival(tree, node, memory), first, least_worth, memory, tree.notes["most"])
             if not children and count > 1:
                 break
             value += gain
@@ -219,11 +174,11 @@ class CostAwareTree(TreePolicy):
         tree.notes["counted"] = counted
         return nodes[:best] if worth >= least[num] * first else ()
 
-    def wants_child(self, tree: Growing, node: int, memory: TreeAccount) -> bool:
+    def wants_child(self, tree: Tree, node: int, memory: TreeAccount) -> bool:
         children = tree.children(node)
         if not children and tree.num_nodes == tree.notes["before"]:
             return True  # what the pass was for
-        if len(children) >= self.max_children:
+        if len(children) >= tree.notes["most"]:
             return False
         costs: Any = tree.costs
         survival = self._survival(tree, node, memory)
@@ -236,25 +191,34 @@ class CostAwareTree(TreePolicy):
         row_s = _row_s(costs, tree.num_nodes, self.max_nodes, counted=tree.notes["counted"])
         return worth > max(memory.price, rho * row_s)
 
-    def _thresholds(self, tree: Growing, memory: TreeAccount) -> tuple[float, ...]:
+    def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
+        """Tell whether a second child can be worth its row, by those that a chain may have, about the best of them."""
+        if min(self.max_children, self.max_nodes) < 2:
+            return False
+        least = self._chain.rate(memory.chain, costs) * _row_s(costs, 1, self.max_nodes, counted=self.max_nodes)
+        worth = HOPE * (1 - self._chain.mean_acceptance(memory.chain)) * memory.mean(1)
+        return worth > max(memory.price, least)
+
+    def _thresholds(self, tree: Tree, memory: TreeAccount) -> tuple[float, ...]:
         """The chain's, by the number of nodes so far: the least survival that is worth another pass and row."""
         tree.notes["before"] = tree.num_nodes
         if "least" not in tree.notes:
             costs: Any = tree.costs
             tree.notes["least"] = self._chain.rule(memory.chain, costs, self._chain.max_tokens).least
+            tree.notes["most"] = self.max_children if self._may_branch(memory, costs) else 1
         return tree.notes["least"]
 
-    def _expected(self, survival: float, first: float, least: float, memory: TreeAccount) -> tuple[float, int]:
-        """(The chance that a child of a node is accepted, how many children pay) by mean acceptance."""
+    def _expected(self, survival: float, first: float, least: float, memory: TreeAccount, most: int) -> tuple[float, int]:
+        """(The chance that a child of a node is accepted, how many children pay, at most `most`) by mean acceptance."""
         left, gain, num = survival, 0.0, 0
-        while num < self.max_children:
+        while num < most:
             worth = left * (memory.mean(num) if num else first)
             if num and worth <= least:
                 break
             gain, left, num = gain + worth, left - worth, num + 1
         return gain, num if survival * first > memory.price else 0
 
-    def _survival(self, tree: Growing, node: int, memory: TreeAccount) -> float:
+    def _survival(self, tree: Tree, node: int, memory: TreeAccount) -> float:
         if node < 0:
             return 1.0
         known = tree.notes.setdefault("survival", {})
@@ -265,24 +229,15 @@ class CostAwareTree(TreePolicy):
             known[node] = self._survival(tree, parent, memory) * chance
         return known[node]
 
-    def _estimate(self, tree: Growing, node: int, memory: TreeAccount) -> float:
-        known = tree.notes.setdefault("estimate", {})
-        if node not in known:
-            known[node] = memory.score(tree.ranks[node])(by_q(tree.shares[node]))
-        return known[node]
+    def _estimate(self, tree: Tree, node: int, memory: TreeAccount) -> float:
+        return memory.score(tree.ranks[node])(by_q(tree.shares[node]))
 
 
-def _grown(outcome: "Outcome") -> Grown | None:
-    """The tree of a step; None of a chain."""
-    extra = getattr(outcome, "extra", None)
-    return extra if isinstance(extra, Grown) else None
-
-
-def _chances(outcome: "Outcome", grown: Grown) -> list[float]:
-    """Chances of each node that was tested: how likely it was to be accepted; whether it was where nobody knows."""
-    if outcome.overlaps:
-        return [min(1.0, chance) for chance in outcome.overlaps]
-    return [float(tried.is_accepted) for tried in grown.tried]
+def _tested(outcome: Any) -> "Iterable[tuple[Tried, float]]":
+    """Each node that was tested, with how likely it was to be accepted: where nobody knows, 1 if it was and 0 if not."""
+    tried = outcome.extra.tried
+    chances = [min(1.0, chance) for chance in outcome.overlaps] or [float(one.is_accepted) for one in tried]
+    return zip(tried, chances, strict=True)
 
 
 def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> float:

@@ -3,7 +3,7 @@
     pending -> q of the root -> children -> open -> q of each -> their children -> ... -> verify
 
 Both models are read by `extend` and `rollback` alone, branch by branch, so that any of them takes trees: the specification of a
-pass over a whole tree, which takes the time of one for each node.
+pass over a whole tree, which takes the time of one for each leaf.
 
 Uniforms of the draft: one for each child that is drawn, in the order of the nodes: depth by depth, of a depth in the order in
 which the rule opened its nodes, of a node child after child. Those of the verification: `verification`. With one child a
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from specdecpp.costs import Costs
-from specdecpp.lab.trees.protocol import Grown, TreePolicy
+from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import verified
-from specdecpp.policies.protocol import END_OF_TEXT, Stop
+from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop
 from specdecpp.runners import Cache
 from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.scheduler import Reading
-from specdecpp.step import Host, Plan, Request, Result, Rows
+from specdecpp.step import Plan, Request, Result, Rows
 
 Read = Callable[[Sequence[int]], Sequence[Tensor]]
 """Open nodes, all of one depth -> the draft's distribution after each of them."""
@@ -35,19 +35,16 @@ ENOUGH = Stop("no node is worth reading")
 
 
 class Trees:
-    """Runs the steps of a `TreePolicy`; one that is a chain by its rule is the host's."""
+    """Runs the steps of a `TreePolicy`."""
 
     has_batches = False
-
-    def __init__(self) -> None:
-        self._host = Host()
 
     def refusal(self, request: Request) -> None:
         return None
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         assert not readings, "sessions read their prompts themselves here"
-        return [run(plan) if plan.decision.rule is None else self._host.run([plan])[0] for plan in plans]
+        return [run(plan) for plan in plans]
 
 
 TREES = Trees()
@@ -60,22 +57,12 @@ def run(plan: Plan) -> Result:
     policy: Any = request.policy
     grower = _Grower(plan)
     tree = grower.tree
-    grow(
-        tree,
-        policy,
-        plan.decision.memory,
-        read=grower.read,
-        draw=grower.draw,
-        limit=plan.decision.limit,
-        at_limit=plan.decision.at_limit,
-        ends=request.ends,
-        is_drawn=grower.is_drawn,
-    )
+    grow(tree, policy, plan.decision, read=grower.read, draw=grower.draw, ends=request.ends, is_drawn=grower.is_drawn)
     if policy.removes and (removed := policy.removed(tree, plan.decision.memory)):
         tree.remove(removed)
     drafted = perf_counter()
     target = _Branches(request.target, plan.tokens)
-    logits = {ROOT: target.read(()), **{node: target.read(tree.branch_of(node)) for node in sorted(tree.kept, key=tree.path)}}
+    logits = rows_of_nodes(target, tree)
     made = penalised if request.verification.greedy_only else probabilities
     seen = None if request.seen is None else request.seen.to(logits[ROOT].device)
     verdict = verified(
@@ -101,14 +88,24 @@ def run(plan: Plan) -> Result:
         forward_s=grower.draft.forward_s + target.forward_s,
         rows=rows_of(tree, verdict.path, rows, request.sampling, seen) if plan.wants_rows else None,
         overlaps=verdict.overlaps,
-        expected_s=None if plan.costs is None else tree_s(plan.costs, grown),
+        expected_s=None if plan.costs is None else tree_s(plan.costs, grown.widths, grown.num_verified),
         extra=grown,
     )
 
 
-def tree_s(costs: Costs, grown: Grown) -> float:
-    """Seconds of a tree: the draft's passes over its depths, and the target's over all nodes."""
-    return sum(map(costs.draft_pass_s, grown.widths)) + costs.verify_s(grown.num_verified + 1)
+def tree_s(costs: Costs, widths: Sequence[int], num_verified: int) -> float:
+    """Seconds of a tree: the draft's passes over so many rows each, and the target's over all nodes."""
+    return sum(map(costs.draft_pass_s, widths)) + costs.verify_s(num_verified + 1)
+
+
+def rows_of_nodes(target: "_Branches", tree: Tree) -> dict[int, Tensor]:
+    """The target's logits after the text and after each node that is verified: leaf by leaf, a chain in one pass."""
+    parents, logits = {tree.parents[node] for node in tree.kept}, dict[int, Tensor]()
+    leaves = [node for node in tree.kept if node not in parents]
+    for leaf in sorted(leaves, key=tree.path) or [ROOT]:
+        rows = target.read(tree.branch_of(leaf))
+        logits.update(zip([ROOT, *tree.path(leaf)][-len(rows) :], rows, strict=True))
+    return logits
 
 
 class _Branches:
@@ -120,48 +117,41 @@ class _Branches:
         self.forward_s = 0.0
 
     def read(self, branch: Sequence[int]) -> Tensor:
-        """Logits [V] after the text and the tokens of a branch; the text itself comes first."""
+        """Logits [rows, V] after the tokens of a branch that were not read, the last of them at least. The first time the text
+        is read too, and has the first row."""
         started = perf_counter()
-        if not branch:
-            rest = self._pending
+        if self._model.length < self._start:
+            rest, rows = [*self._pending, *branch], 1 + len(branch)
         else:
-            common = min(_common(self._held, branch), len(branch) - 1)
+            common = min(common_length(self._held, branch), len(branch) - 1)
             self._model.rollback(self._start + common)
-            rest = list(branch[common:])
-        logits, _ = self._model.extend(rest, rows=1)
+            rest, rows = list(branch[common:]), len(branch) - common
+        logits, _ = self._model.extend(rest, rows=rows)
         self._held = list(branch)
         self.forward_s += perf_counter() - started
-        return logits[0]
+        return logits
 
     def end(self, branch: Sequence[int], *, is_read: bool = False) -> None:
         """Cut the cache to what it holds of this branch; with `is_read` read the rest of it."""
         if self._model.length < self._start:
             return  # the text was not read: there was no room for a draft token
-        common = _common(self._held, branch)
+        common = common_length(self._held, branch)
         self._model.rollback(self._start + common)
         if is_read and common < len(branch):
             self._model.extend(list(branch[common:]), rows=1)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two branches begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def grow(
-    tree: Tree,
-    policy: TreePolicy,
-    memory: Any,
-    *,
-    read: Read,
-    draw: Draw,
-    limit: int,
-    at_limit: Stop,
-    ends: Collection[int],
-    is_drawn: bool,
+    tree: Tree, policy: TreePolicy, decision: Decision, *, read: Read, draw: Draw, ends: Collection[int], is_drawn: bool
 ) -> None:
-    """Let a rule grow a tree of at most `limit` depths. What `replay` replays is this very function."""
-    tree.stop = at_limit
-    while tree.depth < limit and tree.num_nodes < policy.max_nodes:
+    """Let a rule grow a tree of at most `decision.limit` depths. What `replay` replays is this very function."""
+    memory, tree.stop = decision.memory, decision.at_limit
+    while tree.depth < decision.limit and tree.num_nodes < policy.max_nodes:
         opened = list(policy.open(tree, memory))
         if not opened:
             tree.stop = ENOUGH
@@ -195,7 +185,7 @@ class _Grower:
 
     def read(self, nodes: Sequence[int]) -> list[Tensor]:
         tree, sampling = self.tree, self._request.sampling
-        rows = [(node, self.draft.read(tree.branch_of(node))) for node in nodes]
+        rows = [(node, self.draft.read(tree.branch_of(node))[-1]) for node in nodes]
         return [believed(row, sampling, with_path(self._seen.get(ROOT), tree, node)) for node, row in rows]
 
     def draw(self, node: int) -> int | None:

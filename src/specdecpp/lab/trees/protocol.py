@@ -9,69 +9,15 @@ that is sound only where nothing was drawn, or where nobody asks q.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from specdecpp.lab.trees.tree import Tree
 from specdecpp.policies.protocol import Policy, Rule
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
 
 Children = Literal["drawn", "likeliest"]
-
-
-@runtime_checkable
-class Growing(Protocol):
-    """A round as a tree rule sees it: `tree.Tree`. Nodes are numbered as they were drawn; -1 is the text so far.
-
-    Of node i: its token, its parent, its depth from 1, how many siblings are older (`ranks`), q(x) (`chances`), q(x) given that
-    it is none of those (`shares`), and the product of q(x) along its path.
-    """
-
-    costs: "Costs | None"
-    tokens: list[int]
-    parents: list[int]
-    depths: list[int]
-    ranks: list[int]
-    chances: list[float]
-    shares: list[float]
-    frontier: list[int]
-    widths: list[int]
-    notes: dict[str, Any]
-    """For what a rule works out about this tree."""
-
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    def children(self, node: int) -> Sequence[int]: ...
-    def path(self, node: int) -> list[int]: ...
-    def product(self, node: int) -> float: ...
-    def entropy(self, node: int) -> float: ...
-    def ahead(self, node: int) -> list[float]:
-        """The largest probabilities that an open node's next child may have, given that it is none of those there are."""
-        ...
-
-
-class Tried(NamedTuple):
-    """A candidate that was tested: what was known of it, and whether it was accepted."""
-
-    depth: int
-    rank: int
-    chance: float
-    share: float
-    is_accepted: bool
-
-
-class Grown(NamedTuple):
-    """Outcome of a round's tree: of every node its token and parent, the branch that was accepted, the rows of each pass of
-    the draft, how many nodes were verified, and what was tested, in order."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    path: tuple[int, ...]
-    widths: tuple[int, ...]
-    num_verified: int
-    tried: tuple[Tried, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +54,7 @@ class TreePolicy(Policy):
     def written(self) -> str | None:
         from specdecpp.lab.trees.shapes import tree_spec
 
-        shape = tree_spec(self)
-        return None if shape is None else f"tree:{shape}"
+        return tree_spec(self)
 
     def engine(self) -> Any:
         from specdecpp.lab.trees.engine import TREES
@@ -126,7 +71,7 @@ class TreePolicy(Policy):
         return self.max_nodes
 
     def limit(self, memory: Any) -> int:
-        """The most candidates of a round that is a chain, and the depth of any other."""
+        """The most depths of a tree."""
         return min(self.max_tokens, self.max_nodes)
 
     @property
@@ -135,23 +80,18 @@ class TreePolicy(Policy):
         return False
 
     def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
-        """None: the rule is asked node by node. A round that is to be a chain may have that one's thresholds; then it is
-        told as one, without `grown`."""
+        """None: the rule is asked node by node."""
         return None
 
-    def stop(self, draft: Any, memory: Any) -> None:
-        """A tree rule is asked `open` instead."""
-        return
-
-    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
+    def open(self, tree: Tree, memory: Any) -> Sequence[int]:
         """The nodes of `tree.frontier` that the draft reads next, in the order in which they are to get children; none to end
         the round's drafting. Asked before each pass of the draft, first with the root alone."""
         return tree.frontier
 
-    def wants_child(self, tree: Growing, node: int, memory: Any) -> bool:
+    def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:
         """Tell whether this node, which the draft has just read, gets one more child. Asked before each."""
         return not tree.children(node)
 
-    def removed(self, tree: Growing, memory: Any) -> Collection[int]:
+    def removed(self, tree: Tree, memory: Any) -> Collection[int]:
         """Nodes that are not verified after all; all below them are not either. Only asked where `removes` says so."""
         return ()

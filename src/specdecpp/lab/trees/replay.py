@@ -30,15 +30,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.lab.trees.engine import grow
-from specdecpp.lab.trees.protocol import Growing, TreePolicy
+from specdecpp.lab.trees.engine import common_length, grow, tree_s
+from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.policies import Costs
-from specdecpp.policies.protocol import Rule, decide
-from specdecpp.policies.score import by_q
+from specdecpp.policies.protocol import decide
 from specdecpp.replay.replayed import Rates, ReplayedRound
 from specdecpp.sampling import Randomness, streams
-from specdecpp.step import Draft
 from specdecpp.verify import overlap, residual
 
 
@@ -83,45 +81,24 @@ class TreePlayer:
         while at < num:
             decision = decide(self.policy, memory, self.costs, max(0, self.laws.num_places - at))
             game = _Game(self.laws, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled)
-            grow(
-                game.tree,
-                self.policy if decision.rule is None else _Chain(max_tokens=decision.limit, chain=decision.rule),
-                memory,
-                read=game.read,
-                draw=game.draw,
-                limit=decision.limit,
-                at_limit=decision.at_limit,
-                ends=self.laws.ends,
-                is_drawn=self._is_drawn,
-            )
             tree = game.tree
+            grow(tree, self.policy, decision, read=game.read, draw=game.draw, ends=self.laws.ends, is_drawn=self._is_drawn)
             if self.policy.removes and (removed := self.policy.removed(tree, memory)):
                 tree.remove(removed)
             path = game.path()
             tried = game.tried(path)
             grown = tree.grown(path, tried)
             emitted = min(len(path) + 1, num - at)
-            draft_s = sum(map(self.costs.draft_pass_s, grown.widths))
             verify_s = self.costs.verify_s(grown.num_verified + 1)
-            took = draft_s + verify_s, draft_s, verify_s
-            overlaps = game.overlaps(tried) if self._is_coupled else ()
+            seconds = tree_s(self.costs, grown.widths, grown.num_verified)
+            took = seconds, seconds - verify_s, verify_s
+            overlaps = [game.overlaps[node] for node in tried] if self._is_coupled else ()
             outcome = ReplayedRound(
                 emitted, grown.num_verified, len(path), *took, extra=grown, costs=self.costs, overlaps=overlaps
             )
             yield outcome
             memory = self.policy.learn(memory, outcome)
             at += emitted
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Chain(TreePolicy):
-    """A round that is a chain by its rule, as a tree."""
-
-    chain: Rule
-
-    def open(self, tree: Growing, memory: Any) -> Sequence[int]:
-        draft = Draft(tokens=[*tree.tokens], judged=[by_q(share) for share in tree.shares])
-        return () if self.chain.stop(draft) else tree.frontier
 
 
 class _Game:
@@ -133,20 +110,16 @@ class _Game:
         self._is_drawn, self._is_coupled = is_drawn, is_coupled
         self._place = {ROOT: at}  # of nodes that are the answer's: the position after them
         self._left: dict[int, Tensor] = {}  # p_j at those of them whose child that is X has not been drawn
-        self._overlaps: dict[int, float] = {}  # of their children
-        self._branch: dict[int, tuple[int, tuple[int, ...]]] = {ROOT: (at, ())}
+        self.overlaps: dict[int, float] = {}  # of their children: how likely a draw in such a place is accepted
 
     def read(self, nodes: Sequence[int]) -> list[Tensor]:
         return [self._laws.q(*self._context(node)) for node in nodes]
 
     def _context(self, node: int) -> tuple[int, tuple[int, ...]]:
         """The position where a node's branch leaves the answer, and the tokens from there."""
-        tree, tokens = self.tree, self._laws.tokens
-        for i in range(len(self._branch) - 1, tree.num_nodes):
-            start, rest = self._branch[tree.parents[i]]
-            is_answers = not rest and start < len(tokens) and tokens[start] == tree.tokens[i]
-            self._branch[i] = (start + 1, ()) if is_answers else (start, (*rest, tree.tokens[i]))
-        return self._branch[node]
+        branch = self.tree.branch_of(node)
+        num = common_length(branch, self._laws.tokens[self._at :])
+        return self._at + num, tuple(branch[num:])
 
     def draw(self, node: int) -> int | None:
         tree, place = self.tree, self._place.get(node)
@@ -170,7 +143,7 @@ class _Game:
         p = self._left.get(node)
         if p is None:
             p = self._laws.p(place)
-        self._overlaps[self.tree.num_nodes] = float(overlap(p, law))
+        self.overlaps[self.tree.num_nodes] = float(overlap(p, law))
         chance = min(1.0, float(law[own] / p[own]))
         if bool(self._randomness.bernoulli(torch.tensor([chance], dtype=torch.float64))[0]):
             return own
@@ -183,10 +156,6 @@ class _Game:
         """The branch that is the answer's, as far as it is verified."""
         tree = self.tree
         return [node for node in sorted(self._place) if node != ROOT and node not in tree.removed]
-
-    def overlaps(self, tried: Sequence[int]) -> list[float]:
-        """Chances that a draw in the place of each of these nodes is accepted."""
-        return [self._overlaps[node] for node in tried]
 
     def tried(self, path: Sequence[int]) -> list[int]:
         """The children that are tested along it."""
@@ -211,10 +180,7 @@ class TreesReplayed(Rates):
 
     @property
     def seconds(self) -> Float[np.ndarray, " A"]:
-        each: dict[Shape, float] = {}
-        for shape in {shape for shapes in self.shapes for shape in shapes}:
-            widths, num = shape
-            each[shape] = sum(map(self.costs.draft_pass_s, widths)) + self.costs.verify_s(num + 1)
+        each = {shape: tree_s(self.costs, *shape) for shapes in self.shapes for shape in shapes}
         return np.array([sum(each[shape] * count for shape, count in shapes.items()) for shapes in self.shapes])
 
     @property

@@ -11,20 +11,41 @@ Shapes: V vocabulary.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.costs import Costs
 from specdecpp.head import features
-from specdecpp.lab.trees.protocol import Grown, Tried
 from specdecpp.policies.protocol import LIMIT, Stop
 from specdecpp.sampling import Randomness
 
 ROOT = -1
 LIKELIEST = 16
 """How many tokens of an open node are known in order."""
+
+
+class Tried(NamedTuple):
+    """A candidate that was tested: what was known of it (see `Tree`), and whether it was accepted."""
+
+    depth: int
+    rank: int
+    chance: float
+    share: float
+    is_accepted: bool
+
+
+class Grown(NamedTuple):
+    """Outcome of a round's tree: of every node its token and parent, the branch that was accepted, the rows of each pass of
+    the draft, how many nodes were verified, and what was tested, in order."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    widths: tuple[int, ...]
+    num_verified: int
+    tried: tuple[Tried, ...]
 
 
 @dataclass(eq=False)
@@ -61,6 +82,7 @@ class Tree:
     widths: list[int] = field(default_factory=list)
     """Rows of each pass of the draft so far."""
     notes: dict[str, Any] = field(default_factory=dict)
+    """For what a rule works out about this tree."""
     removed: set[int] = field(default_factory=set)
     """Nodes that are not verified."""
     stop: Stop = LIMIT
@@ -77,16 +99,12 @@ class Tree:
     def children(self, node: int) -> Sequence[int]:
         """In the order in which they were drawn; none of a node that is not open."""
         found = self.open.get(node)
-        if found is None:
-            return ()
-        return [child for child in found.children if child not in self.removed] if self.removed else found.children
+        return [] if found is None else [child for child in found.children if child not in self.removed]
 
     @property
     def kept(self) -> list[int]:
         """The nodes that are verified, in order."""
-        return (
-            [node for node in range(self.num_nodes) if node not in self.removed] if self.removed else [*range(self.num_nodes)]
-        )
+        return [node for node in range(self.num_nodes) if node not in self.removed]
 
     def path(self, node: int) -> list[int]:
         """The nodes from the text to this one; none for the root."""
@@ -137,26 +155,20 @@ class Tree:
 
     def add(self, node: int, token: int, *, is_drawn: bool) -> int:
         """Add a child that is not there yet; its number."""
-        branching, child = self.open[node], len(self.tokens)
-        chance, share, law = self._taken(node, token)
+        branching, law, child = self.open[node], self.law_of_next(node), len(self.tokens)
+        chance = float(branching.row[token])
         self.tokens.append(token)
         self.parents.append(node)
         self.ranks.append(len(branching.children))
         self.depths.append(len(self.widths))
         self.chances.append(chance)
-        self.shares.append(share)
+        self.shares.append(float(law[token]))
         self.products.append(self.product(node) * chance)
         self.q.append(law if is_drawn else None)
         branching.children.append(child)
-        return child
-
-    def _taken(self, node: int, token: int) -> tuple[float, float, Tensor | None]:
-        """q of a token, the same given that it is none of the children so far, and that law; the token has no share then."""
-        branching, law = self.open[node], self.law_of_next(node)
-        chance, share = float(branching.row[token]), float(law[token])
         branching.left = branching.left.clone()
         branching.left[token] = 0.0
-        return chance, share, law
+        return child
 
     def remove(self, nodes: Collection[int]) -> None:
         """Leave nodes out of verification, with all below them."""
@@ -173,7 +185,5 @@ class Tree:
             path=tuple(path),
             widths=tuple(self.widths),
             num_verified=self.num_nodes - len(self.removed),
-            tried=tuple(
-                Tried(self.depths[i], self.ranks[i], self.chances[i], self.shares[i], is_accepted=i in accepted) for i in tried
-            ),
+            tried=tuple(Tried(self.depths[i], self.ranks[i], self.chances[i], self.shares[i], i in accepted) for i in tried),
         )
