@@ -1,7 +1,7 @@
 """What another law than the target's buys: quality against speed for every lossy verification, beside the lossless ones.
 
     python benchmarks/lossy.py --gsm8k gsm8k_test.jsonl [--pair smollm2] [--count 16] [--tokens 160]
-                               [--svg lossy.svg] [--out benchmarks/results/lossy.json]
+                               [--out benchmarks/results/lossy.json]
 
 Questions of GSM8K, each answered under every verification in turns, at temperature 0 and at .7 (top-p .9), with one stopping
 rule. A row: tokens/s, accepted candidates, exact match (the last number after the last `####` or `=` of the text against
@@ -125,24 +125,6 @@ def row(
     }
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """The total variation a token over speed, a column a temperature."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    temperatures = sorted({row["temperature"] for row in rows})
-    figure = Figure(figsize=(5 * len(temperatures), 4.5), layout="constrained")
-    for axis, temperature in zip(figure.subplots(1, len(temperatures), squeeze=False)[0], temperatures, strict=True):
-        for row in (row for row in rows if row["temperature"] == temperature):
-            at = row["speedup"], row["mean_tv"]
-            axis.plot(*at, "o" if row["lossless"] else "x", color="black" if row["lossless"] else "tab:red")
-            axis.annotate(row["verification"], at, fontsize=7, xytext=(4, 3), textcoords="offset points")
-        axis.set(xlabel="tokens/s over the target alone", ylabel="total variation a token")
-        axis.set_title(f"temperature {temperature:g}")
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gsm8k", type=Path, required=True, metavar="FILE", help="questions of GSM8K, JSON lines")
@@ -152,7 +134,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="questions (default: 16)")
     parser.add_argument("--tokens", type=int, default=160, help="the most tokens of an answer (default: 160)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the picture")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/lossy.json")
     args = parser.parse_args()
     pair = sd.load_pair(args.pair)
@@ -163,8 +144,6 @@ def main() -> None:
     about |= {"questions": len(asked), "max_tokens": args.tokens, "seed": args.seed}
     found = provenance("python", "benchmarks/lossy.py") | about | {"rows": rows}
     args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if args.svg:
-        draw(rows, args.svg)
     for of in rows:
         print(
             *(f"{of[key]!s:>20}" for key in ("temperature", "verification", "speedup", "exact_match", "agreement", "mean_tv"))

@@ -591,14 +591,3 @@ def test_the_examples_of_the_help_page_parse() -> None:
             1,
             "error: there is no recipe recipe.yaml. Give the path of a YAML file.\n",
         )
-
-
-def test_the_benchmark_of_collecting_runs(tmp_path: Path) -> None:
-    """Catches a benchmark that falls behind the choice of runners: this one failed, and nobody saw it."""
-    script, out = Path(__file__).parents[1] / "benchmarks" / "collection.py", tmp_path / "collection.json"
-    if not script.is_file():
-        pytest.skip("the benchmarks are not shipped with the tests")
-    options = ["--responses", "2", "--max-tokens", "8", "--batch", "2", "--alone", "1", "--out", str(out)]
-    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(out.read_text())["tokens_per_second"]["batch"]["whole"] > 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from peers import environments as env
 from peers.plan import SMOLLM2, Plan
 from peers.provenance import provenance
-from peers.report import markdown, picture
+from peers.report import markdown
 from peers.rows import Row, rows_of
 from peers.run import measure
 
@@ -143,7 +143,6 @@ def _write(out: Path, rows: Sequence[Row], provenance: dict[str, object]) -> Non
     found = {**provenance, **({"summary": kept} if kept else {}), "rows": [row.to_dict() for row in rows]}
     out.write_text(json.dumps(found, indent=1) + "\n")
     out.with_suffix(".md").write_text(markdown(rows, provenance))
-    out.with_suffix(".svg").write_text(picture(rows).svg())
 
 
 def _say(text: str) -> None:

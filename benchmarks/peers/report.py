@@ -1,4 +1,4 @@
-"""What was measured, as markdown and as a picture. Rows where ours lose are among the others."""
+"""Tables of what was measured, as markdown. Rows where ours lose are among the others."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -6,8 +6,6 @@ from typing import Any
 
 from peers.plan import SMOLLM2
 from peers.rows import Row
-from specdecpp.report.pictures import Picture, figure, finished, styled
-from specdecpp.report.theme import LIGHT
 
 HEADER = (
     "| engine | setting | tokens/s | ratio to ours | ms/round | rounds | drafts/round | x floor | overhead | MB | text |\n"
@@ -132,37 +130,3 @@ def _eager(rows: Sequence[Row], setting: str) -> float | None:
     speeds = {(r.engine, r.runner): r.tokens_per_second for r in rows if r.setting == setting}
     ours, theirs = speeds.get(("ours", "eager")), speeds.get(("transformers", None))
     return ours / theirs if ours and theirs else None
-
-
-@styled()
-def picture(rows: Sequence[Row]) -> Picture:
-    """Tokens per second of every engine at its best, by pair, on float32 weights; bars are to scale within a group."""
-    groups = [(_title(*group), best) for group, some in _groups(rows) if group[1] == "f32" and (best := _best_settings(some))]
-    heights = [len(some) for _, some in groups]
-    title = "Tokens per second, each engine at its best setting: float32 weights, greedy and at temperature 1"
-    drawn = figure(title, height=0.5 + sum(0.55 + 0.22 * num for num in heights), width=7.5)
-    panels = drawn.subplots(len(groups), squeeze=False, height_ratios=[1 + num for num in heights])[:, 0]
-    for axes, (title, some) in zip(panels, groups, strict=True):
-        speeds = [row.tokens_per_second or 0.0 for row in some]
-        bars = axes.barh(range(len(some)), speeds, 0.7)
-        axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], padding=3)
-        for bar, row in zip(bars, some, strict=True):
-            bar.set_color(LIGHT["accent" if row.engine == "ours" else "soft"])
-        axes.set(ylim=(len(some) - 0.5, -0.5), yticks=range(len(some)), yticklabels=[_name(row) for row in some], xticks=[])
-        axes.set_title(title, loc="left", fontsize=9)
-        axes.margins(x=0.12)
-    said = "; ".join(f"{title}: " + ", ".join(f"{_name(r)} {r.tokens_per_second:.0f}" for r in some) for title, some in groups)
-    return finished(drawn, f"Tokens per second: {said}.", name="peers")
-
-
-def _best_settings(rows: Sequence[Row]) -> list[Row]:
-    """The fastest row of each engine, and of each of our runners, fastest first."""
-    best: dict[tuple[str, str | None], Row] = {}
-    for row in sorted(rows, key=lambda r: r.tokens_per_second or 0):
-        if row.tokens_per_second:
-            best[row.engine, row.runner] = row
-    return sorted(best.values(), key=lambda r: -(r.tokens_per_second or 0))
-
-
-def _name(row: Row) -> str:
-    return f"{row.engine if row.runner is None else f'ours, {row.runner}'}, {row.setting}"

@@ -263,10 +263,10 @@ def _race(
 
 def _show_times(results: "Results") -> None:
     """Where the time goes."""
-    from specdecpp.report import render, times
+    from specdecpp.report import render, tables
 
     out = render.console()
-    out.print(times.terminal(results.rows, out), width=render.width_of(out))
+    out.print(tables.times(results.rows, out), width=render.width_of(out))
 
 
 def check_out(out: Path | None) -> None:

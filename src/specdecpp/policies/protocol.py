@@ -209,8 +209,7 @@ class Policy:
     """
 
     short: ClassVar[str] = ""
-    """On the command line: a name, and the parameter that may stand without its own, as `cumulative:threshold`. Of a rule that
-    is made of others that parameter holds them."""
+    """Its name on the command line and the parameter that may stand without its own; of a rule made of others, these."""
     max_tokens: int = 20
     min_tokens: int = 0
 

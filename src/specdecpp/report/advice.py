@@ -13,6 +13,29 @@ from specdecpp.report.sentences import times
 
 NOTABLE = 1.05
 """How much faster decoding would have to become for a fault to be worth a sentence."""
+FAULTS = {
+    "draft": (
+        "the draft is too slow",
+        f"a draft that takes {CHEAP:g} of a target pass",
+        "Take a smaller one, or run it faster.",
+    ),
+    "acceptance": (
+        "too little of the draft is accepted",
+        f"{100 * GOOD:.0f} % acceptance",
+        "Distil the draft on answers of the target, take one of the target's family, or sample at a lower temperature.",
+    ),
+    "verification": (
+        "verification is not flat",
+        "wide passes as quick as narrow ones",
+        "A GPU reads several tokens in the time of one, and a larger target hides more; here short rounds pay.",
+    ),
+    "head": (
+        "the head takes too long",
+        "a head that takes no time",
+        "Train a smaller one, or use a free rule such as cumulative.",
+    ),
+}
+"""Faults of a pair: the fault, what the pair would have without it, and how that is had."""
 VERDICTS = {True: "worth it", False: "not worth it", None: "too close to call"}
 
 
@@ -24,7 +47,7 @@ def verdict(check: Check) -> str:
 def now(check: Check) -> str:
     """The state of a check that goes on, in a line."""
     best = check.best
-    sure = {True: "worth it", False: "not worth it", None: "unsure"}[check.is_worth]
+    sure = "unsure" if check.is_worth is None else VERDICTS[check.is_worth]
     spent = f"{check.elapsed_s:.0f} of {check.trial.seconds:.0f} s"
     return f"{spent}: {sure} so far, {best.label} {times(best.speedup, best.interval)}"
 
@@ -75,39 +98,15 @@ def _both(option: Option) -> str:
 
 def _advice(check: Check) -> Iterator[tuple[float, str]]:
     """(The speed-up in decoding that would be had, what to do for it), for every fault that matters."""
-    about = {
-        "draft": (
-            f"a draft that takes {CHEAP:g} of a target pass",
-            "Take a smaller one, or run it faster.",
-        ),
-        "acceptance": (
-            f"{100 * GOOD:.0f} % acceptance",
-            "Distil the draft on answers of the target, take one of the target's family, or sample at a lower temperature.",
-        ),
-        "verification": (
-            "wide passes as quick as narrow ones",
-            "A GPU reads several tokens in the time of one, and a larger target hides more; here short rounds pay.",
-        ),
-        "head": (
-            "a head that takes no time",
-            "Train a smaller one, or use a free rule such as cumulative.",
-        ),
-    }
     for name, speedup in check.what_if.items():
         if speedup > NOTABLE * max(1.0, check.best.decoding):
-            what, do = about[name]
-            yield speedup, f"With {what} decoding would be {speedup:.2f} times as fast. {do}"
+            _, cure, do = FAULTS[name]
+            yield speedup, f"With {cure} decoding would be {speedup:.2f} times as fast. {do}"
 
 
 def fault(check: Check) -> str:
     """The first obstacle: the one whose cure would bring most."""
-    names = {
-        "draft": "the draft is too slow",
-        "acceptance": "too little of the draft is accepted",
-        "verification": "verification is not flat",
-        "head": "the head takes too long",
-    }
-    return names[max(check.what_if, key=lambda name: check.what_if[name])]
+    return FAULTS[max(check.what_if, key=lambda name: check.what_if[name])][0]
 
 
 def options(check: Check) -> list[Option]:

@@ -4,7 +4,7 @@ Results (one file or several) -> boards() -> Board: headline, settings, rungs ->
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdecpp.bench.results import Results, Role, Row
@@ -105,20 +105,9 @@ def _order(row: Row) -> tuple[int, float]:
     return ORDER.index(row.role), row.tokens_per_second if row.role == "oracle" else 0.0
 
 
-def mean_drafted(histogram: Mapping[str, int]) -> float:
-    """Candidates per round."""
-    num_rounds = sum(histogram.values())
-    return sum(int(k) * n for k, n in histogram.items()) / num_rounds if num_rounds else 0.0
-
-
 def is_cumulative(row: Row) -> bool:
     """Tell whether it is the free rule that a head has to beat: it stands for its kind where there is room for one."""
     return row.policy.partition(":")[0] == "cumulative"
-
-
-def is_hindsight(row: Row) -> bool:
-    """Tell whether it is the oracle that knows outcomes, which is so far off that it squeezes a picture of the others."""
-    return row.role == "oracle" and row.policy.startswith("hindsight")
 
 
 def stem(row: Row) -> str:

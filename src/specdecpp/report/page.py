@@ -6,7 +6,6 @@ from itertools import groupby
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdecpp import __version__
-from specdecpp.bench.results import Row
 from specdecpp.errors import MissingExtraError
 from specdecpp.report import pictures, tables
 from specdecpp.report.boards import Board
@@ -42,17 +41,13 @@ def page(boards: Sequence[Board], drawn: Sequence[list[Picture]] | None = None) 
         told=tables.told,
         sources=tables.sources,
         is_marked=tables.is_marked,
-        best_of=_best,
+        best=tables.best,
+        num_hidden=tables.num_hidden,
         light=light,
         dark=dark,
         font=FONT,
         version=__version__,
     )
-
-
-def _best(board: Board, is_whole: bool) -> Row | None:
-    rows = [row for _, rows in tables.sections(board, is_whole=is_whole) for row in rows if row.role != "oracle"]
-    return max(rows, key=lambda row: row.speedup, default=None)
 
 
 def without_pictures() -> str:

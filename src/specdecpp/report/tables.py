@@ -7,7 +7,7 @@ every row, with intervals; where a rule loses, its row stays.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,8 @@ from specdecpp.report.boards import Board
 from specdecpp.report.theme import TIMES
 
 NONE = "-"
+TIMED = ("target", "fixed", "specdecpp", "cost_aware")
+"""Roles whose chosen rows are in the table of times."""
 Column = tuple[str, Callable[[Row], str]]
 
 
@@ -95,6 +97,17 @@ def is_marked(row: Row) -> bool:
     return row.role == "cost_aware"
 
 
+def best(board: Board, *, is_whole: bool) -> Row | None:
+    """The fastest of the rows that are shown, oracles aside."""
+    rows = [row for _, rows in sections(board, is_whole=is_whole) for row in rows if row.role != "oracle"]
+    return max(rows, key=lambda row: row.speedup, default=None)
+
+
+def num_hidden(board: Board) -> int:
+    """Number of settings that were run and not chosen."""
+    return len(board.rows) - sum(len(rows) for _, rows in sections(board, is_whole=False))
+
+
 def sources(results: Results) -> Iterator[str]:
     """Provenance of a file, in short lines: the command, versions, machine, models."""
     about = results.provenance
@@ -116,8 +129,7 @@ def terminal(boards: Sequence[Board], *, is_whole: bool = False) -> RenderableTy
     parts: list[RenderableType] = []
     for board in boards:
         parts += [render.heading(board.title, board.costs), Padding(_table(board, is_whole=is_whole), (0, 1)), ""]
-        hidden = len(board.rows) - sum(len(rows) for _, rows in sections(board, is_whole=is_whole))
-        if hidden:
+        if not is_whole and (hidden := num_hidden(board)):
             parts.append(Padding(Text(f"{hidden} more settings are in --markdown and --html.", "dim"), (0, 1)))
         parts += [Padding(Text(sentence), (0, 1)) for sentence in told(board)]
     parts += [Padding(Text(f"note: {note}", "dim"), (0, 1)) for note in notes(boards)]
@@ -134,14 +146,34 @@ def _table(board: Board, *, is_whole: bool) -> Table:
     table = render.plain_table("policy", *(header for header, _ in SHORT), gap=1)
     table.columns[0].no_wrap = False
     found = sections(board, is_whole=is_whole)
-    best = max((row for _, rows in found for row in rows if row.role != "oracle"), key=lambda row: row.speedup, default=None)
+    fastest = best(board, is_whole=is_whole)
     for name, rows in found:
         if len(found) > 1:
             table.add_row(Text(name, "dim"))
         for row in rows:
-            style = ["bold"] * (row is best) + [render.ACCENT] * is_marked(row) + ["dim"] * (row.role == "oracle")
+            style = ["bold"] * (row is fastest) + [render.ACCENT] * is_marked(row) + ["dim"] * (row.role == "oracle")
             table.add_row(row.label, *(cell(row) for _, cell in SHORT), style=" ".join(style))
     return table
+
+
+def times(rows: Sequence[Row], out: Console) -> RenderableType:
+    """A table for every data set and temperature: milliseconds of a token, their parts in percent, and a bar.
+
+    It shows the target alone, the chosen fixed K, SpecDec++ and cost-aware rows, and the fastest of the others.
+    """
+    parts: list[RenderableType] = []
+    for arena in sentences.arenas(rows):
+        chosen = [row for row in arena if row.chosen and row.time_shares]
+        others = [row for row in chosen if row.role not in TIMED]
+        fastest = max(others, key=lambda row: row.speedup, default=None)
+        lines = [
+            (sentences.name_of(row), row.tokens_per_second, row.time_shares or {}, render.ACCENT if is_marked(row) else "")
+            for row in chosen
+            if row.role in TIMED or row is fastest
+        ]
+        heading = render.heading("Time", f"of a token, {arena[0].dataset}, T = {arena[0].temperature:g}")
+        parts += [heading, Padding(render.time_table("policy", lines, out), (0, 1))]
+    return Group(*parts)
 
 
 # Markdown
@@ -154,7 +186,7 @@ def markdown(boards: Sequence[Board]) -> str:
         lines += [f"## {_plain(board.title)}", "", f"{_plain(board.costs[:1].upper() + board.costs[1:])}.", ""]
         lines += [f"- {_plain(sentence)}" for sentence in told(board)]
         lines += ["", *_markdown_table(board, is_whole=False), ""]
-        if any(row not in rows for (_, rows), (_, whole) in _pairs(board) for row in whole):
+        if num_hidden(board):
             lines += [
                 "<details><summary>Every setting</summary>",
                 "",
@@ -167,10 +199,6 @@ def markdown(boards: Sequence[Board]) -> str:
     for results in {id(board.results): board.results for board in boards}.values():
         lines += [f"- {_plain(line)}" for line in sources(results)] + [""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _pairs(board: Board) -> Iterable[tuple[tuple[str, list[Row]], tuple[str, list[Row]]]]:
-    return zip(sections(board, is_whole=False), sections(board, is_whole=True), strict=True)
 
 
 def _markdown_table(board: Board, *, is_whole: bool) -> list[str]:
