@@ -6,7 +6,7 @@ Run it with: python examples/own_policy.py
 from dataclasses import dataclass
 
 import specdecpp as sd
-from specdecpp.decoder import run as rounds_of
+from specdecpp.decoder import run
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_law
 from specdecpp.verify import TokenVerification
@@ -19,20 +19,19 @@ class EntropyBudget(sd.Policy):
     nats: float = 2.0
 
     def stop(self, draft, memory):
-        spent = sum(map(draft.entropy, range(draft.num_tokens)))
-        return f"{spent:.1f} nats" if spent > self.nats else None
+        return "undecided" if sum(map(draft.entropy, range(draft.num_tokens))) > self.nats else None
 
 
 def law(policy: sd.Policy) -> dict[tuple, float]:
     """The law of three tokens under a rule: every outcome of every draw of the real decoder, on models that are tables."""
     p, q = (TableModel.random(vocab_size=3, depth=1, seed=seed) for seed in (1, 2))
 
-    def run(every: Enumerator) -> tuple:
-        how = {"verification": TokenVerification(), "sampling": sd.Sampling(), "randomness": (every, every)}
-        session = Session(target=p.new_cache(), draft=q.new_cache(), policy=policy, prompt=[0], max_tokens=3, **how)
-        return tuple(token for r in rounds_of(session) for token in r.tokens)
+    def answer(every: Enumerator) -> tuple:
+        how = {"verification": TokenVerification(), "sampling": sd.Sampling(), "randomness": (every, every), "max_tokens": 3}
+        session = Session(target=p.new_cache(), draft=q.new_cache(), policy=policy, prompt=[0], **how)
+        return tuple(token for step in run(session) for token in step.tokens)
 
-    return enumerate_law(run)
+    return enumerate_law(answer)
 
 
 own, alone = law(EntropyBudget(nats=1.0)), law(sd.NoDraft())

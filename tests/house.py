@@ -112,18 +112,18 @@ def bars() -> list[Bar]:
     in_lab = [path for path in files if room(path) == "lab"]
     long_files = [path for path in files if len(lines([path])) > 400]
     return [
-        Bar("lines of source", len(lines(files)), 39_300, 25_000),
+        Bar("lines of source", len(lines(files)), 37_450, 25_000),
         Bar("lines of lab", len(lines(in_lab)), 3_500, 3_500),
-        Bar("lines of the core", len(lines([path for path in files if is_core(path)])), 6_400, 4_600),
-        Bar("files over 400 lines", len(long_files), 2, 0),
-        Bar("lines of tests", len(lines([path for path in (ROOT / "tests").rglob("*.py")])), 33_600, 20_000),
-        Bar("words of docs", words(sorted((ROOT / "docs").glob("*.md"))), 26_900, 12_000),
-        Bar("lines of CHANGELOG", len(lines([ROOT / "CHANGELOG.md"])), 340, 80),
-        Bar("lines of LOG", len(lines([ROOT / "LOG.md"])), 925, 300),
+        Bar("lines of the core", len(lines([path for path in files if is_core(path)])), 6_200, 4_600),
+        Bar("files over 400 lines", len(long_files), 0, 0),
+        Bar("lines of tests", len(lines([path for path in (ROOT / "tests").rglob("*.py")])), 32_000, 20_000),
+        Bar("words of docs", words(sorted((ROOT / "docs").glob("*.md"))), 12_000, 12_000),
+        Bar("lines of CHANGELOG", len(lines([ROOT / "CHANGELOG.md"])), 80, 80),
+        Bar("lines of LOG", len(lines([ROOT / "LOG.md"])), 300, 300),
         Bar("imports against the order of rooms", len(wrong_imports()), 0, 0),
-        Bar("class names that stand twice", len(doubled_classes()), 33, 0),
-        Bar("public names", public_names(), 45, 20),
-        Bar("docstrings that begin with no noun or verb", sum(text.startswith(BAD_STARTS) for text in docstrings()), 365, 40),
+        Bar("class names that stand twice", len(doubled_classes()), 0, 0),
+        Bar("public names", public_names(), 20, 20),
+        Bar("docstrings that begin with no noun or verb", sum(text.startswith(BAD_STARTS) for text in docstrings()), 40, 40),
     ]
 
 

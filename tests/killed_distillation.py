@@ -54,7 +54,7 @@ def before(owner: Any, name: str, number: int = 1, *, is_after: bool = False) ->
                 die()
             return found
 
-        setattr(owner, name, staticmethod(counted) if owner is NativeRunner else counted)
+        setattr(owner, name, counted)
 
     return arm
 

@@ -130,7 +130,7 @@ def test_the_penalty_matters_to_these_models() -> None:
 def test_a_draft_that_equals_the_target_is_always_accepted(kind: str, verification: Any) -> None:
     """Catches p and q of different positions, processors or dtypes; in float64, where rounding rejects once in 1e13."""
     runner = pair_of(kind, torch.float64).target
-    pair = Pair(target=runner, draft=runner.new_cache(), tokenizer=tiny_tokenizer())
+    pair = Pair(target=runner, draft=runner, tokenizer=tiny_tokenizer())
     decoder = Decoder(pair, policy=Fixed(k=5), verification=verification)
     requests: list[dict[str, Any]] = [
         {"temperature": 0.0},
