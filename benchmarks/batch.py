@@ -4,7 +4,7 @@
 
 A pair is one that ships, or a folder with `target` and `draft`. Every way gets the same prompts in the same sitting, in turns.
 A seed gives one answer in all of them, which is checked. Of the default rule without a seed, lengths follow the load. In turns
-each of eight requests has a round by itself, as before passes were shared. The server streams to clients on loopback, who share
+each of eight requests has a step by itself, as before passes were shared. The server streams to clients on loopback, who share
 the cores with it (`clients`); its rate is compared with a decoder's for the same work. What `peers.batch` measured stays in the
 file.
 """
@@ -29,7 +29,7 @@ import specdecpp as sd
 from specdecpp.bench.interleaving import in_turn
 from specdecpp.decoder import encode
 from specdecpp.policies import CostAware, Fixed
-from specdecpp.request import as_prompt
+from specdecpp.policy_spec import as_prompt
 from specdecpp.training import prompts as prompt_files
 
 AT_ONCE = 1, 2, 4, 8, 16, 32
@@ -63,7 +63,7 @@ def cells(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             alone = [one_by_one(decoder, asked[:8], args.tokens, sampling) for _ in range(args.cycles)]
             cell = {
                 "pair": name,
-                "runners": str(pair.runners).split(":")[0],
+                "runners": str(pair.backends).split(":")[0],
                 "sampling": how,
                 "rule": rule,
                 "same_answers": answers[1] == answers[8],
@@ -87,7 +87,7 @@ def loaded(name: str) -> sd.Pair:
 
 
 def in_turns(decoder: sd.Decoder, asked: Sequence[Any], tokens: int, sampling: dict[str, Any]) -> float:
-    """Tokens a second of requests that take turns, each round by itself."""
+    """Tokens a second of requests that take turns, each step by itself."""
     started = perf_counter()
     sessions = [decoder.start(prompt, max_tokens=tokens, **sampling) for prompt in asked]
     for session in sessions:

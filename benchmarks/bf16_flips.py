@@ -1,8 +1,8 @@
 """Where greedy speculative decoding in bfloat16 leaves the target's own greedy text, and how close the call was.
 
-    python benchmarks/bf16_flips.py [--runner eager] [--out benchmarks/results/bf16_flips.json]
+    python benchmarks/bf16_flips.py [--backend eager] [--out benchmarks/results/bf16_flips.json]
 
-Verifying several rows at once rounds differently from one row at a time, so a tie may break differently. For each answer
+Verifying several rows at once steps differently from one row at a time, so a tie may break differently. For each answer
 the first differing token is a flip; its gap is the distance of the two largest logits of the target there, computed in
 float32 from the same bfloat16 weights, and in bfloat16 units in the last place of the larger one.
 """
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--runner", default="eager", help="native sums in float32, and has no flips")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    pair, wide = sd.load_pair(dtype="bfloat16", runner=args.runner), sd.load_pair()
+    pair, wide = sd.load_pair(dtype="bfloat16", backend=args.backend), sd.load_pair()
     own = sd.Decoder(pair, policy=sd.Fixed(k=0))
     speculative = sd.Decoder(pair, policy=sd.Fixed(k=4))
     prompts = [[{"role": "user", "content": text}] for text in practice_prompts()]
@@ -45,7 +45,7 @@ def main() -> None:
     print(f"{len(flips)} of {len(prompts)} answers of up to {args.max_tokens} tokens flip; widest gap {worst} ulp of bfloat16")
     if args.out:
         result = {
-            "command": f"python benchmarks/bf16_flips.py --runner {args.runner}",
+            "command": f"python benchmarks/bf16_flips.py --backend {args.backend}",
             "torch": torch.__version__,
             "tokens_at_most": tokens,
             "flips": flips,

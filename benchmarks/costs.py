@@ -1,9 +1,9 @@
-"""What a forward pass costs on this machine: t_draft, and t_target(n) for n rows, with every runner that can run the reference
+"""What a forward pass costs on this machine: t_draft, and t_target(n) for n rows, with every backend that can run the reference
 pair here.
 
     python benchmarks/costs.py [--out benchmarks/results/costs.json]
 
-Medians over repetitions after warm-up, one runner after the other (two pairs at a time do not fit a CPU's cache), at a
+Medians over repetitions after warm-up, one backend after the other (two pairs at a time do not fit a CPU's cache), at a
 context of 128 tokens, batch 1. c = t_draft / t_target(1). Nothing else should run meanwhile.
 """
 
@@ -18,8 +18,8 @@ import torch
 import transformers
 
 import specdecpp as sd
+from specdecpp.backends import Cache
 from specdecpp.loading.models import KINDS
-from specdecpp.runners import Cache
 
 CONTEXT, ROWS, WARM_UP = 128, (1, 2, 3, 4, 5, 6, 8, 12), 5
 
@@ -36,8 +36,8 @@ def once(cache: Cache, rows: int) -> float:
 def costs(pair: sd.Pair, repetitions: int) -> dict[str, float]:
     """Milliseconds of a draft step and of target passes."""
     target, draft = pair.target.new_cache(), pair.draft.new_cache()
-    for runner in (target, draft):
-        runner.extend([5] * CONTEXT, rows=1)
+    for backend in (target, draft):
+        backend.extend([5] * CONTEXT, rows=1)
     times: dict[str, list[float]] = {}
     for repetition in range(repetitions + WARM_UP):
         measured = {"draft": once(draft, 1)} | {f"target({n})": once(target, n) for n in ROWS}
@@ -55,11 +55,11 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         try:
-            pair = sd.load_pair(runner=kind)
-        except sd.RunnerError as error:
+            pair = sd.load_pair(backend=kind)
+        except sd.BackendError as error:
             print(f"{kind}: {error}")
             continue
-        found[pair.runners.removesuffix(" (as asked)")] = costs(pair, args.repetitions)
+        found[pair.backends.removesuffix(" (as asked)")] = costs(pair, args.repetitions)
     names = list(next(iter(found.values())))
     width = max(map(len, found))
     print(f"{'ms':>{width}}  " + "  ".join(f"{name:>10}" for name in (*names, "c")))

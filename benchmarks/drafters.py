@@ -49,7 +49,7 @@ COPYING = {
 OWN, MODEL, BOTH = "copies, default", "model, default", "both"
 OTHERS = "transformers", "llama.cpp"
 LOOKUP, NGRAMS = (3, 10), (4, 10)
-"""Copies a round of the others': each is asked with both, and the better one of a cell counts."""
+"""Copies a step of the others': each is asked with both, and the better one of a cell counts."""
 Run = Callable[[list[int], int, float, float], int]
 """(Prompt, most tokens, temperature, top_p) to the number of tokens."""
 
@@ -145,7 +145,7 @@ def main() -> None:
     parts = shipped.names(args.target)
     target = parts.target if parts else Path(args.target)
     drafter = SuffixDrafter(pair.target.vocab_size)
-    alone = replace(pair, draft=drafter, head=None, draft_name="copies", draft_fingerprint="suffix-1")  # the very same runner
+    alone = replace(pair, draft=drafter, head=None, draft_name="copies", draft_fingerprint="suffix-1")  # the very same backend
     runs = ours(pair, alone)
     if not args.only_ours:
         model, file = same_weights(pair, target)

@@ -1,4 +1,4 @@
-"""Decoding on a GPU: what a draft step, a pass and a round take, beside what the memory allows and what transformers does.
+"""Decoding on a GPU: what a draft step, a pass and a step take, beside what the memory allows and what transformers does.
 
     python benchmarks/gpu.py                              # one GPU, under nine minutes; writes benchmarks/results/gpu.json
     python benchmarks/gpu.py --device cpu --tiny          # the same stages on toy models, to see that they work
@@ -7,7 +7,7 @@ On a CPU nothing is recorded: what it prints there says nothing about speed.
 
 Pairs. `reference` is the pair that ships. `1b` and `8b` have the shapes of TinyLlama 1.1B and of Llama 3 8B and random
 weights in bfloat16, for which a draft is made that agrees: the target's embedding, its first layers and its output, copied.
-What the target's other layers add to the residual stream is scaled down until the two accept about three candidates in
+What the target's other layers add to the residual stream is scaled down until the two accept about three draft tokens in
 four (the mean of sum min(p, q) at temperature 1 over random texts; the scale and what was reached stand in the result). The
 output layer is scaled up first, so that p has a few likely tokens, as that of a trained model.
 
@@ -16,10 +16,10 @@ Stages, for each pair in turn. Every figure is written as soon as it is there, s
     memory      bytes per second of a copy on the device, read and written bytes counted
     steps       a draft step with its stop test, a target pass by width: milliseconds, and the floor of each: the bytes of
                 its weights at that rate
-    waits       calls in a round that wait for the device: as torch warns of them, and as the profiler sees them
-    speed       tokens per second, greedy, at temperature 1, and at 0.7 with top_p 0.9, one engine after another: rounds on the
-                device by the default rule and by fixed lengths, the same runner with the host's loop, the lean
-                and the eager runner, transformers' assisted generation, and the target alone by graphs, by transformers,
+    waits       calls in a step that wait for the device: as torch warns of them, and as the profiler sees them
+    speed       tokens per second, greedy, at temperature 1, and at 0.7 with top_p 0.9, one engine after another: steps on the
+                device by the default rule and by fixed lengths, the same backend with the host's loop, the lean
+                and the eager backend, transformers' assisted generation, and the target alone by graphs, by transformers,
                 and by transformers with a static cache and torch.compile; `first_s` is the first answer, with all recordings
 
 A stage for which there is no time left (`--budget`) is left out, and the result says so.
@@ -43,14 +43,14 @@ import torch
 import transformers
 
 import specdecpp as sd
+from specdecpp.backends import EagerModel, GraphModel
+from specdecpp.backends.device import Device
+from specdecpp.backends.static_cache import WIDTHS
 from specdecpp.costs import CostClock
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for
-from specdecpp.rounds.device import Device
-from specdecpp.runners import EagerRunner, GraphRunner
-from specdecpp.runners.static_cache import WIDTHS
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.step import Host
@@ -178,7 +178,7 @@ def bandwidth(device: torch.device, num_bytes: int) -> float:
 
 def reference(device: str) -> Models:
     """The pair that ships, in float32 on every device, as it is loaded by default."""
-    pair: Any = sd.load_pair(device=device, runner="eager")
+    pair: Any = sd.load_pair(device=device, backend="eager")
     about = {"dtype": "float32", "weights": "trained"}
     models = {"target": pair.target.model, "draft": pair.draft.model, "vocab_size": pair.target.vocab_size}
     prompt = encode(pair, [{"role": "user", "content": practice_prompts()[0]}])
@@ -225,12 +225,12 @@ def soften(target: Any, first: int, factor: float) -> None:
 
 
 def pairs_of(models: Models) -> dict[str, sd.Pair]:
-    """The pair by runner. All read the weights of the first one: laying them out twice would hold them twice."""
-    graphs = [GraphRunner(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)]
+    """The pair by backend. All read the weights of the first one: laying them out twice would hold them twice."""
+    graphs = [GraphModel(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)]
     kinds: dict[str, list[Any]] = {
         "graphs": graphs,
-        "lean": [runner.plain() for runner in graphs],
-        "eager": [EagerRunner(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)],
+        "lean": [backend.plain() for backend in graphs],
+        "eager": [EagerModel(m, vocab_size=models.vocab_size) for m in (models.target, models.draft)],
     }
     common = {"tokenizer": models.tokenizer, "head": models.head}
     return {kind: sd.Pair(target=target, draft=draft, **common) for kind, (target, draft) in kinds.items()}
@@ -252,7 +252,7 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
     rule = sd.CumulativeConfidence(threshold=0.0, max_tokens=K)
     session = start(models, pair, rule, sampling=sd.Sampling(), max_tokens=64)
     session.prefill()
-    assert isinstance(session.engine, Device), "two graph runners on one device"
+    assert isinstance(session.engine, Device), "two graph backends on one device"
     for _ in range(3):
         session.step()
     floor_s = num_bytes(models.draft) / rate
@@ -270,14 +270,14 @@ def steps(result: Result, models: Models, pair: sd.Pair, rate: float, repetition
 
 
 def draft_step_of(session: Session) -> Callable[[], None]:
-    """The recorded step of a session's rounds, at one place of the text."""
+    """The recorded step of a session's steps, at one place of the text."""
     cache = session.draft.static  # pyright: ignore[reportAttributeAccessIssue]
     read = next(p for key, p in reversed(cache._programs.items()) if key[:2] == ("pass", 1))
     note = next(p for key, p in cache._programs.items() if key[0] == "draft")
 
     @torch.inference_mode()
     def step() -> None:
-        cache.record.order.copy_(order)  # the number of the candidate, and the place in the text: written over, then let go
+        cache.record.order.copy_(order)  # the number of the draft token, and the place in the text: written over, then let go
         cache.inputs[:1].zero_()
         read()
         note()
@@ -287,7 +287,7 @@ def draft_step_of(session: Session) -> Callable[[], None]:
 
 
 def waits(result: Result, models: Models, pair: sd.Pair) -> None:
-    """Calls that wait for the device, in a round that stops early and in one that does not."""
+    """Calls that wait for the device, in a step that stops early and in one that does not."""
     for policy in (sd.Fixed(k=K), sd.CumulativeConfidence()):
         for where in ("device", "host"):
             session = start(models, pair, policy, sampling=sd.Sampling(), max_tokens=400)
@@ -301,7 +301,7 @@ def waits(result: Result, models: Models, pair: sd.Pair) -> None:
 
 
 def counted(session: Session, num_rounds: int, device: torch.device) -> dict[str, Any]:
-    """Per round: what torch warns of as a synchronisation, and calls of the driver that wait; none on a CPU."""
+    """Per step: what torch warns of as a synchronisation, and calls of the driver that wait; none on a CPU."""
     if device.type != "cuda":
         drafted = [session.step().num_drafted for _ in range(num_rounds)]
         return {"warned": None, "waited": None, "num_drafted": statistics.mean(drafted)}
@@ -316,8 +316,8 @@ def counted(session: Session, num_rounds: int, device: torch.device) -> dict[str
         for _ in range(num_rounds):
             session.step()
     calls = Counter(e.name for e in profile.events() or () if "Synchronize" in e.name)
-    per_round = {name: round(count / num_rounds, 2) for name, count in calls.items()}
-    return {"warned": warned / num_rounds, "waited": per_round, "num_drafted": statistics.mean(drafted)}
+    per_step = {name: round(count / num_rounds, 2) for name, count in calls.items()}
+    return {"warned": warned / num_rounds, "waited": per_step, "num_drafted": statistics.mean(drafted)}
 
 
 def start(
@@ -410,7 +410,7 @@ def engines(models: Models, pairs: dict[str, sd.Pair]) -> Iterator[tuple[str, st
     yield "graphs", "product of q", lambda: ours(models, pairs["graphs"], free)
     if models.head is not None:
         yield "graphs", "cost-aware with its head", lambda: ours(models, pairs["graphs"], sd.CostAware(head=models.head))
-    yield "graphs, rounds by the host", f"K = {K}", lambda: ours(models, pairs["graphs"], fixed, by_host=True)
+    yield "graphs, steps by the host", f"K = {K}", lambda: ours(models, pairs["graphs"], fixed, by_host=True)
     yield "graphs", "target alone", lambda: ours(models, pairs["graphs"], sd.Fixed(k=0))
     yield "lean", f"K = {K}", lambda: ours(models, pairs["lean"], fixed)
     yield "eager", f"K = {K}", lambda: ours(models, pairs["eager"], fixed)

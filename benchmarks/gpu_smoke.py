@@ -31,13 +31,13 @@ import torch
 from typer.testing import CliRunner
 
 import specdecpp as sd
+from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.cli import app
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import CumulativeConfidence, Fixed
-from specdecpp.runners import GraphRunner, LeanRunner
 from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
 
 OUT = Path(__file__).parent / "results" / "gpu_smoke.json"
@@ -81,11 +81,11 @@ class LeftOut(Exception):
 
 
 def growing_pairs(place: Place) -> tuple[sd.Pair, sd.Pair]:
-    """One whose passes are recorded, and the same by `LeanRunner`."""
+    """One whose passes are recorded, and the same by `LeanModel`."""
     target = tiny_model("llama", seed=1, max_position_embeddings=4096)
     models = [model.to(place.device) for model in (target, tiny_draft(target, noise=0.4))]
-    runners = [[kind(model) for model in models] for kind in (GraphRunner, LeanRunner)]
-    recorded, plain = (sd.Pair(target=p, draft=q, tokenizer=tiny_tokenizer()) for p, q in runners)
+    backends = [[kind(model) for model in models] for kind in (GraphModel, LeanModel)]
+    recorded, plain = (sd.Pair(target=p, draft=q, tokenizer=tiny_tokenizer()) for p, q in backends)
     return recorded, plain
 
 
@@ -129,14 +129,14 @@ def dropped(place: Place) -> str:
 # --- Python ----------------------------------------------------------------------------------------------------------------
 
 
-def loaded(runner: Any = None, *, by_map: bool = False) -> Line:
+def loaded(backend: Any = None, *, by_map: bool = False) -> Line:
     """`load_pair` with a device, and an answer."""
 
     def line(place: Place) -> str:
         if by_map and find_spec("accelerate") is None:
             raise LeftOut("accelerate is not installed")
         given: dict[str, Any] = {"device_map": {"": place.device}} if by_map else {"device": place.device}
-        pair = sd.load_pair("reference", runner=runner, **given)
+        pair = sd.load_pair("reference", backend=backend, **given)
         out = sd.Decoder(pair).generate(PROMPT, max_tokens=24, seed=0)
         return f"{type(pair.target).__name__}, {len(out.tokens)} tokens"
 
@@ -205,8 +205,8 @@ LINES: dict[str, Line] = {
     "caches that grow": growth,
     "sessions that are dropped": dropped,
     "load_pair(device=)": loaded(),
-    'load_pair(device=, runner="lean")': loaded("lean"),
-    'load_pair(device=, runner="eager")': loaded("eager"),
+    'load_pair(device=, backend="lean")': loaded("lean"),
+    'load_pair(device=, backend="eager")': loaded("eager"),
     "load_pair(device_map=)": loaded("eager", by_map=True),
     "generate --device": lambda at: at.verb("generate", PROMPT, "--target", "reference", "--max-tokens", "32", "--seed", "1"),
     "generate --device, a pair of files": lambda at: at.verb("generate", PROMPT, *files(at), "--max-tokens", "32"),

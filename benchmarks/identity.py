@@ -1,11 +1,11 @@
 """Whether greedy answers stay the same, token for token, under every rule and every format of weights; and whether sampled ones
-have the target's law. SmolLM2 (or another GGUF file) with the compiled runner.
+have the target's distribution. SmolLM2 (or another GGUF file) with the compiled backend.
 
     python benchmarks/identity.py FILE.gguf [--prompts gsm8k_test.jsonl] [--minutes 20] --out benchmarks/results/identity.json
 
 The file is taken as it is, and its values are written anew in the other formats. For every other prompt the draft is the
 target's first layers, which agree seldom, and for the rest the whole target in a neighbouring format, which agrees mostly:
-short and long runs of accepted candidates are both there. Every rule of the command line takes part; those that need a head
+short and long runs of accepted draft tokens are both there. Every rule of the command line takes part; those that need a head
 get an untrained one, since who decides when to stop must not matter. The file's own format sees every rule on every
 prompt, the others as many rules a prompt as --rotate says, in turn.
 
@@ -31,7 +31,8 @@ import torch
 from peers.provenance import provenance
 
 import specdecpp as sd
-from specdecpp import machine
+from specdecpp import cache_dir
+from specdecpp.backends import Model
 from specdecpp.bench.lossless import FALSE_ALARM, chi_square_p, parts
 from specdecpp.decoder import encode
 from specdecpp.head import Calibration, HeadCard
@@ -40,15 +41,14 @@ from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.policies import Costs
-from specdecpp.request import KINDS, WRAPPERS, parse_policy
-from specdecpp.runners import Runner
+from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts
 from specdecpp.verify import GreedyVerification, TokenVerification
 
 OWN = "as it is"
 LAYERS = 4
-"""Of the target, which draft: a draft that is often wrong tries more of a round than one that agrees."""
+"""Of the target, which draft: a draft that is often wrong tries more of a step than one that agrees."""
 WRITTEN = ("q8_0", "q4_0", "q4_1", "f16", "bf16", "f32")
 K_QUANTS = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
 """What llama.cpp's quantiser calls them. Rows that are no whole blocks of 256 get its nearest smaller blocks."""
@@ -65,8 +65,8 @@ BLOCK = 10
 class Formats:
     """The files of each format, made when they are first asked for."""
 
-    def __init__(self, file: Path, folder: Path, runner: Any):
-        self._file, self._folder, self._runner = file, folder, runner
+    def __init__(self, file: Path, folder: Path, backend: Any):
+        self._file, self._folder, self._backend = file, folder, backend
         self._pairs: dict[str, list[sd.Pair]] = {}
 
     def path(self, name: str) -> Path:
@@ -85,7 +85,7 @@ class Formats:
             if not short.exists():
                 cut(target, short, LAYERS)
             near = self.path("q4_0" if name == OWN else OWN)
-            self._pairs[name] = [sd.load_pair(target, draft=draft, runner=self._runner) for draft in (short, near)]
+            self._pairs[name] = [sd.load_pair(target, draft=draft, backend=self._backend) for draft in (short, near)]
         return self._pairs[name]
 
     def keep(self, name: str) -> None:
@@ -103,7 +103,7 @@ class Formats:
         llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
         options = llama_cpp.llama_model_quantize_default_params()
         options.ftype = kind
-        with machine.whole(path) as part:
+        with cache_dir.whole(path) as part:
             if llama_cpp.llama_model_quantize(bytes(self.path("f32")), bytes(part), options):
                 raise RuntimeError(f"llama.cpp cannot write {path.name}")
 
@@ -177,25 +177,25 @@ def sampled(formats: Formats, prompts: list[str], spec: str, args: argparse.Name
     """Chi-square of answers at temperature 1 under one rule, in the file's own format."""
     pairs = formats.pairs(OWN)
     exact = [replace(pair, target=_exact(pair.target_name), draft=_exact(pair.draft_name)) for pair in pairs]
-    counts, laws = [], []
+    counts, distributions = [], []
     for i, prompt in enumerate(prompts):
         ids = encode(pairs[i % 2], [{"role": "user", "content": prompt}])
         out = answers(pairs[i % 2], spec, ids, max_tokens=args.tokens, temperature=1.0, seed=i)
         side = parts(exact[i % 2], ids, out.tokens, Sampling())
         counts.append(side[0])
-        laws.append(side[1])
-    p_value = chi_square_p(torch.cat(counts), torch.cat(laws))
+        distributions.append(side[1])
+    p_value = chi_square_p(torch.cat(counts), torch.cat(distributions))
     return {"answers": len(prompts), "tokens": sum(map(len, counts)), "p_value": p_value, "least": FALSE_ALARM / len(rules())}
 
 
-_EXACT: dict[str, Runner] = {}
+_EXACT: dict[str, Model] = {}
 
 
-def _exact(name: str) -> Runner:
+def _exact(name: str) -> Model:
     """A file's values in float32, computed by torch."""
     if name not in _EXACT:
         model = GGUF(name)
-        _EXACT[name] = model.runner("eager", vocab_size=model.num_rows, num_threads=1)
+        _EXACT[name] = model.backend("eager", vocab_size=model.num_rows, num_threads=1)
     return _EXACT[name]
 
 
@@ -259,17 +259,17 @@ def main() -> None:
     args.folder /= state["settings"]["file"]  # what was written of another file stays apart
     args.folder.mkdir(parents=True, exist_ok=True)
     began = saved = time.monotonic()
-    for word in work(state, Formats(args.file, args.folder, args.runner), prompts, args):
+    for word in work(state, Formats(args.file, args.folder, args.backend), prompts, args):
         print(word, flush=True)
         is_over = args.minutes is not None and time.monotonic() - began > 60 * args.minutes
         if is_over or time.monotonic() - saved > 20:
-            machine.write(args.out, json.dumps(state, indent=1) + "\n")
+            cache_dir.write(args.out, json.dumps(state, indent=1) + "\n")
             saved = time.monotonic()
         if is_over:
             print("Time is up; the same command goes on.")
             return
     state["complete"] = True
-    machine.write(args.out, json.dumps(state, indent=1) + "\n")
+    cache_dir.write(args.out, json.dumps(state, indent=1) + "\n")
     print(summary(state))
 
 

@@ -1,10 +1,11 @@
-"""What another law than the target's buys: quality against speed for every lossy verification, beside the lossless ones.
+"""What another distribution than the target's buys: quality against speed for every lossy verification, beside the lossless
+ones.
 
     python benchmarks/lossy.py --gsm8k gsm8k_test.jsonl [--pair smollm2] [--count 16] [--tokens 160]
                                [--out benchmarks/results/lossy.json]
 
 Questions of GSM8K, each answered under every verification in turns, at temperature 0 and at .7 (top-p .9), with one stopping
-rule. A row: tokens/s, accepted candidates, exact match (the last number after the last `####` or `=` of the text against
+rule. A row: tokens/s, accepted draft tokens, exact match (the last number after the last `####` or `=` of the text against
 that of the solution), the share of tokens before the answer leaves the target's own greedy one (at temperature 0), and the mean
 total variation a token. Nothing else should run.
 """
@@ -23,7 +24,7 @@ import specdecpp as sd
 from specdecpp.bench.interleaving import interleaved
 from specdecpp.lab.lossy import Chow, Fuzzy, OptimalDeferral, TokenCascade, TVBudget, Typical
 from specdecpp.metrics import Metrics
-from specdecpp.request import as_prompt, label_of, parse_policy
+from specdecpp.policy_spec import as_prompt, label_of, parse_policy
 from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import gsm8k
 from specdecpp.verify import BlockVerification, TokenVerification, at, is_lossless

@@ -4,8 +4,8 @@
 
 `specdecpp serve` runs with a pair (the reference pair, or --pair smollm2) in a process of its own and is asked both ways for
 the same prompt and seed, one request after the other, seven times; the run with the median time is drawn. What is drawn is
-what the server told: every token with its origin, every round, its survival and threshold.
-Both answers run on their own clock, that of their rounds, slowed down alike, so the picture shows the speed-up as it was.
+what the server told: every token with its origin, every step, its survival and threshold.
+Both answers run on their own clock, that of their steps, slowed down alike, so the picture shows the speed-up as it was.
 One SVG file without a script; it stands still, finished, for who wants less motion. Nothing else should run meanwhile.
 """
 
@@ -44,14 +44,14 @@ NUM_TAKES = 7
 KINDS = {"accepted": "accent", "correction": "signal", "bonus": "ink"}
 MEANINGS = {
     "accepted": "accepted: drafted, and the target agrees",
-    "correction": "correction: in place of a rejected candidate",
+    "correction": "correction: in place of a rejected draft token",
     "bonus": "bonus: the target's own",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One answer: its rounds as the server tells them, and when each was over by its own clock."""
+    """One answer: its steps as the server tells them, and when each was over by its own clock."""
 
     name: str
     rounds: list[dict[str, Any]]
@@ -140,7 +140,7 @@ def placed(text: str) -> list[tuple[int, int]]:
 
 
 def segments(run: Run) -> Iterator[tuple[int, str, list[tuple[int, int, str]]]]:
-    """Round, origin, and (row, column, letters) of each line that a token is on."""
+    """Step, origin, and (row, column, letters) of each line that a token is on."""
     pieces = [(i, piece) for i, r in enumerate(run.rounds) for piece in r["pieces"]]
     places = iter(placed("".join(piece["text"] for _, piece in pieces)))
     for i, piece in pieces:
@@ -185,7 +185,7 @@ def underline(parent: Xml.Element | list[Xml.Element], origin: str, x: float, en
 
 
 def bars(film: Film, run: Run) -> None:
-    """A bar for every round: outlined as far as was drafted, filled as far as was accepted."""
+    """A bar for every step: outlined as far as was drafted, filled as far as was accepted."""
     most = max(r["num_drafted"] for r in run.rounds)
     unit, pitch = min(12, 96 / max(1, most)), min(16, 366 / len(run.rounds))
     bottom = ROUNDS_TOP + 112
@@ -197,7 +197,7 @@ def bars(film: Film, run: Run) -> None:
 
 
 def curves(film: Film, run: Run, threshold: float | None) -> None:
-    """The survival of each round that has candidates, until the next one comes, against what the rule asks of it."""
+    """The survival of each step that has draft tokens, until the next one comes, against what the rule asks of it."""
     left, right, bottom = RIGHT + 30, RIGHT + 366, ROUNDS_TOP + 112
 
     def y(survival: float) -> float:
@@ -230,7 +230,7 @@ def fitted(text: str, room: float) -> str:
 
 
 def mark(parent: Xml.Element, outcome: str, x: float, y: float) -> None:
-    """A dot for an accepted candidate, a cross for a rejected one, a ring for one that nobody looked at."""
+    """A dot for an accepted draft token, a cross for a rejected one, a ring for one that nobody looked at."""
     if outcome == "rejected":
         add(parent, "path", "signal-line", d=f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", stroke_width="2.5")
     else:
@@ -271,7 +271,7 @@ def picture(ours: Run, alone: Run, threshold: float | None) -> str:
     faster = f"{ours.rate / alone.rate:.2f}{TIMES} the target alone (slowed down {film.clock.slowness:.0f} times)"
     add(last, "text", "accent strong", faster, x=LEFT + 366, y=ROUNDS_TOP - 18, text_anchor="end")
     said = (
-        f"{ours.name}: {ours.num_tokens[-1]} tokens in {len(ours.rounds)} rounds, {ours.rate:.0f} tokens/s. {alone.name}: "
+        f"{ours.name}: {ours.num_tokens[-1]} tokens in {len(ours.rounds)} steps, {ours.rate:.0f} tokens/s. {alone.name}: "
         f"{alone.num_tokens[-1]} tokens, {alone.rate:.0f} tokens/s. Made by python benchmarks/playground.py with specdecpp "
         f"{sd.__version__}, torch {torch.__version__}, {platform.machine()}."
     )

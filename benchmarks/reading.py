@@ -18,8 +18,8 @@ from peers.provenance import provenance
 from realpair.files import DRAFT, TARGET
 from realpair.prompts import prompts
 
+from specdecpp.backends import Cache
 from specdecpp.loading.gguf import GGUF
-from specdecpp.runners import Cache
 
 TOKENS, TAILS, TEMPERATURE = 64, (8, 32, 64, 128, 256, None), 0.7
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/reading.json")
     args = parser.parse_args()
     models = [GGUF(part.checked(path)) for part, path in ((TARGET, args.target), (DRAFT, args.draft))]
-    target, draft = (m.runner("native", vocab_size=min(m.num_rows for m in models), num_threads=2).new_cache() for m in models)
+    target, draft = (m.backend("native", vocab_size=min(m.num_rows for m in models), num_threads=2).new_cache() for m in models)
     tokenizer, rows = models[0].tokenizer(), []
     for kind, texts in prompts(args.data, args.prompts).items():
         sums = {tail: [0.0, 0.0] for tail in TAILS}

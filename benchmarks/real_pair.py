@@ -36,7 +36,7 @@ from realpair.log import Log, turns
 from realpair.parts import CONTESTANTS, LLAMA, PARTS, Bench, Plan, copy_compiled
 from realpair.prompts import prompts
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import SpecdecError
 
 OUT, WORK = env.ROOT / "benchmarks/results/real_pair.json", env.ROOT / "runs/real_pair"
@@ -148,7 +148,7 @@ def _prepare(parts: set[str], work: Path) -> None:
         env.make_torch()
     if "llama" in parts:
         env.make_llama()
-    copy_compiled(machine.folder().parent, work / "cache")
+    copy_compiled(cache_dir.folder().parent, work / "cache")
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
 
 
@@ -182,7 +182,7 @@ def written(log: Log, out: Path) -> dict[str, Any]:
         "gpu_pair": figures.pair_figures(log, GPU, earlier.get("gpu_pair") or {}) if has_gpu else earlier.get("gpu_pair"),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    with machine.whole(out) as part:
+    with cache_dir.whole(out) as part:
         part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
 

@@ -47,10 +47,10 @@ from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.score import REST
+from specdecpp.policy_spec import as_prompt
 from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.replay.replay import Player, replay, thrown
 from specdecpp.replay.replayed import Replayed
-from specdecpp.request import as_prompt
 from specdecpp.sampling import Sampling
 from specdecpp.training import prompts as prompt_files
 from specdecpp.training import shards
@@ -130,7 +130,7 @@ class Recording:
 
     @cached_property
     def classifier(self) -> dict[str, float]:
-        """The weights of `Disco`: logistic regression on the candidates that long rounds test on development prompts."""
+        """The weights of `Disco`: logistic regression on the draft tokens that long steps test on development prompts."""
         rows, labels = map(np.array, zip(*tested(self.splits["dev"]), strict=True))
         weights = np.zeros(rows.shape[1])
         for _ in range(20):  # Newton's method
@@ -140,7 +140,7 @@ class Recording:
         return {name: round(float(w), 4) for name, w in zip(WEIGHTS, weights, strict=True)}
 
     def play(self, split: str, rival: str, setting: float, costs: Costs) -> Replayed:
-        """A rival's rounds; replayed again only where it looks at the costs."""
+        """A rival's steps; replayed again only where it looks at the costs."""
         key = split, rival, setting
         if key not in self.known:
             policy = RIVALS[rival].make(setting, self)
@@ -152,11 +152,11 @@ class Recording:
 
 
 def tested(recorded: Sequence[Any]) -> Iterator[tuple[tuple[float, ...], int]]:
-    """(What `Disco` reads of a candidate, whether it was accepted), of all that rounds of `MOST` candidates test."""
+    """(What `Disco` reads of a draft token, whether it was accepted), of all that steps of `MOST` draft tokens test."""
     for trace, runs in zip(recorded, thrown(recorded, seed=0, repeats=REPEATS), strict=True):
         for run in runs.tolist():
             at = 0
-            for r in Player(trace, Fixed(k=MOST), Costs.relative(0.1)).rounds(run):
+            for r in Player(trace, Fixed(k=MOST), Costs.relative(0.1)).steps(run):
                 for k in range(min(r.num_accepted + 1, r.num_drafted)):
                     is_accepted = k < r.num_accepted
                     place = at + k, int(not is_accepted)
@@ -289,14 +289,14 @@ def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> I
                 for prompt in asked[: args.warm_up]:
                     decoder.generate(prompt, max_tokens=args.tokens, sampling=sampling)
             answers: dict[str, list[Any]] = defaultdict(list)
-            rounds: dict[int, list[float]] = defaultdict(list)
+            steps: dict[int, list[float]] = defaultdict(list)
             for turn, prompt in enumerate(asked):
                 for rule in in_turn(list(contestants), turn, num_turns=len(asked)):
                     answer = contestants[rule].generate(prompt, max_tokens=args.tokens, sampling=sampling)
                     answers[rule].append(answer.metrics)
                     if rule.startswith("cost-aware"):
-                        for r in answer.rounds:
-                            rounds[r.num_drafted].append((r.draft_s + r.head_s + r.verify_s + r.other_s) / r.expected_s)
+                        for r in answer.steps:
+                            steps[r.num_drafted].append((r.draft_s + r.head_s + r.verify_s + r.other_s) / r.expected_s)
             length = np.mean([[m.num_tokens for m in metrics] for metrics in answers.values()], axis=0)
             columns = {rule: (length, _seconds(metrics, length)) for rule, metrics in answers.items()}
             rates = {rule: float(c[0].sum() / c[1].sum()) for rule, c in columns.items()}
@@ -316,7 +316,7 @@ def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> I
                     for rule in rates
                     if rule.startswith("cost-aware")
                 },
-                "clock_over_model": {k: round(statistics.median(v), 3) for k, v in sorted(rounds.items()) if len(v) >= 5},
+                "clock_over_model": {k: round(statistics.median(v), 3) for k, v in sorted(steps.items()) if len(v) >= 5},
             }
 
 

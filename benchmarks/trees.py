@@ -3,11 +3,11 @@
     python benchmarks/trees.py --replay reference=runs/rules/t1/labels --replay ... --out results/trees.json
     python benchmarks/trees.py --clock reference --data gsm8k_test.jsonl --prompt gsm8k --data ... --out results/trees.json
 
-`--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in law (`lab.trees.replay`), under
-token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published. Rivals
-have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the best of
-hindsight on the very set. Chains and cost-aware trees are at most 14 deep. Passes are flat to 32 rows, grow evenly, or take
-steps. `summary` is in per cent, at c = 0.22, flat and temperature 1 where it names no worst cell.
+`--replay PAIR=LABELS` names recordings (recipes/rules). Every rule is replayed exactly in distribution (`lab.trees.replay`),
+under token verification; at temperature 0 the others take the likeliest tokens and EAGLE-2 picks among them, as published.
+Rivals have the setting that is best on development prompts at the very costs of a cell, over all its sets; fixed chains the
+best of hindsight on the very set. Chains and cost-aware trees are at most 14 deep. Passes are flat to 32 rows, grow evenly, or
+take steps. `summary` is in per cent, at c = 0.22, flat and temperature 1 where it names no worst cell.
 
 `--clock PAIR` decodes the prompts of files with trees, the cost-aware chain and the target alone, in turns in one process,
 greedily and at temperature 1; reading the prompt is left aside. Intervals are over prompts. Greedy answers are compared with
@@ -78,7 +78,7 @@ PUBLISHED = ("EAGLE-2", "DDD", "C2T", "OPT-Tree")
 
 
 def classifier(answers: Sequence[Any]) -> tuple[float, float, float, float]:
-    """C2T's weights: whether a node of a static tree is accepted, by logistic regression on the answers' rounds."""
+    """C2T's weights: whether a node of a static tree is accepted, by logistic regression on the answers' steps."""
     seen: list[Tree] = []
 
     class Noting(Widths):
@@ -88,10 +88,12 @@ def classifier(answers: Sequence[Any]) -> tuple[float, float, float, float]:
             return super().wants_child(tree, node, memory)
 
     rows, accepted = [], []
-    for i, laws in enumerate(answers):
+    for i, distributions in enumerate(answers):
         seen.clear()
-        rounds = list(TreePlayer(laws, Noting(widths=(4, 2, 1, 1)), flat(0.22)).rounds(streams(i, draw=laws.draw)[0]))
-        drawn = [r.extra for r in rounds if r.extra is not None and r.extra.tokens]
+        steps = list(
+            TreePlayer(distributions, Noting(widths=(4, 2, 1, 1)), flat(0.22)).steps(streams(i, draw=distributions.draw)[0])
+        )
+        drawn = [r.extra for r in steps if r.extra is not None and r.extra.tokens]
         for tree, grown in zip(seen, drawn, strict=True):
             for node, parent in enumerate(grown.parents):
                 rows.append((1.0, np.log(max(tree.product(node), 1e-30)), tree.entropy(parent), tree.depths[node]))
@@ -159,14 +161,14 @@ BY_CLOCK: dict[str, sd.Policy] = {
 
 
 def timed(decoder: sd.Decoder, prompt: Any, **options: Any) -> tuple[int, float, int, tuple[int, ...]]:
-    """Tokens of an answer, its seconds but for the prompt's, rounds with a tree, and the answer."""
+    """Tokens of an answer, its seconds but for the prompt's, steps with a tree, and the answer."""
     session = decoder.start(prompt, **options)
     session.prefill()
     started = perf_counter()
-    rounds = list(run(session))
+    steps = list(run(session))
     seconds = perf_counter() - started
     answer = tuple(session.tokens[session.num_prompt_tokens :])
-    return len(answer), seconds, sum(r.extra is not None for r in rounds), answer
+    return len(answer), seconds, sum(r.extra is not None for r in steps), answer
 
 
 def clocked(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -2,10 +2,10 @@
 
     python benchmarks/vllm_gpu.py MODEL DRAFT --data FOLDER --out benchmarks/results/vllm_gpu.json
 
-A contestant is `none`, `own:K`, or `ours`, where wanted with a policy and how its rounds end: `ours:fixed:3`,
+A contestant is `none`, `own:K`, or `ours`, where wanted with a policy and how its steps end: `ours:fixed:3`,
 `ours:cumulative:0.2@late`. All start together; those that are ready wait on a pipe and take no time of anybody, and then answer
 the same prompts one after the other, in an order that is drawn anew for every case: a case is a kind of sampling, a kind of
-prompt and a number of requests kept running. What counts are the tokens made while so many run. The first round over all cases
+prompt and a number of requests kept running. What counts are the tokens made while so many run. The first step over all cases
 is not counted. FOLDER has HumanEval.jsonl.gz (`code`), gsm8k_test.jsonl and alpaca_1k.jsonl (`others`).
 
 `summary` compares the last of ours with no draft and with the best of vLLM's own lengths, by the worst case; what is not there,
@@ -343,7 +343,7 @@ def show(rows: Any, about: Any, errors: dict[str, str], args: argparse.Namespace
     print("tokens/s, over no draft, length/drafted:", *(f"{kind}@{at}" for kind, at in columns), sep=" | ")
     for name in rows:
         said = about.get(name, {})
-        kind = "" if not said else ("" if said["v2"] and said["async"] else "FIRST RUNNER ") + f"{said['ready_s']:.0f}s"
+        kind = "" if not said else ("" if said["v2"] and said["async"] else "FIRST BACKEND ") + f"{said['ready_s']:.0f}s"
         for sampling in args.samplings:
             cells = []
             for column in columns:
@@ -385,7 +385,7 @@ def main() -> None:
     p.add_argument("--limit", type=float, default=270, help="seconds for all of it")
     p.add_argument("--wait", type=float, default=150, help="seconds to wait for all to be ready")
     p.add_argument("--visit-s", type=float, default=6, help="seconds that one case of one contestant may take")
-    p.add_argument("--profile", action="store_true", help="time the host's part in the round that is not counted")
+    p.add_argument("--profile", action="store_true", help="time the host's part in the step that is not counted")
     p.add_argument("--logs", default=tempfile.gettempdir())
     p.add_argument("--out")
     for name, kind in (("--one", str), ("--reply", int), ("--ids", str)):

@@ -1,11 +1,11 @@
 """What a pass over several rows costs, ours and llama.cpp's, on the same file: drafting lives on wide passes that cost little.
 
     python benchmarks/widths.py FILE.gguf [--out benchmarks/results/widths.json]
-    python benchmarks/widths.py CHECKPOINT --runner native
+    python benchmarks/widths.py CHECKPOINT --backend native
 
 Runs where llama-cpp-python is installed, as in `.engines/peers-torch` after `make bench-peers`; without it native alone. One
-process, one pass at a time; the settings (runner, threads, rows) take turns in a new order each cycle. In a turn the first pass
-finds the caches as another setting left them and is not counted. Medians over all counted passes, as JSON and, beside it,
+process, one pass at a time; the settings (backend, threads, rows) take turns in a new order each cycle. In a turn the first
+pass finds the caches as another setting left them and is not counted. Medians over all counted passes, as JSON and, beside it,
 markdown. Nothing else should run meanwhile.
 """
 
@@ -22,17 +22,17 @@ from typing import Any
 from peers.provenance import provenance
 
 from specdecpp import __version__
+from specdecpp.backends import Cache
 from specdecpp.errors import SpecdecError
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint
-from specdecpp.runners import Cache
 
 CONTEXT, ROWS, THREADS, TURN = 100, (1, 2, 3, 5, 9, 16), (1, 2), 3
 Setting = tuple[str, int, int]
-"""Runner, threads, rows."""
+"""Backend, threads, rows."""
 
 
-def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iterator[tuple[str, int, Cache]]:
+def backends(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iterator[tuple[str, int, Cache]]:
     """Each kind with each number of threads, holding the context; says why one is missing."""
     model = GGUF(name) if is_gguf(name) else Checkpoint(name, dtype=dtype, device=None, device_map=None)
     for kind in kinds:
@@ -40,7 +40,7 @@ def runners(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Iter
             print(f"without {kind}: {reason}")
             continue
         for n in threads:
-            cache = model.runner(kind, vocab_size=model.num_rows, num_threads=n).new_cache()
+            cache = model.backend(kind, vocab_size=model.num_rows, num_threads=n).new_cache()
             cache.extend([7 + i % 500 for i in range(CONTEXT)], rows=1)
             yield kind, n, cache
 
@@ -103,7 +103,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         some = [row for row in found["rows"] if row["threads"] == threads]
         lines += [
             f"## {threads} thread{'s' * (threads > 1)}\n",
-            "| runner | rows | ms | over one row | over llama.cpp |\n|---|---:|---:|---:|---:|",
+            "| backend | rows | ms | over one row | over llama.cpp |\n|---|---:|---:|---:|---:|",
             *(_line(row) for row in some),
             "",
         ]
@@ -131,8 +131,8 @@ def main() -> None:
     about = provenance("python", "benchmarks/widths.py")
     try:
         made = list(
-            runners(
-                args.model, args.dtype, args.runner or ["native", "native-int8", "llama.cpp"], args.threads or list(THREADS)
+            backends(
+                args.model, args.dtype, args.backend or ["native", "native-int8", "llama.cpp"], args.threads or list(THREADS)
             )
         )
     except SpecdecError as error:

@@ -1,4 +1,4 @@
-"""Several stopping rules on your own prompts, in turns: tokens per second, and what each round brought.
+"""Several stopping rules on your own prompts, in turns: tokens per second, and what each step brought.
 
 Run it with: python examples/compare_rules.py "What is a guitar?" "Give three tips for better sleep."
 """

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specdecpp import Decoder, Pair
-from specdecpp.runners import NativeRunner
+from specdecpp.backends import NativeModel
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
@@ -12,7 +12,7 @@ PROMPTS = [[3], [5, 9, 11, 2], [7] * 30, [1, 2], [40, 41, 42]]
 
 def compiled_pair(*, seed: int = 1) -> Pair:
     model = tiny_model("llama", seed=seed, head_dim=16)
-    target, draft = (NativeRunner(of, num_threads=1) for of in (model, tiny_draft(model)))
+    target, draft = (NativeModel(of, num_threads=1) for of in (model, tiny_draft(model)))
     return Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(64))
 
 

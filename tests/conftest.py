@@ -30,10 +30,10 @@ def sampled(**options: Any) -> Callable[[Any], Any]:
 
     def decorated(of: Any) -> Any:
         if of.__module__ in (
-            "specdecpp.runners.kernels",
-            "specdecpp.runners.products",
-            "specdecpp.rounds.device_draws",
-            "specdecpp.rounds.device_verdicts",
+            "specdecpp.backends.kernels",
+            "specdecpp.backends.products",
+            "specdecpp.backends.device_draws",
+            "specdecpp.backends.device_verdicts",
         ):  # Triton reads their text and never calls them
             return of
         checked = decorate(of)

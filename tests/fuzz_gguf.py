@@ -128,7 +128,7 @@ def _weights(rng: random.Random, data: bytearray, end: int) -> None:
 def outcome_of_file(path: Path, beside: Path) -> str:
     """Load a file as a target and make some passes; a short word of what came of it."""
     try:
-        pair = load_pair(path, draft=beside, runner="native")
+        pair = load_pair(path, draft=beside, backend="native")
         pair.tokenizer("Ann's 3 bags")
         cache = pair.target.new_cache()
         logits, states = cache.extend([1, 5, 9], rows=3)
@@ -222,7 +222,7 @@ def main() -> int:
     parser.add_argument("--heads", type=int, default=100)
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     given = parser.parse_args()
-    torch.set_num_threads(1)  # else every load times runners with one thread and with several
+    torch.set_num_threads(1)  # else every load times backends with one thread and with several
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         os.environ["XDG_CACHE_HOME"] = f"{name}/cache"
         folder = Path(name)

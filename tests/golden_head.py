@@ -2,7 +2,7 @@
 
     python tests/golden_head.py
 
-Rows are draft tokens: a sampled one and a greedy one in each of three places of a round; one was cut by top-k, one has a q
+Rows are draft tokens: a sampled one and a greedy one in each of three places of a step; one was cut by top-k, one has a q
 below the least that a head is told. Heads are of either form, with each scalar, all and none of them, with and without a width
 of their own. Module, rows in numpy, training and compiled code are held against it (test_golden_head.py).
 """

@@ -1,4 +1,4 @@
-"""Laws by exact integration over uniforms: what is decided is constant between breakpoints that formulas say."""
+"""Distributions by exact integration over uniforms: what is decided is constant between breakpoints that formulas say."""
 
 import itertools
 from collections import defaultdict
@@ -11,7 +11,7 @@ from specdecpp.sampling import Uniforms, inverted
 from specdecpp.verify import block_acceptance, residual, token_acceptance
 
 EDGE = 1e-5  # how near the ends of an interval of uniforms the outcome is looked up
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 class Given(Uniforms):
@@ -44,7 +44,7 @@ Outcome = tuple[tuple[int, int], float, list[tuple[float, float]]]
 
 
 def outcomes(p: Tensor, q: Tensor, tokens: Tensor, kind: str) -> Iterator[Outcome]:
-    """What may become of K candidates, by the formulas."""
+    """What may become of K draft tokens, by the formulas."""
     num = len(tokens)
     h, carry = token_acceptance(p[:num], q, tokens), torch.ones(num + 1, dtype=p.dtype)
     if kind == "block" and num:
@@ -59,8 +59,8 @@ def outcomes(p: Tensor, q: Tensor, tokens: Tensor, kind: str) -> Iterator[Outcom
             continue
         until_tails = (i for i, heads in enumerate(coins) if not heads)
         count = next(until_tails, num) if kind == "token" else max((i + 1 for i, heads in enumerate(coins) if heads), default=0)
-        law = p[num] if count == num else residual(p[count], q[count], carry[count])
-        for token, share, between in intervals(law.tolist()):
+        distribution = p[num] if count == num else residual(p[count], q[count], carry[count])
+        for token, share, between in intervals(distribution.tolist()):
             yield (count, token), chance * share, [*ends, between]
 
 
@@ -74,10 +74,10 @@ def compared(p: Tensor, tokens: Tensor, count: int = 0) -> Iterator[Outcome]:
             yield (count, token), chance, [between]
 
 
-def completed(law: Law, p: Callable[[tuple[int, ...]], Tensor], length: int) -> Law:
-    """Answers cut or filled up by the target to one length: then a round's law must be the target's own."""
-    out: Law = defaultdict(float)
-    for answer, chance in law.items():
+def completed(distribution: Distribution, p: Callable[[tuple[int, ...]], Tensor], length: int) -> Distribution:
+    """Answers cut or filled up by the target to one length: then a step's distribution must be the target's own."""
+    out: Distribution = defaultdict(float)
+    for answer, chance in distribution.items():
         if len(answer) >= length:
             out[answer[:length]] += chance
             continue

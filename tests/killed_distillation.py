@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from specdecpp import machine
+from specdecpp import cache_dir
+from specdecpp.backends import NativeModel
 from specdecpp.bench import check
 from specdecpp.bench.turns import Turns
 from specdecpp.distillation import finishing, measuring, saving, start
@@ -25,7 +26,6 @@ from specdecpp.distillation.network import Shape
 from specdecpp.distillation.plan import DistilPlan
 from specdecpp.distillation.run import distil
 from specdecpp.distillation.training import Course
-from specdecpp.runners import NativeRunner
 from specdecpp.sampling import Sampling
 from specdecpp.training import pipeline, responses, shards, train
 from specdecpp.training.prompts import Source
@@ -67,7 +67,7 @@ def half_of(ending: str, number: int = 1) -> Moment:
     """When half of the n-th file is written whose name ends so."""
 
     def arm() -> None:
-        own, calls = machine.whole, 0
+        own, calls = cache_dir.whole, 0
 
         @contextmanager
         def torn(path: str | Path) -> Iterator[Path]:
@@ -79,13 +79,13 @@ def half_of(ending: str, number: int = 1) -> Moment:
                     os.truncate(part, part.stat().st_size // 2)
                     die()
 
-        machine.whole = torn
+        cache_dir.whole = torn
 
     return arm
 
 
 def passes(*numbers: int) -> list[Moment]:
-    return [before(NativeRunner, "forward_seen", n) for n in numbers]
+    return [before(NativeModel, "forward_seen", n) for n in numbers]
 
 
 PHASES: dict[str, list[Moment]] = {

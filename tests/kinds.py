@@ -1,4 +1,4 @@
-"""The kinds of transformers models the real-model tests run on, as `testing.tiny_model` takes them; what runners must keep."""
+"""The kinds of transformers models the real-model tests run on, as `testing.tiny_model` takes them; what backends must keep."""
 
 import inspect
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from specdecpp.runners import NativeRunner
+from specdecpp.backends import NativeModel
 from specdecpp.testing import tiny_model
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -37,11 +37,11 @@ def model_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> An
     return tiny_model(kind, seed=seed, **KINDS[kind]).to(dtype)
 
 
-def assert_same_bits(runner: NativeRunner, text: list[int], *cuts: list[int], threads: int) -> None:
+def assert_same_bits(backend: NativeModel, text: list[int], *cuts: list[int], threads: int) -> None:
     """Logits and states of a text do not depend on the parts that it is read in, of these lengths, nor on the threads."""
-    whole = runner.with_threads(1).new_cache().extend(text, rows=len(text))
+    whole = backend.with_threads(1).new_cache().extend(text, rows=len(text))
     for lengths in cuts:
-        compiled, ends = runner.with_threads(threads).new_cache(), [sum(lengths[: i + 1]) for i in range(len(lengths))]
+        compiled, ends = backend.with_threads(threads).new_cache(), [sum(lengths[: i + 1]) for i in range(len(lengths))]
         parts = [compiled.extend(text[end - n : end], rows=n) for n, end in zip(lengths, ends, strict=True)]
         for found, expected in zip(zip(*parts, strict=True), whole, strict=True):
             assert torch.equal(torch.cat(found), expected), f"read {lengths} at a time"

@@ -1,4 +1,4 @@
-// Plays recorded calls to the compiled runner and writes what they give: for processors that Python and torch do not run on here.
+// Plays recorded calls to the compiled backend and writes what they give: for processors that Python and torch do not run on here.
 // See test_native_processors.py, which records them.
 //
 //   driver RECORD RESULTS

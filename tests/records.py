@@ -1,4 +1,4 @@
-"""Label records of a process whose p and q are tables of the last token, so that what rounds do with them is known exactly."""
+"""Label records of a process whose p and q are tables of the last token, so that what steps do with them is known exactly."""
 
 import json
 import math
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def residual(self) -> Tensor:
-        """norm((q - p)+) [V, V]: the law of a rejected candidate."""
+        """norm((q - p)+) [V, V]: the distribution of a rejected draft token."""
         rest = (self.q - self.p).clamp(min=0)
         return rest / rest.sum(-1, keepdim=True)
 
@@ -169,9 +169,9 @@ def _branches(process: Process, last: list[int], given: Any, length: int, genera
         while n < length and not (n and at == process.end):
             if forced is not None and n == len(forced):
                 break
-            law = process.residual[at] if n == 0 else process.q[at]
+            distribution = process.residual[at] if n == 0 else process.q[at]
             contexts[i, n] = at
-            at = draw(law, generator) if forced is None else forced[n]
+            at = draw(distribution, generator) if forced is None else forced[n]
             tokens[i, n] = at
             n += 1
         lengths.append(n)

@@ -1,4 +1,4 @@
-"""Results as `bench` and `replay` write them, made up by simulating rounds: as crowded as real ones, in a second."""
+"""Results as `bench` and `replay` write them, made up by simulating steps: as crowded as real ones, in a second."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -82,7 +82,7 @@ def _arena(dataset: str, temperature: float, verification: str, costs: dict[str,
 
 
 def _settings(rng: np.random.Generator, chance: np.ndarray, accepted: np.ndarray) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """(role, policy, label, candidates of each round)."""
+    """(role, policy, label, draft tokens of each step)."""
 
     def drafted(noise: float, threshold: float, least: int = 1, lag: int = 0) -> np.ndarray:
         logit = np.log(chance / (1.0001 - chance)) + noise * np.random.default_rng(1).normal(size=chance.shape)

@@ -1,5 +1,5 @@
-"""Traces of requests over tables: every one that a recording could have made, with its probability, so that the law of a
-replay can be enumerated and compared with the session's own."""
+"""Traces of requests over tables: every one that a recording could have made, with its probability, so that the distribution of
+a replay can be enumerated and compared with the session's own."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from laws import Law, Request, finish, law_of, unchecked
+from distributions import Distribution, Request, distribution_of, finish, unchecked
 
 from specdecpp.head import AcceptanceHead
 from specdecpp.policies import Costs, Policy
 from specdecpp.replay.replay import Player
 from specdecpp.replay.trace import Opinion, Trace
 from specdecpp.sampling import probabilities
-from specdecpp.session import Round, Session
+from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.05, 3: 1.4, 4: 1.45})
@@ -33,8 +33,8 @@ class Recording:
     length: int
     heads: Sequence[AcceptanceHead] = ()
 
-    def session_law(self, policy: Policy, outcome: Any) -> Law:
-        """The exact law of `outcome(session, rounds)` in the real session."""
+    def session_law(self, policy: Policy, outcome: Any) -> Distribution:
+        """The exact distribution of `outcome(session, steps)` in the real session."""
 
         def run(coins: Any) -> Any:
             r = self.request
@@ -52,17 +52,17 @@ class Recording:
             )
             return outcome(session, finish(session))
 
-        return law_of(run)
+        return distribution_of(run)
 
-    def replay_law(self, policy: Policy, outcome: Any) -> Law:
-        """The exact law of `outcome(answer, rounds)` in replay."""
-        law: Law = {}
+    def replay_law(self, policy: Policy, outcome: Any) -> Distribution:
+        """The exact distribution of `outcome(answer, steps)` in replay."""
+        distribution: Distribution = {}
         for text, probability, trace in self.traces:
             runs = trace.runs(np.full((1, len(trace)), 0.5))[0].tolist()
             with unchecked():
-                key = outcome(text, list(Player(trace, policy, COSTS).rounds(runs)))
-            law[key] = law.get(key, 0.0) + probability
-        return law
+                key = outcome(text, list(Player(trace, policy, COSTS).steps(runs)))
+            distribution[key] = distribution.get(key, 0.0) + probability
+        return distribution
 
     @cached_property
     def traces(self) -> list[tuple[Text, float, Trace]]:
@@ -87,9 +87,9 @@ class Recording:
             yield text, probability * math.prod(p for p, _ in chosen), self.trace(text, [branch for _, branch in chosen])
 
     def _options(self, text: Text, i: int) -> Iterator[tuple[float, Text | None]]:
-        """(probability, the branch, None where the candidate is the answer's own token)."""
+        """(probability, the branch, None where the draft token is the answer's own token)."""
         context = (*self.request.prompt, *text[:i])
-        p, q = self._laws(context)
+        p, q = self._distributions(context)
         odds = min(1.0, q[text[i]] / p[text[i]])
         if i >= self.num_places:
             yield 1.0, None
@@ -101,24 +101,24 @@ class Recording:
             for branch, chance in self._branches(context, rest, min(self.length, self.num_places - i)):
                 yield (1 - odds) * chance / sum(rest), branch
 
-    def _branches(self, context: Text, law: Sequence[float], num: int) -> Iterator[tuple[Text, float]]:
+    def _branches(self, context: Text, distribution: Sequence[float], num: int) -> Iterator[tuple[Text, float]]:
         """Texts of `num` tokens, the first of them by the weights given; shorter where they end."""
-        for token, chance in enumerate(law):
+        for token, chance in enumerate(distribution):
             if chance > 0 and (num == 1 or token in self.request.ends):
                 yield (token,), chance
             elif chance > 0:
                 after = (*context, token)
-                for more, p in self._branches(after, self._laws(after)[1], num - 1):
+                for more, p in self._branches(after, self._distributions(after)[1], num - 1):
                     yield (token, *more), chance * p
 
-    def _laws(self, context: Text) -> tuple[list[float], list[float]]:
+    def _distributions(self, context: Text) -> tuple[list[float], list[float]]:
         r = self.request
-        return self._sampled(r.target.law(context)).tolist(), self._sampled(r.draft.law(context)).tolist()
+        return self._sampled(r.target.distribution(context)).tolist(), self._sampled(r.draft.distribution(context)).tolist()
 
-    def _sampled(self, law: torch.Tensor) -> torch.Tensor:
-        """As the request samples from it; greedy rules look at the law itself."""
+    def _sampled(self, distribution: torch.Tensor) -> torch.Tensor:
+        """As the request samples from it; greedy rules look at the distribution itself."""
         sampling = self.request.sampling
-        return law if sampling.is_greedy else probabilities(law.log(), sampling)
+        return distribution if sampling.is_greedy else probabilities(distribution.log(), sampling)
 
     def trace(self, text: Text, branches: Sequence[Text | None]) -> Trace:
         rows = [self._row((*self.request.prompt, *text[:i]), text[i], b or ()) for i, b in enumerate(branches)]
@@ -151,16 +151,16 @@ class Recording:
         return {}
 
     def _cell(self, context: Text, token: int) -> dict[Any, Any]:
-        """About one token: what the draft believed, and what the heads say in every place of a round."""
-        law = self.request.draft.law(context)
-        q = self._sampled(law)
+        """About one token: what the draft believed, and what the heads say in every place of a step."""
+        distribution = self.request.draft.distribution(context)
+        q = self._sampled(distribution)
         top = q.topk(2).values.tolist()
         log_q = float(q[token].log())
         known = {"log_q": max(log_q, math.log(1e-30)), "entropy": float(torch.special.entr(q).sum()), "gap": top[0] - top[1]}
         cell: dict[Any, Any] = {"tokens": token, "log_q": log_q, "entropy": known["entropy"], "gap": known["gap"]}
         for h, head in enumerate(self.heads):
             is_ahead, estimate = head.card.form == "look_ahead", head.estimator(calibrated=True)
-            hidden = law if is_ahead else self.request.draft.law((*context, token))
+            hidden = distribution if is_ahead else self.request.draft.distribution((*context, token))
             depths = range(1, self.length + 1) if "depth" in head.card.scalars else [1]
             scalars = [known | {"depth": float(k)} for k in depths]
             said = [estimate(hidden, token, tuple(of[name] for name in head.card.scalars)) for of in scalars]
@@ -168,23 +168,23 @@ class Recording:
         return cell
 
 
-def of_session(session: Session, rounds: list[Round]) -> Any:
-    """The text, and what each round drafted and accepted."""
+def of_session(session: Session, steps: list[Step]) -> Any:
+    """The text, and what each step drafted and accepted."""
     text = tuple(session.tokens[session.num_prompt_tokens :])
-    return text, tuple((r.num_drafted, r.num_accepted, r.num_tokens) for r in rounds)
+    return text, tuple((r.num_drafted, r.num_accepted, r.num_tokens) for r in steps)
 
 
-def of_replay(text: Text, rounds: list[Any]) -> Any:
-    return text, tuple((r.num_drafted, r.num_accepted, r.num_tokens) for r in rounds)
+def of_replay(text: Text, steps: list[Any]) -> Any:
+    return text, tuple((r.num_drafted, r.num_accepted, r.num_tokens) for r in steps)
 
 
 def greedy_trace(request: Request, text: Text, *, length: int) -> Trace:
-    """The one recording of a greedy answer: a candidate is the draft's likeliest token, and so are those after it."""
+    """The one recording of a greedy answer: a draft token is the draft's likeliest token, and so are those after it."""
     recording, draft = Recording(request=request, length=length), request.draft
     branches: list[Text | None] = []
     for i, token in enumerate(text):
         branch: Text = ()
         while len(branch) < length and not (branch and branch[-1] in request.ends):
-            branch = (*branch, int(draft.law((*request.prompt, *text[:i], *branch)).argmax()))
+            branch = (*branch, int(draft.distribution((*request.prompt, *text[:i], *branch)).argmax()))
         branches.append(None if branch[0] == token else branch)
     return recording.trace(text, branches)

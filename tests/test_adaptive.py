@@ -1,11 +1,11 @@
-"""Rules that follow outcomes: each step of their memory, and that a round obeys it."""
+"""Rules that follow outcomes: each step of their memory, and that a step obeys it."""
 
 import math
 
 import pytest
 import torch
-from laws import drafted as host_draft
-from laws import outcome
+from distributions import drafted as host_draft
+from distributions import outcome
 
 from specdecpp.lab import AcceptanceEMA, AdaptiveEntropy, ArgmaxLength, DraftVerify
 from specdecpp.lab.adaptive import Drift
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.lab
 
 STEEP = Costs(draft_s=0.2, passes={1: 1.0, 3: 1.0, 4: 1.5, 9: 1.6})
 FLAT = TableModel({(): [0.25] * 4}, depth=0)
-"""A draft that says q = 0.25 and H = log 4 of every candidate."""
+"""A draft that says q = 0.25 and H = log 4 of every draft token."""
 
 
 def drafted(*q: float) -> Draft:
@@ -54,7 +54,7 @@ def test_the_length_is_one_more_than_was_accepted_lately():
     for accepted in (4, 4, 5, 0, 0, 0, 0, 1):
         lengths.append(policy.limit(memory))
         memory = policy.learn(memory, outcome(lengths[-1], min(accepted, lengths[-1])))
-    # the means before each round: 3, 3.25, 3.4375, 3.578, 2.68, 2.01, 1.51, 1.13
+    # the means before each step: 3, 3.25, 3.4375, 3.578, 2.68, 2.01, 1.51, 1.13
     assert lengths == [4, 4, 4, 5, 4, 3, 3, 2]
     assert policy.limit(2.5) == 4
     assert policy.limit(3.5) == 5
@@ -76,7 +76,7 @@ def test_the_mean_finds_a_length_and_leaves_it_again():
 
 
 def test_the_mean_stays_in_its_bounds_and_ignores_rounds_without_candidates():
-    """Catches a length outside [min_tokens, max_tokens], and a last round without room that counts as a rejection."""
+    """Catches a length outside [min_tokens, max_tokens], and a last step without room that counts as a rejection."""
     policy = AcceptanceEMA(min_tokens=3, max_tokens=6)
     assert [policy.limit(memory) for memory in (0.0, 4.0, 19.0)] == [3, 5, 6]
     assert policy.learn(3.0, outcome(0, 0)) == 3.0
@@ -102,7 +102,7 @@ def test_the_best_length_follows_the_counts():
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.55, 0.7, 0.8, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("bounds", [{}, {"min_tokens": 0}, {"min_tokens": 3, "max_tokens": 5}])
 def test_a_round_is_as_long_as_the_formula_says(acceptance: float, bounds: dict):
-    """Catches a stop one candidate early or late, costs of another width, and bounds that the search leaves."""
+    """Catches a stop one draft token early or late, costs of another width, and bounds that the search leaves."""
     policy = ArgmaxLength(**bounds)
     memory = Counts(num_tested=1e9, num_accepted=acceptance * 1e9)
 
@@ -129,14 +129,14 @@ def test_the_threshold_drifts_as_in_draft_and_verify():
         memory = policy.learn(memory, outcome(drafted_, accepted))
         assert (memory.threshold, memory.mean) == pytest.approx((expected, mean))
         seen.append(round(memory.threshold, 2))
-    assert seen == [0.51, 0.52, 0.53, 0.52, 0.51, 0.51, 0.5, 0.51], "up, down, and still where the round was full"
+    assert seen == [0.51, 0.52, 0.53, 0.52, 0.51, 0.51, 0.5, 0.51], "up, down, and still where the step was full"
     met = DraftVerify(threshold=0.5, aim=0.5, step=0.1)
     assert met.learn(met.start(), outcome(4, 4)).threshold == pytest.approx(0.49), "the aim is met"
 
 
 @pytest.mark.parametrize(("start", "accepted", "end"), [(0.5, 0, 1.0), (0.5, 4, 0.0)])
 def test_a_drifting_threshold_stays_a_probability(start: float, accepted: int, end: float):
-    """Catches a threshold that wanders off, so that it takes as many rounds to come back."""
+    """Catches a threshold that wanders off, so that it takes as many steps to come back."""
     policy = DraftVerify(threshold=start, step=1.0)
     memory = policy.start()
     for _ in range(30):
@@ -147,7 +147,7 @@ def test_a_drifting_threshold_stays_a_probability(start: float, accepted: int, e
 
 @pytest.mark.parametrize("make", [DraftVerify, AdaptiveEntropy])
 def test_a_round_obeys_the_threshold_as_it_stands(make):
-    """Catches a rule that drifts but goes by where it started; and one that stops an empty round."""
+    """Catches a rule that drifts but goes by where it started; and one that stops an empty step."""
     policy = make(max_tokens=9)
     bound = 0.25 if make is DraftVerify else 1 - math.sqrt(0.2 * math.log(4))
     assert length(policy, Drift(threshold=bound - 1e-6)) == 9
@@ -155,7 +155,7 @@ def test_a_round_obeys_the_threshold_as_it_stands(make):
 
 
 def test_what_the_drifting_rules_look_at():
-    """Catches q of another candidate, or the upper bound of SVIP on the wrong side."""
+    """Catches q of another draft token, or the upper bound of SVIP on the wrong side."""
     half = -(0.5 * math.log(0.5)) * 2
     bound = 1 - math.sqrt(0.3 * half)
     assert DraftVerify().stop(drafted(0.4, 0.6), Drift(threshold=0.5)) is None

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from batched import PROMPTS, compiled_pair, session
-from laws import unchecked
+from distributions import unchecked
 
 from specdecpp import Decoder, Pair
+from specdecpp.backends import LeanModel, native
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed
-from specdecpp.runners import LeanRunner, native
 from specdecpp.scheduler import outcome_of, shares, step
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
@@ -38,7 +38,7 @@ def with_threads(pair: Pair, num: int) -> Pair:
 
 
 def together(sessions: list[Session]) -> list[list[int]]:
-    """Answers of sessions that come one round after the other, and go when they have ended."""
+    """Answers of sessions that come one step after the other, and go when they have ended."""
     waiting, running = sessions[::-1], []
     while waiting or running:
         running += [waiting.pop()] if waiting else []
@@ -86,7 +86,7 @@ def test_all_answers_in_the_order_of_their_prompts(at_once: int, pair: Pair) -> 
 def test_other_runners_decode_one_after_another() -> None:
     """Catches a prompt that is read in other pieces than alone where bits depend on them, and one that is not read."""
     model = tiny_model("llama", seed=1)
-    pair = Pair(target=LeanRunner(model), draft=LeanRunner(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
+    pair = Pair(target=LeanModel(model), draft=LeanModel(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
     decoder, prompts = Decoder(pair, policy=Fixed(k=2)), [[3 + n % 60 for n in range(240)], [5], [8, 9]]
     found = decoder.generate_all(prompts, at_once=2, max_tokens=6, seed=2)
     with unchecked():
@@ -96,12 +96,12 @@ def test_other_runners_decode_one_after_another() -> None:
 def test_of_prompts_that_are_read_alone_one_is_read_in_a_step() -> None:
     """Catches a request that waits for all prompts of the others, and a prompt that is never read."""
     model = tiny_model("llama", seed=1)
-    pair = Pair(target=LeanRunner(model), draft=LeanRunner(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
+    pair = Pair(target=LeanModel(model), draft=LeanModel(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
     decoder = Decoder(pair, policy=Fixed(k=2))
     ready, first, second = (decoder.start(prompt, seed=0, max_tokens=9) for prompt in ([5], [8] * 6, [9] * 4))
     told = [[type(outcome).__name__ for outcome in step([ready, first, second], most=3)] for _ in range(4)]
-    assert told[:2] == [["Round", "Read", "NoneType"]] * 2
-    assert told[2:] == [["Round", "Round", "Read"], ["Round", "Round", "Round"]]
+    assert told[:2] == [["Step", "Read", "NoneType"]] * 2
+    assert told[2:] == [["Step", "Step", "Read"], ["Step", "Step", "Step"]]
 
 
 LONG = [[3 + (i * i + n) % 60 for i in range(length)] for n, length in enumerate((90, 1, 2, 33, 61, 5))]
@@ -111,7 +111,7 @@ LONG = [[3 + (i * i + n) % 60 for i in range(length)] for n, length in enumerate
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_prompts_are_read_in_the_same_passes(rows: int, num_threads: int, pair: Pair) -> None:
     """Catches a row of a prompt whose bits depend on the others, or on where a piece ends; a piece that is read twice, never,
-    by one of the models only or into the cache of another; and rounds that are other ones beside a prompt."""
+    by one of the models only or into the cache of another; and steps that are other ones beside a prompt."""
     of = with_threads(pair, num_threads)
     decoder = Decoder(of, policy=CumulativeConfidence(threshold=0.3), costs=COSTS)
     options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "ignore_eos": True}
@@ -145,16 +145,16 @@ def test_seconds_are_shared_by_rows(pair: Pair) -> None:
     decoder = Decoder(pair, policy=Fixed(k=2))
     on, reading = [session(decoder, i) for i in (0, 3)], decoder.start([3 + n % 60 for n in range(200)], max_tokens=9)
     started = perf_counter()
-    rounds: list[Any] = step([*on, reading])[:2]
+    steps: list[Any] = step([*on, reading])[:2]
     elapsed_s = perf_counter() - started
-    spent_s = sum(r.draft_s + r.head_s + r.verify_s + r.other_s for r in rounds) + reading.prefill_s
+    spent_s = sum(r.draft_s + r.head_s + r.verify_s + r.other_s for r in steps) + reading.prefill_s
     assert 0 < spent_s <= elapsed_s
-    assert reading.prefill_s > 10 * max(r.draft_s + r.verify_s for r in rounds)  # 199 rows beside two rounds of three
-    assert all(0 < r.forward_s <= r.draft_s + r.verify_s for r in rounds)
+    assert reading.prefill_s > 10 * max(r.draft_s + r.verify_s for r in steps)  # 199 rows beside two steps of three
+    assert all(0 < r.forward_s <= r.draft_s + r.verify_s for r in steps)
 
 
 def test_a_prompt_beside_a_draft_that_reads_nothing(pair: Pair) -> None:
-    """Catches a draft that is fed although no candidate can be wanted, and one that has read pieces of a prompt only."""
+    """Catches a draft that is fed although no draft token can be wanted, and one that has read pieces of a prompt only."""
     none, some = (Decoder(pair, policy=Fixed(k=k)).start(LONG[0], seed=1) for k in (0, 2))
     step([none, some], rows=40)
     assert [(s.target.length, s.draft.length) for s in (none, some)] == [(20, 0), (20, 20)]

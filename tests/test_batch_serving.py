@@ -1,4 +1,4 @@
-"""Many requests in the passes of a server: prompts beside rounds, and what fails, which fails alone."""
+"""Many requests in the passes of a server: prompts beside steps, and what fails, which fails alone."""
 
 import threading
 from dataclasses import replace
@@ -8,14 +8,14 @@ import pytest
 from batched import PROMPTS, compiled_pair, session
 
 from specdecpp import Decoder, Pair
+from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
-from specdecpp.runners import EagerRunner, NativeRunner, native
 from specdecpp.scheduler import decode, step
 from specdecpp.serving.engine import FEW, EngineThread, Pace
 from specdecpp.serving.intake import Intake
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.requests import CompletionRequest
-from specdecpp.serving.work import End, Part, Step, Work
+from specdecpp.serving.work import End, Event, Part, Work
 from specdecpp.session import Session
 from specdecpp.testing import tiny_model
 
@@ -33,12 +33,12 @@ class Listener:
         self.end: End | None = None
         self.is_over = threading.Event()
 
-    def __call__(self, what: Step | End) -> None:
+    def __call__(self, what: Event | End) -> None:
         if isinstance(what, End):
             self.end = what
             self.is_over.set()
         else:
-            self.tokens += [piece.token for piece in what.round.pieces]
+            self.tokens += [piece.token for piece in what.step.pieces]
 
 
 def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None, **limits: Any) -> list[Listener]:
@@ -56,11 +56,11 @@ def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None,
 
 
 @pytest.mark.parametrize(("runner", "seeds"), [("native", [None, None]), ("eager", [0, 1])])
-def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, runner: str, seeds: list[int | None]) -> None:
+def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, backend: str, seeds: list[int | None]) -> None:
     """Catches greedy requests of a server that draft as if each were alone, and answers rounded as the clock has it."""
-    if runner == "eager":
+    if backend == "eager":
         model, draft = (tiny_model("llama", seed=seed, vocab_size=pair.target.vocab_size) for seed in (1, 2))
-        pair = replace(pair, target=EagerRunner(model), draft=EagerRunner(draft))
+        pair = replace(pair, target=EagerModel(model), draft=EagerModel(draft))
     intake = Intake(pair, Limits(), policy=Fixed(k=2))
     body = {"prompt": ["abc", "de"], "max_tokens": 4}
     assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=0)).parts] == seeds
@@ -71,8 +71,8 @@ def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, 
 def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that still takes turns, and answers that depend on who else is there."""
     decoder, widths = Decoder(pair, policy=Fixed(k=2)), []
-    verify = NativeRunner.verify
-    monkeypatch.setattr(NativeRunner, "verify", lambda *args: widths.append(len(args[2])) or verify(*args))
+    verify = NativeModel.verify
+    monkeypatch.setattr(NativeModel, "verify", lambda *args: widths.append(len(args[2])) or verify(*args))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
     widths.clear()
     assert [listener.tokens for listener in served(decoder)] == alone
@@ -80,23 +80,23 @@ def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch
 
 
 def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda cache: False) -> list[int]:
-    """A half of a round that has no memory for several requests, after it has been run, and none for some alone; how often."""
-    half, failed = getattr(NativeRunner, name), []
+    """A half of a step that has no memory for several requests, after it has been run, and none for some alone; how often."""
+    half, failed = getattr(NativeModel, name), []
 
-    def fails(self: NativeRunner, caches: Any, tasks: Any) -> Any:
+    def fails(self: NativeModel, caches: Any, tasks: Any) -> Any:
         told = half(self, caches, tasks)
         if len(caches) > 1 or also(caches[0]):
             failed.append(len(caches))
             raise MemoryError("no room")
         return told
 
-    monkeypatch.setattr(NativeRunner, name, fails)
+    monkeypatch.setattr(NativeModel, name, fails)
     return failed
 
 
 @pytest.mark.parametrize("name", ["propose", "verify"])
 def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches one request that takes all others with it, and uniforms that the failed round has used up: the answers of the
+    """Catches one request that takes all others with it, and uniforms that the failed step has used up: the answers of the
     others were not those of their seeds."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
@@ -109,7 +109,7 @@ def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, m
 
 
 def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches requests over other weights whose uniforms are used up by rounds that nobody saw."""
+    """Catches requests over other weights whose uniforms are used up by steps that nobody saw."""
     decoders = [Decoder(of, policy=Fixed(k=2)) for of in (pair, compiled_pair(seed=5))]
     given, alone = ([session(decoders[n], i, temperature=1.0) for n, i in ((0, 0), (1, 1), (1, 4))] for _ in range(2))
     for one in alone:
@@ -121,12 +121,12 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
         one.rewind()
         one.step()
         assert one.tokens == other.tokens
-        one.rewind()  # of a round that is over there is nothing to be drawn again
+        one.rewind()  # of a step that is over there is nothing to be drawn again
         assert one.step().tokens == other.step().tokens
 
 
 def test_what_somebody_makes_of_a_round_ends_one_request(pair: Pair) -> None:
-    """Catches a witness that fails, and takes from the others a round that they have committed: it was never told."""
+    """Catches a witness that fails, and takes from the others a step that they have committed: it was never told."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
 
@@ -148,21 +148,21 @@ def test_an_exception_stands_in_place_of_its_round(pair: Pair) -> None:
     """Catches outcomes that are another request's."""
     sessions = [session(Decoder(pair, policy=Fixed(k=2)), i) for i in range(3)]
     sessions[1].watch = lambda plan, result: [][1]
-    assert [type(outcome).__name__ for outcome in step(sessions)] == ["Round", "IndexError", "Round"]
+    assert [type(outcome).__name__ for outcome in step(sessions)] == ["Step", "IndexError", "Step"]
 
 
 def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a prompt in the passes of others that fails all of them for ever."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    check = NativeRunner.check_ids
+    check = NativeModel.check_ids
 
     def fails(self: Any, tokens: list[int]) -> None:
         if 9 in tokens:  # the second prompt's
             raise ValueError("no such id")
         check(self, tokens)
 
-    monkeypatch.setattr(NativeRunner, "check_ids", fails)
+    monkeypatch.setattr(NativeModel, "check_ids", fails)
     found = served(decoder)
     assert [bool(listener.end and listener.end.refusal) for listener in found] == [False, True, False, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
@@ -170,15 +170,15 @@ def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: 
 
 def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that reads more of a prompt in a turn than it may, or that lets the others wait meanwhile."""
-    decoder, verify = Decoder(pair, policy=Fixed(k=2), reuses=False), NativeRunner.verify
+    decoder, verify = Decoder(pair, policy=Fixed(k=2), reuses=False), NativeModel.verify
     passes: list[tuple[int, int]] = []
 
-    def noted(self: NativeRunner, caches: Any, tasks: Any) -> None:
+    def noted(self: NativeModel, caches: Any, tasks: Any) -> None:
         read = [task.num_tokens for task in tasks if task.num < 0]
         passes.append((sum(read), len(tasks) - len(read)))
         verify(self, caches, tasks)
 
-    monkeypatch.setattr(NativeRunner, "verify", noted)
+    monkeypatch.setattr(NativeModel, "verify", noted)
     served(decoder, prefill_tokens=5)
     assert max(num for num, _ in passes) <= 5
     assert sum(num for num, _ in passes) == sum(len(prompt) - 1 for prompt in PROMPTS)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from specdecpp import cli
 from specdecpp import verify as verification
+from specdecpp.backends import LeanModel
 from specdecpp.bench import lossless, questions, run
 from specdecpp.bench.contestants import Contender, default_field, fixed_rule, named_field, swept, with_sweep
 from specdecpp.bench.interleaving import in_turn
@@ -30,9 +31,8 @@ from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policy_spec import KINDS, parse_policy
 from specdecpp.report import sentences
-from specdecpp.request import KINDS, parse_policy
-from specdecpp.runners import LeanRunner
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
 
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
@@ -60,7 +60,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Pair:
-    return load_pair(folder / "target", draft=folder / "draft", head=folder / "head", runner="lean")
+    return load_pair(folder / "target", draft=folder / "draft", head=folder / "head", backend="lean")
 
 
 def call(*arguments: str) -> Result:
@@ -215,7 +215,7 @@ def test_no_development_prompts_are_refused_before_anything_runs(pair: Pair, rec
 def test_an_unsound_rule_is_refused_before_anything_runs(pair: Pair):
     """Catches a rule that fails after half an hour."""
     rules = [Contender(role="free", settings=(MaxConfidence(drop=True),))]
-    with pytest.raises(UnsoundError, match="removes a sampled candidate"):
+    with pytest.raises(UnsoundError, match="removes a sampled draft token"):
         race(pair, rules)
     race(pair, rules, temperatures=(0.0,))
 
@@ -602,7 +602,7 @@ def broken_greedy(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def loose(pair: Pair) -> Pair:
     """The tiny pair with a draft that is often wrong, and answers that go on to the last token."""
-    draft = LeanRunner(tiny_draft(tiny_model("llama", seed=1), noise=0.2), vocab_size=pair.target.vocab_size)
+    draft = LeanModel(tiny_draft(tiny_model("llama", seed=1), noise=0.2), vocab_size=pair.target.vocab_size)
     return replace(pair, draft=draft, head=None, draft_fingerprint=None, ends=())
 
 
@@ -613,7 +613,8 @@ def loose(pair: Pair) -> Pair:
 def test_a_broken_verification_is_caught(
     loose: Pair, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None], kind: str, max_tokens: int
 ):
-    """Catches a check that passes whatever it is shown: candidates accepted unseen, a residual that forgot what it rejected."""
+    """Catches a check that passes whatever it is shown: draft tokens accepted unseen, a residual that forgot what it
+    rejected."""
     fault(monkeypatch)
     ids = [tuple(loose.tokenizer(text).input_ids) for text in ("hello you", "a test", "one two", "what is it")]
     greedy = kind == "greedy"
@@ -632,7 +633,7 @@ def test_a_broken_verification_is_caught(
     failed = [f.name for f in found.findings if f.reason]
     assert failed == [f"fixed K = 4, {kind}, T = {0 if greedy else 1}"]
     assert not found.is_kept
-    assert found.sentences[0].startswith(f"Not the target's law: {failed[0]}")
+    assert found.sentences[0].startswith(f"Not the target's distribution: {failed[0]}")
 
 
 def test_p_values_of_a_lossless_sampler_are_uniform():
@@ -641,10 +642,10 @@ def test_p_values_of_a_lossless_sampler_are_uniform():
     generator = torch.Generator().manual_seed(3)
     values = []
     for _ in range(300):
-        laws = torch.rand(120, 4, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 1.0, 1.0, 0.01])
-        laws = laws / laws.sum(-1, keepdim=True)
-        counts = torch.nn.functional.one_hot(torch.multinomial(laws, 1, generator=generator)[:, 0], 4).double()
-        values.append(lossless.chi_square_p(counts, laws))
+        distributions = torch.rand(120, 4, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 1.0, 1.0, 0.01])
+        distributions = distributions / distributions.sum(-1, keepdim=True)
+        counts = torch.nn.functional.one_hot(torch.multinomial(distributions, 1, generator=generator)[:, 0], 4).double()
+        values.append(lossless.chi_square_p(counts, distributions))
     for level, room in ((0.05, 0.035), (0.5, 0.08)):
         assert abs(np.mean(np.array(values) < level) - level) < room
 
@@ -719,8 +720,8 @@ def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: 
     options = ["--temperature", "0", "--policy", "fixed:4", "--verify-lossless", "--max-tokens", "40", "--num", "2"]
     result = call("bench", *names, *options, "--json")
     assert result.exit_code == 1
-    assert "the law of the target was not kept" in result.stderr
-    assert any(note.startswith("Not the target's law: fixed K = 4") for note in json.loads(result.stdout)["notes"])
+    assert "the distribution of the target was not kept" in result.stderr
+    assert any(note.startswith("Not the target's distribution: fixed K = 4") for note in json.loads(result.stdout)["notes"])
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from specdecpp import RunnerError
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, NativeRunner, native
+from specdecpp import BackendError
+from specdecpp.backends import EagerModel, GraphModel, LeanModel, NativeModel, native
 from specdecpp.testing import tiny_model
 
-KINDS: dict[str, Any] = {"eager": EagerRunner, "lean": LeanRunner, "native": NativeRunner, "graphs": GraphRunner}
+KINDS: dict[str, Any] = {"eager": EagerModel, "lean": LeanModel, "native": NativeModel, "graphs": GraphModel}
 BACKENDS = [
     pytest.param(kind, marks=pytest.mark.skipif(kind == "native" and native.compiler() is None, reason="no C++ compiler"))
     for kind in KINDS
@@ -105,10 +105,10 @@ def test_rows_past_the_common_vocabulary_are_cut(kind: str) -> None:
     """Catches logits of padding, which could be drawn, also where the embedding is the output layer."""
     for more in ({}, {"tie_word_embeddings": True}):
         model = tiny_model("llama", seed=1, head_dim=16, **more)
-        expected, _ = EagerRunner(model).new_cache().extend(TEXT, rows=2)
+        expected, _ = EagerModel(model).new_cache().extend(TEXT, rows=2)
         cut = KINDS[kind](model, vocab_size=50)
         logits, _ = cut.new_cache().extend(TEXT, rows=2)
         assert (cut.vocab_size, logits.shape) == (50, (2, 50))
         torch.testing.assert_close(logits, expected[:, :50], atol=1e-4, rtol=1e-4)
-    with pytest.raises(RunnerError, match=r"vocab_size=65 .* 64 rows"):
+    with pytest.raises(BackendError, match=r"vocab_size=65 .* 64 rows"):
         KINDS[kind](model, vocab_size=65)

@@ -63,7 +63,7 @@ def pair(folder: Path) -> Pair:
 
 @pytest.fixture(scope="module")
 def found(pair: Pair) -> Check:
-    """A real check, which ends by itself: there is time for weeks of rounds."""
+    """A real check, which ends by itself: there is time for weeks of steps."""
     sets = [encoded(pair, BUILT_IN, num_dev=2, num_test=3)]
     told: list[str] = []
     done = check.check(pair, sets, Trial(max_tokens=12, seconds=1e6), tell=told.append)
@@ -98,7 +98,7 @@ def test_the_parts_of_a_check_agree(found: Check):
 
 
 def test_a_check_teaches_the_requests_that_follow(found: Check, pair: Pair):
-    """Catches a check whose rounds nobody remembers, and one that teaches requests with a seed or of another sampling."""
+    """Catches a check whose steps nobody remembers, and one that teaches requests with a seed or of another sampling."""
     assert found
     taught = [Decoder(pair).start("3 + 4 =", temperature=t)._memory.acceptance_before for t in (1.0, 0.5)]
     assert taught[0] is not None
@@ -155,23 +155,23 @@ class Counted(TableModel):
         return super().extend(*args, **options)
 
 
-def constant(law: list[float], kind: type[TableModel] = TableModel) -> Any:
+def constant(distribution: list[float], kind: type[TableModel] = TableModel) -> Any:
     """A model that says the same after every text."""
-    return kind({(): law} | {(i,): law for i in range(len(law))}, depth=1)
+    return kind({(): distribution} | {(i,): distribution for i in range(len(distribution))}, depth=1)
 
 
 P, Q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
 
 
 def practised(seconds: float, *, num_prompts: int = 5, kind: type[TableModel] = TableModel, **more: Any) -> Checking:
-    """A check of two laws that accept 0.7 of what is drafted, at any depth."""
+    """A check of two distributions that accept 0.7 of what is drafted, at any depth."""
     own = Pair(target=constant(P, kind), draft=constant(Q), tokenizer=tiny_tokenizer())
     prompts = tuple((0, 1, i % 3) for i in range(num_prompts))
     return Checking(own, [Questions(dataset="toy", dev=(), test=prompts)], Trial(seconds=seconds, **more))
 
 
 def test_no_round_begins_when_time_is_over():
-    """Catches a step that is bounded by a count of tokens: with no time left at all, the rounds in hand are the last."""
+    """Catches a step that is bounded by a count of tokens: with no time left at all, the steps in hand are the last."""
     Counted.began = []
     checking = practised(0.2, kind=Counted)
     began = perf_counter()
@@ -179,7 +179,7 @@ def test_no_round_begins_when_time_is_over():
         pass
     late = [at for at in Counted.began if at > began + 0.2]
     assert len(Counted.began) > 20
-    assert len(late) <= 2, "at most a round of the lengths and one of the default rule"
+    assert len(late) <= 2, "at most a step of the lengths and one of the default rule"
 
 
 def test_acceptance_is_that_of_the_two_laws_at_every_depth():
@@ -204,7 +204,7 @@ def test_without_enough_prompts_nothing_is_sure():
 
 
 def test_nothing_is_known_before_a_length_was_timed():
-    """Catches a verdict, or a traceback, from no rounds."""
+    """Catches a verdict, or a traceback, from no steps."""
     assert practised(1.0).found is None
 
 
@@ -264,7 +264,7 @@ def test_without_a_terminal_the_estimate_is_a_line_now_and_then(
 
 
 def made_of(acceptance: float, c: float, *, wide: float = 1.2, reading: tuple[float, float] = (0.0, 0.0)) -> Sums:
-    """What a prompt would show: a pass of the target takes 0.1 s, a round of k draft tokens c k + `wide` passes."""
+    """What a prompt would show: a pass of the target takes 0.1 s, a step of k draft tokens c k + `wide` passes."""
     sums = Sums.empty()
     sums.lengths[0] = 2.0, 0.0, 2 * math.log(0.1)
     for i, k in enumerate(LENGTHS[1:4], 1):
@@ -303,7 +303,7 @@ def test_whole_answers_count_the_reading_of_their_prompts():
 
 
 def test_a_resample_without_a_length_takes_it_from_all_prompts():
-    """Catches a division by nothing where few prompts had the longest rounds."""
+    """Catches a division by nothing where few prompts had the longest steps."""
     short = made_of(0.8, 0.1)
     short.lengths[3:], short.depths[2:] = 0.0, 0.0
     found = checked(made_of(0.8, 0.1), short, short, short)
@@ -312,7 +312,7 @@ def test_a_resample_without_a_length_takes_it_from_all_prompts():
 
 
 def test_prompts_that_differ_widen_the_interval():
-    """Catches rounds that are taken for independent: four prompts of each of two kinds are eight draws, not 1,600."""
+    """Catches steps that are taken for independent: four prompts of each of two kinds are eight draws, not 1,600."""
     alike = checked(*[made_of(0.7, 0.1)] * 8).lengths[1].decoding_interval
     mixed = checked(*[made_of(0.5, 0.1)] * 4, *[made_of(0.9, 0.1)] * 4).lengths[1].decoding_interval
     assert alike is not None
@@ -322,7 +322,7 @@ def test_prompts_that_differ_widen_the_interval():
 
 
 def test_an_uncertain_option_is_not_the_best_by_chance():
-    """Catches a default rule that is recommended because its rounds scatter: they take 0.2 or twice what their lengths say."""
+    """Catches a default rule that is recommended because its steps scatter: they take 0.2 or twice what their lengths say."""
     sums = [made_of(0.8, 0.1) for _ in range(6)]
     for i, one in enumerate(sums):
         one.default[:] = 100.0, 70.0, 0.0, 1.0, math.log(0.2 if i % 2 else 2.0), 100.0
@@ -346,7 +346,7 @@ def test_each_other_machine_lacks_one_fault():
 
 
 def test_the_best_length_of_a_chain():
-    """Catches an exponent or a width that is off by one: two candidates at 0.8 give 1 + 0.8 + 0.64 tokens."""
+    """Catches an exponent or a width that is off by one: two draft tokens at 0.8 give 1 + 0.8 + 0.64 tokens."""
     costs = Costs(draft_s=0.2, passes={1: 2.0, 3: 2.2, 4: 50.0})
     assert pace.best_speedup(costs, [0.8]) == pytest.approx(2 * 2.44 / 2.6)
     assert pace.best_speedup(costs, [0.8, 0.2]) == pytest.approx(max(2 * 1.8 / 2.3, 2 * 1.96 / 2.6))

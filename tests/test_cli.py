@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cli, machine, request
+from specdecpp import cache_dir, cli, request
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.report import render
@@ -150,13 +150,13 @@ def test_answers_without_a_seed_teach_those_to_come(names: list[str], tmp_path: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options = ["hello", *names, "--policy", "cost-aware", "--max-tokens", "8"]
     assert answer(*options, "--seed", "7")["seed"] == 7
-    assert not list(machine.folder().glob("experience-*"))
+    assert not list(cache_dir.folder().glob("experience-*"))
     assert answer(*options)["seed"] is None
-    assert len(list(machine.folder().glob("experience-*"))) == 1
+    assert len(list(cache_dir.folder().glob("experience-*"))) == 1
 
 
 def test_json_holds_what_is_needed_to_get_the_answer_again(pair: list[str]):
-    """Catches a seed or a rule that is not told, and rounds that disagree with the sums."""
+    """Catches a seed or a rule that is not told, and steps that disagree with the sums."""
     said = answer("hello", *pair, "--max-tokens", "24", "--seed", "7")
     again = answer("hello", *pair, "--max-tokens", "24", "--seed", str(said["seed"]), "--policy", said["policy"])
     assert {k: again[k] for k in ("text", "tokens", "rounds", "finish_reason")} == {
@@ -238,7 +238,7 @@ def refused(*arguments: str, code: int, stdin: str | None = None) -> str:
         (["--policy", "clever"], 2, "Policies: none, adaptive-entropy:threshold"),
         (["--policy", "cumulative:k=3"], 2, "cumulative takes threshold, min_tokens, max_tokens"),
         (["--policy", "cumulative:7"], 2, "must lie in [0, 1], got 7.0"),
-        (["--policy", "max-confidence:drop=true"], 2, "removes a sampled candidate"),
+        (["--policy", "max-confidence:drop=true"], 2, "removes a sampled draft token"),
         (["--verification", "trust"], 2, "'trust' is not one of 'token', 'block', 'compare'"),
         (["--verification", "greedy"], 2, "'greedy' is not one of"),
         (["--dtype", "int3"], 2, "int3"),
@@ -398,7 +398,7 @@ def test_a_terminal_without_colour_still_tells_rounds_apart(pair: list[str]):
 
 
 def on_a_terminal(pair: list[str], **env: str) -> str:
-    """What `generate --show-rounds` writes to a terminal of 80 columns."""
+    """What `generate --show-steps` writes to a terminal of 80 columns."""
     command = [sys.executable, "-m", "specdecpp", "generate", "hello", *pair, "--seed", "1", "--show-rounds"]
     master, slave = pty.openpty()
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment(COLUMNS="80", **env)) as process:

@@ -21,7 +21,7 @@ import yaml
 from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
-from specdecpp import DataError, Pair, PairError, RunnerError, cli, machine
+from specdecpp import BackendError, DataError, Pair, PairError, cache_dir, cli
 from specdecpp.cli import train as collecting
 from specdecpp.cli.train import EXAMPLES
 from specdecpp.errors import MissingExtraError
@@ -129,7 +129,7 @@ def test_a_choice_of_sides_leaves_the_others_out(home: Path, pair: Pair, whole: 
         assert record.branches.log_ratio is not None
         assert record.branches.overlap is not None
         is_real = torch.arange(3) < record.branches.length[:, None]
-        assert (record.branches.log_ratio[:, 0][is_real[:, 0]] < 0).all(), "a rejected candidate has q > p"
+        assert (record.branches.log_ratio[:, 0][is_real[:, 0]] < 0).all(), "a rejected draft token has q > p"
         assert (record.branches.overlap[is_real] > 0).any()
     nothing = recipe_of(home, tmp_path / "nothing", splits=["test"])
     with pytest.raises(DataError, match=r"the sources hold no prompts for test: .*prompts\.jsonl"):
@@ -183,7 +183,7 @@ MOMENTS = ["half of file 1", "after file 2", "half of file 2", "while sampling",
 KILLED = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.training.collect import collect
 from specdecpp.training.recipe import Recipe
 
@@ -194,19 +194,19 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def run(moment):
-    own, num = machine.write, 0
+    own, num = cache_dir.write, 0
     def write(path, content):
         nonlocal num
         num += 1
         if moment == f"half of file {num}":
-            with machine.whole(path) as part:
+            with cache_dir.whole(path) as part:
                 half = content.encode() if isinstance(content, str) else content
                 part.write_bytes(half[: len(half) // 2])
                 die()
         own(path, content)
         if moment == f"after file {num}":
             die()
-    machine.write = write
+    cache_dir.write = write
     collect(recipe, pair, progress=lambda p: die() if moment == "while sampling" and p.tokens > 30 else None)
 
 for moment in sys.argv[2:]:
@@ -382,7 +382,7 @@ def test_a_full_disk_keeps_what_is_finished(
 ) -> None:
     """Catches a traceback, half a shard and lost work where the disk is full (/dev/full is one)."""
     recipe = recipe_of(home, tmp_path)
-    monkeypatch.setattr(machine.secrets, "token_hex", lambda num: "0" * num)
+    monkeypatch.setattr(cache_dir.secrets, "token_hex", lambda num: "0" * num)
     monkeypatch.setattr(machine, "LEFT_S", float("inf"))  # the device is older than any part
 
     def progress(now: Progress) -> None:
@@ -515,22 +515,22 @@ def test_the_estimate_is_a_bound_and_the_progress_adds_up(home: Path, pair: Pair
 
 def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path) -> None:
     """Catches a refusal after hours of sampling."""
-    from specdecpp.runners import EagerRunner
+    from specdecpp.backends import EagerModel
     from specdecpp.testing import tiny_draft, tiny_model
 
     model = tiny_model("mistral", sliding_window=6)
-    narrow = Pair(target=EagerRunner(model), draft=EagerRunner(tiny_draft(model)), tokenizer=tiny_tokenizer(), ends=(1,))
+    narrow = Pair(target=EagerModel(model), draft=EagerModel(tiny_draft(model)), tokenizer=tiny_tokenizer(), ends=(1,))
     save_tiny_pair(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"text": "how many?"}\n')
     recipe = recipe_of(tmp_path, tmp_path / "run")
-    with pytest.raises(RunnerError, match="attends to the last 6 tokens only"):
+    with pytest.raises(BackendError, match="attends to the last 6 tokens only"):
         collect(recipe, narrow)
     plain = recipe_of(tmp_path, tmp_path / "run", features=["mixed"], branches=None)
     assert collect(plain, narrow).prompts_done == 1
-    wide = replace(narrow, draft=EagerRunner(tiny_draft(tiny_model("llama"))))
+    wide = replace(narrow, draft=EagerModel(tiny_draft(tiny_model("llama"))))
     judging = recipe_of(tmp_path, tmp_path / "judging", features=[], branches={"splits": ["train"], "odds": True})
     with pytest.raises(
-        RunnerError, match=r"the last 6 tokens only.*Set collect\.branches\.odds to false, or choose another ta"
+        BackendError, match=r"the last 6 tokens only.*Set collect\.branches\.odds to false, or choose another ta"
     ):
         collect(judging, wide)
     assert collect(recipe_of(tmp_path, tmp_path / "judging", branches={"splits": ["train"]}), wide).prompts_done == 1
@@ -538,8 +538,8 @@ def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path)
 
 def test_runners_that_cannot_run_a_batch_are_refused() -> None:
     table = TableModel.random(vocab_size=3, depth=1, seed=0)
-    with pytest.raises(RunnerError, match=r"the target is a TableModel\. Use an EagerRunner"):
-        jobs.runners_of(Pair(target=table, draft=table.new_cache(), tokenizer=None))
+    with pytest.raises(BackendError, match=r"the target is a TableModel\. Use an EagerModel"):
+        jobs.backends_of(Pair(target=table, draft=table.new_cache(), tokenizer=None))
 
 
 # The command line

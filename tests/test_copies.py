@@ -1,9 +1,9 @@
-"""Copies from the text beside a draft model: the law, and which of the two a round takes."""
+"""Copies from the text beside a draft model: the distribution, and which of the two a step takes."""
 
 from dataclasses import replace
 
 import pytest
-from laws import Request, answer, finish, largest_difference, outcome
+from distributions import Request, answer, finish, largest_difference, outcome
 from test_law import table
 
 from specdecpp.drafters import SuffixDrafter
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.lab
 
 FLAT = Costs(draft_s=0.3, passes={1: 1.0, 9: 1.1})
 RISING = Costs(draft_s=0.05, passes={1: 1.0, 2: 1.22, 9: 2.8})
-MODEL = {"fixed": Fixed(k=2), "product": CumulativeConfidence(threshold=0.4), "costs": CostAware(prior_rounds=1)}
+MODEL = {"fixed": Fixed(k=2), "product": CumulativeConfidence(threshold=0.4), "costs": CostAware(prior_steps=1)}
 
 
 def over(**changes) -> Request:
@@ -30,13 +30,13 @@ def over(**changes) -> Request:
 
 
 def copied(outcome):
-    """The same outcome of a round of copies."""
+    """The same outcome of a step of copies."""
     return replace(outcome, extra=COPIED)
 
 
-def kinds(session: Session, rounds: list) -> str:
-    """Of each round with candidates: c for copies, m for the model's."""
-    return "".join("cm"[r.extra != COPIED] for r in rounds if r.num_drafted)
+def kinds(session: Session, steps: list) -> str:
+    """Of each step with draft tokens: c for copies, m for the model's."""
+    return "".join("cm"[r.extra != COPIED] for r in steps if r.num_drafted)
 
 
 PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3)}
@@ -49,25 +49,25 @@ PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3
 @pytest.mark.parametrize("policy", MODEL)
 def test_the_law_is_that_of_the_target(policy: str, verification: str, situation: dict):
     """Catches a model that has not read what was copied, copies tested with a q of the model's, and a choice that looks at this
-    round's draws."""
+    step's draws."""
     request = over(**situation)
-    law = request.law(WithCopies(policy=MODEL[policy]), verifications()[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(WithCopies(policy=MODEL[policy]), verifications()[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 def test_laws_do_not_hold_for_want_of_either():
-    """Catches a rule that always takes the same, under which every law holds."""
-    law = over().law(WithCopies(policy=Fixed(k=1)), TokenVerification(), kinds)
-    assert sum(p for told, p in law.items() if "c" in told and "m" in told) > 0.1
+    """Catches a rule that always takes the same, under which every distribution holds."""
+    distribution = over().distribution(WithCopies(policy=Fixed(k=1)), TokenVerification(), kinds)
+    assert sum(p for told, p in distribution.items() if "c" in told and "m" in told) > 0.1
 
 
 @pytest.mark.parametrize("policy", MODEL)
 def test_greedy_answers_are_those_of_the_target(policy: str):
     request = over(sampling=Sampling(temperature=0.0), max_tokens=24)
     session = request.session(WithCopies(policy=MODEL[policy]), GreedyVerification(), streams(0))
-    rounds = finish(session)
-    assert {answer(session, rounds): 1.0} == request.own_law()
-    assert "c" in kinds(session, rounds)
+    steps = finish(session)
+    assert {answer(session, steps): 1.0} == request.own_law()
+    assert "c" in kinds(session, steps)
 
 
 def test_a_dropping_rule_is_exact_under_comparison_only():
@@ -75,7 +75,7 @@ def test_a_dropping_rule_is_exact_under_comparison_only():
     rule = WithCopies(policy=MaxConfidence(threshold=0.4, drop=True))
     assert rule.drops_last
     request = over()
-    assert largest_difference(request.law(rule, verifications()["compare"]), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(rule, verifications()["compare"]), request.own_law()) < 1e-12
 
 
 def test_what_promises_more_is_taken():
@@ -119,7 +119,7 @@ def test_each_learns_of_its_own_rounds():
 
 
 def test_copies_between_two_rounds_of_the_model_make_no_switch():
-    """Catches a model whose every round behind a copy is said to take three passes more, so that it never drafts again; and one
+    """Catches a model whose every step behind a copy is said to take three passes more, so that it never drafts again; and one
     that is said to read what was copied for nothing."""
     costs = Costs(draft_s=0.1, start_s=0.2, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
     told, before = 0, None

@@ -3,15 +3,15 @@
 from typing import Any
 
 import pytest
-from laws import finish
+from distributions import finish
 from test_rounds import COSTS, models_of, needs_compiler
 
+from specdecpp.backends.native.steps import Native
 from specdecpp.decoder import Decoder
 from specdecpp.drafters import SuffixDrafter
+from specdecpp.drafters.copying import Copying
 from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.rounds.copying import Copying
-from specdecpp.rounds.native import Native
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import step
 from specdecpp.session import Session
@@ -45,21 +45,21 @@ def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **op
     [(Sampling(temperature=0.0), "greedy"), (WARM, "token"), (WARM, "block"), (WARM, "compare")],
 )
 def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: Sampling, verification: str, is_watched: bool):
-    """Catches a candidate verified at another place, a uniform used twice, and a cache of another length."""
+    """Catches a draft token verified at another place, a uniform used twice, and a cache of another length."""
     for seed in range(4):
         own, hosts = (start(policy, sampling, verification, seed) for _ in range(2))
         assert type(own.engine) is Native
         hosts.engine = Copying()
         if is_watched:
             own.watch = lambda plan, result: None
-        rounds = [[(r.tokens, r.num_drafted, r.num_accepted) for r in finish(session)] for session in (own, hosts)]
-        assert rounds[0] == rounds[1]
+        steps = [[(r.tokens, r.num_drafted, r.num_accepted) for r in finish(session)] for session in (own, hosts)]
+        assert steps[0] == steps[1]
         assert own.tokens == hosts.tokens
 
 
 @pytest.mark.parametrize("verification", [name for name, kind in verifications().items() if not is_lossless(kind)])
 def test_copies_under_a_lossy_verification_are_the_hosts(verification: str):
-    """Catches compiled rounds, which compare copies with draws from p, taken for a law that weighs q too."""
+    """Catches compiled steps, which compare copies with draws from p, taken for a distribution that weighs q too."""
     session = start(Fixed(k=5), WARM, verification, 0, lossless=False)
     assert type(session.engine) is Copying
     finish(session)
@@ -67,7 +67,7 @@ def test_copies_under_a_lossy_verification_are_the_hosts(verification: str):
 
 
 def test_requests_together_are_what_they_are_alone():
-    """Catches rounds of a batch that share what they tell the target, and prompts read by a draft that has no passes."""
+    """Catches steps of a batch that share what they tell the target, and prompts read by a draft that has no passes."""
     alone, shared = ([start(Fixed(k=k), WARM, "token", k) for k in (0, 2, 5)] for _ in range(2))
     for session in alone:
         finish(session)
@@ -81,7 +81,7 @@ def test_requests_together_are_what_they_are_alone():
 @pytest.mark.slow
 def test_greedy_copies_are_the_reference_targets_own_text():
     """Catches a copy that is kept although the target wants another token, on a real model and prompts that repeat."""
-    pair = load_pair(REFERENCE / "target", runner="native")
+    pair = load_pair(REFERENCE / "target", backend="native")
     prompts = [f"{line}\nSay it again:\n{line[:20]}" for line in QUESTIONS]
     num_accepted = 0
     for prompt in prompts:
@@ -89,7 +89,7 @@ def test_greedy_copies_are_the_reference_targets_own_text():
         own = Decoder(pair, policy=Fixed(k=0)).generate(prompt, **options)
         copied = Decoder(pair).generate(prompt, **options)
         assert copied.tokens == own.tokens
-        num_accepted += sum(r.num_accepted for r in copied.rounds)
+        num_accepted += sum(r.num_accepted for r in copied.steps)
     assert num_accepted > 60
 
 

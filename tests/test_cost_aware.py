@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from laws import Request, outcome, random_head, unchecked
-from laws import drafted as host_draft
+from distributions import Request, outcome, random_head, unchecked
+from distributions import drafted as host_draft
 
 from specdecpp import Decoder, Pair
 from specdecpp.costs import known as known_costs
@@ -18,19 +18,19 @@ from specdecpp.policies.account import EVERY, SELDOM, SHORT_S, STEADY, Account
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
 from specdecpp.policies.gains import Gains
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Round
+from specdecpp.session import Step
 from specdecpp.step import Draft
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.verify import BlockVerification, TokenVerification
 
 C, LOW, HIGH = 0.22, 0.5, 0.95
 MEAN = (LOW + HIGH) / 2
-"""Acceptances of an independent process: low or high with equal chance, known as soon as a candidate is drawn."""
+"""Acceptances of an independent process: low or high with equal chance, known as soon as a draft token is drawn."""
 FLAT = Costs.relative(C)
 
 
 class Says(AcceptanceHead):
-    """A head that says the same of every candidate."""
+    """A head that says the same of every draft token."""
 
     def __init__(self, logit: float, form: str = "look_ahead"):
         card = HeadCard(
@@ -48,7 +48,7 @@ class Says(AcceptanceHead):
 
 
 def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: int = 0) -> Draft:
-    """A round with some judged candidates and some that a lagged head has not read yet."""
+    """A step with some judged draft tokens and some that a lagged head has not read yet."""
     draft = Draft(costs=costs, judged=list(judged))
     for _ in range(len(judged) + num_unjudged):
         draft.append(0, q=torch.ones(1, dtype=torch.float64))
@@ -65,7 +65,8 @@ def rule(form: str = "look_ahead", **options) -> CostAware:
 
 
 def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
-    """(rate, h) of the best rule "stop once 1 - S > h" on the process, by the law of S at every depth: no stopping theory."""
+    """(rate, h) of the best rule "stop once 1 - S > h" on the process, by the distribution of S at every depth: no stopping
+    theory."""
     rates = []
     for h in thresholds:
         states, tokens, seconds = {1.0: 1.0}, 1.0, 0.0
@@ -83,10 +84,10 @@ def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
     return rates[at], float(thresholds[at])
 
 
-def simulated(policy: CostAware, costs: Costs, num_rounds: int, *, seed: int) -> Account:
-    """Rounds of the process under the rule, which takes m from the acceptance so far."""
+def simulated(policy: CostAware, costs: Costs, num_steps: int, *, seed: int) -> Account:
+    """Steps of the process under the rule, which takes m from the acceptance so far."""
     generator, memory = np.random.default_rng(seed), policy.start()
-    for _ in range(num_rounds):
+    for _ in range(num_steps):
         judged: list[float] = []
         while not policy.stop(seen(costs, judged=tuple(judged)), memory) and len(judged) < policy.max_tokens:
             judged.append(float(generator.choice((LOW, HIGH))))
@@ -112,7 +113,7 @@ def test_once_the_rate_is_known_it_is_the_threshold_of_the_theory(rate: float):
 def test_it_achieves_what_the_best_threshold_does():
     """Catches a rate that settles elsewhere, though each decision is right for its rate.
 
-    Over 6,000 rounds the rate has a standard error of 0.6 %: 2.5 % is missed by chance for fewer than one seed in 10^4.
+    Over 6,000 steps the rate has a standard error of 0.6 %: 2.5 % is missed by chance for fewer than one seed in 10^4.
     """
     best, h = best_threshold(FLAT, np.linspace(0.02, 0.98, 49))
     with unchecked():
@@ -150,17 +151,17 @@ def test_wide_passes_are_paid_for():
 
 
 def test_a_step_of_the_curve_is_worth_its_flat_part():
-    """Catches a rule that sees one candidate ahead only: the fourth position costs as much as twelve of them."""
+    """Catches a rule that sees one draft token ahead only: the fourth position costs as much as twelve of them."""
     stepped = Costs(draft_s=0.01, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
     memory = known(2400, 1000.0, 1000, 900)
     draft = seen(stepped, judged=(0.95, 0.95))
-    assert 2.4 * stepped.step_s(2) > 0.95**2 * 0.9, "the next candidate alone does not pay"
+    assert 2.4 * stepped.step_s(2) > 0.95**2 * 0.9, "the next draft token alone does not pay"
     assert rule().stop(draft, memory) is None
     assert rule(max_tokens=3).stop(draft, memory) is not None
 
 
 def test_a_plan_is_worth_what_its_candidates_are_each_after_the_other():
-    """Catches later candidates of a plan that count as if those before them were certain, or as much as the first."""
+    """Catches later draft tokens of a plan that count as if those before them were certain, or as much as the first."""
     stepped = Costs(draft_s=0.001, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
     memory = known(10**9, 1e9, 10**9, 6 * 10**8)
     plans = range(1, HORIZON + 1)
@@ -178,7 +179,7 @@ def test_a_candidate_that_is_worth_no_more_than_it_costs_is_not_drafted():
 
 
 def test_an_unjudged_candidate_counts_as_a_mean_one():
-    """Catches a lagged form that takes the free candidate for accepted: S m then has one factor too few."""
+    """Catches a lagged form that takes the free draft token for accepted: S m then has one factor too few."""
     memory = known(1800, 1000.0, 10**7, 7 * 10**6)
     price = 1.8 * C
     for form, num_unjudged, chance in (("look_ahead", 0, 0.7), ("lagged", 1, 0.49)):
@@ -189,17 +190,17 @@ def test_an_unjudged_candidate_counts_as_a_mean_one():
 
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
 def test_an_empty_round_says_whether_to_draft_at_all(form: str):
-    """Catches a lagged head that is taken to have missed a candidate before there is one, a candidate that is worth no more
+    """Catches a lagged head that is taken to have missed a draft token before there is one, a draft token that is worth no more
     than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
-    policy = rule(form, min_tokens=0, prior=0.5, prior_rounds=10**9, regret=0.0)
+    policy = rule(form, min_tokens=0, prior=0.5, prior_steps=10**9, regret=0.0)
     rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0}), 4) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
     assert replace(policy, prior=0.0).rule(Account(), FLAT, 4).least == (np.inf,) * 5
 
 
 def test_the_prior_gives_way_to_what_is_seen():
-    """Catches a prior that rules for ever, or not at all; before the first round rho is that of its best fixed length."""
-    policy = rule(prior=0.8, prior_rounds=4)
+    """Catches a prior that rules for ever, or not at all; before the first step rho is that of its best fixed length."""
+    policy = rule(prior=0.8, prior_steps=4)
     tokens, seconds = sum(0.8**k for k in range(5)), 1 + 4 * C
     assert policy.rate(Account(), FLAT) == pytest.approx(tokens / seconds)
     assert policy.mean_acceptance(Account()) == pytest.approx(0.8)
@@ -221,12 +222,12 @@ def test_it_learns_from_the_cost_model_and_not_from_the_clock():
     ("options", "message"),
     [
         ({"prior": 1.5}, r"CostAware\.prior must lie in \[0, 1\]"),
-        ({"prior_rounds": 0}, "prior_rounds of at least 1, got 0"),
+        ({"prior_rounds": 0}, "prior_steps of at least 1, got 0"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5"),
     ],
 )
 def test_bad_settings_are_refused(options: dict, message: str):
-    """Catches a rule that divides by nothing before its first round."""
+    """Catches a rule that divides by nothing before its first step."""
     with pytest.raises(ValueError, match=message):
         rule(**options)
 
@@ -258,7 +259,7 @@ ASKING: list[Policy] = [
 
 @pytest.mark.parametrize("policy", ASKING, ids=lambda policy: type(policy).__name__)
 def test_a_bare_session_needs_costs_for_a_rule_that_weighs_them(policy: Policy):
-    """Catches a rule that finds None where it looks for costs, rounds later."""
+    """Catches a rule that finds None where it looks for costs, steps later."""
     request = Request(target=pair().target, draft=pair().draft)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=rf"{type(policy).__name__} weighs what steps cost.*costs=Costs"):
         replace(request, costs=None).session(policy, TokenVerification(), streams(0))  # pyright: ignore
@@ -275,9 +276,9 @@ def test_it_is_the_default_of_a_pair_with_a_calibrated_head(verification):
         answers.append([decoder.generate([1, 2], max_tokens=40, seed=seed, ignore_eos=True) for seed in (0, 1)])
     for one, other in zip(*answers, strict=True):
         assert one.tokens == other.tokens
-        assert [r.num_drafted for r in one.rounds] == [r.num_drafted for r in other.rounds]
-        assert [r.expected_s for r in one.rounds] == [STEEP.round_s(r.num_drafted) for r in one.rounds]
-    assert len({r.num_drafted for r in answers[0][0].rounds}) > 1
+        assert [r.num_drafted for r in one.steps] == [r.num_drafted for r in other.steps]
+        assert [r.expected_s for r in one.steps] == [STEEP.round_s(r.num_drafted) for r in one.steps]
+    assert len({r.num_drafted for r in answers[0][0].steps}) > 1
 
 
 def test_only_unseeded_requests_follow_the_clock():
@@ -291,7 +292,7 @@ def test_only_unseeded_requests_follow_the_clock():
     free = decoder.start([1, 2], max_tokens=300, ignore_eos=True)
     assert free.costs is STEEP
     drive(free)
-    assert free.costs != STEEP, "rounds of microseconds against a model in seconds"
+    assert free.costs != STEEP, "steps of microseconds against a model in seconds"
     assert free.costs is not None
     assert free.costs.verify_s(1) < STEEP.verify_s(1)
     later = decoder.start([1, 2], max_tokens=30, ignore_eos=True)
@@ -299,12 +300,12 @@ def test_only_unseeded_requests_follow_the_clock():
 
     again = decoder.generate([1, 2], max_tokens=30, seed=3, ignore_eos=True)
     assert again.tokens == first.tokens
-    assert [r.num_drafted for r in again.rounds] == [r.num_drafted for r in first.rounds]
+    assert [r.num_drafted for r in again.steps] == [r.num_drafted for r in first.steps]
     assert decoder.costs is STEEP
 
 
 def test_a_measured_head_is_paid_for_by_the_rules_that_ask_it(monkeypatch: pytest.MonkeyPatch):
-    """Catches candidates whose judging is free, and rules that pay for a head they do not ask."""
+    """Catches draft tokens whose judging is free, and rules that pay for a head they do not ask."""
     costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
     monkeypatch.setattr(known_costs, "known", lambda pair: known_costs.Known(costs=costs, now=costs))
     assert Decoder(pair()).costs == Costs(draft_s=0.375, passes={1: 1.0})
@@ -319,14 +320,14 @@ def drive(session) -> None:
 
 
 def test_an_outcome_may_come_from_anywhere():
-    """Catches a ledger that reads more of a round than `policies.Outcome` promises, so that a replay cannot serve it."""
+    """Catches a ledger that reads more of a step than `policies.Outcome` promises, so that a replay cannot serve it."""
     outcome = SimpleNamespace(num_tokens=3, num_drafted=4, num_accepted=2, expected_s=1.5, costs=Costs.relative(0.2))
     outcome.judged = outcome.overlaps = ()
-    assert Account().with_round(outcome).num_tested == 3  # pyright: ignore[reportArgumentType]
+    assert Account().with_step(outcome).num_tested == 3  # pyright: ignore[reportArgumentType]
 
 
 def test_chances_count_where_they_are_known():
-    """Catches a rule that goes by the coins where it knows what their odds were: it takes several times as many rounds."""
+    """Catches a rule that goes by the coins where it knows what their odds were: it takes several times as many steps."""
     known = outcome(2, 2, FLAT, overlaps=(0.5, 0.25))
     memory = rule().learn(Account(), known)
     assert memory.num_accepted == 0.75
@@ -336,8 +337,8 @@ def test_chances_count_where_they_are_known():
     assert certain.num_accepted == 1, "rounding"
 
 
-def rounds_of(seed: int, num: int) -> list[Round]:
-    """Rounds with one to three candidates, as the sampled ones of a request are."""
+def rounds_of(seed: int, num: int) -> list[Step]:
+    """Steps with one to three draft tokens, as the sampled ones of a request are."""
     dice = np.random.default_rng(seed)
     found = []
     for _ in range(num):
@@ -350,7 +351,7 @@ def rounds_of(seed: int, num: int) -> list[Round]:
 
 @pytest.mark.parametrize("num", [STEADY - 1, STEADY + 2, STEADY + EVERY, STEADY + 3 * EVERY + 1])
 def test_what_is_put_off_is_learned_all_the_same(num: int):
-    """Catches rounds that are lost or counted twice where learning waits, and rounds that wait from the beginning on."""
+    """Catches steps that are lost or counted twice where learning waits, and steps that wait from the beginning on."""
     policy, late = CostAware(), CostAware().start()
     at_once = late
     for i, one in enumerate(rounds_of(3, num)):
@@ -360,19 +361,19 @@ def test_what_is_put_off_is_learned_all_the_same(num: int):
     assert late.settled() == at_once
     assert policy.carry(None, late) == policy.carry(None, at_once)
     quiet = outcome(0, 0, FLAT)
-    assert policy.learn(late, quiet) == at_once.after(quiet), "a round without candidates may change everything"
+    assert policy.learn(late, quiet) == at_once.after(quiet), "a step without draft tokens may change everything"
 
 
 def test_short_steps_are_learned_from_seldom_once_drafting_has_paid():
     """Catches learning that waits without need: in a first request, with a seed, where drafting lost before, where passes are
     long; and steps that are lost or counted twice where it waits."""
     short = Costs(draft_s=SHORT_S / 10, passes={1: SHORT_S / 2})
-    rounds = [replace(one, costs=short) for one in rounds_of(6, SELDOM + 3)]
+    steps = [replace(one, costs=short) for one in rounds_of(6, SELDOM + 3)]
     gained, lost = ({1: Gains(9.0, tokens, 9.0, 9.0)} for tokens in (18.0, 4.0))
     for before, costs, waits in ((gained, short, True), ({}, short, False), (lost, short, False), (gained, FLAT, False)):
         policy, late = CostAware(), replace(CostAware().start(), gains_before=before)
         at_once, most = late, 0
-        for one in (replace(one, costs=costs) for one in rounds):
+        for one in (replace(one, costs=costs) for one in steps):
             late, at_once = policy.learn(late, one), at_once.after(one)
             most = max(most, len(late.pending))
         assert most == (SELDOM if waits else EVERY) - 1

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributions import outcome
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, known, measuring
 from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, SETTLED_ALONE, STEP, TOGETHER, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
-from specdecpp.metrics import Round
+from specdecpp.metrics import Step
 from specdecpp.policies import Costs, CumulativeConfidence
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
@@ -43,14 +43,14 @@ def test_a_single_width_stands_for_all():
 
 
 def test_a_wider_pass_is_never_cheaper():
-    """Catches noise in a measurement that pays for candidates."""
+    """Catches noise in a measurement that pays for draft tokens."""
     noisy = Costs(draft_s=0.0, passes={5: 1.1, 1: 1.0, 2: 0.7, 9: 1.05})
     assert [noisy.verify_s(n) for n in (1, 2, 5, 9, 20)] == pytest.approx([1.0, 1.0, 1.1, 1.1, 1.1])
 
 
 @given(st.integers(0, 30))
 def test_steps_add_up_to_rounds(num: int):
-    """Catches a step that counts another pass than the round it leads to."""
+    """Catches a step that counts another pass than the step it leads to."""
     assert CURVE.round_s(0) + sum(CURVE.step_s(k) for k in range(num)) == pytest.approx(CURVE.round_s(num))
 
 
@@ -87,7 +87,7 @@ def test_a_head_that_judges_is_part_of_drafting_once():
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.5), st.integers(0, 3), st.integers(3, 20))
 def test_the_best_length_is_the_best_of_all(acceptance: float, c: float, least: int, most: int):
-    """Catches a search that stops at a first hill, or an off-by-one between candidates and positions of the pass."""
+    """Catches a search that stops at a first hill, or an off-by-one between draft tokens and positions of the pass."""
     costs = Costs(draft_s=c, passes={1: 1.0, 4: 1.0, 5: 1.6, 21: 2.0})
     best = costs.best_length(acceptance, range(least, most + 1))
     assert least <= best <= most
@@ -100,7 +100,7 @@ def test_the_best_length_is_the_best_of_all(acceptance: float, c: float, least: 
 
 
 def test_equally_good_lengths_are_settled_by_the_shortest():
-    """Catches candidates that are drafted for nothing: with acceptance 0 and free drafts every length is as good."""
+    """Catches draft tokens that are drafted for nothing: with acceptance 0 and free drafts every length is as good."""
     assert Costs.relative(0.0).best_length(0.0, range(1, 9)) == 1
     assert chain_tokens(0.5, 2) == 1.75
 
@@ -108,17 +108,17 @@ def test_equally_good_lengths_are_settled_by_the_shortest():
 # Running means
 
 
-def moved(costs: Costs, *rounds: Round) -> Costs:
-    """The means after these rounds, whether the clock has told them already or not."""
+def moved(costs: Costs, *steps: Step) -> Costs:
+    """The means after these steps, whether the clock has told them already or not."""
     clock = CostClock(now=costs)
-    for one in rounds:
+    for one in steps:
         clock.update(one)
     return clock._told()
 
 
 def test_what_is_known_moves_towards_what_was_timed():
-    """Catches a mean over the wrong thing: the head belongs to the candidate, what else is done to the pass; and a measurement
-    of two seconds that outweighs a hundred rounds."""
+    """Catches a mean over the wrong thing: the head belongs to the draft token, what else is done to the pass; and a
+    measurement of two seconds that outweighs a hundred steps."""
     one = outcome(2, 1, draft_s=1.0, head_s=0.4, verify_s=1.8, other_s=0.4)
     after, later = moved(CURVE, one), moved(CURVE, *[one] * 100)
     assert CURVE.draft_s < after.draft_s < later.draft_s <= 0.7
@@ -130,7 +130,7 @@ def test_what_is_known_moves_towards_what_was_timed():
 
 
 def test_requests_together_teach_of_their_own_load():
-    """Catches a clock that many requests at once teach nothing, or that their rounds mislead about one alone."""
+    """Catches a clock that many requests at once teach nothing, or that their steps mislead about one alone."""
     costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})
     clock, of_four = CostClock(now=costs), costs.shared(4)
     for i in range(1500):
@@ -147,7 +147,7 @@ def test_requests_together_teach_of_their_own_load():
 
 @pytest.mark.parametrize("num_together", [3, 4])
 def test_how_steps_of_many_rise_is_found_out(num_together: int):
-    """Catches one level for all that requests take together, so that every round is two candidates too long where passes rise
+    """Catches one level for all that requests take together, so that every step is two draft tokens too long where passes rise
     twice as much with their rows as was measured and drafting takes five times as long; and a lesson of three that four cannot
     use."""
     costs, dice = Costs(draft_s=0.1, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0}), random.Random(1)
@@ -165,7 +165,7 @@ def test_how_steps_of_many_rise_is_found_out(num_together: int):
 
 
 def test_wider_passes_than_were_seen_rise_as_was_measured():
-    """Catches a curve that short rounds have flattened and that many requests together then read far out."""
+    """Catches a curve that short steps have flattened and that many requests together then read far out."""
     costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})
     clock = CostClock(now=costs)
     for i in range(600):
@@ -179,7 +179,7 @@ def test_wider_passes_than_were_seen_rise_as_was_measured():
 
 @pytest.mark.parametrize(("rise_s", "bump_s"), [(0.5, 0.0), (2.0, 0.0), (0.1, 0.0), (1.0, 0.4)])
 def test_how_passes_rise_with_their_rows_is_found_out(rise_s: float, bump_s: float):
-    """Catches one level for all widths: with a rise that was measured as too small every round is one candidate too long."""
+    """Catches one level for all widths: with a rise that was measured as too small every step is one draft token too long."""
     costs, dice = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0}), random.Random(1)
     clock = CostClock(now=costs)
     for _ in range(600):
@@ -222,8 +222,8 @@ def test_how_the_target_alone_stands_to_the_rest_is_found_out(alone_s):
 
 
 def test_rounds_that_no_curve_fits_do_not_move_the_target_alone_for_ever():
-    """Catches a level that a lasting difference between curve and rounds moves at every look: here passes are flat, and are
-    never taken to rise by less than half of what was measured. The first plain rounds then threw all passes off."""
+    """Catches a level that a lasting difference between curve and steps moves at every look: here passes are flat, and are
+    never taken to rise by less than half of what was measured. The first plain steps then threw all passes off."""
     costs = Costs(draft_s=0.1, passes={1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6, 13: 3.4})
     clock, dice = CostClock(now=costs), random.Random(4)
     for _ in range(200 * WAIT):
@@ -278,23 +278,23 @@ def test_rounds_next_to_a_switch_are_no_measurement():
 
 
 def test_a_switch_is_part_of_a_round():
-    """Catches a switch that is forgotten, or counted in every round."""
+    """Catches a switch that is forgotten, or counted in every step."""
     costs = replace(CURVE, switch_s=3.0)
-    assert [is_switch(*rounds) for rounds in ((0, 2), (2, 2), (2, 0), (0, 0))] == [True, False, False, False]
+    assert [is_switch(*steps) for steps in ((0, 2), (2, 2), (2, 0), (0, 0))] == [True, False, False, False]
     assert costs.round_s(2) == CURVE.round_s(2)
     assert hash(costs) != hash(CURVE)
     assert Costs.parse({"draft_s": 1, "passes": {"1": 1}, "switch_s": 3}).switch_s == 3.0
 
 
 def test_a_pause_of_the_machine_is_no_measurement():
-    """Catches one hiccup that makes drafting or verification look hopeless for a hundred rounds."""
+    """Catches one hiccup that makes drafting or verification look hopeless for a hundred steps."""
     usual = outcome(2, 1, draft_s=1.0, verify_s=2.0)
     after = moved(CURVE, *[usual] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert 3.0 < after.round_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
 
 
 def test_drafting_that_was_taken_for_free_is_found_out_and_is_never_less_than_free():
-    """Catches a pause that is measured by a draft of 0 s alone, and a round that took less than its start."""
+    """Catches a pause that is measured by a draft of 0 s alone, and a step that took less than its start."""
     free = outcome(1, 1, draft_s=0.5, verify_s=1.0)
     assert 0 < moved(Costs.relative(0.0), free).round_s(1) - 1 < 0.5
     assert moved(Costs.relative(0.0), *[free] * 999).round_s(1) == pytest.approx(1.5, rel=0.02)
@@ -305,7 +305,7 @@ def test_drafting_that_was_taken_for_free_is_found_out_and_is_never_less_than_fr
 
 
 def test_costs_are_the_same_object_while_rounds_are_as_expected():
-    """Catches costs that change with every round, so that every plan that rests on them is made anew for every round."""
+    """Catches costs that change with every step, so that every plan that rests on them is made anew for every step."""
     clock, dice = CostClock(now=CURVE), random.Random(0)
     for _ in range(200):
         clock.update(outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3)))
@@ -333,7 +333,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Pair:
-    return load_pair(folder / "target", draft=folder / "draft", runner="lean")
+    return load_pair(folder / "target", draft=folder / "draft", backend="lean")
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_tests_write_into_no_home_of_a_person(tmp_path_factory: pytest.TempPathF
 
 
 def test_every_part_of_a_round_is_measured(pair: Pair, home: Path):
-    """Catches widths that are off by the unread token, and parts of a round that nobody pays for."""
+    """Catches widths that are off by the unread token, and parts of a step that nobody pays for."""
     costs = measuring.measure(pair, budget_s=math.inf)
     assert list(costs.passes) == [k + 1 for k in measuring.CANDIDATES]
     assert costs.draft_s > 0
@@ -372,8 +372,8 @@ def test_slow_models_have_fewer_rounds_of_fewer_widths(pair: Pair, home: Path):
 
 def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
     """Catches a turn that goes on behind what another left, and a context that is read again for each."""
-    runners = pair.target.new_cache(), pair.draft.new_cache()
-    sessions = [session for k in (4, 1) if (session := measuring._session(pair, runners, Fixed(k=k))) is not None]
+    backends = pair.target.new_cache(), pair.draft.new_cache()
+    sessions = [session for k in (4, 1) if (session := measuring._session(pair, backends, Fixed(k=k))) is not None]
     for session in (*sessions, *sessions):
         measuring._turn(session, 3)
     seen: list[tuple[list[int], torch.Tensor]] = []
@@ -384,7 +384,7 @@ def test_rounds_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
         tokens, logits = seen[-1]
         expected, _ = pair.target.new_cache().extend([*prompt, *tokens], rows=len(tokens) + 1)
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
-        assert runners[0].length == len(session.tokens) - 1
+        assert backends[0].length == len(session.tokens) - 1
 
 
 def test_noise_makes_no_pass_cheaper_than_one_position():
@@ -395,7 +395,7 @@ def test_noise_makes_no_pass_cheaper_than_one_position():
 
 
 def test_a_curve_may_bend_upwards_only():
-    """Catches a pass that is flat at first and is priced as if it rose evenly, and steps after which candidates look free."""
+    """Catches a pass that is flat at first and is priced as if it rose evenly, and steps after which draft tokens look free."""
     widths = (2, 3, 4, 5, 7, 9, 13, 17)
     bent = {1: 1.0} | {n: 1 + 0.01 * n**2 for n in widths}
     assert measuring._smooth(bent) == pytest.approx(bent)
@@ -406,7 +406,7 @@ def test_a_curve_may_bend_upwards_only():
 
 
 def test_the_first_candidate_may_take_longer_than_the_others():
-    """Catches a round's start that is spread over its candidates, or taken twice."""
+    """Catches a step's start that is spread over its draft tokens, or taken twice."""
     assert measuring._line({k: 0.5 + 0.2 * k for k in (1, 2, 4, 8)}) == pytest.approx((0.5, 0.2))
     assert measuring._line({1: 0.1, 2: 0.3, 4: 0.7}) == (0.0, pytest.approx((0.1 + 0.15 + 0.175) / 3))
     assert measuring._line({3: 0.6}) == (0.0, pytest.approx(0.2))
@@ -471,13 +471,13 @@ def test_each_pair_has_a_file_of_its_own(folder: Path, pair: Pair, home: Path):
     target, draft = folder / "target", folder / "draft"
     known.measured(pair)
     for num, (p, q) in enumerate(((target, draft), (draft, draft), (target, target)), 1):
-        known.measured(load_pair(p, draft=q, runner="lean"))  # by name: another runner has costs of its own
+        known.measured(load_pair(p, draft=q, backend="lean"))  # by name: another backend has costs of its own
         assert len(list(home.glob("costs-*"))) == num
 
 
 @pytest.mark.parametrize("room", [6, 7, 8, 13, 20, None])
 def test_short_contexts_are_measured_as_far_as_they_go(room: int | None, home: Path):
-    """Catches a measurement that overruns a context, or takes a round for one that is longer than there was room for."""
+    """Catches a measurement that overruns a context, or takes a step for one that is longer than there was room for."""
     target = TableModel.random(vocab_size=8, depth=1, seed=6, max_length=room)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
     widths = list(measuring.measure(pair, budget_s=math.inf).passes)
@@ -513,7 +513,7 @@ def test_a_noisy_pass_makes_no_step():
 
 @pytest.mark.parametrize(("late_s", "switch_s"), [(0.05, 1.0), (5.0, 3.0)])
 def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: float):
-    """Catches a stay of one round, after which the target finds its caches full, a switch that is counted by rounds, and a
+    """Catches a stay of one step, after which the target finds its caches full, a switch that is counted by steps, and a
     figure of a busy machine that would keep a rule from ever beginning."""
     alone, one = outcome(0, 0, verify_s=1.0), outcome(1, 0, draft_s=0.5, verify_s=1.5)
     late = [replace(alone, verify_s=1.0 + late_s)] * 10 + [alone] * (measuring.ALONE_BETWEEN - 10)

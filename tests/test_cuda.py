@@ -1,4 +1,4 @@
-"""What only a GPU runs: recorded rounds, the clocks there, and a pair as it is loaded by default.
+"""What only a GPU runs: recorded steps, the clocks there, and a pair as it is loaded by default.
 
 Skipped where there is none. On a machine with one: `python -m pytest tests/test_cuda.py tests/test_graphs.py`, and
 `tests/engines/kernels` by itself.
@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 from batched import PROMPTS
+from distributions import chi_square_tail, finish, unchecked
 from gguf_files import converted
-from laws import chi_square_tail, finish, unchecked
 from test_device_drafting import COSTS, POLICIES, SAMPLINGS
 from test_graphs import growing
 
 import specdecpp as sd
+from specdecpp.backends import EagerModel, GraphModel, LeanModel
+from specdecpp.backends.device import Device
 from specdecpp.lab import WithCopies
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.loading.gguf import GGUF
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed
-from specdecpp.rounds.device import Device
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
 from specdecpp.step import Host
@@ -34,12 +34,12 @@ from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerif
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
-def made(dtype: torch.dtype = torch.float64, *, runner: Any = GraphRunner, noise: float = 0.4) -> sd.Pair:
+def made(dtype: torch.dtype = torch.float64, *, backend: Any = GraphModel, noise: float = 0.4) -> sd.Pair:
     """A tiny pair on the GPU."""
     target = tiny_model("llama", vocab_size=64, seed=1, max_position_embeddings=1024)
     draft = tiny_draft(target, noise=noise)
-    runners = (runner(model.to("cuda", dtype)) for model in (target, draft))
-    return sd.Pair(target=next(runners), draft=next(runners), tokenizer=tiny_tokenizer())
+    backends = (backend(model.to("cuda", dtype)) for model in (target, draft))
+    return sd.Pair(target=next(backends), draft=next(backends), tokenizer=tiny_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -87,20 +87,21 @@ def test_rounds_are_those_of_the_host(policy: str, sampling: str, pair: sd.Pair)
 
 
 def test_the_law_of_real_draws(pair: sd.Pair) -> None:
-    """Catches streams that are not independent: 1,500 first tokens against the target's law. Chi-square, false alarm 1e-4."""
+    """Catches streams that are not independent: 1,500 first tokens against the target's distribution. Chi-square, false alarm
+    1e-4."""
     sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
     p = probabilities(pair.target.new_cache().extend(context, rows=1)[0], sampling)[0].cpu()
     group = {t: t if p[t] > 0.02 else -1 for t in range(64)}
-    law, counts = defaultdict(float), defaultdict(int)
+    distribution, counts = defaultdict(float), defaultdict(int)
     for t in range(64):
-        law[group[t]] += float(p[t])
+        distribution[group[t]] += float(p[t])
     decoder = sd.Decoder(pair, policy=CumulativeConfidence(max_tokens=3))
     with unchecked():
         for seed in range(1500):
             out = decoder.generate(context, max_tokens=2, temperature=1.2, seed=seed, ignore_eos=True)
             counts[group[out.tokens[0]]] += 1
-    assert len(law) > 3
-    assert chi_square_tail(counts, dict(law)) > 1e-4
+    assert len(distribution) > 3
+    assert chi_square_tail(counts, dict(distribution)) > 1e-4
 
 
 def test_requests_in_turns_and_one_after_another(pair: sd.Pair) -> None:
@@ -128,16 +129,16 @@ def test_caches_grow_and_sessions_are_dropped() -> None:
 def test_seconds_of_drafting_and_verifying_are_told(pair: sd.Pair) -> None:
     """Catches seconds that the events of the device do not tell, and those of recording taken off twice."""
     out = sd.Decoder(pair, policy=Fixed(k=4)).generate([3, 5, 2], max_tokens=60, seed=0, ignore_eos=True)
-    later = [r for r in out.rounds[4:] if r.num_drafted]
+    later = [r for r in out.steps[4:] if r.num_drafted]
     assert later
     assert all(r.draft_s > 0 and r.verify_s > 0 for r in later)
 
 
-@pytest.mark.parametrize("runner", [LeanRunner, EagerRunner])
+@pytest.mark.parametrize("runner", [LeanModel, EagerModel])
 @pytest.mark.parametrize("policy", [CostAwareTree(), WithCopies(policy=CostAware()), CostAware()])
-def test_trees_and_copies_keep_the_targets_greedy_text(runner: Any, policy: Any) -> None:
+def test_trees_and_copies_keep_the_targets_greedy_text(backend: Any, policy: Any) -> None:
     """Catches masks, positions and caches of trees and copies on another device than the rest."""
-    pair = made(runner=runner)
+    pair = made(backend=backend)
     for prompt in ([3, 5, 9], [4, 8, 15, 16, 23] * 12):
         own, alone = (
             sd.Decoder(pair, policy=rule, costs=COSTS).generate(prompt, max_tokens=40, temperature=0, ignore_eos=True)
@@ -146,13 +147,13 @@ def test_trees_and_copies_keep_the_targets_greedy_text(runner: Any, policy: Any)
         assert own.tokens == alone.tokens
 
 
-@pytest.mark.parametrize("runner", [GraphRunner, LeanRunner])
-def test_a_server_says_what_a_decoder_says(runner: Any) -> None:
+@pytest.mark.parametrize("runner", [GraphModel, LeanModel])
+def test_a_server_says_what_a_decoder_says(backend: Any) -> None:
     """Catches requests of a server that meet on the device."""
     pytest.importorskip("pydantic", reason="the extra `serve` is not installed")
     from test_batch_serving import served
 
-    decoder = sd.Decoder(made(runner=runner), policy=Fixed(k=2))
+    decoder = sd.Decoder(made(backend=backend), policy=Fixed(k=2))
     with unchecked():
         alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
         assert [listener.tokens for listener in served(decoder)] == alone
@@ -160,7 +161,7 @@ def test_a_server_says_what_a_decoder_says(runner: Any) -> None:
 
 @pytest.mark.slow
 def test_what_loads_by_default() -> None:
-    """Catches a choice of runners that fails on a GPU, a default that is not the target's greedy text, and a seed that says
+    """Catches a choice of backends that fails on a GPU, a default that is not the target's greedy text, and a seed that says
     something else the second time; sampled as people sample."""
     pair = sd.load_pair(device="cuda")
     decoder = sd.Decoder(pair)

@@ -1,4 +1,4 @@
-"""Rounds on a device, by the same code on a CPU: their law as a function of uniforms, integrated exactly; the stops and
+"""Steps on a device, by the same code on a CPU: their distribution as a function of uniforms, integrated exactly; the stops and
 records of the host's loop; what is not drafted there."""
 
 import gc
@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from integration import Given, Law, completed, outcomes
-from laws import chi_square_tail, finish, largest_difference, random_head, unchecked
+from distributions import chi_square_tail, finish, largest_difference, random_head, unchecked
+from integration import Distribution, Given, completed, outcomes
 from torch import Tensor
 
 from specdecpp import Decoder, Pair
+from specdecpp.backends import GraphModel, LeanModel
+from specdecpp.backends.device import Device, steps_ahead
+from specdecpp.backends.device_verification import block_verdict, greedy_verdict, pick, token_verdict
+from specdecpp.backends.static_cache import StaticCache
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
-from specdecpp.rounds.device import Device, steps_ahead
-from specdecpp.rounds.device_verification import block_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.runners import GraphRunner, LeanRunner
-from specdecpp.runners.static_cache import StaticCache
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
 from specdecpp.step import Plan, Request, Result
@@ -36,7 +36,7 @@ COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
 
 
 def tables(num_tokens: int, depth: int, seed: int) -> dict[tuple[int, ...], Tensor]:
-    """A law after each prefix, some with zeros."""
+    """A distribution after each prefix, some with zeros."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for length in range(depth + 1):
@@ -53,7 +53,7 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, width: int, num: int) ->
     """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-12."""
     judge = {"token": token_verdict, "block": block_verdict}[kind]
     p, q = tables(4, 3, seed=1), tables(4, 2, seed=2)
-    law: Law = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     for path in itertools.product(range(4), repeat=num):
         drawn = float(torch.stack([q[path[:i]][path[i]] for i in range(num)]).prod()) if num else 1.0
         if drawn == 0:
@@ -67,9 +67,9 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, width: int, num: int) ->
             for u in zip(*uniforms, strict=True):  # both ends of the piece: the breakpoint is where the formula says
                 coins = torch.cat((torch.tensor([u[-1], *u[:-1]]).double(), extra))[:width]
                 assert tuple(judge(*padded, line, torch.tensor([num]), coins).tolist()) == verdict
-            law[(*path[: verdict[0]], verdict[1])] += drawn * chance
-    own: Law = {(): 1.0}
-    assert largest_difference(completed(law, p.__getitem__, 3), completed(own, p.__getitem__, 3)) < 1e-12
+            distribution[(*path[: verdict[0]], verdict[1])] += drawn * chance
+    own: Distribution = {(): 1.0}
+    assert largest_difference(completed(distribution, p.__getitem__, 3), completed(own, p.__getitem__, 3)) < 1e-12
 
 
 def test_a_residual_without_mass_falls_back_to_p() -> None:
@@ -81,7 +81,7 @@ def test_a_residual_without_mass_falls_back_to_p() -> None:
 
 
 def test_greedy_verdicts() -> None:
-    """Catches a candidate behind the last one that counts, and the wrong row of the next token."""
+    """Catches a draft token behind the last one that counts, and the wrong row of the next token."""
     logits = torch.eye(5)[[3, 1, 4, 2, 0]]
     for num, line, expected in (
         (0, [3, 1, 4, 2], [0, 3]),
@@ -94,12 +94,12 @@ def test_greedy_verdicts() -> None:
 
 def test_a_token_without_probability_is_never_picked() -> None:
     """Catches an inverse on the wrong side of a step, at the ends of the range too."""
-    law = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    distribution = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
     for u, token in ((0.0, 1), (0.4999, 1), (0.5, 3), (1 - 2**-53, 3)):
-        assert pick(law, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+        assert pick(distribution, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
 
 
-# --- whole rounds ----------------------------------------------------------------------------------------------------------
+# --- whole steps ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -112,16 +112,16 @@ class Two:
     def __post_init__(self) -> None:
         target = tiny_model("llama", vocab_size=self.vocab_size, seed=1)
         draft = tiny_draft(target, noise=self.noise)
-        self.target, self.draft = (GraphRunner(m.double()) for m in (target, draft))
-        self.lean_target, self.lean_draft = (LeanRunner(m) for m in (target, draft))
+        self.target, self.draft = (GraphModel(m.double()) for m in (target, draft))
+        self.lean_target, self.lean_draft = (LeanModel(m) for m in (target, draft))
 
     @staticmethod
     def record_of(request: Request) -> Any:
         draft: Any = request.draft
         return draft.static.record
 
-    def law(self, runner: LeanRunner, context: Sequence[int], sampling: Sampling) -> Tensor:
-        logits, _ = runner.new_cache().extend(list(context), rows=1)
+    def distribution(self, backend: LeanModel, context: Sequence[int], sampling: Sampling) -> Tensor:
+        logits, _ = backend.new_cache().extend(list(context), rows=1)
         return probabilities(logits, sampling)[0]
 
     def request(self, policy: Policy, verification: Verification, sampling: Sampling, randomness: Any) -> Request:
@@ -152,11 +152,11 @@ def specdecpp(head: Any, **bounds: Any) -> SpecDecPP:
 
 
 def one_round(request: Request, context: list[int]) -> Result:
-    """One round after a context that both models have read but for its last token."""
-    for runner in (request.target, request.draft):
-        runner.rollback(min(runner.length, len(context) - 1))
-        if runner.length < len(context) - 1:
-            runner.extend(context[runner.length : -1], rows=1)
+    """One step after a context that both models have read but for its last token."""
+    for backend in (request.target, request.draft):
+        backend.rollback(min(backend.length, len(context) - 1))
+        if backend.length < len(context) - 1:
+            backend.extend(context[backend.length : -1], rows=1)
     (result,) = ENGINE.run([Plan(request, context, decide(request.policy, request.policy.start(), COSTS, 5))])
     return result
 
@@ -200,7 +200,8 @@ def cost_aware(head: Any) -> CostAware:
 @pytest.mark.parametrize("policy", ["fixed", "cumulative q", "specdecpp, lagged", "specdecpp, look-ahead"])
 def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a step that draws, counts or moves on after a stop, a host that does not see one, and a decision that looks at
-    what was not drawn: by 0, 1, 2 or all steps ahead, and other uniforms behind the last candidate, everything is the same."""
+    what was not drawn: by 0, 1, 2 or all steps ahead, and other uniforms behind the last draft token, everything is the
+    same."""
     streams = Given(), Given()
     request = two.request(POLICIES[policy](), TokenVerification(), Sampling(), streams)
     generator = torch.Generator().manual_seed(0)
@@ -210,7 +211,7 @@ def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Two, monkey
         tests = torch.rand(21, generator=generator, dtype=torch.float64).tolist()
         told, first = [], None
         for ahead in (0, 1, 2, 40, 1):
-            monkeypatch.setattr("specdecpp.rounds.device.steps_ahead", lambda least, limit, num=ahead: num)
+            monkeypatch.setattr("specdecpp.backends.device.steps_ahead", lambda least, limit, num=ahead: num)
             drawn = uniforms if first is None else uniforms[: first.num_drafted] + uniforms[::-1]
             streams[0].points, streams[1].points = drawn, list(tests)
             made = one_round(request, context)
@@ -234,7 +235,7 @@ def test_greedy_text_is_the_targets_own(policy: str) -> None:
     float32 a flip needs a tie closer than 1e-6: none of these texts has one."""
     model = tiny_model("llama", seed=1)
     same = tiny_model("llama", seed=1)
-    pair = Pair(target=GraphRunner(model), draft=GraphRunner(tiny_draft(same)), tokenizer=tiny_tokenizer())
+    pair = Pair(target=GraphModel(model), draft=GraphModel(tiny_draft(same)), tokenizer=tiny_tokenizer())
     decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
     for start in range(4):
         prompt = [3 + start, 5, 9]
@@ -249,59 +250,59 @@ def test_greedy_text_is_the_targets_own(policy: str) -> None:
 
 
 def test_the_law_of_real_draws(two: Two) -> None:
-    """Catches streams that are not independent, which given uniforms cannot show: 300 rounds of one context against the
-    target's law of the first token, in groups of tokens. Chi-square, false alarm 1e-4."""
+    """Catches streams that are not independent, which given uniforms cannot show: 300 steps of one context against the
+    target's distribution of the first token, in groups of tokens. Chi-square, false alarm 1e-4."""
     sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
     request = two.request(CumulativeConfidence(max_tokens=3), BlockVerification(), sampling, streams(5))
-    p = two.law(two.lean_target, context, sampling)
+    p = two.distribution(two.lean_target, context, sampling)
     group = {t: t if p[t] > 0.02 else -1 for t in range(64)}
-    law, counts = defaultdict(float), defaultdict(int)
+    distribution, counts = defaultdict(float), defaultdict(int)
     for t in range(64):
-        law[group[t]] += float(p[t])
+        distribution[group[t]] += float(p[t])
     with unchecked():
         for _ in range(300):
             made = one_round(request, context)
             counts[group[[*made.tokens[: made.num_accepted], made.next_token][0]]] += 1
-    assert len(law) > 3
-    assert chi_square_tail(counts, dict(law)) > 1e-4
+    assert len(distribution) > 3
+    assert chi_square_tail(counts, dict(distribution)) > 1e-4
 
 
 @pytest.mark.parametrize("policy", ["cumulative q", "specdecpp, lagged", "costs, look-ahead", "fixed"])
 def test_a_host_that_reads_every_flag_late_decodes_the_same(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a draft that then lacks its last candidate: whole texts, with and without steps in vain."""
+    """Catches a draft that then lacks its last draft token: whole texts, with and without steps in vain."""
     pair = Pair(target=two.target, draft=two.draft, tokenizer=tiny_tokenizer())
     decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
     told = []
     for ahead in (steps_ahead, lambda least, limit: 1):
-        monkeypatch.setattr("specdecpp.rounds.device.steps_ahead", ahead)
+        monkeypatch.setattr("specdecpp.backends.device.steps_ahead", ahead)
         with unchecked():
             outs = [
                 decoder.generate([3, 5], max_tokens=40, seed=1, temperature=temperature, ignore_eos=True)
                 for temperature in (0.0, 0.8)
             ]
-        told.append([(out.tokens, [(r.num_drafted, r.num_accepted) for r in out.rounds]) for out in outs])
+        told.append([(out.tokens, [(r.num_drafted, r.num_accepted) for r in out.steps]) for out in outs])
     assert told[0] == told[1]
 
 
 def test_another_request_over_the_same_caches_is_decoded_as_it_asks(two: Two) -> None:
     """Catches recorded work that is found again for other sampling, another verification or other ends."""
 
-    def rounds(pair: Two, **asked: Any) -> Any:
+    def steps(pair: Two, **asked: Any) -> Any:
         request = {"policy": Fixed(k=4), "verification": TokenVerification(), "sampling": Sampling(temperature=1.5)}
         session = pair.session(**(request | asked))
         return [(r.tokens, r.num_drafted) for r in finish(session)], session.finish_reason
 
     others = [{"sampling": Sampling(temperature=0.4)}, {"verification": BlockVerification()}, {"ends": tuple(range(32))}]
-    alone = [rounds(Two(64), **asked) for asked in others]
-    rounds(two)
+    alone = [steps(Two(64), **asked) for asked in others]
+    steps(two)
     for asked, expected in zip(others, alone, strict=True):
         gc.collect()
-        assert rounds(two, **asked) == expected
+        assert steps(two, **asked) == expected
 
 
 def test_what_is_recorded_once_is_no_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a clock that takes the recording of a pass for the pass, and passes recorded anew for another sampling: as if
-    each recording took a thousand seconds, which no round knows of."""
+    each recording took a thousand seconds, which no step knows of."""
     made: list[Any] = []
 
     def program(self: StaticCache, key: Any, work: Any, **options: Any) -> Any:
@@ -317,13 +318,13 @@ def test_what_is_recorded_once_is_no_part_of_a_round(monkeypatch: pytest.MonkeyP
     for sampling in (Sampling(), Sampling(temperature=0.5), Sampling(temperature=0.0)):
         made.clear()
         session = two.session(Fixed(k=2), TokenVerification(), sampling)
-        session.prefill()  # what is recorded there takes no time of any round
+        session.prefill()  # what is recorded there takes no time of any step
         read, before = session.target.static._pass, len(made)  # pyright: ignore[reportAttributeAccessIssue]
-        rounds = finish(session)
+        steps = finish(session)
         passes += [work.args for work in made if getattr(work, "func", None) == read]
         told = 1000.0 * (len(made) - before)
         assert told < session.prefill_s < told + 500
-        assert -told <= sum(r.draft_s + r.verify_s for r in rounds) < 500 - told
+        assert -told <= sum(r.draft_s + r.verify_s for r in steps) < 500 - told
         del session, read
         gc.collect()
     assert 0 < len(passes) == len(set(passes))
@@ -359,7 +360,7 @@ def test_caches_that_come_back_may_serve_with_others() -> None:
 
 
 def test_the_longest_round_leaves_room_for_a_rehearsal() -> None:
-    """Catches work that is tried out behind the last of 32 candidates: after a round that accepts all of them the next one
+    """Catches work that is tried out behind the last of 32 draft tokens: after a step that accepts all of them the next one
     reads two tokens at once, for the first time."""
     two = Two(64, noise=0.0)
     session = two.session(Fixed(k=32), TokenVerification(), Sampling(temperature=0.0), max_tokens=80)
@@ -367,18 +368,18 @@ def test_the_longest_round_leaves_room_for_a_rehearsal() -> None:
 
 
 def test_contexts_that_end(two: Two) -> None:
-    """Catches a draft or target that reads past its context, in rounds that are cut short by it."""
+    """Catches a draft or target that reads past its context, in steps that are cut short by it."""
     short = tiny_model("llama", seed=1, max_position_embeddings=24).double()
     for target, draft in ((short, tiny_draft(short)), (tiny_model("llama", seed=1).double(), short)):
-        pair = Pair(target=GraphRunner(target), draft=GraphRunner(draft), tokenizer=tiny_tokenizer())
-        lean = Pair(target=LeanRunner(target), draft=LeanRunner(draft), tokenizer=tiny_tokenizer())
+        pair = Pair(target=GraphModel(target), draft=GraphModel(draft), tokenizer=tiny_tokenizer())
+        lean = Pair(target=LeanModel(target), draft=LeanModel(draft), tokenizer=tiny_tokenizer())
         for policy in (Fixed(k=6), MaxConfidence(threshold=0.3)):
             own, expected = (
                 Decoder(p, policy=policy).generate([3, 5, 9], max_tokens=40, temperature=0, ignore_eos=True)
                 for p in (pair, lean)
             )
             assert own.tokens == expected.tokens
-            assert [r.num_drafted for r in own.rounds] == [r.num_drafted for r in expected.rounds]
+            assert [r.num_drafted for r in own.steps] == [r.num_drafted for r in expected.steps]
 
 
 # --- what is decoded by the host -------------------------------------------------------------------------------------------
@@ -393,12 +394,12 @@ class Longer(Fixed):
 
 
 def test_a_round_longer_than_there_are_places_is_the_hosts(two: Two) -> None:
-    """Catches a round that is cut short, or written past the last place."""
+    """Catches a step that is cut short, or written past the last place."""
     assert two.session(Longer(), TokenVerification(), Sampling(), max_tokens=50).step().num_drafted == 40
 
 
 def test_a_head_elsewhere_is_the_hosts(two: Two) -> None:
-    """Catches a head whose weights would have to travel for every candidate, and models on two devices."""
+    """Catches a head whose weights would have to travel for every draft token, and models on two devices."""
     request = two.request(CumulativeConfidence(), TokenVerification(), Sampling(), streams(0))
     policy = specdecpp(random_head(32, seed=1))
     policy.head.to("meta")

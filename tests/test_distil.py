@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import specdecpp as sd
+from specdecpp.backends import EagerModel, NativeModel
 from specdecpp.cli import app
 from specdecpp.distillation import finishing, measuring, network, run, shapes, start, text
 from specdecpp.distillation.network import Shape
@@ -20,11 +21,10 @@ from specdecpp.distillation.run import CARD, PLAN, START, TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Course, divergence, overlap, own_weights, said
 from specdecpp.distillation.writing import Writer
-from specdecpp.errors import DataError, PairError, RunnerError
+from specdecpp.errors import BackendError, DataError, PairError
 from specdecpp.loading.models import load_model
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
-from specdecpp.runners import EagerRunner, NativeRunner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
 from specdecpp.training.checkpoints import saved
@@ -112,7 +112,7 @@ def test_training_makes_a_draft_agree_more(folder, whole):
 
 def test_the_draft_decodes_exactly(folder, whole):
     """Catches a draft that is saved as another model than was trained, and a greedy answer that it changes."""
-    pair = sd.load_pair(folder / "target", draft=whole / "draft", runner="eager")
+    pair = sd.load_pair(folder / "target", draft=whole / "draft", backend="eager")
     assert int(pair.draft.new_cache().extend([1], rows=1)[0].isfinite().sum()) == 40
     options = {"max_tokens": 30, "temperature": 0.0}
     answers = [sd.Decoder(pair, policy=Fixed(k=k)).generate("tell me", **options).tokens for k in (1, 4)]
@@ -225,7 +225,7 @@ def test_losses_are_what_they_say():
 
 def test_what_cannot_be_distilled_is_said(folder, whole, tmp_path):
     """Catches tracebacks, and hours that are spent before an error is told."""
-    with pytest.raises(RunnerError, match="no smaller"):
+    with pytest.raises(BackendError, match="no smaller"):
         distil(plan_of(folder, tmp_path / "a", shape=Shape(kept=3, own=1)))
     with pytest.raises(DataError, match="distillation of another kind"):
         distil(plan_of(folder, whole, course=Course(epochs=3, rows=128)))
@@ -316,7 +316,7 @@ def test_a_file_gets_a_file(folder, tmp_path):
         is_own = name.startswith("model.layers.2.") or name == "model.norm.weight"
         assert is_own or (stored.data == target[name].data).all()
     assert len(draft.skeleton.config.output_ids) == 500
-    pairs = [sd.load_pair(whole, draft=tmp_path / "out" / name, runner="eager") for name in ("draft.gguf", "draft")]
+    pairs = [sd.load_pair(whole, draft=tmp_path / "out" / name, backend="eager") for name in ("draft.gguf", "draft")]
     rows = [pair.draft.new_cache().extend([5, 9, 7, 300], rows=4)[0] for pair in pairs]
     scored = rows[0].isfinite()
     assert torch.equal(scored, rows[1].isfinite())
@@ -363,7 +363,7 @@ def test_a_head_is_kept_for_its_draft_and_made_anew_for_another(folder, whole, t
     assert (out / "head" / "head.safetensors").read_bytes() == head
     finishing.finish(second, distil(second))
     assert len(collected) == 2
-    pair = sd.load_pair(folder / "target", draft=out / "draft", head=out / "head", runner="eager")
+    pair = sd.load_pair(folder / "target", draft=out / "draft", head=out / "head", backend="eager")
     assert pair.head is not None
     assert pair.head.card.is_calibrated
 
@@ -373,8 +373,8 @@ def test_transformers_writes_as_the_compiled_runner_does(folder):
     target = Target(str(folder / "target"))
     options = {"sampling": Sampling(temperature=0.0), "max_tokens": 10, "ends": target.ends, "layer": 2, "context": 30}
     prompts = [[5, 9, 7], [4, 8, 6, 11, 12, 20, 21], [*range(3, 28)]]
-    runners = [NativeRunner(target.model), EagerRunner(target.model)]
-    of_native, of_torch = (Writer(runner=runner, **options).pieces(prompts, seed=(0, 1)) for runner in runners)
+    backends = [NativeModel(target.model), EagerModel(target.model)]
+    of_native, of_torch = (Writer(backend=backend, **options).pieces(prompts, seed=(0, 1)) for backend in backends)
     assert [p.num_answer for p in of_torch][2] <= 5
     for a, b in zip(of_native, of_torch, strict=True):
         assert torch.equal(a.ids, b.ids)
@@ -403,7 +403,7 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path / "padded")
     given = {"start": str(tmp_path / "padded"), "shape": None, "tokens": 600}
     assert 0 < distil(plan_of(folder, tmp_path / "of_padded", **given))["acceptance"]["prompts"]["1"] < 1
-    with pytest.raises(RunnerError, match="1 layers, none of them from the target"):
+    with pytest.raises(BackendError, match="1 layers, none of them from the target"):
         distil(plan_of(folder, tmp_path / "shaped", start=str(tmp_path / "small"), shape=Shape(kept=0, own=1)))
     tiny_tokenizer(40).save_pretrained(tmp_path / "small")
     with pytest.raises(PairError):
@@ -434,5 +434,5 @@ def test_of_a_draft_of_this_target_all_layers_may_be_trained(folder, whole, tmp_
     assert [torch.equal(a.mlp.up_proj.weight, b.mlp.up_proj.weight) for a, b in layers] == [False, False]
     assert torch.equal(before.lm_head.weight, after.lm_head.weight)
     assert network.shape_of(after, Target(str(folder / "target")).model) == Shape(kept=0, own=2, tokens=40)
-    with pytest.raises(RunnerError, match="2 layers, 1 of them from the target, so it cannot go on as 2"):
+    with pytest.raises(BackendError, match="2 layers, 1 of them from the target, so it cannot go on as 2"):
         distil(plan_of(folder, tmp_path / "more", start=str(begun), shape=Shape(kept=2, own=1)))

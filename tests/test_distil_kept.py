@@ -10,6 +10,7 @@ import torch
 from test_distil import Killed, plan_of, weights
 from typer.testing import CliRunner
 
+from specdecpp.backends import EagerModel
 from specdecpp.cli import app
 from specdecpp.distillation import network, run, saving, text, writing
 from specdecpp.distillation.network import Shape
@@ -17,11 +18,10 @@ from specdecpp.distillation.run import TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import Student
 from specdecpp.distillation.writing import Writer
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.loading.tokenizers import load_tokenizer
-from specdecpp.runners import EagerRunner
 from specdecpp.testing import practice_prompts, tiny_model
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(folder, tmp_path, 
     """Catches a refusal at the very end, when the draft is trained."""
     monkeypatch.setattr(gguf_writing, "refusal", lambda model: "it is of another kind")
     monkeypatch.setattr(Writer, "pieces", lambda *_, **__: pytest.fail("written"))
-    with pytest.raises(RunnerError, match=r"cannot be written as a GGUF file: it is of another kind\. Name the target's"):
+    with pytest.raises(BackendError, match=r"cannot be written as a GGUF file: it is of another kind\. Name the target's"):
         distil(plan(folder, tmp_path / "out"))
 
 
@@ -82,7 +82,7 @@ def test_a_trained_draft_outlives_a_file_that_cannot_be_written(folder, tmp_path
     with monkeypatch.context() as broken:
         broken.setattr(saving, "cut", full)
         with pytest.raises(
-            RunnerError, match=r"No space left on device\). Nothing is lost: the draft is the checkpoint .*draft"
+            BackendError, match=r"No space left on device\). Nothing is lost: the draft is the checkpoint .*draft"
         ):
             distil(plan(folder, tmp_path / "out"))
     trained = weights(tmp_path / "out")
@@ -113,7 +113,7 @@ def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_
     groups of three shards whose answers share 24 places."""
     monkeypatch.setattr(writing, "TOGETHER", 3)
     monkeypatch.setattr(writing, "WIDE", 24)
-    monkeypatch.setattr(Target, "writer", property(lambda self: EagerRunner(self.quick)))
+    monkeypatch.setattr(Target, "writer", property(lambda self: EagerModel(self.quick)))
     asked = replace(plan(folder, tmp_path), tokens=5 * 64 * 12)
 
     def written(out: str, *, killed_at: int = 0) -> dict[str, bytes]:

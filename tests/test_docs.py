@@ -36,9 +36,9 @@ from specdecpp.costs import measuring
 from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.metrics import Metrics
+from specdecpp.policy_spec import policy_names
 from specdecpp.report.boards import boards
 from specdecpp.report.pictures import gallery
-from specdecpp.request import policy_names
 from specdecpp.testing import practice_prompts
 from specdecpp.training.prompts import split_of
 
@@ -279,7 +279,7 @@ def test_an_example_runs_and_is_short(path: Path, folder: Path, capsys: pytest.C
 def test_the_examples_rule_keeps_the_law(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Catches an example of losslessness whose rule is not."""
     run_script(ROOT / "examples" / "own_policy.py")
-    difference = re.search(r"law: (\S+)", capsys.readouterr().out)
+    difference = re.search(r"distribution: (\S+)", capsys.readouterr().out)
     assert difference is not None
     assert float(difference[1]) < 1e-12
 

@@ -1,4 +1,4 @@
-"""Scores side by side: the rounds of a record against rounds that are really drawn, and what is said about a head."""
+"""Scores side by side: the steps of a record against steps that are really drawn, and what is said about a head."""
 
 import itertools
 from collections import defaultdict
@@ -18,14 +18,14 @@ from specdecpp.report import diagrams
 from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc_over_answers
-from specdecpp.training.rounds import rounds
 from specdecpp.training.scores import head_logits, minus_entropy
+from specdecpp.training.steps import steps
 
 DRAWS = torch.Generator().manual_seed(0)
 
 
 def judged_by(head: AcceptanceHead, process: Process, *, depth: int) -> np.ndarray:
-    """Log probabilities [V, V] of a look-ahead head for every last token and candidate, at a depth."""
+    """Log probabilities [V, V] of a look-ahead head for every last token and draft token, at a depth."""
     v = len(process.p)
     q = process.q
     top = q.topk(2).values
@@ -41,17 +41,17 @@ def judged_by(head: AcceptanceHead, process: Process, *, depth: int) -> np.ndarr
     return torch.nn.functional.logsigmoid(head.card.calibration.apply(raw)).numpy()
 
 
-# The rounds of a record
+# The steps of a record
 
 
 def test_weights_of_a_depth_sum_to_one():
-    """Catches an outcome of a round that is left out or counted twice, and starts past the answer's end."""
+    """Catches an outcome of a step that is left out or counted twice, and starts past the answer's end."""
     process = Process.random(5, seed=1)
     record = records(process, 1, num_tokens=23, seed=2)[0]
-    played = rounds(record)
+    played = steps(record)
     for depth in range(1, 11):
         assert played.weight[played.depth == depth].sum() == pytest.approx(23 - depth + 1, abs=1e-5)
-    alone = rounds(replace(record, answer_odds=torch.ones(23)))
+    alone = steps(replace(record, answer_odds=torch.ones(23)))
     assert set(alone.label) == {1.0}
 
 
@@ -59,7 +59,7 @@ def test_a_branch_that_ends_its_text_ends_its_round():
     """Catches padding of a short branch that is taken for drafted tokens."""
     process = Process.random(5, seed=1)
     record = record_of(process, [1, 2, 3, 4, 1], generator=DRAWS, branches={i: [1, 2, 3][: i + 1] for i in range(5)})
-    played = rounds(record, length=4)
+    played = steps(record, length=4)
     odds = record.answer_odds.double().numpy()
     lost = played.weight[(played.depth == 4) & (played.label == 0)].sum()
     reach = np.concatenate([[1], np.cumprod(odds)])
@@ -82,12 +82,12 @@ def test_a_token_the_draft_cannot_propose_ends_every_round():
     assert found["head"]["ece_product"] is not None
 
 
-Law = dict[tuple[int, float, float], float]
+Distribution = dict[tuple[int, float, float], float]
 
 
-def law_of_rounds(process: Process, judge, score, num_tokens: int) -> Law:
-    """The law of (depth, label, score) over everything a record draws: the text, and one branch at every position."""
-    law: Law = defaultdict(float)
+def law_of_rounds(process: Process, judge, score, num_tokens: int) -> Distribution:
+    """The distribution of (depth, label, score) over everything a record draws: the text, and one branch at every position."""
+    distribution: Distribution = defaultdict(float)
     v = range(len(process.p))
     for answer in itertools.product(v, repeat=num_tokens):
         contexts = [0, *answer[:-1]]
@@ -110,16 +110,16 @@ def law_of_rounds(process: Process, judge, score, num_tokens: int) -> Law:
                 length=num_tokens,
                 branches={i: tokens for i, (tokens, _) in enumerate(chosen)},
             )
-            played, total = rounds(record, length=num_tokens), chance * np.prod([of for _, of in chosen])
+            played, total = steps(record, length=num_tokens), chance * np.prod([of for _, of in chosen])
             scores = played.scores(judge(record), score)
             for depth, label, weight, value in zip(played.depth, played.label, played.weight, scores, strict=True):
-                law[int(depth), float(label), round(float(value), 3)] += float(weight * total)
-    return law
+                distribution[int(depth), float(label), round(float(value), 3)] += float(weight * total)
+    return distribution
 
 
-def law_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens: int) -> Law:
-    """The same by drawing nothing back: for every start a text X ~ p, then candidates from q, accepted with min(1, p/q)."""
-    law: Law = defaultdict(float)
+def law_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens: int) -> Distribution:
+    """The same by drawing nothing back: for every start a text X ~ p, then draft tokens from q, accepted with min(1, p/q)."""
+    distribution: Distribution = defaultdict(float)
     v = range(len(process.p))
     reached = np.eye(len(process.p))[0]
     for start in range(num_tokens):
@@ -130,19 +130,19 @@ def law_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens
                     chance = reached[first] * np.prod([float(process.q[pair]) for pair in pairs])
                     survival = np.prod([float(process.accept[pair]) for pair in pairs])
                     value = round(float(fold([tables[k][pair] for k, pair in enumerate(pairs)])), 3)
-                    law[length, 1.0, value] += chance * survival
-                    law[length, 0.0, value] += chance * (1 - survival)
+                    distribution[length, 1.0, value] += chance * survival
+                    distribution[length, 0.0, value] += chance * (1 - survival)
         reached = reached @ process.p.numpy()
-    return law
+    return distribution
 
 
-def assert_same(a: Law, b: Law) -> None:
+def assert_same(a: Distribution, b: Distribution) -> None:
     assert max(abs(a.get(k, 0) - b.get(k, 0)) for k in a.keys() | b.keys()) < 1e-6
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
 def test_rounds_of_records_have_the_law_of_real_rounds(num_tokens: int):
-    """Catches any error of the coupling: by enumeration, the scores and labels of recorded rounds are those of drafting.
+    """Catches any error of the coupling: by enumeration, the scores and labels of recorded steps are those of drafting.
 
     Both sides are exact, for a head whose estimate depends on the depth, for cumulative q, and for the least q and -H.
     """
@@ -165,12 +165,12 @@ def test_rounds_of_records_have_the_law_of_real_rounds(num_tokens: int):
 
 
 def simulated(process: Process, tables: list[np.ndarray], *, num: int, num_tokens: int, seed: int):
-    """Rounds that are really drawn from every position of texts X ~ p: (score, label, text) of all their depths."""
+    """Steps that are really drawn from every position of texts X ~ p: (score, label, text) of all their depths."""
     rng = np.random.default_rng(seed)
     p, q, accept = (m.numpy() for m in (process.p, process.q, process.accept))
 
-    def after(law: np.ndarray, last: np.ndarray) -> np.ndarray:
-        return (rng.random((len(last), 1)) > law.cumsum(-1)[last]).sum(-1).clip(max=len(law) - 1)
+    def after(distribution: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return (rng.random((len(last), 1)) > distribution.cumsum(-1)[last]).sum(-1).clip(max=len(distribution) - 1)
 
     found, text = [], np.zeros(num, int)
     for start in range(num_tokens):
@@ -248,7 +248,7 @@ def test_a_lagged_head_reads_the_state_at_the_token():
 
 
 def test_outcomes_of_rounds_are_labels_of_candidates():
-    """Catches weights of the source `rounds` that do not add up to a candidate: in expectation over texts and branches,
+    """Catches weights of the source `steps` that do not add up to a draft token: in expectation over texts and branches,
     accepted and rejected mass of every token must be q min(1, p/q) and the rest of q (exact, by enumeration)."""
     process = Process.random(4, seed=1)
     head = random_head(process)
@@ -305,7 +305,7 @@ def test_every_score_has_every_figure():
 
 
 def test_without_branches_the_product_is_unknown():
-    """Catches figures of the round made from nothing, and a verdict that claims one."""
+    """Catches figures of the step made from nothing, and a verdict that claims one."""
     process = Process.random(5, seed=1)
     found = evaluate(random_head(process), records(process, 3, num_tokens=10, seed=2, branches=False))
     full = evaluate(random_head(process), records(process, 3, num_tokens=10, seed=2))
@@ -358,7 +358,7 @@ def test_the_terminal_diagram_fits_and_needs_no_colour(evaluation: Mapping[str, 
     lines = diagrams.text(figures).splitlines()
     assert max(map(len, lines)) <= 78
     assert "per token, ECE" in lines[0]
-    assert "whole round, ECE" in lines[0]
+    assert "whole step, ECE" in lines[0]
     assert len(lines) == 2 + max(len(figures[f"bins_{of}"]["share"]) for of in ("token", "product"))
     assert diagrams.text(figures, ascii_only=True).isascii()
     assert diagrams.text(evaluation["toy"]["entropy"]) == ""

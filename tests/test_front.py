@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from laws import unchecked
+from distributions import unchecked
 from transformers import BatchEncoding
 
 import specdecpp as sd
@@ -37,7 +37,7 @@ class Untouched(sd.Policy):
     """A rule that nothing may be decoded with."""
 
     def limit(self, memory: Any) -> int:
-        pytest.fail("a round was run")
+        pytest.fail("a step was run")
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +238,9 @@ MADE: dict[str, tuple[Callable[[Pair], Any], str]] = {
     ),
     "a number for a rule": (lambda pair: front.Decoder(pair, policy=3), r"must be a rule, as Fixed\(3\).*got 3"),
     "a rule without its head": (lambda pair: front.Decoder(pair, policy="specdecpp"), "needs an acceptance head"),
-    "part of a candidate": (lambda pair: front.Fixed(2.5), "whole number k of at least 0, got 2.5"),
-    "a truth value of candidates": (lambda pair: front.Fixed(True), "whole number k of at least 0, got True"),
-    "a word for candidates": (lambda pair: front.Fixed("3"), "whole number k of at least 0, got '3'"),
+    "part of a draft token": (lambda pair: front.Fixed(2.5), "whole number k of at least 0, got 2.5"),
+    "a truth value of draft tokens": (lambda pair: front.Fixed(True), "whole number k of at least 0, got True"),
+    "a word for draft tokens": (lambda pair: front.Fixed("3"), "whole number k of at least 0, got '3'"),
     "a name for a pair": (
         lambda pair: front.Decoder("smollm2"),
         r"takes a pair, got 'smollm2'\. Load one first: Decoder\(load_pair",

@@ -10,9 +10,9 @@ from gguf_files import converted, end
 from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
-from specdecpp.errors import MissingExtraError, RunnerError
+from specdecpp.backends import LlamaCppModel
+from specdecpp.errors import BackendError, MissingExtraError
 from specdecpp.loading.gguf import is_gguf
-from specdecpp.runners import GGUFRunner
 from specdecpp.testing import save_tiny_pair
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama.cpp is installed")
@@ -34,21 +34,21 @@ def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(is_target:
     names = (tmp_path / "x.gguf", draft) if is_target else (target, tmp_path / "x.gguf")
     with pytest.raises(MissingExtraError, match=r"its architecture is mamba.*pip install 'specdecpp\[gguf\]'"):
         load_pair(names[0], draft=names[1])
-    with pytest.raises(RunnerError, match=r"there is no file nowhere\.gguf"):
+    with pytest.raises(BackendError, match=r"there is no file nowhere\.gguf"):
         load_pair("nowhere.gguf", draft=draft)
-    with pytest.raises(RunnerError, match=r"there is no file x\.gguf"):
+    with pytest.raises(BackendError, match=r"there is no file x\.gguf"):
         load_pair("x.gguf")
 
 
 def test_asking_for_llama_cpp_without_it_says_what_is_missing(tmp_path: Path):
-    """Catches a silent fall back on another runner, and a choice among several that fails because one is not there."""
+    """Catches a silent fall back on another backend, and a choice among several that fails because one is not there."""
     target, draft = save_tiny_pair(tmp_path)
     file = converted("draft", tmp_path / "m.gguf")
-    with pytest.raises(RunnerError, match=r"llama_cpp is not installed \(pip install 'specdecpp\[gguf\]'\)"):
-        load_pair(file, draft=file, runner="llama.cpp")
-    with pytest.raises(RunnerError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint \(name a file\)"):
-        load_pair(target, draft=draft, runner="llama.cpp")
-    assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")
+    with pytest.raises(BackendError, match=r"llama_cpp is not installed \(pip install 'specdecpp\[gguf\]'\)"):
+        load_pair(file, draft=file, backend="llama.cpp")
+    with pytest.raises(BackendError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint \(name a file\)"):
+        load_pair(target, draft=draft, backend="llama.cpp")
+    assert load_pair(target, draft=draft, backend=("llama.cpp", "eager")).backends.startswith("eager")
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(fault: str, tmp_path:
     (tmp_path / "llama_cpp").mkdir()
     (tmp_path / "llama_cpp" / "__init__.py").write_text(f"raise {fault}")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RunnerError, match=r"cannot be loaded \(no shared library\).*--force-reinstall"):
-        GGUFRunner("x.gguf")
+    with pytest.raises(BackendError, match=r"cannot be loaded \(no shared library\).*--force-reinstall"):
+        LlamaCppModel("x.gguf")
     target, draft = save_tiny_pair(tmp_path)
-    assert load_pair(target, draft=draft, runner=("llama.cpp", "eager")).runners.startswith("eager")
+    assert load_pair(target, draft=draft, backend=("llama.cpp", "eager")).backends.startswith("eager")
 
 
 def test_a_check_takes_gguf_files(tmp_path: Path):

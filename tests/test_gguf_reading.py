@@ -1,4 +1,4 @@
-"""GGUF files without llama.cpp: the very model and tokenizer that were written, by every runner, or a sentence."""
+"""GGUF files without llama.cpp: the very model and tokenizer that were written, by every backend, or a sentence."""
 
 import os
 import shutil
@@ -17,9 +17,9 @@ from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, end, model_of, rewr
 from quantised import KINDS, fabricated
 
 import specdecpp as sd
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.decoder import encode
-from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.errors import BackendError, MissingExtraError, PairError
 from specdecpp.loading import gguf as files
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
@@ -173,16 +173,16 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
         rewritten(sound / "target.gguf", path, change=_part(own, said, is_first=not i))
     first, second = sorted(tmp_path.glob("m-*.gguf"))
     assert torch.equal(logits_of(GGUFSource(first).model()), logits_of(GGUFSource(sound / "target.gguf").model()))
-    with pytest.raises(RunnerError, match=r"is one of 2 parts.*Name the first"):
+    with pytest.raises(BackendError, match=r"is one of 2 parts.*Name the first"):
         GGUF(second)
     shutil.copy(first, tmp_path / "other.gguf")
-    with pytest.raises(RunnerError, match="is one of 2 parts"):
+    with pytest.raises(BackendError, match="is one of 2 parts"):
         opened(tmp_path / "other.gguf")
     shutil.copy(first, second)
-    with pytest.raises(RunnerError, match="is not part 2 of 2"):
+    with pytest.raises(BackendError, match="is not part 2 of 2"):
         opened(first)
     second.unlink()
-    with pytest.raises(RunnerError, match=r"there is no file .*m-00002-of-00002"):
+    with pytest.raises(BackendError, match=r"there is no file .*m-00002-of-00002"):
         opened(first)
 
 
@@ -219,7 +219,7 @@ def test_the_tokenizer_comes_back_without_its_json(changed: Callable[[Change], P
 def test_a_tokenizer_beside_the_file_is_taken(changed: Callable[[Change], Path], tmp_path: Path):
     """Catches keys of GGUF preferred to the tokenizer itself."""
     path = changed(values("tokenizer.huggingface.json", tokenizer__ggml__pre="unheard-of"))
-    with pytest.raises(RunnerError, match=r"cuts texts in a way called 'unheard-of'.*tokenizer.json of its checkpoint beside"):
+    with pytest.raises(BackendError, match=r"cuts texts in a way called 'unheard-of'.*tokenizer.json of its checkpoint beside"):
         GGUF(path).tokenizer()
     TOKENIZER.save_pretrained(tmp_path)
     assert ids_of(GGUF(path).tokenizer()) == ids_of(TOKENIZER)
@@ -279,18 +279,18 @@ def test_all_ends_are_known(sound: Path, changed: Callable[[Change], Path]):
     assert ends_of(Header(sound / "target.gguf"), num_rows=SIZE) == (1,), "what the model says"
     assert ends_of(Header(changed(change)), num_rows=SIZE) == (2, 7, 9)
     for named in ("2,99999", "two", "-1", "2,"):
-        with pytest.raises(RunnerError, match="are no ids of its"):
+        with pytest.raises(BackendError, match="are no ids of its"):
             GGUF(changed(values(specdecpp__end_token_ids=named))).ends(None)
 
 
-# Runners
+# Backends
 
 
 @pytest.mark.parametrize("runner", ["native", "lean", "eager"])
-def test_every_runner_decodes_the_targets_text(runner: str, sound: Path):
-    """Catches a file that is still left to llama.cpp, and a runner that computes another model than the file holds."""
-    pair = load_pair(sound / "target.gguf", draft=sound / "draft.gguf", runner=runner)
-    assert pair.runners.startswith(runner)
+def test_every_runner_decodes_the_targets_text(backend: str, sound: Path):
+    """Catches a file that is still left to llama.cpp, and a backend that computes another model than the file holds."""
+    pair = load_pair(sound / "target.gguf", draft=sound / "draft.gguf", backend=backend)
+    assert pair.backends.startswith(backend)
     prompt = encode(pair, "Ann has 3 bags of 12 apples")
     out = sd.Decoder(pair, policy=sd.Fixed(k=3)).generate(prompt, max_tokens=12, temperature=0, ignore_eos=True)
     model, ids = GGUFSource(sound / "target.gguf").model(), list(prompt)
@@ -306,12 +306,12 @@ def test_a_file_and_a_checkpoint_are_a_pair(sound: Path, tmp_path: Path):
     model = model_of()
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
-    pair = load_pair(sound / "target.gguf", draft=tmp_path, runner=("eager", "lean"))
+    pair = load_pair(sound / "target.gguf", draft=tmp_path, backend=("eager", "lean"))
     assert pair.target_fingerprint == fingerprint(model)
-    chosen = load_pair(sound / "target.gguf", draft=sound / "draft.gguf").runners.partition("(not")[0]
-    assert "lean" not in chosen, "values are not written out where the compiled runner reads the file"
+    chosen = load_pair(sound / "target.gguf", draft=sound / "draft.gguf").backends.partition("(not")[0]
+    assert "lean" not in chosen, "values are not written out where the compiled backend reads the file"
     assert "eager" not in chosen
-    assert load_pair(tmp_path, draft=sound / "draft.gguf", runner="eager").runners.startswith("eager")
+    assert load_pair(tmp_path, draft=sound / "draft.gguf", backend="eager").backends.startswith("eager")
 
 
 def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -325,7 +325,7 @@ def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypat
     content[-3] ^= 1
     (tmp_path / "f.gguf").write_bytes(content)
     assert GGUF(tmp_path / "f.gguf").fingerprint != first
-    assert machine.recall("gguf", Header(path).state) is not None
+    assert cache_dir.recall("gguf", Header(path).state) is not None
     monkeypatch.setattr(files, "_digest", lambda _: pytest.fail("read again"))
     assert GGUF(path).fingerprint == first
 
@@ -362,24 +362,24 @@ def _infinite(stored: Stored) -> Stored:
         (values(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
         (values(llama__attention__value_length=32), MissingExtraError, "keys are 16 wide and its values 32"),
         (values(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
-        (values(llama__block_count=3), RunnerError, "announces 3 layers and has tensors of 2"),
-        (values(llama__block_count=2**31 + 5), RunnerError, r"block_count = 2147483653, which must lie within 1 and"),
-        (values(llama__block_count="two"), RunnerError, "block_count that is no whole number"),
-        (values(llama__attention__head_count_kv=3), RunnerError, "4 heads over 3"),
+        (values(llama__block_count=3), BackendError, "announces 3 layers and has tensors of 2"),
+        (values(llama__block_count=2**31 + 5), BackendError, r"block_count = 2147483653, which must lie within 1 and"),
+        (values(llama__block_count="two"), BackendError, "block_count that is no whole number"),
+        (values(llama__attention__head_count_kv=3), BackendError, "4 heads over 3"),
         (
             values(llama__attention__head_count=8),
-            RunnerError,
+            BackendError,
             "has blk.0.attn_q.weight of .64, 64., where its metadata ask for",
         ),
-        (values(llama__embedding_length=128), RunnerError, "has token_embd.weight of"),
-        (values(llama__attention__layer_norm_rms_epsilon=float("nan")), RunnerError, "must be finite, above 0"),
-        (values(llama__rope__freq_base=0.0), RunnerError, "must be finite, above 0"),
-        (values("llama.attention.head_count"), RunnerError, "has no llama.attention.head_count"),
-        (_tensor("blk.1.ffn_up.weight", lambda _: None), RunnerError, "has no blk.1.ffn_up.weight"),
-        (_tensor("output_norm.weight", _nan), RunnerError, "has output_norm.weight with values that are infinite or no numb"),
-        (_tensor("blk.1.attn_v.weight", _infinite), RunnerError, "has blk.1.attn_v.weight with values that are infinite"),
-        (lambda both: both["tensors"].update(odd=fabricated("F32", 2, 4, seed=0)), RunnerError, "has no place for"),
-        (lambda both: both["tensors"].pop("token_embd.weight"), RunnerError, "has no token_embd.weight"),
+        (values(llama__embedding_length=128), BackendError, "has token_embd.weight of"),
+        (values(llama__attention__layer_norm_rms_epsilon=float("nan")), BackendError, "must be finite, above 0"),
+        (values(llama__rope__freq_base=0.0), BackendError, "must be finite, above 0"),
+        (values("llama.attention.head_count"), BackendError, "has no llama.attention.head_count"),
+        (_tensor("blk.1.ffn_up.weight", lambda _: None), BackendError, "has no blk.1.ffn_up.weight"),
+        (_tensor("output_norm.weight", _nan), BackendError, "has output_norm.weight with values that are infinite or no numb"),
+        (_tensor("blk.1.attn_v.weight", _infinite), BackendError, "has blk.1.attn_v.weight with values that are infinite"),
+        (lambda both: both["tensors"].update(odd=fabricated("F32", 2, 4, seed=0)), BackendError, "has no place for"),
+        (lambda both: both["tensors"].pop("token_embd.weight"), BackendError, "has no token_embd.weight"),
     ],
 )
 def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exception], why: str, sound: Path, changed: Any):
@@ -402,13 +402,13 @@ def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exc
 )
 def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable[[Change], Path]):
     """Catches panics of the tokenizers package, and a tokenizer of other ids than the model has."""
-    with pytest.raises(RunnerError, match=why):
+    with pytest.raises(BackendError, match=why):
         GGUF(changed(change)).tokenizer()
 
 
 def test_ids_without_a_row_are_refused(sound: Path):
     """Catches a lookup past the end of the embedding."""
-    with pytest.raises(RunnerError, match="ids up to 4095, and its model scores 100"):
+    with pytest.raises(BackendError, match="ids up to 4095, and its model scores 100"):
         tokenizer_of(Header(sound / "target.gguf"), num_rows=100)
 
 
@@ -432,7 +432,7 @@ def test_ids_without_a_row_are_refused(sound: Path):
 def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, tmp_path: Path):
     """Catches views past the end of a file, memory for as many values as a file announces, and errors without a file's name."""
     (tmp_path / "m.gguf").write_bytes(spoil((sound / "target.gguf").read_bytes()))
-    with pytest.raises(RunnerError, match=why) as caught:
+    with pytest.raises(BackendError, match=why) as caught:
         GGUF(tmp_path / "m.gguf")
     assert str(tmp_path / "m.gguf") in str(caught.value)
 
@@ -448,17 +448,17 @@ def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path,
     else:
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
     for read in (
-        lambda: model.runner("native", vocab_size=SIZE, num_threads=1),
+        lambda: model.backend("native", vocab_size=SIZE, num_threads=1),
         lambda: model.model,
         lambda: list(checked_parts(header)),
         lambda: files._digest(header),
     ):
-        with pytest.raises(RunnerError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
+        with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
             read()
 
 
 def test_no_weights_are_held_by_a_file(sound: Path):
-    """Catches a second copy of the weights in memory beside the one that a runner makes, and files left open."""
+    """Catches a second copy of the weights in memory beside the one that a backend makes, and files left open."""
     source = GGUFSource(sound / "target.gguf")
     assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
     handle = source.header._file._handle
@@ -469,10 +469,10 @@ def test_no_weights_are_held_by_a_file(sound: Path):
 
 def test_what_is_no_file_is_told(tmp_path: Path):
     """Catches a wait for a pipe, and a traceback for a folder."""
-    with pytest.raises(RunnerError, match="there is no file"):
+    with pytest.raises(BackendError, match="there is no file"):
         GGUF(tmp_path / "nothing.gguf")
     (tmp_path / "folder.gguf").mkdir()
-    with pytest.raises(RunnerError, match="there is no file"):
+    with pytest.raises(BackendError, match="there is no file"):
         GGUF(tmp_path / "folder.gguf")
     with pytest.raises(PairError, match="device_map"):
         GGUF(tmp_path / "x.gguf", device_map="auto")
@@ -486,11 +486,11 @@ def test_offsets_are_checked(sound: Path, tmp_path: Path):
     for offset, why in ((0, "within"), (33, "alignment of 32")):
         struct.pack_into("<Q", data, at, offset)
         (tmp_path / "m.gguf").write_bytes(data)
-        with pytest.raises(RunnerError, match=why):
+        with pytest.raises(BackendError, match=why):
             Header(tmp_path / "m.gguf")
     struct.pack_into("<I", data, at - 4, 77)
     (tmp_path / "m.gguf").write_bytes(data)
-    with pytest.raises((RunnerError, MissingExtraError), match=r"type 77|within|alignment"):
+    with pytest.raises((BackendError, MissingExtraError), match=r"type 77|within|alignment"):
         GGUF(tmp_path / "m.gguf")
 
 

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from specdecpp.errors import RunnerError
+from specdecpp.backends import LeanModel
+from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_writing import ENDS, FINGERPRINT, Vocabulary, write
 from specdecpp.loading.pair import REFERENCE
-from specdecpp.runners import LeanRunner
 from specdecpp.testing import tiny_tokenizer
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -88,10 +88,10 @@ def test_another_reader_computes_the_same_logits(kind: str, config: dict[str, An
 
 
 def test_weights_in_another_layout_are_the_same(tmp_path: Path):
-    """Catches bytes taken as they lie: the lean runner lays weights out anew."""
+    """Catches bytes taken as they lie: the lean backend lays weights out anew."""
     model = model_of()
     before = written(tmp_path / "before.gguf", model).read_bytes()
-    LeanRunner(model)
+    LeanModel(model)
     assert written(tmp_path / "after.gguf", model).read_bytes() == before
 
 
@@ -203,7 +203,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 )
 def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any], why: str, tmp_path: Path):
     """Catches a file that llama.cpp reads but computes otherwise."""
-    with pytest.raises(RunnerError, match=f"{why}.*knows more families"):
+    with pytest.raises(BackendError, match=f"{why}.*knows more families"):
         write(model_of(kind, **config), TOKENIZER, tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
 
@@ -238,7 +238,7 @@ def like_smollm(whole: dict[str, Any], steps: list[Any]) -> None:
 def test_ways_to_cut_a_text(change: Any, name: str | None):
     """Catches a file in which llama.cpp would cut texts otherwise, and tokenizers refused or taken for each other."""
     if name is None:
-        with pytest.raises(RunnerError, match="no name here"):
+        with pytest.raises(BackendError, match="no name here"):
             Vocabulary.of(altered(change), size=SIZE)
     else:
         assert Vocabulary.of(altered(change), size=SIZE).splitter == name
@@ -246,7 +246,7 @@ def test_ways_to_cut_a_text(change: Any, name: str | None):
 
 def test_other_tokenizers_are_refused():
     """Catches a tokenizer of characters written as if it were byte-level BPE, and one of another model."""
-    with pytest.raises(RunnerError, match="not byte-level BPE"):
+    with pytest.raises(BackendError, match="not byte-level BPE"):
         Vocabulary.of(tiny_tokenizer(), size=SIZE)
-    with pytest.raises(RunnerError, match="ids up to 4095, but the model scores 100"):
+    with pytest.raises(BackendError, match="ids up to 4095, but the model scores 100"):
         Vocabulary.of(TOKENIZER, size=100)

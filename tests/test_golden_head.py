@@ -8,11 +8,11 @@ import golden_head
 import pytest
 import torch
 
+from specdecpp.backends import native
+from specdecpp.backends.native.library import library
+from specdecpp.backends.native.steps import _CompiledHead
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard, features
 from specdecpp.policies import SpecDecPP
-from specdecpp.rounds.native import _CompiledHead
-from specdecpp.runners import native
-from specdecpp.runners.native.library import library
 from specdecpp.step import Draft
 from specdecpp.training.scores import ScoreInputs, raw
 
@@ -22,7 +22,7 @@ TOKENS = torch.tensor([row["token"] for row in ROWS])
 HIDDEN = torch.tensor([row["hidden"] for row in ROWS])
 Q = torch.tensor([row["q"] for row in ROWS])
 DEPTH = torch.tensor([row["depth"] for row in ROWS])
-BATCH = 2  # rows of each place in a round: a sampled and a greedy one
+BATCH = 2  # rows of each place in a step: a sampled and a greedy one
 
 
 def named(golden: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ def test_rows_in_numpy_say_the_golden_probabilities(golden: dict[str, Any]) -> N
 
 @each_head
 def test_a_policy_says_them_of_a_round(golden: dict[str, Any]) -> None:
-    """Catches scalars of a round, step by step, that differ from those of rows; and a depth that is off by one."""
+    """Catches scalars of a step, step by step, that differ from those of rows; and a depth that is off by one."""
     policy = SpecDecPP(head=read(golden), calibrated=True)
     for i, row in enumerate(ROWS):
         draft = Draft()
@@ -113,7 +113,7 @@ def test_training_sees_the_golden_logits(golden: dict[str, Any]) -> None:
 @pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 @each_head
 def test_compiled_code_says_the_golden_probabilities(golden: dict[str, Any]) -> None:
-    """Catches another sum, order of scalars, block or calibration, without a model and a round around it."""
+    """Catches another sum, order of scalars, block or calibration, without a model and a step around it."""
     head = read(golden)
     estimators = [head.estimator(is_greedy=is_greedy) for is_greedy in (False, True)]
     compiled = [_CompiledHead(estimator) for estimator in estimators]  # pyright: ignore[reportArgumentType]

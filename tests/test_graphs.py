@@ -1,4 +1,4 @@
-"""The runner of CUDA graphs, by the same code without recording: logits of transformers, padding and rehearsals that leave no
+"""The backend of CUDA graphs, by the same code without recording: logits of transformers, padding and rehearsals that leave no
 trace, caches that grow and are used again."""
 
 import gc
@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 import torch
+from distributions import unchecked
 from hypothesis import given, settings
 from kinds import DEVICES, model_of
-from laws import unchecked
 from test_lean import TEXT, VARIANTS, built
 from test_runners import STEPS, check_steps
 from torch import Tensor
 
 import specdecpp as sd
 from specdecpp import Pair
-from specdecpp.errors import RunnerError
+from specdecpp.backends import EagerModel, GraphModel, LeanModel, static_cache
+from specdecpp.backends.fused import _kernels
+from specdecpp.backends.lean import FusedNorm, Norm
+from specdecpp.backends.static_cache import WIDTHS, Cuda, Program, _rehearse, bucket, span_of
+from specdecpp.errors import BackendError
 from specdecpp.loading.models import Checkpoint
 from specdecpp.policies import CumulativeConfidence, Fixed
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, static_cache
-from specdecpp.runners.fused import _kernels
-from specdecpp.runners.lean import FusedNorm, Norm
-from specdecpp.runners.static_cache import WIDTHS, Cuda, Program, _rehearse, bucket, span_of
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
 LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
@@ -38,11 +38,11 @@ LONG = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator()
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_logits_and_states_are_those_of_transformers(variant: str, device: str) -> None:
     """Catches a wrong angle, place or mask in any member of the family: read at once, token by token, and in parts."""
-    eager, graphs = EagerRunner(built(variant).to(device)).new_cache(), GraphRunner(built(variant).to(device))
+    eager, graphs = EagerModel(built(variant).to(device)).new_cache(), GraphModel(built(variant).to(device))
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     for cuts in ((12,), (4, *range(5, 13)), (1, 3, 6, 10, 12)):
-        runner = graphs.new_cache()
-        steps = [runner.extend(TEXT[a:b], rows=b - a) for a, b in zip((0, *cuts), cuts, strict=False)]
+        backend = graphs.new_cache()
+        steps = [backend.extend(TEXT[a:b], rows=b - a) for a, b in zip((0, *cuts), cuts, strict=False)]
         torch.testing.assert_close(torch.cat([s[0] for s in steps]), expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(torch.cat([s[1] for s in steps]), states, atol=1e-4, rtol=1e-4)
 
@@ -52,40 +52,40 @@ def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) ->
     """Catches a padded row that is seen, a forgotten one that is, and a rehearsal in the middle of a text that overwrites it,
     to 1e-9. (transformers takes norms and angles in float32 and is not the measure here.)"""
     model = model_of(kind, torch.float64)
-    graphs, lean = GraphRunner(model), LeanRunner(model)
+    graphs, lean = GraphModel(model), LeanModel(model)
 
     @settings(max_examples=30)
     @given(STEPS)
     def run(steps: list[tuple[int, list[int]]]) -> None:
-        runner, tokens = graphs.new_cache(), []
+        backend, tokens = graphs.new_cache(), []
         for num_cut, new in steps:
             tokens = tokens[: max(0, len(tokens) - num_cut)] + new
-            runner.rollback(len(tokens) - len(new))
+            backend.rollback(len(tokens) - len(new))
             rows = 1 + num_cut % len(new)
-            for own, expected in zip(runner.extend(new, rows=rows), lean.new_cache().extend(tokens, rows=rows), strict=True):
+            for own, expected in zip(backend.extend(new, rows=rows), lean.new_cache().extend(tokens, rows=rows), strict=True):
                 torch.testing.assert_close(own, expected, atol=1e-9, rtol=1e-9)
-            assert runner.length == len(tokens)
+            assert backend.length == len(tokens)
 
     run()
 
 
 def test_rollbacks_against_transformers() -> None:
-    """Catches what both runners of ours might have wrong in common."""
+    """Catches what both backends of ours might have wrong in common."""
     model = built("llama")
     steps = [(0, [5, 6, 7, 8]), (1, [9]), (0, [10]), (3, [11, 12, 13, 14, 15]), (5, [3]), (0, [4, 5, 6, 7, 8])]
-    check_steps(model, GraphRunner(model).new_cache(), steps, 1e-4)
+    check_steps(model, GraphModel(model).new_cache(), steps, 1e-4)
 
 
 @torch.inference_mode()
 def test_what_lies_past_the_text_is_never_seen() -> None:
     """Catches padding or forgotten tokens with any weight at all: large numbers in their place change no bit."""
-    runner = GraphRunner(built("llama")).new_cache()
-    runner.extend(TEXT[:6], rows=1)
-    before = runner.extend(TEXT[6:10], rows=4)
-    runner.rollback(6)
-    for layer in (*runner.static.keys, *runner.static.values):
+    backend = GraphModel(built("llama")).new_cache()
+    backend.extend(TEXT[:6], rows=1)
+    before = backend.extend(TEXT[6:10], rows=4)
+    backend.rollback(6)
+    for layer in (*backend.static.keys, *backend.static.values):
         layer[:, 6:] = 1e4
-    after = runner.extend(TEXT[6:10], rows=4)
+    after = backend.extend(TEXT[6:10], rows=4)
     for a, b in zip(before, after, strict=True):
         assert torch.equal(a, b)
 
@@ -95,65 +95,65 @@ def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
     back over a growth and on."""
     variant = {"max_position_embeddings": 1024}
-    monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 0)
-    eager, runner = (
-        EagerRunner(built("llama", **variant).to(device)).new_cache(),
-        GraphRunner(built("llama", **variant).to(device)).new_cache(),
+    monkeypatch.setattr("specdecpp.backends.graphs.free_bytes", lambda device: 0)
+    eager, backend = (
+        EagerModel(built("llama", **variant).to(device)).new_cache(),
+        GraphModel(built("llama", **variant).to(device)).new_cache(),
     )
     expected, _ = eager.extend(LONG, rows=len(LONG))
     at, capacities = 0, set()
     while at < 600:
         n = min((7 * at) % 33 + 1, 600 - at)
-        logits, _ = runner.extend(LONG[at : at + n], rows=n)
+        logits, _ = backend.extend(LONG[at : at + n], rows=n)
         torch.testing.assert_close(logits, expected[at : at + n], atol=1e-3, rtol=1e-3)
         at += n
-        capacities.add(runner.static.capacity)
+        capacities.add(backend.static.capacity)
     assert capacities == {256, 512, 1024}
-    runner.rollback(100)
-    torch.testing.assert_close(runner.extend(LONG[100:105], rows=5)[0], expected[100:105], atol=1e-3, rtol=1e-3)
+    backend.rollback(100)
+    torch.testing.assert_close(backend.extend(LONG[100:105], rows=5)[0], expected[100:105], atol=1e-3, rtol=1e-3)
 
 
 def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a cache that grows, and forgets what was recorded, where there is room for the whole context."""
     held = 2 * 2 * 2 * 2048 * 8 * 4  # keys and values of two layers, two heads of 8 numbers in float32
     for free, capacities, is_kept in ((32 * held, {2048}, True), (32 * held - 1, {256, 512}, False)):
-        monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device, free=free: free)
-        runner = GraphRunner(built("llama", max_position_embeddings=1024)).new_cache()
-        runner.extend(LONG[:3], rows=1)
-        before, found = dict(runner.static._programs), {runner.static.capacity}
-        runner.extend(LONG[3:300], rows=1)
-        runner.extend(LONG[300:303], rows=1)
-        assert found | {runner.static.capacity} == capacities
-        assert (before.items() <= runner.static._programs.items()) == is_kept
+        monkeypatch.setattr("specdecpp.backends.graphs.free_bytes", lambda device, free=free: free)
+        backend = GraphModel(built("llama", max_position_embeddings=1024)).new_cache()
+        backend.extend(LONG[:3], rows=1)
+        before, found = dict(backend.static._programs), {backend.static.capacity}
+        backend.extend(LONG[3:300], rows=1)
+        backend.extend(LONG[300:303], rows=1)
+        assert found | {backend.static.capacity} == capacities
+        assert (before.items() <= backend.static._programs.items()) == is_kept
 
 
 def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:
     """Catches graphs that read and write where the cache was before it grew; what is called on a CPU would find it anyway."""
-    runner = GraphRunner(built("llama", max_position_embeddings=1024)).new_cache()
-    runner.extend(LONG[:3], rows=1)
-    before, keys = dict(runner.static._programs), runner.static.keys[0]
-    runner.extend(LONG[3:300], rows=1)
-    assert runner.static.keys[0] is not keys
-    runner.rollback(3)
-    runner.extend(LONG[3:6], rows=1)
-    assert not set(before.values()) & set(runner.static._programs.values())
+    backend = GraphModel(built("llama", max_position_embeddings=1024)).new_cache()
+    backend.extend(LONG[:3], rows=1)
+    before, keys = dict(backend.static._programs), backend.static.keys[0]
+    backend.extend(LONG[3:300], rows=1)
+    assert backend.static.keys[0] is not keys
+    backend.rollback(3)
+    backend.extend(LONG[3:6], rows=1)
+    assert not set(before.values()) & set(backend.static._programs.values())
 
 
 def test_a_rehearsal_in_the_middle_of_a_text_leaves_no_trace() -> None:
     """Catches work that is tried out where the text stands."""
     model = model_of("llama", torch.float64)
-    runner = GraphRunner(model).new_cache()
+    backend = GraphModel(model).new_cache()
     for a, b in ((0, 5), (5, 9), (9, 11)):  # the last width is new, and rehearsed with the tokens of the step before
-        logits, _ = runner.extend(TEXT[a:b], rows=1)
-    torch.testing.assert_close(logits, LeanRunner(model).new_cache().extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
+        logits, _ = backend.extend(TEXT[a:b], rows=1)
+    torch.testing.assert_close(logits, LeanModel(model).new_cache().extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
 
 
 def test_a_cache_is_used_again_and_says_the_same() -> None:
     """Catches requests that record everything anew, a cache given to two, and bits that depend on who used it before."""
-    runner = GraphRunner(built("llama", max_position_embeddings=1024))
+    backend = GraphModel(built("llama", max_position_embeddings=1024))
 
     def ask(text: list[int]) -> tuple[Tensor, int]:
-        request = runner.new_cache()
+        request = backend.new_cache()
         request.extend(text[:-3], rows=1)
         return request.extend(text[-3:], rows=3)[0], id(request.static)
 
@@ -164,7 +164,7 @@ def test_a_cache_is_used_again_and_says_the_same() -> None:
     again, same = ask(TEXT)
     assert torch.equal(first, again)
     assert cache == grown == same
-    held = runner.new_cache()
+    held = backend.new_cache()
     held.extend(TEXT, rows=1)
     assert id(held.static) == cache
     assert ask(TEXT)[1] != cache
@@ -172,20 +172,20 @@ def test_a_cache_is_used_again_and_says_the_same() -> None:
 
 def test_recorded_work_is_found_again() -> None:
     """Catches a program per call: recording takes longer than a pass."""
-    runner = GraphRunner(built("llama")).new_cache()
-    runner.extend(TEXT[:4], rows=1)
-    programs = dict(runner.static._programs)
-    runner.extend(TEXT[4:8], rows=1)
-    assert runner.static._programs == programs
+    backend = GraphModel(built("llama")).new_cache()
+    backend.extend(TEXT[:4], rows=1)
+    programs = dict(backend.static._programs)
+    backend.extend(TEXT[4:8], rows=1)
+    assert backend.static._programs == programs
 
 
 def test_the_program_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a store that grows with every new kind of request."""
-    monkeypatch.setattr("specdecpp.runners.static_cache._MOST_PROGRAMS", 2)
-    runner = GraphRunner(built("llama")).new_cache()
+    monkeypatch.setattr("specdecpp.backends.static_cache._MOST_PROGRAMS", 2)
+    backend = GraphModel(built("llama")).new_cache()
     for n in (1, 2, 1, 3):
-        runner.extend(TEXT[:n], rows=1)
-    assert list(runner.static._programs) == [("pass", 1, 256), ("pass", 3, 256)]
+        backend.extend(TEXT[:n], rows=1)
+    assert list(backend.static._programs) == [("pass", 1, 256), ("pass", 3, 256)]
 
 
 def test_a_rehearsal_happens_before_and_resets() -> None:
@@ -208,8 +208,8 @@ def test_widths_and_spans() -> None:
 
 def test_half_precision() -> None:
     """Catches a mask or a softmax in half precision."""
-    expected, _ = EagerRunner(built("llama").bfloat16()).new_cache().extend(TEXT, rows=6)
-    logits, _ = GraphRunner(built("llama").bfloat16()).new_cache().extend(TEXT, rows=6)
+    expected, _ = EagerModel(built("llama").bfloat16()).new_cache().extend(TEXT, rows=6)
+    logits, _ = GraphModel(built("llama").bfloat16()).new_cache().extend(TEXT, rows=6)
     assert logits.dtype == torch.bfloat16
     assert float((logits - expected).abs().max() / expected.abs().max()) < 0.1
 
@@ -235,15 +235,15 @@ def test_the_norm_of_a_gpu_is_the_norm(dtype: torch.dtype) -> None:
 )
 def test_what_cannot_be_run_so_is_refused(model: Any, reason: str) -> None:
     """Catches a model that is run as something it is not."""
-    with pytest.raises(RunnerError, match=reason):
-        GraphRunner(model())
+    with pytest.raises(BackendError, match=reason):
+        GraphModel(model())
 
 
 def test_a_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a family member that computes something else under a known name."""
-    monkeypatch.setattr(LeanRunner, "_head_normed", lambda self, qk, norms: qk)
-    with pytest.raises(RunnerError, match="run in CUDA graphs gives other logits than transformers"):
-        GraphRunner(tiny_model("qwen3", seed=1))
+    monkeypatch.setattr(LeanModel, "_head_normed", lambda self, qk, norms: qk)
+    with pytest.raises(BackendError, match="run in CUDA graphs gives other logits than transformers"):
+        GraphModel(tiny_model("qwen3", seed=1))
 
 
 def test_a_cpu_never_gets_it(tmp_path: Path) -> None:
@@ -255,13 +255,13 @@ def test_a_cpu_never_gets_it(tmp_path: Path) -> None:
 
 def test_without_triton_it_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a machine without a compiler on which nothing runs any more."""
-    monkeypatch.setitem(sys.modules, "specdecpp.runners.kernels", None)
+    monkeypatch.setitem(sys.modules, "specdecpp.backends.kernels", None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     _kernels.cache_clear()
     with pytest.warns(UserWarning, match=r"Triton does not work here \(ModuleNotFoundError: .*slower without it"):
-        runner = GraphRunner(tiny_model("llama", seed=1)).new_cache()
+        backend = GraphModel(tiny_model("llama", seed=1)).new_cache()
     _kernels.cache_clear()
-    assert type(runner.static.body) is LeanRunner
+    assert type(backend.static.body) is LeanModel
 
 
 class StandIn(Cuda):
@@ -278,7 +278,7 @@ class StandIn(Cuda):
         _rehearse(work, reset)
         pool = object() if pool is None else pool
         if self.pools.get(pool) == 0:
-            raise RunnerError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+            raise BackendError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         graph = Replayed(work, pool)
         self.pools[pool] = self.pools.get(pool, 0) + 1
         self.graphs += 1
@@ -308,11 +308,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def growing_pairs(device: str) -> tuple[Pair, Pair]:
-    """One whose passes are recorded, and the same by `LeanRunner`, in float64."""
+    """One whose passes are recorded, and the same by `LeanModel`, in float64."""
     target = tiny_model("llama", seed=1, max_position_embeddings=4096)
     models = [model.to(device, torch.float64) for model in (target, tiny_draft(target, noise=0.4))]
-    runners = [[kind(model) for model in models] for kind in (GraphRunner, LeanRunner)]
-    recorded, plain = (Pair(target=p, draft=q, tokenizer=tiny_tokenizer()) for p, q in runners)
+    backends = [[kind(model) for model in models] for kind in (GraphModel, LeanModel)]
+    recorded, plain = (Pair(target=p, draft=q, tokenizer=tiny_tokenizer()) for p, q in backends)
     return recorded, plain
 
 
@@ -349,11 +349,11 @@ def test_the_memory_of_dead_graphs_is_never_recorded_in(stand_in: StandIn) -> No
 
 def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a request that waits for the recording of a pass: of every width, and over a growing text."""
-    monkeypatch.setattr("specdecpp.runners.graphs.free_bytes", lambda device: 2**40)
+    monkeypatch.setattr("specdecpp.backends.graphs.free_bytes", lambda device: 2**40)
     pair, _ = growing_pairs("cpu")
 
     def passes() -> list[set[Any]]:
-        stores = [runner.idle for runner in (pair.target, pair.draft)]  # pyright: ignore[reportAttributeAccessIssue]
+        stores = [backend.idle for backend in (pair.target, pair.draft)]  # pyright: ignore[reportAttributeAccessIssue]
         return [{key for key in store[0]._programs if key[0] == "pass"} for store in stores]  # pyright: ignore[reportIndexIssue]
 
     with unchecked():
@@ -368,14 +368,14 @@ def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatc
 
 def test_nor_where_the_last_graph_made_room(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches the same where the only program of a store makes room, and graphs of one cache that do not share memory."""
-    runner = GraphRunner(built("llama")).new_cache()
+    backend = GraphModel(built("llama")).new_cache()
     for n in (1, 2, 3):
-        runner.extend(TEXT[:n], rows=1)
+        backend.extend(TEXT[:n], rows=1)
     assert len(stand_in.pools) == 1
     assert stand_in.graphs > 1
     monkeypatch.setattr(static_cache, "_MOST_PROGRAMS", 1)
     for n in (4, 1, 2):
-        runner.extend(TEXT[:n], rows=1)
+        backend.extend(TEXT[:n], rows=1)
 
 
 def benchmark(name: str = "gpu") -> Any:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from laws import unchecked
+from distributions import unchecked
 
 from specdecpp.replay.intervals import of_sums, ratio, ratio_of_ratios
 

@@ -8,9 +8,9 @@ import torch
 from batched import compiled_pair
 
 from specdecpp import Decoder, Pair
+from specdecpp.backends import EagerModel, NativeModel, kept, native
+from specdecpp.backends.kept import LEAST, MOST, Kept
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
-from specdecpp.runners import EagerRunner, NativeRunner, kept, native
-from specdecpp.runners.kept import LEAST, MOST, Kept
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -35,9 +35,9 @@ def pair() -> Pair:
 
 
 def runner_of(pair: Pair, tokens: list[int]) -> Any:
-    runner: Any = pair.target.new_cache()
-    runner.extend(tokens, rows=1)
-    return runner
+    backend: Any = pair.target.new_cache()
+    backend.extend(tokens, rows=1)
+    return backend
 
 
 def test_a_copy_of_a_cache_has_its_bits_and_a_life_of_its_own(pair: Pair) -> None:
@@ -58,12 +58,12 @@ def test_a_copy_of_a_cache_has_its_bits_and_a_life_of_its_own(pair: Pair) -> Non
 def test_caches_that_nobody_uses_are_taken_again_and_others_texts_in_them_forgotten(pair: Pair) -> None:
     """Catches memory that is new for each of many requests, a cache that keeps another text, and one whose size is mistaken."""
     many = [runner_of(pair, [3 + i, *SYSTEM * 9]) for i in range(12)]
-    sequences = {runner._memory for runner in many}
+    sequences = {backend._memory for backend in many}
     assert many[0]._capacity > 256, "more than a cache has at first"
     del many
     first = runner_of(pair, SYSTEM)
     copies = [first.fork(LEAST + num) for num in range(4)]
-    assert sum(runner._memory in sequences and runner._capacity > 256 for runner in copies) == 4
+    assert sum(backend._memory in sequences and backend._capacity > 256 for backend in copies) == 4
     for num, copy in enumerate(copies):
         alone = runner_of(pair, SYSTEM[: LEAST + num])
         assert torch.equal(copy.extend([9, 9, 9], rows=3)[0], alone.extend([9, 9, 9], rows=3)[0])
@@ -72,7 +72,7 @@ def test_caches_that_nobody_uses_are_taken_again_and_others_texts_in_them_forgot
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_conversation_is_answered_as_if_each_turn_were_read_whole(pair: Pair, policy: str, sampling: str) -> None:
-    """Catches rows that depend on the pass that made them, a rejected candidate that stays in a cache, and nothing reused."""
+    """Catches rows that depend on the pass that made them, a rejected draft token that stays in a cache, and nothing reused."""
     pair = replace(pair)
     reusing, anew = (Decoder(pair, policy=POLICIES[policy], costs=COSTS, reuses=reuses) for reuses in (True, False))
     options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "seed": 3} | SAMPLINGS[sampling]
@@ -130,7 +130,7 @@ def test_short_beginnings_and_other_runners_are_read(pair: Pair) -> None:
     for _ in range(2):
         assert decoder.generate(SYSTEM[: LEAST // 2], max_tokens=3, temperature=0).metrics.num_cached_tokens == 0
     model = tiny_model("llama", seed=1)
-    eager = Pair(target=EagerRunner(model), draft=EagerRunner(tiny_draft(model, noise=0.3)), tokenizer=tiny_tokenizer())
+    eager = Pair(target=EagerModel(model), draft=EagerModel(tiny_draft(model, noise=0.3)), tokenizer=tiny_tokenizer())
     for _ in range(2):
         found = Decoder(eager, policy=Fixed(k=2)).generate(SYSTEM, max_tokens=3, temperature=0)
         assert found.metrics.num_cached_tokens == 0
@@ -166,5 +166,5 @@ def test_a_request_that_is_refused_takes_nothing_away(pair: Pair) -> None:
 def test_other_weights_have_a_shelf_of_their_own(pair: Pair) -> None:
     """Catches a cache of one model that is read on by another."""
     Decoder(pair, policy=Fixed(k=2)).generate(SYSTEM, max_tokens=3)
-    other = replace(pair, target=NativeRunner(tiny_model("llama", seed=9, head_dim=16)))
+    other = replace(pair, target=NativeModel(tiny_model("llama", seed=9, head_dim=16)))
     assert Decoder(other, policy=Fixed(k=2)).generate(SYSTEM, max_tokens=3).metrics.num_cached_tokens == 0

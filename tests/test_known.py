@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laws import unchecked
+from distributions import unchecked
 
 from specdecpp import Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, known, measuring
@@ -35,13 +35,13 @@ _names = count()
 
 
 def priced(true: Costs, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    """A pair of tables whose rounds take what these costs say, by the clock of every module that times rounds."""
+    """A pair of tables whose steps take what these costs say, by the clock of every module that times steps."""
     clock = [0.0]
     for module in (scheduler, step, measuring):
         monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     p = Priced.random(vocab_size=8, depth=1, seed=6, sparsity=0.0)
     other = TableModel.random(vocab_size=8, depth=1, seed=9, sparsity=0.0)
-    q = Priced({k: (0.8 * law + 0.2 * other.table[k]).tolist() for k, law in p.table.items()}, depth=1)
+    q = Priced({k: (0.8 * distribution + 0.2 * other.table[k]).tolist() for k, distribution in p.table.items()}, depth=1)
     for model, costs in ((p, true), (q, Costs(draft_s=0.0, passes={1: true.draft_s}))):
         model.__class__, model.clock, model.costs = Priced, clock, costs  # pyright: ignore
     monkeypatch.setattr(decoder, "streams", lambda seed, draw=None: streams(7 if seed is None else seed, draw=draw))
@@ -79,8 +79,8 @@ def test_wrong_costs_heal_within_a_request(
         made = Decoder(pair)
         output = made.generate([1, 2], max_tokens=64, ignore_eos=True, temperature=1.0)
         assert made.memory.clock is not None
-        now, lengths = made.memory.clock.now, {0, 1, 2, *(r.num_drafted for r in output.rounds)}
-        usual = {k for k in lengths if k < 3 or sum(r.num_drafted == k for r in output.rounds) > 2}
+        now, lengths = made.memory.clock.now, {0, 1, 2, *(r.num_drafted for r in output.steps)}
+        usual = {k for k in lengths if k < 3 or sum(r.num_drafted == k for r in output.steps) > 2}
         assert [k for k in sorted(usual) if not 0.85 < now.round_s(k) / true.round_s(k) < 1.15] == []
         for acceptance in (0.5, 0.7, 0.8, 0.9):
             k, best = (costs.best_length(acceptance, range(9)) for costs in (now, true))
@@ -102,7 +102,7 @@ def test_right_costs_are_kept_for_a_seed(home: Path, monkeypatch: pytest.MonkeyP
         for _ in range(2):
             made = Decoder(replace(pair))  # as of another process
             assert made.costs == slow
-            drafted.append([r.num_drafted for r in made.generate([1, 2], max_tokens=40, ignore_eos=True, seed=3).rounds])
+            drafted.append([r.num_drafted for r in made.generate([1, 2], max_tokens=40, ignore_eos=True, seed=3).steps])
             made.generate([1, 2], max_tokens=64, ignore_eos=True)
     assert drafted[0] == drafted[1]
     assert known.known(pair).now.verify_s(2) == pytest.approx(TRUE.verify_s(2), rel=0.15), "the others begin with what is now"

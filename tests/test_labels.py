@@ -1,4 +1,4 @@
-"""Labels: every number of a record against the same thing computed token by token, and the laws of what is drawn."""
+"""Labels: every number of a record against the same thing computed token by token, and the distributions of what is drawn."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from distributions import chi_square_tail
 from kinds import KINDS, model_of
-from laws import chi_square_tail
 
-from specdecpp import RunnerError, Sampling
+from specdecpp import BackendError, Sampling
+from specdecpp.backends import EagerModel
 from specdecpp.head import features
-from specdecpp.runners import EagerRunner
 from specdecpp.sampling import probabilities, seen_rows
 from specdecpp.testing import TableModel, tiny_draft
 from specdecpp.training import branches as branches_module
 from specdecpp.training.branches import BranchRows, BranchTree, believed, check_tree_mask, rejected_distribution
-from specdecpp.training.labels import KEEP, LONGEST_ROUND, Labelling, Record, Sampled, _depths, batches, label, mixed_text
+from specdecpp.training.labels import KEEP, LONGEST_STEP, Labelling, Record, Sampled, _depths, batches, label, mixed_text
 from specdecpp.training.responses import roomy_cache
 
 TREES = ("llama", "qwen3", "gpt2")
@@ -41,19 +41,19 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @cache
-def runners(kind: str) -> tuple[EagerRunner, EagerRunner]:
+def backends(kind: str) -> tuple[EagerModel, EagerModel]:
     target = model_of(kind)
-    return EagerRunner(target), EagerRunner(tiny_draft(target))
+    return EagerModel(target), EagerModel(tiny_draft(target))
 
 
 @cache
 def records(kind: str, sampling: str = "plain") -> list[Record]:
-    return label(*runners(kind), ANSWERS, replace(FULL, sampling=SAMPLINGS[sampling]), seeded())
+    return label(*backends(kind), ANSWERS, replace(FULL, sampling=SAMPLINGS[sampling]), seeded())
 
 
-def alone(runner: EagerRunner, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def alone(backend: EagerModel, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(logits, state) after the last token of a text that is read by itself."""
-    logits, state = runner.new_cache().extend(list(text), rows=1)
+    logits, state = backend.new_cache().extend(list(text), rows=1)
     return logits[0], state[0]
 
 
@@ -73,7 +73,7 @@ def seen_in(text: list[int], size: int) -> torch.Tensor:
 def test_every_number_is_what_a_token_by_token_pass_gives(kind: str, sampling: str) -> None:
     """Catches a position off by one, padding that leaks, p and q swapped, and sampling parameters left out of a label."""
     how = SAMPLINGS[sampling]
-    target, draft = runners(kind)
+    target, draft = backends(kind)
     for answer, record in zip(ANSWERS, records(kind, sampling), strict=True):
         assert (record.prompt.tolist(), record.answer.tolist()) == (answer.prompt, answer.answer)
         assert (record.source, record.split) == (answer.source, answer.split)
@@ -111,7 +111,7 @@ def test_greedy_labels_say_what_a_policy_sees_then() -> None:
 
 def test_the_mixed_text_is_what_its_states_belong_to() -> None:
     """Catches states of the clean text, or a mask that marks the answer's tokens instead of the draft's."""
-    _, draft = runners("llama")
+    _, draft = backends("llama")
     for answer, record in zip(ANSWERS, records("llama"), strict=True):
         assert record.mixed is not None
         assert record.is_mixed is not None
@@ -130,15 +130,15 @@ def test_the_answer_stays_in_the_mixed_text_as_often_as_it_should() -> None:
 
 def test_features_that_were_not_asked_for_are_absent() -> None:
     """Catches passes that are paid for and not wanted."""
-    record = label(*runners("llama"), ANSWERS, Labelling(features=()), seeded())[0]
+    record = label(*backends("llama"), ANSWERS, Labelling(features=()), seeded())[0]
     assert (record.mixed, record.is_mixed, record.leaf, record.branches) == (None, None, None, None)
 
 
 def test_labels_do_not_depend_on_the_batch_they_are_made_in() -> None:
-    """Catches padding that changes a number; candidates are drawn anew, so what is compared does not depend on them."""
+    """Catches padding that changes a number; draft tokens are drawn anew, so what is compared does not depend on them."""
     together = records("llama")
     for answer, record in zip(ANSWERS, together, strict=True):
-        single = label(*runners("llama"), [answer], FULL, seeded())[0]
+        single = label(*backends("llama"), [answer], FULL, seeded())[0]
         for name in ("overlap", "entropy", "top", "answer_log_q", "answer_odds", "states"):
             near(getattr(single, name), getattr(record, name), 2e-3 if name == "states" else 1e-5)
 
@@ -156,7 +156,7 @@ def test_batches_are_sorted_and_within_the_budget() -> None:
 def test_candidates_follow_q_and_rejected_ones_the_residual() -> None:
     """Catches draws from p, a residual of the wrong sign, and branch tokens not drawn after the one before; alarms once in
     1e6 each."""
-    target, draft = runners("llama")
+    target, draft = backends("llama")
     sampling, text, num = Sampling(temperature=2.0), [5, 9, 8], 2000
     how = replace(FULL, sampling=sampling, branch_length=2, features=(), ends=())
     made = label(target, draft, [Sampled(prompt=text, answer=[7])] * num, how, seeded(3))
@@ -171,14 +171,14 @@ def test_candidates_follow_q_and_rejected_ones_the_residual() -> None:
     assert tail(tokens[tokens[:, 0] == often][:, 1], after) > 1e-6
 
 
-def tail(tokens: torch.Tensor, law: torch.Tensor) -> float:
-    """The chi-square tail of tokens against a law, those expected fewer than five times taken together."""
-    law = law.double() / law.double().sum()
-    counts, expected = tokens.bincount(minlength=len(law)), law * len(tokens)
-    assert not counts[law == 0].any()
+def tail(tokens: torch.Tensor, distribution: torch.Tensor) -> float:
+    """The chi-square tail of tokens against a distribution, those expected fewer than five times taken together."""
+    distribution = distribution.double() / distribution.double().sum()
+    counts, expected = tokens.bincount(minlength=len(distribution)), distribution * len(tokens)
+    assert not counts[distribution == 0].any()
     often = expected >= 5
     observed = [*counts[often].tolist(), int(counts[~often].sum())]
-    chances = [*law[often].tolist(), float(law[~often].sum())]
+    chances = [*distribution[often].tolist(), float(distribution[~often].sum())]
     kept = {i: (n, p) for i, (n, p) in enumerate(zip(observed, chances, strict=True)) if p * len(tokens) >= 1}
     total = sum(p for _, p in kept.values())
     return chi_square_tail({i: n for i, (n, _) in kept.items()}, {i: p / total for i, (_, p) in kept.items()})
@@ -191,7 +191,7 @@ def test_answer_odds_and_the_residual_couple_to_q_exactly() -> None:
     """
     tables = [TableModel.random(vocab_size=5, depth=2, seed=s, sparsity=0.3) for s in (1, 2)]
     for context in tables[0].table:
-        p, q = (t.law(context) for t in tables)
+        p, q = (t.distribution(context) for t in tables)
         residual, is_possible = rejected_distribution(p[None], q[None])
         odds = torch.where(p > 0, (q / p.clamp(min=1e-300)).clamp(max=1), 0.0)
         rejected = 1 - (p * odds).sum()
@@ -206,10 +206,10 @@ def test_depths_are_those_of_rounds_that_fail_or_fill_up() -> None:
     depths = _depths(torch.ones(num), [num], seeded(5)).tolist()
     lengths = Counter(a for a, b in pairwise(depths) if b == 1)
     assert all(b in (1, a + 1) for a, b in pairwise(depths))
-    assert chi_square_tail(lengths, dict.fromkeys(range(1, LONGEST_ROUND + 1), 1 / LONGEST_ROUND)) > 1e-6
-    assert _depths(torch.ones(6), [3, 3], seeded()).tolist()[3] == 1, "a round does not span two answers"
+    assert chi_square_tail(lengths, dict.fromkeys(range(1, LONGEST_STEP + 1), 1 / LONGEST_STEP)) > 1e-6
+    assert _depths(torch.ones(6), [3, 3], seeded()).tolist()[3] == 1, "a step does not span two answers"
     halves = _depths(torch.full((num,), 0.5), [num], seeded(6)).tolist()
-    # P(a round ends at depth 1) = 1/10 + 9/10 * 1/2
+    # P(a step ends at depth 1) = 1/10 + 9/10 * 1/2
     starts = [b for a, b in pairwise(halves) if a == 1]
     assert abs(starts.count(1) / len(starts) - 0.55) < 5 * 0.5 / len(starts) ** 0.5
 
@@ -220,7 +220,7 @@ def test_depths_are_those_of_rounds_that_fail_or_fill_up() -> None:
 @pytest.mark.parametrize("kind", TREES)
 def test_a_leaf_sees_the_clean_prefix_and_itself_only(kind: str) -> None:
     """Catches a leaf that attends to other leaves or later text, or stands at the wrong position."""
-    _, draft = runners(kind)
+    _, draft = backends(kind)
     for answer, record in zip(ANSWERS, records(kind), strict=True):
         assert record.leaf is not None
         for i, y in enumerate(record.candidate[:, 0].tolist()):
@@ -229,7 +229,7 @@ def test_a_leaf_sees_the_clean_prefix_and_itself_only(kind: str) -> None:
 
 def judged(made: list[Record], kind: str, how: Sampling) -> int:
     """Compare every token of the branches with separate passes of both models over the same text; how many there were."""
-    target, draft = runners(kind)
+    target, draft = backends(kind)
     num = 0
     for record in made:
         branches, prompt, answer = record.branches, record.prompt.tolist(), record.answer.tolist()
@@ -252,11 +252,11 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
     return num
 
 
-def laws_after(target: EagerRunner, draft: EagerRunner, text: list[int], how: Sampling) -> list[torch.Tensor]:
+def laws_after(target: EagerModel, draft: EagerModel, text: list[int], how: Sampling) -> list[torch.Tensor]:
     """[p, q, what the draft believes] after a text that is read by itself."""
     seen = seen_in(text, draft.vocab_size)
     p = probabilities(alone(target, text)[0], how, seen)
-    return [p, *(law[0] for law in believed(alone(draft, text)[0][None], how, seen[None]))]
+    return [p, *(distribution[0] for distribution in believed(alone(draft, text)[0][None], how, seen[None]))]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -278,7 +278,7 @@ def test_branches_are_the_same_in_parts_and_where_they_end_early(
     monkeypatch.setattr(branches_module, "PASS", 6)
     ends = tuple(range(0, 64, 4))
     answers = [*ANSWERS, Sampled(prompt=list(range(2, 20)), answer=[7])]
-    made = label(*runners(kind), answers, replace(FULL, sampling=SAMPLINGS[sampling], ends=ends), seeded(4))
+    made = label(*backends(kind), answers, replace(FULL, sampling=SAMPLINGS[sampling], ends=ends), seeded(4))
     assert judged(made, kind, SAMPLINGS[sampling]) > 10
     lengths = torch.cat([r.branches.length for r in made if r.branches is not None])
     assert 0 < (lengths < 4).sum() < len(lengths), "the comparison is vacuous"
@@ -286,7 +286,7 @@ def test_branches_are_the_same_in_parts_and_where_they_end_early(
 
 def test_what_takes_the_target_is_made_only_where_it_is_asked_for() -> None:
     """Catches passes that are paid for and not wanted, and an option that changes what is drawn."""
-    plain = label(*runners("llama"), ANSWERS, replace(FULL, branch_odds=False), seeded())
+    plain = label(*backends("llama"), ANSWERS, replace(FULL, branch_odds=False), seeded())
     for without, record in zip(plain, records("llama"), strict=True):
         assert without.branches is not None
         assert record.branches is not None
@@ -298,15 +298,15 @@ def test_what_takes_the_target_is_made_only_where_it_is_asked_for() -> None:
 def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches logits of all levels or of all positions at once, which grow past the budget of a batch, for either model."""
     monkeypatch.setattr(branches_module, "PASS", 16)
-    pair, shapes = runners("llama"), []
-    for runner in pair:
-        own = runner.offline_pass
+    pair, shapes = backends("llama"), []
+    for backend in pair:
+        own = backend.offline_pass
 
         def spy(cache: Any = None, own: Any = own, **inputs: Any) -> Any:
             shapes.append((inputs["input_ids"].shape, inputs["attention_mask"].shape[-1]))
             return own(cache, **inputs)
 
-        monkeypatch.setattr(runner, "offline_pass", spy)
+        monkeypatch.setattr(backend, "offline_pass", spy)
     answers = [Sampled(prompt=[5, 6], answer=[7, 9] * 12), Sampled(prompt=[5], answer=[8, 9] * 12)]
     label(*pair, answers, replace(FULL, features=()), seeded())
     assert shapes[:2] == [((2, 26), 26)] * 2
@@ -318,7 +318,7 @@ def test_a_pass_over_branches_is_never_larger_than_it_must_be(monkeypatch: pytes
 
 def test_a_branch_ends_after_an_end_and_where_the_context_does() -> None:
     """Catches tokens after the end of text, and positions past the table of the model."""
-    target, draft = runners("gpt2")
+    target, draft = backends("gpt2")
     ends = tuple(range(0, 64, 3))
     how = replace(FULL, ends=ends, branch_length=6, max_length=14, sampling=Sampling(temperature=3.0))
     lengths = set()
@@ -339,8 +339,8 @@ def test_a_branch_ends_after_an_end_and_where_the_context_does() -> None:
 
 
 def test_a_draft_that_equals_the_target_has_no_branches() -> None:
-    """Catches a rejected candidate where nothing can be rejected."""
-    target, _ = runners("llama")
+    """Catches a rejected draft token where nothing can be rejected."""
+    target, _ = backends("llama")
     for record in label(target, target, ANSWERS, FULL, seeded()):
         assert record.branches is not None
         assert not record.branches.length.any()
@@ -349,7 +349,7 @@ def test_a_draft_that_equals_the_target_has_no_branches() -> None:
 
 def test_clearing_a_tree_leaves_no_trace() -> None:
     """Catches leaves that stay in the cache and are seen by the branches."""
-    _, draft = runners("llama")
+    _, draft = backends("llama")
     grown = []
     for clears in (False, True):
         cache, rows = roomy_cache(), BranchRows.of([2], [4], draft.device)
@@ -365,9 +365,9 @@ def test_clearing_a_tree_leaves_no_trace() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_that_cannot_follow_a_tree_mask_are_refused(kind: str) -> None:
     """Catches a sliding window that the tree mask switches off unnoticed, and a plain model that is refused."""
-    _, draft = runners(kind)
+    _, draft = backends(kind)
     if "sliding_window" in KINDS[kind]:
-        with pytest.raises(RunnerError, match=r"last \d tokens only and texts may have 40.*Leave 'leaf' out"):
+        with pytest.raises(BackendError, match=r"last \d tokens only and texts may have 40.*Leave 'leaf' out"):
             check_tree_mask(draft, longest=40)
     else:
         check_tree_mask(draft, longest=40)
@@ -375,14 +375,14 @@ def test_models_that_cannot_follow_a_tree_mask_are_refused(kind: str) -> None:
 
 def test_a_model_that_ignores_the_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a probe that is never unhappy."""
-    _, draft = runners("gpt2")
+    _, draft = backends("gpt2")
     own = draft.model.forward
 
     def forgetful(**inputs: object) -> object:
         return own(**{k: v for k, v in inputs.items() if k != "position_ids"})
 
     monkeypatch.setattr(draft.model, "forward", forgetful)
-    with pytest.raises(RunnerError, match="ignores the mask or the positions"):
+    with pytest.raises(BackendError, match="ignores the mask or the positions"):
         check_tree_mask(draft, longest=40)
 
 

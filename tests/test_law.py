@@ -1,6 +1,6 @@
-"""The promise of the library, computed: a session's output has the target's own law, whatever stops the draft.
+"""The promise of the library, computed: a session's output has the target's own distribution, whatever stops the draft.
 
-Laws are enumerated, not sampled, so these tests have no false alarms. Every situation below meets every policy and
+Distributions are enumerated, not sampled, so these tests have no false alarms. Every situation below meets every policy and
 every verification, and every policy meets every verification; the third factor rotates, as in a Latin square, but where a
 test of its own has all verifications.
 """
@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from laws import (
+from distributions import (
     Request,
     answer,
     chi_square_tail,
+    distribution_of,
     finish,
     largest_difference,
-    law_of,
     random_head,
     total_variation,
     unchecked,
 )
-from laws import drafted as host_draft
+from distributions import drafted as host_draft
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdecpp.decoder import Decoder
 from specdecpp.errors import UnsoundError
@@ -47,9 +47,9 @@ from specdecpp.lab import (
 )
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import (
-    Candidates,
     CostAware,
     CumulativeConfidence,
+    DraftSoFar,
     Entropy,
     Fixed,
     MaxConfidence,
@@ -58,7 +58,7 @@ from specdecpp.policies import (
     named,
 )
 from specdecpp.sampling import Sampling, streams
-from specdecpp.testing import TableModel, enumerate_law, tiny_tokenizer
+from specdecpp.testing import TableModel, enumerate_distribution, tiny_tokenizer
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 
@@ -68,7 +68,7 @@ class UntilToken(Policy):
 
     token: int = 1
 
-    def stop(self, draft: Candidates, memory: Any) -> str | None:
+    def stop(self, draft: DraftSoFar, memory: Any) -> str | None:
         return "the token" if draft.tokens and draft.tokens[-1] == self.token else None
 
 
@@ -78,7 +78,7 @@ def look_ahead_head(vocab_size: int, *, seed: int = 1, scale: float = 2.0, **car
 
 
 def probable_head(vocab_size: int, form: str) -> AcceptanceHead:
-    """A head of either form whose estimates pass for probabilities, some of them worth a candidate and some not."""
+    """A head of either form whose estimates pass for probabilities, some of them worth a draft token and some not."""
     card = {"calibration": Calibration(num_labels=1)}
     if form == "look_ahead":
         head = look_ahead_head(vocab_size, seed=5, scale=1.0, **card)
@@ -103,15 +103,15 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "argmax": lambda _: ArgmaxLength(prior=0.6, prior_tokens=1),
     "argmax-fading": lambda _: ArgmaxLength(prior=0.6, prior_tokens=1, fading=0.5, min_tokens=0),
     "ucb-specstop": lambda _: UCBSpecStop(max_tokens=3),
-    "cascade": lambda _: Cascade(start_tokens=2, max_tokens=3, trial_rounds=1, max_trials=2, set_rounds=1),
+    "cascade": lambda _: Cascade(start_tokens=2, max_tokens=3, trial_steps=1, max_trials=2, set_steps=1),
     "online-logistic": lambda _: OnlineLogistic(max_tokens=3, fit_every=1, warm_up=0, damping=0.0),
     "disco": lambda _: Disco(threshold=0.6, bias=0.2, by_entropy=-0.5, by_gap=0.3, by_depth=-0.4),
     "draft-verify": lambda _: DraftVerify(threshold=0.4, step=3.0),
     "adaptive-entropy": lambda _: AdaptiveEntropy(threshold=0.57, step=2.0),
-    "cost-aware-by-q": lambda vocab_size: CostAware(prior=0.4, prior_rounds=1),
-    "cost-aware-from-none": lambda vocab_size: CostAware(prior=0.3, prior_rounds=1, regret=0.5),
-    "cost-aware": lambda vocab_size: CostAware(head=probable_head(vocab_size, "look_ahead"), prior=0.4, prior_rounds=1),
-    "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_rounds=1),
+    "cost-aware-by-q": lambda vocab_size: CostAware(prior=0.4, prior_steps=1),
+    "cost-aware-from-none": lambda vocab_size: CostAware(prior=0.3, prior_steps=1, regret=0.5),
+    "cost-aware": lambda vocab_size: CostAware(head=probable_head(vocab_size, "look_ahead"), prior=0.4, prior_steps=1),
+    "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_steps=1),
     "bandit": lambda _: Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4), Heuristic(start_tokens=1))),
     "auto-off": lambda _: AutoOff(policy=CumulativeConfidence(threshold=0.2), patience=1, probe_every=2),
     "copies": lambda _: WithCopies(policy=CumulativeConfidence(threshold=0.2)),
@@ -132,7 +132,7 @@ def table(seed: int, *, vocab_size: int = 3, depth: int = 3, sparsity: float = 0
 
 
 def restricted(model: TableModel, allowed: tuple[int, ...]) -> TableModel:
-    """The same law given that only some tokens may come; uniform over them where it gave them nothing."""
+    """The same distribution given that only some tokens may come; uniform over them where it gave them nothing."""
 
     def row(p: torch.Tensor) -> list[float]:
         kept = [float(x) if i in allowed else 0.0 for i, x in enumerate(p)]
@@ -192,7 +192,8 @@ SITUATIONS = {
 
 
 def latin_square() -> list[tuple[str, str, str]]:
-    """Comparison, which has the most outcomes by far and reads nothing of a rule but its candidates, is for the plain rules."""
+    """Comparison, which has the most outcomes by far and reads nothing of a rule but its draft tokens, is for the plain
+    rules."""
     names = list(VERIFICATIONS)
     return [
         (situation, policy, names[(i + j) % (2 if policy in REMEMBERING else 3)])
@@ -203,19 +204,19 @@ def latin_square() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("situation", "policy", "verification"), latin_square())
 def test_session_keeps_the_targets_law(situation, policy, verification):
-    """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, or a law warped on one side only."""
+    """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, or a distribution warped on one side only."""
     request = SITUATIONS[situation]
-    law = request.law(POLICIES[policy](request.target.vocab_size), VERIFICATIONS[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(POLICIES[policy](request.target.vocab_size), VERIFICATIONS[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_keeps_the_law_under_every_verification(policy, verification):
-    """Catches a verification that is sound for a fixed length but not for one that depends on the candidates."""
+    """Catches a verification that is sound for a fixed length but not for one that depends on the draft tokens."""
     request = SITUATIONS["end-of-text"]
-    law = request.law(POLICIES[policy](3), VERIFICATIONS[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(POLICIES[policy](3), VERIFICATIONS[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @settings(max_examples=250)
@@ -240,8 +241,8 @@ def test_any_combination_keeps_the_targets_law(
         max_tokens=max_tokens,
         ends=ends,
     )
-    law = request.law(POLICIES[policy](3), VERIFICATIONS[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(POLICIES[policy](3), VERIFICATIONS[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -250,9 +251,9 @@ def test_greedy_session_gives_the_targets_greedy_answer(situation, policy):
     """Catches a greedy answer other than the target's: a wrong row compared, a penalty on one side, a late end."""
     request = SITUATIONS[situation]
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-    law = request.law(POLICIES[policy](request.target.vocab_size), GreedyVerification())
-    assert law == request.own_law()
-    assert len(law) == 1
+    distribution = request.distribution(POLICIES[policy](request.target.vocab_size), GreedyVerification())
+    assert distribution == request.own_law()
+    assert len(distribution) == 1
 
 
 def test_every_exported_policy_is_among_these_cases():
@@ -262,7 +263,7 @@ def test_every_exported_policy_is_among_these_cases():
 
 @pytest.mark.parametrize("policy", ADAPTIVE)
 def test_adaptive_policies_stop_at_several_depths(policy):
-    """Catches laws that hold vacuously: each rule must stop plain rounds by itself, and not always at one length."""
+    """Catches distributions that hold vacuously: each rule must stop plain steps by itself, and not always at one length."""
     rule = POLICIES[policy](3)
 
     def depth(coins):
@@ -278,7 +279,7 @@ def test_adaptive_policies_stop_at_several_depths(policy):
         )
         return draft.num_tokens if str(draft.stop) != "tokens left" else None
 
-    assert len(law_of(depth).keys() - {None}) >= 2
+    assert len(distribution_of(depth).keys() - {None}) >= 2
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)
@@ -287,32 +288,33 @@ def test_specdecpp_keeps_the_law_for_every_lower_bound(min_tokens, verification)
     """Catches a head rule that is asked, or stops, below min_tokens in a way that depends on what was not yet drawn."""
     request = replace(PLAIN, ends=(2,))
     policy = SpecDecPP(head=random_head(3, seed=1), min_tokens=min_tokens)
-    assert largest_difference(request.law(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("min_tokens", [0, 1, 2])
 @pytest.mark.parametrize("form", ["look_ahead", "lagged"])
 def test_cost_aware_keeps_the_law(form, min_tokens, verification):
-    """Catches a rule on costs that stops by what it has not drawn yet, in either form of head; over several rounds, with an
+    """Catches a rule on costs that stops by what it has not drawn yet, in either form of head; over several steps, with an
     end inside the draft and the answer's length."""
-    policy = CostAware(head=probable_head(3, form), min_tokens=min_tokens, prior_rounds=1)
+    policy = CostAware(head=probable_head(3, form), min_tokens=min_tokens, prior_steps=1)
     for request in (replace(PLAIN, ends=(2,)), replace(DENSE, ends=(0,))):
-        assert largest_difference(request.law(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+        assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("policy", REMEMBERING)
 def test_memory_of_outcomes_brings_no_bias(policy, verification):
-    """Catches memory that leaks the verdict into the law, over up to five rounds with an end inside the draft."""
+    """Catches memory that leaks the verdict into the distribution, over up to five steps with an end inside the draft."""
     request = SITUATIONS["five-tokens"]
-    law = request.law(POLICIES[policy](3), VERIFICATIONS[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(POLICIES[policy](3), VERIFICATIONS[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", REMEMBERING)
 def test_memory_changes_later_rounds(policy):
-    """Catches laws that hold vacuously: forgetting every outcome must change how long the rounds of these answers are."""
+    """Catches distributions that hold vacuously: forgetting every outcome must change how long the steps of these answers
+    are."""
     rule = POLICIES[policy](3)
     kind = type(rule)
     forgetful: Policy = object.__new__(type(kind.__name__, (kind,), {"learn": lambda self, memory, outcome: memory}))
@@ -320,49 +322,49 @@ def test_memory_changes_later_rounds(policy):
 
     def lengths(policy: Policy) -> Any:
         request = SITUATIONS["five-tokens"]
-        return request.law(policy, TokenVerification(), lambda _, rounds: tuple(r.num_drafted for r in rounds))
+        return request.distribution(policy, TokenVerification(), lambda _, steps: tuple(r.num_drafted for r in steps))
 
     assert total_variation(lengths(rule), lengths(forgetful)) > 0.01
 
 
 @pytest.mark.parametrize("policy", ["cost-aware", "cost-aware-lagged", "cumulative-confidence"])
 def test_overlaps_have_the_mean_of_what_is_accepted(policy):
-    """Catches chances of candidates that were not tested, or of other rows: a rule would take drafting for better."""
+    """Catches chances of draft tokens that were not tested, or of other rows: a rule would take drafting for better."""
     request = SITUATIONS["five-tokens"]
 
-    def difference(_: Any, rounds: Any) -> tuple[float, bool]:
-        told = [min(r.num_accepted + 1, r.num_drafted) == len(r.overlaps) for r in rounds]
-        return sum(sum(r.overlaps) - r.num_accepted for r in rounds), all(told)
+    def difference(_: Any, steps: Any) -> tuple[float, bool]:
+        told = [min(r.num_accepted + 1, r.num_drafted) == len(r.overlaps) for r in steps]
+        return sum(sum(r.overlaps) - r.num_accepted for r in steps), all(told)
 
-    law: Any = request.law(POLICIES[policy](3), TokenVerification(), difference)
-    assert all(are_those_tested for _, are_those_tested in law)
-    assert len(law) > 2, "in single rounds they differ"
-    assert sum(chance * value for (value, _), chance in law.items()) == pytest.approx(0.0, abs=1e-6)  # rows of float32
+    distribution: Any = request.distribution(POLICIES[policy](3), TokenVerification(), difference)
+    assert all(are_those_tested for _, are_those_tested in distribution)
+    assert len(distribution) > 2, "in single steps they differ"
+    assert sum(chance * value for (value, _), chance in distribution.items()) == pytest.approx(0.0, abs=1e-6)  # rows of float32
 
 
 def test_heuristic_moves_both_ways():
     """Catches a schedule whose length only grows or only falls."""
     request = SITUATIONS["five-tokens"]
     policy = Heuristic(start_tokens=1)
-    lengths = request.law(policy, TokenVerification(), lambda _, rounds: tuple(r.num_drafted for r in rounds))
+    lengths = request.distribution(policy, TokenVerification(), lambda _, steps: tuple(r.num_drafted for r in steps))
     assert {1, 2} <= {second for _, second, *_ in (k for k in lengths if len(k) > 1)}
 
 
 @pytest.mark.parametrize("situation", ["end-of-text", "four-symbols", "many-zeros", "draft-within-target", "penalty"])
 def test_dropping_is_exact_under_comparison(situation):
-    """Catches a comparison that reads q, or a dropped candidate that stays in a cache."""
+    """Catches a comparison that reads q, or a dropped draft token that stays in a cache."""
     request = SITUATIONS[situation]
     policy = MaxConfidence(threshold=0.5, drop=True)
-    assert largest_difference(request.law(policy, CompareVerification()), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, CompareVerification()), request.own_law()) < 1e-12
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-    assert request.law(policy, GreedyVerification()) == request.own_law()
+    assert request.distribution(policy, GreedyVerification()) == request.own_law()
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 def test_dropping_is_biased_under_the_ratio_test(verification):
-    """Documents why the Decoder refuses this pair: a candidate removed for its own q leaves too little of it behind."""
-    law = DENSE.law(MaxConfidence(threshold=0.5, drop=True), VERIFICATIONS[verification])
-    assert total_variation(law, DENSE.own_law()) > 0.01
+    """Documents why the Decoder refuses this pair: a draft token removed for its own q leaves too little of it behind."""
+    distribution = DENSE.distribution(MaxConfidence(threshold=0.5, drop=True), VERIFICATIONS[verification])
+    assert total_variation(distribution, DENSE.own_law()) > 0.01
 
 
 def pair_of_tables() -> Pair:
@@ -371,7 +373,7 @@ def pair_of_tables() -> Pair:
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 def test_decoder_refuses_dropping_under_the_ratio_test(verification):
-    """Catches a Decoder that runs the biased combination above; keeping the candidate, or comparing, stays allowed."""
+    """Catches a Decoder that runs the biased combination above; keeping the draft token, or comparing, stays allowed."""
     pair, dropping = pair_of_tables(), MaxConfidence(drop=True)
     with pytest.raises(UnsoundError, match=r"drop=False.*CompareVerification"):
         Decoder(pair, policy=dropping, verification=VERIFICATIONS[verification])
@@ -396,7 +398,7 @@ def test_decoder_refuses_rules_made_of_a_dropping_one(verification):
 
 
 def test_decoder_refuses_to_sample_under_greedy_verification():
-    """Catches sampling that silently becomes greedy; refused when the request starts, not at its first round."""
+    """Catches sampling that silently becomes greedy; refused when the request starts, not at its first step."""
     decoder = Decoder(pair_of_tables(), policy=Fixed(k=2), verification=GreedyVerification())
     for entry in (decoder.start, decoder.stream, decoder.generate):
         with pytest.raises(UnsoundError, match=r"temperature 0.*got temperature 0\.5"):
@@ -429,5 +431,5 @@ def test_enumerate_law_walks_every_path_once():
         first = coins.categorical(third)
         return first, tuple(coins.bernoulli(torch.tensor([0.25, 1.0], dtype=torch.float64)).tolist()) if first else ()
 
-    law = enumerate_law(run)
-    assert law == pytest.approx({(0, ()): 1 / 3, (2, (False, True)): 1 / 2, (2, (True, True)): 1 / 6})
+    distribution = enumerate_distribution(run)
+    assert distribution == pytest.approx({(0, ()): 1 / 3, (2, (False, True)): 1 / 2, (2, (True, True)): 1 / 6})

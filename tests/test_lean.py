@@ -1,4 +1,4 @@
-"""The lean runner computes what transformers computes: logits, hidden states, rollbacks, greedy text; and refuses the rest."""
+"""The lean backend computes what transformers computes: logits, hidden states, rollbacks, greedy text; and refuses the rest."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from kinds import model_of
 from torch import nn
 
 from specdecpp import Pair, load_pair
+from specdecpp.backends import EagerModel, LeanModel, families
+from specdecpp.backends.angles import Angles
 from specdecpp.decoder import Decoder
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.policies import Fixed
-from specdecpp.runners import EagerRunner, LeanRunner, families
-from specdecpp.runners.angles import Angles
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
 SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
@@ -76,12 +76,12 @@ def built(variant: str, **more: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
-def pair_of_runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, LeanRunner]:
+def pair_of_runners(request: pytest.FixtureRequest) -> tuple[EagerModel, LeanModel]:
     """transformers' own pass over untouched weights, and the lean one over the same weights."""
-    return EagerRunner(built(request.param)), LeanRunner(built(request.param))
+    return EagerModel(built(request.param)), LeanModel(built(request.param))
 
 
-def test_logits_and_states_are_those_of_transformers(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
+def test_logits_and_states_are_those_of_transformers(pair_of_runners: tuple[EagerModel, LeanModel]) -> None:
     """Catches a wrong angle, head order, norm or mask: read at once, and token by token."""
     eager, lean = (r.new_cache() for r in pair_of_runners)
     expected, states = eager.extend(TEXT, rows=len(TEXT))
@@ -94,7 +94,7 @@ def test_logits_and_states_are_those_of_transformers(pair_of_runners: tuple[Eage
 
 
 @torch.inference_mode()
-def test_the_eager_runner_is_the_models_own_pass(pair_of_runners: tuple[EagerRunner, LeanRunner]) -> None:
+def test_the_eager_runner_is_the_models_own_pass(pair_of_runners: tuple[EagerModel, LeanModel]) -> None:
     """Catches a window that transformers forgets over a cache which keeps every position: the measure of these tests is then
     not that of a pass without any cache."""
     eager, _ = (r.new_cache() for r in pair_of_runners)
@@ -110,17 +110,17 @@ def test_what_has_left_the_window_is_not_read(variant: str) -> None:
     """Catches a window that is one too wide or too narrow, over every way to come to a length: positions that no layer may
     see are spoilt, the last that one may see is not."""
     model = built(variant, layer_types=["sliding_attention"] * 2, max_window_layers=0, use_sliding_window=True)
-    lean, window = LeanRunner(model), model.config.sliding_window
+    lean, window = LeanModel(model), model.config.sliding_window
     for new in (1, 3, 9):
-        runner, spoilt, seen = lean.new_cache(), lean.new_cache(), lean.new_cache()
-        for one in (runner, spoilt, seen):
+        backend, spoilt, seen = lean.new_cache(), lean.new_cache(), lean.new_cache()
+        for one in (backend, spoilt, seen):
             one.extend(TEXT + TEXT, rows=1)
         first = len(TEXT + TEXT) - window + 1
         for caches in (spoilt.keys, spoilt.values):
             for cache in caches:
                 cache[:, :first] = 1e4
         seen.values[0][:, first] += 1.0
-        expected, found, other = (one.extend(TEXT[:new], rows=new)[0] for one in (runner, spoilt, seen))
+        expected, found, other = (one.extend(TEXT[:new], rows=new)[0] for one in (backend, spoilt, seen))
         assert torch.equal(found, expected)
         assert not torch.equal(other[0], expected[0])
 
@@ -130,8 +130,8 @@ def test_a_text_longer_than_the_window_and_than_one_pass(variant: str) -> None:
     """Catches a window that is counted from the part of a text that is being read, or over what the cache holds."""
     long = [int(t) for t in torch.randint(0, 64, (700,), generator=torch.Generator().manual_seed(0))]
     model = built(variant, max_position_embeddings=1024, sliding_window=100)
-    lean = LeanRunner(model).new_cache()
-    expected, _ = EagerRunner(model).offline_pass(input_ids=torch.tensor([long]))
+    lean = LeanModel(model).new_cache()
+    expected, _ = EagerModel(model).offline_pass(input_ids=torch.tensor([long]))
     torch.testing.assert_close(lean.extend(long, rows=600)[0], expected[0, -600:], atol=1e-3, rtol=1e-3)
     lean.rollback(150)
     parts = [lean.extend(long[a : a + 233], rows=233)[0] for a in range(150, 616, 233)]
@@ -142,7 +142,7 @@ def test_a_text_longer_than_the_window_and_than_one_pass(variant: str) -> None:
 def test_the_model_computes_what_it_did(variant: str) -> None:
     """Catches weights that are changed by being joined, or held twice."""
     model, same = built(variant), built(variant)
-    lean = LeanRunner(model)
+    lean = LeanModel(model)
     for (name, own), other in zip(model.named_parameters(), same.parameters(), strict=True):
         assert torch.equal(own, other), name
     ids = torch.tensor([TEXT])
@@ -157,7 +157,7 @@ def test_the_model_computes_what_it_did(variant: str) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.bfloat16, 0.1)])
 def test_other_types_of_weights(variant: str, dtype: torch.dtype, tolerance: float) -> None:
     """Catches a table of angles, a mask or a softmax in half precision. (transformers takes norms and angles in float32.)"""
-    eager, lean = EagerRunner(built(variant).to(dtype)).new_cache(), LeanRunner(built(variant).to(dtype)).new_cache()
+    eager, lean = EagerModel(built(variant).to(dtype)).new_cache(), LeanModel(built(variant).to(dtype)).new_cache()
     expected, _ = eager.extend(TEXT, rows=6)
     logits, hidden = lean.extend(TEXT, rows=6)
     assert logits.dtype == hidden.dtype == dtype
@@ -167,7 +167,7 @@ def test_other_types_of_weights(variant: str, dtype: torch.dtype, tolerance: flo
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_a_description_names_every_weight_once(variant: str) -> None:
-    """Catches a weight that no runner would read, one that is read twice, and a description that needs the weights' values:
+    """Catches a weight that no backend would read, one that is read twice, and a description that needs the weights' values:
     that of a model without any is the same."""
     model = built(variant)
     family = families.described(model)
@@ -192,9 +192,9 @@ def test_longrope_is_read_up_to_where_its_angles_change() -> None:
         model(input_ids=torch.tensor([TEXT + TEXT]))
     tables = [Angles(m.model.rotary_emb, dtype=torch.float32).to(16) for m in (model, built("phi3-longrope"))]
     assert all(map(torch.equal, *tables))
-    lean = LeanRunner(model).new_cache()
+    lean = LeanModel(model).new_cache()
     assert lean.max_length == 16
-    expected, _ = EagerRunner(built("phi3-longrope")).new_cache().extend(TEXT, rows=12)
+    expected, _ = EagerModel(built("phi3-longrope")).new_cache().extend(TEXT, rows=12)
     torch.testing.assert_close(lean.extend(TEXT, rows=12)[0], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -203,8 +203,8 @@ def test_greedy_text_is_the_targets_own(kind: str) -> None:
     """Catches differences that only show in a decoded text. In float32 logits differ by 1e-6 of their size, so a flip needs a
     tie closer than that: none of these 20 texts of 40 tokens has one."""
     model, plain = built(kind), built(kind)
-    draft = LeanRunner(tiny_draft(model))
-    pair = Pair(target=LeanRunner(model), draft=draft, tokenizer=tiny_tokenizer())
+    draft = LeanModel(tiny_draft(model))
+    pair = Pair(target=LeanModel(model), draft=draft, tokenizer=tiny_tokenizer())
     ids = torch.tensor([[3 + start, 5, 9] for start in range(20)])  # with 40 more they are longer than any window
     own = plain.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
@@ -263,24 +263,24 @@ def half_and_half(model: Any) -> Any:
 )
 def test_what_cannot_be_run_lean_is_refused_and_run_by_transformers(model: Any, reason: str) -> None:
     """Catches a model that is run as something it is not."""
-    with pytest.raises(RunnerError, match=reason):
-        LeanRunner(model())
+    with pytest.raises(BackendError, match=reason):
+        LeanModel(model())
 
 
 def test_a_runner_can_be_asked_for(tmp_path: Path) -> None:
     """Catches a choice that is ignored, and one that cannot be had."""
     llama, other = save_tiny_pair(tmp_path / "llama"), save_tiny_pair(tmp_path / "gpt2", kind="gpt2")
-    assert type(load_pair(llama[0], draft=llama[1], runner="eager").target) is EagerRunner
-    assert type(load_pair(llama[0], draft=llama[1], runner="lean").target) is LeanRunner
-    assert type(load_pair(other[0], draft=other[1]).target) is EagerRunner
-    with pytest.raises(RunnerError, match="lean: it is not one of"):
-        load_pair(other[0], draft=other[1], runner="lean")
+    assert type(load_pair(llama[0], draft=llama[1], backend="eager").target) is EagerModel
+    assert type(load_pair(llama[0], draft=llama[1], backend="lean").target) is LeanModel
+    assert type(load_pair(other[0], draft=other[1]).target) is EagerModel
+    with pytest.raises(BackendError, match="lean: it is not one of"):
+        load_pair(other[0], draft=other[1], backend="lean")
 
 
 @pytest.mark.parametrize("scale", [None, 1.02])
 def test_a_lean_pass_that_disagrees_is_not_used(scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a family member that computes something else under a known name, or nearly the same."""
-    own = LeanRunner._head_normed
-    monkeypatch.setattr(LeanRunner, "_head_normed", lambda self, qk, norms: scale * own(self, qk, norms) if scale else qk)
-    with pytest.raises(RunnerError, match="other logits than transformers"):
-        LeanRunner(tiny_model("qwen3", seed=1))
+    own = LeanModel._head_normed
+    monkeypatch.setattr(LeanModel, "_head_normed", lambda self, qk, norms: scale * own(self, qk, norms) if scale else qk)
+    with pytest.raises(BackendError, match="other logits than transformers"):
+        LeanModel(tiny_model("qwen3", seed=1))

@@ -1,5 +1,5 @@
-"""A head calibrated on real rounds: what is noted of each candidate, how it is weighted, and that the card is right for the
-runner, the draft and the temperature that serve."""
+"""A head calibrated on real steps: what is noted of each draft token, how it is weighted, and that the card is right for the
+backend, the draft and the temperature that serve."""
 
 import json
 from dataclasses import replace
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from laws import unchecked
+from distributions import unchecked
 from records import Process, knowing_head, random_head, records
 from typer.testing import CliRunner
 
 from specdecpp import AcceptanceHead, Decoder, Fixed, Pair, Sampling, SpecDecPP, cli
+from specdecpp.backends import EagerModel, LeanModel
 from specdecpp.errors import DataError, HeadError
 from specdecpp.head import Calibration, HeadCard
-from specdecpp.runners import EagerRunner, LeanRunner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head, calibrate_live
@@ -35,8 +35,8 @@ class Known(TableModel):
 
 def pair_of(process: Process, **changes: Any) -> Pair:
     models = []
-    for law in (process.p, process.q):
-        table: Any = {(): law[0].tolist()} | {(i,): row for i, row in enumerate(law.tolist())}
+    for distribution in (process.p, process.q):
+        table: Any = {(): distribution[0].tolist()} | {(i,): row for i, row in enumerate(distribution.tolist())}
         models.append(Known(table, depth=1))
     return Pair(target=models[0], draft=models[1], tokenizer=tiny_tokenizer(), **changes)
 
@@ -60,21 +60,21 @@ def found_of(head: AcceptanceHead, *, pair: Pair = PAIR, prompts: Any = PROMPTS,
 
 
 def test_a_round_adds_up() -> None:
-    """Catches weights and products that run on into the next round, and a weight that counts the candidate itself."""
+    """Catches weights and products that run on into the next step, and a weight that counts the draft token itself."""
     heard = Heard(score=np.arange(5.0), label=np.array([0.5, 0.2, 1.0, 0.25, 0.5]), depth=np.array([1, 2, 3, 1, 2]))
-    token, whole = heard.per_token(), heard.per_round(np.log([0.5, 0.5, 0.5, 0.1, 0.1]))
+    token, whole = heard.per_token(), heard.per_step(np.log([0.5, 0.5, 0.5, 0.1, 0.1]))
     np.testing.assert_allclose(token.weight, [1, 0.5, 0.1, 1, 0.25])
     np.testing.assert_allclose(whole.label, [0.5, 0.1, 0.1, 0.25, 0.125])
     np.testing.assert_allclose(np.exp(whole.score), [0.5, 0.25, 0.125, 0.1, 0.01])
     np.testing.assert_allclose(whole.weight, 1)
     empty = Heard(score=np.zeros(0), label=np.zeros(0), depth=np.zeros(0, int))
-    assert len(empty.per_token().weight) == len(empty.per_round(empty.score).label) == 0
+    assert len(empty.per_token().weight) == len(empty.per_step(empty.score).label) == 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
 def test_a_head_that_knows_agrees_with_every_label(temperature: float) -> None:
-    """Catches labels of the wrong row, of the raw logits instead of the law that is sampled, and candidates judged out of
-    order: this head says min(1, p/q) of each pair of tokens at T = 1, exactly."""
+    """Catches labels of the wrong row, of the raw logits instead of the distribution that is sampled, and draft tokens judged
+    out of order: this head says min(1, p/q) of each pair of tokens at T = 1, exactly."""
     head = knowing_head(PROCESS)
     for heard in heard_of(head, sampling=Sampling(temperature=temperature)):
         said = 1 / (1 + np.exp(-heard.score))
@@ -88,23 +88,23 @@ def test_a_head_that_knows_agrees_with_every_label(temperature: float) -> None:
 
 def test_the_labels_are_how_often_candidates_are_accepted() -> None:
     """Catches labels that are not the odds of the acceptance test: summed with their weights they are the mean number of
-    accepted candidates of a round. Over 500 rounds each the two differ by 5 standard errors less than once in 1e6 seeds."""
+    accepted draft tokens of a step. Over 500 steps each the two differ by 5 standard errors less than once in 1e6 seeds."""
     prompts = [[0]] * 12
     heard = heard_of(random_head(PROCESS, form="look_ahead"), prompts=prompts, length=3, max_tokens=160)
     expected = [(of.per_token().weight * of.label)[of.depth == k].sum() for of in heard for k in (1, 2, 3)]
-    num_rounds = sum((of.depth == 1).sum() for of in heard)
+    num_steps = sum((of.depth == 1).sum() for of in heard)
     decoder = Decoder(PAIR, policy=Fixed(k=3))
     with unchecked():
-        rounds = [r for i, p in enumerate(prompts) for r in decoder.generate(p, seed=1000 + i, max_tokens=160).rounds]
-    accepted = [r.num_accepted for r in rounds if r.num_drafted]
-    assert num_rounds > 500
-    error = np.std(accepted) * np.sqrt(1 / len(accepted) + 1 / num_rounds)
-    assert abs(np.sum(expected) / num_rounds - np.mean(accepted)) < 5 * error
+        steps = [r for i, p in enumerate(prompts) for r in decoder.generate(p, seed=1000 + i, max_tokens=160).steps]
+    accepted = [r.num_accepted for r in steps if r.num_drafted]
+    assert num_steps > 500
+    error = np.std(accepted) * np.sqrt(1 / len(accepted) + 1 / num_steps)
+    assert abs(np.sum(expected) / num_steps - np.mean(accepted)) < 5 * error
 
 
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
 def test_every_candidate_is_judged_to_the_asked_depth(form: str) -> None:
-    """Catches a lagged head whose last candidate, which the draft has not read, takes the label of another; rounds that a
+    """Catches a lagged head whose last draft token, which the draft has not read, takes the label of another; steps that a
     rule cuts short; and estimates that are calibrated already."""
     head = random_head(PROCESS, form=form, calibration=replace(BENT, num_labels=1))
     heard = heard_of(head, length=4)
@@ -117,10 +117,10 @@ def test_every_candidate_is_judged_to_the_asked_depth(form: str) -> None:
 
 
 def test_a_head_on_transformers_states_is_heard_as_it_is() -> None:
-    """Catches a state, a token or a scalar of another candidate: the logits are those that the head gives for the text of
-    the round, read at once."""
+    """Catches a state, a token or a scalar of another draft token: the logits are those that the head gives for the text of
+    the step, read at once."""
     target = tiny_model("llama", seed=1)
-    pair = Pair(target=LeanRunner(target), draft=EagerRunner(tiny_draft(target)), tokenizer=tiny_tokenizer())
+    pair = Pair(target=LeanModel(target), draft=EagerModel(tiny_draft(target)), tokenizer=tiny_tokenizer())
     card = HeadCard(hidden_size=32, num_layers=1, form="look_ahead", vocab_size=64, scalars=("log_q", "depth"))
     torch.manual_seed(0)
     head = AcceptanceHead(card).eval()
@@ -128,7 +128,7 @@ def test_a_head_on_transformers_states_is_heard_as_it_is() -> None:
     tokens, model = [5, 9, 20], pair.draft.model  # pyright: ignore[reportAttributeAccessIssue]
     answer = Decoder(pair, policy=Fixed(k=5)).generate(tokens, temperature=0.0, max_tokens=30)
     expected = []
-    for r in answer.rounds:
+    for r in answer.steps:
         read = list(tokens)
         for k in range(1, r.num_drafted + 1):
             with torch.inference_mode():
@@ -165,7 +165,7 @@ def test_a_bent_head_is_straightened() -> None:
 
 def test_rounds_and_collected_labels_agree() -> None:
     """Catches weights under which the two ways to calibrate a head aim at different probabilities. This head knows
-    min(1, p/q) only roughly, so that its calibration depends on which candidates count how much; unweighted, the two differ
+    min(1, p/q) only roughly, so that its calibration depends on which draft tokens count how much; unweighted, the two differ
     by 0.1 in temperature or bias. The tolerance is 4 times the spread over seeds."""
     head = random_head(PROCESS, seed=4, scale=0.7, form="look_ahead", scalars=("log_q",))
     rough = calibrate_head(head, records(PROCESS, 60, num_tokens=60, seed=2)).card.calibration
@@ -175,7 +175,7 @@ def test_rounds_and_collected_labels_agree() -> None:
 
 
 def test_another_draft_or_temperature_needs_another_calibration() -> None:
-    """Catches a card that says what was true of the runner before: its old calibration is measured as `before`, and the new
+    """Catches a card that says what was true of the backend before: its old calibration is measured as `before`, and the new
     one beats it on other answers too."""
     head = found_of(knowing_head(PROCESS).with_card(sampling={"temperature": 1.0}))
     noise = torch.randn(6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_another_draft_or_temperature_needs_another_calibration() -> None:
 
 def test_the_card_says_what_it_was_calibrated_on() -> None:
     """Catches a note that outlives a calibration on other labels, and one that names the wrong pair."""
-    pair = replace(PAIR, runners="tables", target_name="/home/somebody/p.gguf", draft_name="q.gguf")
+    pair = replace(PAIR, backends="tables", target_name="/home/somebody/p.gguf", draft_name="q.gguf")
     found = calibrate_live(knowing_head(PROCESS), pair, PROMPTS, max_tokens=12, seed=3)
     on = found.card.notes["calibrated_on"]
     assert (on["runners"], on["target"], on["draft"]) == ("tables", "somebody/p.gguf", "q.gguf"), "a card travels"
@@ -207,7 +207,7 @@ def test_the_card_says_what_it_was_calibrated_on() -> None:
 
 
 def test_temperature_0_has_a_calibration_of_its_own() -> None:
-    """Catches greedy rounds that bend the calibration for sampling, and a decoder that reads one at the other's temperature."""
+    """Catches greedy steps that bend the calibration for sampling, and a decoder that reads one at the other's temperature."""
     sampled = calibrate_head(knowing_head(PROCESS, calibration=BENT), records(PROCESS, 60, num_tokens=60, seed=2))
     both = found_of(sampled, sampling=Sampling(temperature=0.0), max_tokens=100)
     greedy = both.card.greedy
@@ -222,8 +222,8 @@ def test_temperature_0_has_a_calibration_of_its_own() -> None:
     def judged(head: AcceptanceHead, temperature: float) -> list[float]:
         decoder = Decoder(PAIR, policy=SpecDecPP(head=head, calibrated=True, threshold=1.0))
         with unchecked():
-            rounds = decoder.generate([0], temperature=temperature, seed=0, max_tokens=40).rounds
-        return [said for r in rounds for said in r.judged]
+            steps = decoder.generate([0], temperature=temperature, seed=0, max_tokens=40).steps
+        return [said for r in steps for said in r.judged]
 
     assert judged(both, 1.0) == judged(sampled, 1.0)
     assert judged(both, 0.0) == judged(sampled.with_card(calibration=greedy), 0.0) != judged(sampled, 0.0)
@@ -231,9 +231,9 @@ def test_temperature_0_has_a_calibration_of_its_own() -> None:
 
 def test_what_cannot_be_calibrated_is_refused() -> None:
     """Catches a calibration on nothing, which would be the prior, and a head of another pair."""
-    with pytest.raises(DataError, match="no candidate was judged in 0 answers"):
+    with pytest.raises(DataError, match="no draft token was judged in 0 answers"):
         calibrate_live(knowing_head(PROCESS), PAIR, [])
-    with pytest.raises(DataError, match="no candidate was judged in 8 answers of at most 1 tokens"):
+    with pytest.raises(DataError, match="no draft token was judged in 8 answers of at most 1 tokens"):
         calibrate_live(knowing_head(PROCESS), PAIR, PROMPTS, max_tokens=1)
     with pytest.raises(HeadError, match="width 5, the draft has width 6"):
         calibrate_live(random_head(Process.random(5, seed=1)), PAIR, PROMPTS)

@@ -1,4 +1,5 @@
-"""Verifications that do not keep the target's law: each keeps the law that it states, and none is had without asking."""
+"""Verifications that do not keep the target's distribution: each keeps the distribution that it states, and none is had without
+asking."""
 
 import json
 import math
@@ -7,9 +8,9 @@ from typing import Any, cast
 import httpx2
 import pytest
 import torch
+from distributions import Distribution, Request, finish, largest_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import Law, Request, finish, largest_difference
 from scipy.optimize import linprog
 from served import served
 from typer.testing import CliRunner, Result
@@ -36,7 +37,7 @@ from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling
 from specdecpp.serving.app import Setup, build
 from specdecpp.session import Session
-from specdecpp.testing import Enumerator, TableModel, enumerate_law, save_tiny_pair, tiny_tokenizer
+from specdecpp.testing import Enumerator, TableModel, enumerate_distribution, save_tiny_pair, tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification, at, verifications
 
 pytestmark = pytest.mark.lab
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.lab
 Table = list[float]
 
 
-# The laws again, token by token in plain Python, from the papers' words.
+# The distributions again, token by token in plain Python, from the papers' words.
 
 
 def tv(p: Table, q: Table) -> float:
@@ -97,23 +98,24 @@ def pair_of(seed: int, vocab_size: int = 3) -> tuple[TableModel, TableModel]:
     return target, TableModel(rows, depth=2)
 
 
-def stated_law(request: Request, law: Any, k: int) -> Law:
-    """The law of answers under Fixed(k): places with a candidate by the rule's law, the one after k accepted by p. Whether the
-    candidate was accepted decides which places have one, so it is walked: accepted with min(m, q), else (m - q)+."""
-    found: Law = {}
+def stated_law(request: Request, distribution: Any, k: int) -> Distribution:
+    """The distribution of answers under Fixed(k): places with a draft token by the rule's distribution, the one after k
+    accepted by p. Whether the draft token was accepted decides which places have one, so it is walked: accepted with min(m, q),
+    else (m - q)+."""
+    found: Distribution = {}
 
     def walk(new: tuple[int, ...], drafted: int, chance: float) -> None:
         if len(new) == request.max_tokens:
             found[new, "length"] = found.get((new, "length"), 0.0) + chance
             return
         text = (*request.prompt, *new)
-        p, q = request.target.law(text).tolist(), request.draft.law(text).tolist()
-        if drafted == 0:  # the bonus, and a round anew
+        p, q = request.target.distribution(text).tolist(), request.draft.distribution(text).tolist()
+        if drafted == 0:  # the bonus, and a step anew
             for token, mass in enumerate(p):
                 if mass:
                     begin((*new, token), chance * mass)
             return
-        for token, (m, b) in enumerate(zip(law(p, q), q, strict=True)):
+        for token, (m, b) in enumerate(zip(distribution(p, q), q, strict=True)):
             if kept := min(m, b):
                 walk((*new, token), drafted - 1, chance * kept)
             if m > b:
@@ -130,18 +132,18 @@ def stated_law(request: Request, law: Any, k: int) -> Law:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", LAWS)
 def test_a_session_has_the_stated_law(name: str, seed: int, k: int, monkeypatch: pytest.MonkeyPatch):
-    """Catches a lossy rule that keeps another law than its docstring states: in acceptance, correction or bonus."""
-    rule, law = LAWS[name]
+    """Catches a lossy rule that keeps another distribution than its docstring states: in acceptance, correction or bonus."""
+    rule, distribution = LAWS[name]
     target, draft = pair_of(seed)
     request = Request(target=target, draft=draft, max_tokens=4)
     permitted(monkeypatch)
-    found = request.law(Fixed(k=k), rule)
-    assert largest_difference(found, stated_law(request, law, k)) < 1e-12
+    found = request.distribution(Fixed(k=k), rule)
+    assert largest_difference(found, stated_law(request, distribution, k)) < 1e-12
     assert largest_difference(found, request.own_law()) > 1e-3  # the tables can tell
 
 
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions of `laws` are asked with the flag."""
+    """Sessions of `distributions` are asked with the flag."""
     plain = Session.__init__
 
     def init(self: Session, **options: Any) -> None:
@@ -153,11 +155,11 @@ def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(list(LAWS)), sparsity=st.floats(0, 0.6))
 def test_laws_of_random_rows(seed: int, name: str, sparsity: float):
-    """Catches a law that is right on the tables above only, and one candidate's law that is not it."""
+    """Catches a distribution that is right on the tables above only, and one draft token's distribution that is not it."""
     (p, q) = (row(seed, sparsity), row(seed + 10**6, sparsity))
-    rule, law = LAWS[name]
-    expected = torch.tensor(law(p.tolist(), q.tolist()), dtype=p.dtype)
-    found = rule.law(p, q)
+    rule, distribution = LAWS[name]
+    expected = torch.tensor(distribution(p.tolist(), q.tolist()), dtype=p.dtype)
+    found = rule.distribution(p, q)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     assert found.min() >= 0
     assert float(found.sum()) == pytest.approx(1.0, abs=1e-12)
@@ -169,13 +171,13 @@ def test_laws_of_random_rows(seed: int, name: str, sparsity: float):
         assert len(verdict.tv) == verdict.num_accepted + 1
         return token if verdict.num_accepted else verdict.next_token
 
-    drawn = enumerate_law(draw)
+    drawn = enumerate_distribution(draw)
     assert max(abs(drawn.get(i, 0.0) - x) for i, x in enumerate(expected.tolist())) < 1e-12
 
 
 def row(seed: int, sparsity: float = 0.2, vocab_size: int = 5) -> torch.Tensor:
     model = TableModel.random(vocab_size=vocab_size, depth=0, seed=seed, sparsity=sparsity)
-    return model.law(())
+    return model.distribution(())
 
 
 @settings(max_examples=300)
@@ -183,14 +185,15 @@ def row(seed: int, sparsity: float = 0.2, vocab_size: int = 5) -> torch.Tensor:
 def test_a_budget_is_never_exceeded_and_its_use_is_optimal(seed: int, eps: float, sparsity: float):
     """Catches a budget that is exceeded, or spent worse than TV(p, q) - eps rejections, the least there can be."""
     p, q = row(seed, sparsity), row(seed + 10**6, sparsity)
-    m = TVBudget(eps).law(p, q)
+    m = TVBudget(eps).distribution(p, q)
     assert float(variation(m, p)) <= eps + 1e-12
     assert float(variation(m, q)) == pytest.approx(max(0.0, float(variation(p, q)) - eps), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_linear_programme_beats_the_budget(seed: int):
-    """Catches a closed form that is not the optimum: max sum a over a <= q, a <= m, m a law with sum |m - p| <= 2 eps."""
+    """Catches a closed form that is not the optimum: max sum a over a <= q, a <= m, m a distribution with sum |m - p| <= 2
+    eps."""
     p, q, eps, v = row(seed), row(seed + 500), 0.1, 5
     one, zero = torch.eye(v).numpy(), torch.zeros(v, v).numpy()
     blocks = [[one, -one, zero], [zero, one, -one], [zero, -one, -one]]  # a <= m; m - d <= p; p - m <= d, d = |m - p|
@@ -204,7 +207,7 @@ def test_no_linear_programme_beats_the_budget(seed: int):
         b_eq=[1.0],
         bounds=[*[(0.0, x) for x in q.tolist()], *[(0.0, 1.0)] * v, *[(0.0, 1.0)] * v],
     )
-    accepted = float(torch.minimum(TVBudget(eps).law(p, q), q).sum())
+    accepted = float(torch.minimum(TVBudget(eps).distribution(p, q), q).sum())
     assert accepted == pytest.approx(-done.fun, abs=1e-8)
 
 
@@ -212,15 +215,15 @@ def test_single_precision_stays_within_the_budget():
     """Catches a budget that rounding overdraws on vocabularies of a real size."""
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.randn((4, 49152), generator=generator).mul(3).softmax(-1) for _ in "pq")
-    assert float(variation(TVBudget(0.05).law(p, q), p).max()) <= 0.05 * (1 + 1e-4)
+    assert float(variation(TVBudget(0.05).distribution(p, q), p).max()) <= 0.05 * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in LAWS if not name.startswith(("typical", "token"))])
 def test_equal_rows_are_left_alone(name: str):
     """Catches a rule that deviates, or divides by nothing, where draft and target agree."""
     p = row(3)[None]
-    law = LAWS[name][0].law(p, p)
-    torch.testing.assert_close(law, p, atol=1e-12, rtol=0)
+    distribution = LAWS[name][0].distribution(p, p)
+    torch.testing.assert_close(distribution, p, atol=1e-12, rtol=0)
 
 
 def test_divergences():
@@ -234,7 +237,7 @@ def test_divergences():
 
 
 def test_temperature_zero_goes_by_the_law_at_one():
-    """Catches a greedy round that reads one-hot rows, or tells of no deviation: it changed the token here."""
+    """Catches a greedy step that reads one-hot rows, or tells of no deviation: it changed the token here."""
     p, q = torch.tensor([[0.45, 0.55], [0.3, 0.7]]).double(), torch.tensor([[0.55, 0.45]]).double()
     verdict = AtZero(Fuzzy(0.2))(p.log(), q, torch.tensor([0]), Enumerator([]))
     assert (verdict.num_accepted, verdict.next_token, verdict.tv) == (1, 1, (1.0, 0.0))
@@ -246,7 +249,7 @@ def test_temperature_zero_goes_by_the_law_at_one():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_session_tells_what_it_spent(temperature: float):
-    """Catches a deviation that is lost on the way to `Round`, and greedy rounds without rows of the draft."""
+    """Catches a deviation that is lost on the way to `Step`, and greedy steps without rows of the draft."""
     target, draft = pair_of(1)
     request = Request(target=target, draft=draft, sampling=Sampling(temperature=temperature), max_tokens=30)
     from specdecpp.sampling import streams
@@ -272,7 +275,8 @@ def test_a_session_tells_what_it_spent(temperature: float):
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_refused_unless_it_is_asked_for(name: str):
-    """Catches a door without a lock: a decoder, a session, a loop of transformers or a bench that changes the law unasked."""
+    """Catches a door without a lock: a decoder, a session, a loop of transformers or a bench that changes the distribution
+    unasked."""
     from specdecpp.bench.run import BenchPlan
     from specdecpp.integrations.transformers import custom_generate
 
@@ -280,7 +284,7 @@ def test_refused_unless_it_is_asked_for(name: str):
     target, draft = pair_of(1)
     request, pair = Request(target=target, draft=draft), Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(3))
     with pytest.raises(UnsoundError, match="lossless=False"):
-        request.law(Fixed(k=1), rule)
+        request.distribution(Fixed(k=1), rule)
     with pytest.raises(UnsoundError, match="lossless=False"):
         Decoder(pair, policy=Fixed(k=1), verification=rule)
     with pytest.raises(UnsoundError, match="lossless=False"):
@@ -312,7 +316,7 @@ def call(*arguments: str) -> Result:
 
 
 def test_the_verbs_refuse_and_say_what_to_do(tiny_pair_names: list[str]):
-    """Catches a verb that changes the law unasked, and one that hides it when it was asked."""
+    """Catches a verb that changes the distribution unasked, and one that hides it when it was asked."""
     plain = ["generate", "aba", *tiny_pair_names, "--policy", "fixed:3", "--verification", "fuzzy", "--max-tokens", "8"]
     refused = call(*plain)
     assert refused.exit_code == 2
@@ -344,9 +348,9 @@ def test_a_bench_has_lossy_rows_and_says_so(tiny_pair_names: list[str]):
 
 
 def test_a_server_refuses_and_says_so(tmp_path_factory: pytest.TempPathFactory):
-    """Catches a request that gets another law without asking, and a reply that does not tell of it."""
+    """Catches a request that gets another distribution without asking, and a reply that does not tell of it."""
     target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    pair = load_pair(target, draft=draft, runner="eager")
+    pair = load_pair(target, draft=draft, backend="eager")
     with pytest.raises(UnsoundError, match="lossless"):
         build(pair, Setup(policy=Fixed(k=3), verification="tv"))
     with served(pair, policy=Fixed(k=3)) as server, httpx2.Client(base_url=server.url, timeout=60) as client:

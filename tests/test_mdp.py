@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distributions import Request, distribution_of, unchecked
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from laws import Request, law_of, unchecked
 
 from specdecpp.costs import Costs
 from specdecpp.lab import mdp
 from specdecpp.lab.mdp import (
     Lattice,
     Process,
-    RoundTally,
+    StepTally,
     bounds,
     fixed,
     hindsight,
@@ -72,7 +72,7 @@ flat = st.floats(0.02, 0.95).map(Costs.relative)
 
 @st.composite
 def convex(draw):
-    """Passes that rise faster and faster, or not at all: one more candidate never gets cheaper."""
+    """Passes that rise faster and faster, or not at all: one more draft token never gets cheaper."""
     rises = sorted(draw(st.lists(st.sampled_from([0.0, 0.0, 0.05, 0.4]), min_size=7, max_size=7)))
     return Costs(draft_s=draw(st.floats(0.02, 1.2)), passes={n + 1: 1.0 + sum(rises[:n]) for n in range(8)})
 
@@ -112,7 +112,7 @@ def by_paths(process, max_tokens, goes):
             survival *= process.acceptance[states[k]]
             made += survival * process.unjudged[states[k]]
         tokens, rounds[k] = tokens + chance * made, rounds[k] + chance
-    return RoundTally(num_tokens=tokens, rounds=rounds)
+    return StepTally(num_tokens=tokens, rounds=rounds)
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------
@@ -135,10 +135,10 @@ def test_the_rates_are_all_one_needs_where_a_pass_has_one_price(num_rounds, num_
     """Catches a rate over the wrong denominator: from counted steps, time by the paper's formula is time step by step."""
     target_s = draft_s / max(c, 0.05)
     num_tokens = float(num_rounds + round(share * num_drafted))
-    per_round, extra = divmod(num_drafted, num_rounds)
-    counts = np.zeros(per_round + 2)
-    counts[per_round : per_round + 2] = num_rounds - extra, extra
-    tally, costs = RoundTally(num_tokens=num_tokens, rounds=counts), Costs(draft_s=draft_s, passes={1: target_s})
+    per_step, extra = divmod(num_drafted, num_rounds)
+    counts = np.zeros(per_step + 2)
+    counts[per_step : per_step + 2] = num_rounds - extra, extra
+    tally, costs = StepTally(num_tokens=num_tokens, rounds=counts), Costs(draft_s=draft_s, passes={1: target_s})
     assert (tally.num_rounds, tally.num_drafted) == (num_rounds, num_drafted)
     by_steps = num_tokens / (num_drafted * draft_s + num_rounds * target_s)
     rates = {"discard_rate": tally.discard_rate, "verification_rate": tally.verification_rate}
@@ -155,7 +155,7 @@ def test_a_tally_counts_as_the_metrics_of_a_run_do():
     session.prefill()
     run = Metrics.of([session.step() for _ in range(20)])
     counts = np.array([run.drafted_histogram[k] for k in range(4)], float)
-    tally = RoundTally(num_tokens=float(run.num_tokens), rounds=counts)
+    tally = StepTally(num_tokens=float(run.num_tokens), rounds=counts)
     assert (tally.discard_rate, tally.verification_rate) == pytest.approx((run.discard_rate, run.verification_rate))
 
 
@@ -176,7 +176,7 @@ def test_the_lattice_is_all_paths_merged(process, max_tokens, h, is_lagged):
 
 
 def test_the_lattice_stays_small():
-    """Catches paths that are not merged: 3^20 of them are no way to look ahead 20 candidates."""
+    """Catches paths that are not merged: 3^20 of them are no way to look ahead 20 draft tokens."""
     layers = Lattice.of(Process.iid([0.3, 0.6, 0.9], [0.3, 0.3, 0.4]), max_tokens=20).layers
     assert len(layers[-1].state) == 3 * 210  # the last state, and what the 19 before it were
     layers = Lattice.of(Process.iid([0.0, 0.5, 1.0], [0.3, 0.3, 0.4]), max_tokens=20).layers
@@ -185,7 +185,7 @@ def test_the_lattice_stays_small():
 
 @dataclass(frozen=True, kw_only=True)
 class Informed(Policy):
-    """Stops by the true acceptance of what was drawn; with a lag the last candidate is not judged yet."""
+    """Stops by the true acceptance of what was drawn; with a lag the last draft token is not judged yet."""
 
     acceptance: np.ndarray
     before: int
@@ -202,10 +202,11 @@ class Informed(Policy):
 @pytest.mark.parametrize("is_lagged", [False, True])
 @pytest.mark.parametrize("seed", [0, 2, 3, 4])
 def test_the_process_is_the_real_round(seed, is_lagged):
-    """Catches a model of the round that is not the session's: the law of its candidates and the mean of its tokens, exactly."""
+    """Catches a model of the step that is not the session's: the distribution of its draft tokens and the mean of its tokens,
+    exactly."""
     target, draft = (TableModel.random(vocab_size=3, depth=1, seed=s) for s in (seed, seed + 50))
     request = Request(target=target, draft=draft, max_tokens=9)
-    p, q = (np.array([model.law((a,)).tolist() for a in range(3)]) for model in (target, draft))
+    p, q = (np.array([model.distribution((a,)).tolist() for a in range(3)]) for model in (target, draft))
     odds = np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
     before = request.prompt[-1]
     process = Process(  # a state is a token with the one before it
@@ -224,9 +225,9 @@ def test_the_process_is_the_real_round(seed, is_lagged):
         outcome = session.step()
         return outcome.num_drafted, len(outcome.pieces)
 
-    law = law_of(one_round)
-    assert sum(chance * tokens for (_, tokens), chance in law.items()) == pytest.approx(tally.num_tokens, **TIGHT)
-    drafted = [sum(chance for (n, _), chance in law.items() if n == k) for k in range(4)]
+    distribution = distribution_of(one_round)
+    assert sum(chance * tokens for (_, tokens), chance in distribution.items()) == pytest.approx(tally.num_tokens, **TIGHT)
+    drafted = [sum(chance for (n, _), chance in distribution.items() if n == k) for k in range(4)]
     assert tally.rounds == pytest.approx(drafted, **TIGHT)
     assert max(drafted) < 1, "the rule decides nothing here"
 
@@ -259,7 +260,7 @@ def test_a_process_that_is_none_is_refused(wrong):
 @given(process=processes(most_states=2), costs=curves(), is_lagged=st.booleans())
 @unchecked()
 def test_no_plan_is_better_than_the_optimum(process, costs, is_lagged):
-    """Catches any mistake in the dynamic programme or the iteration: all plans of a short round are tried."""
+    """Catches any mistake in the dynamic programme or the iteration: all plans of a short step are tried."""
     rounds = Lattice.of(process.lagged() if is_lagged else process, max_tokens=2 if is_lagged else 3)
     sizes = [len(layer.state) for layer in rounds.layers[:-1]]
     assume(sum(sizes) <= 9)
@@ -357,7 +358,7 @@ def test_one_step_is_enough_where_the_outlook_cannot_improve(process, costs, at,
 
 def test_a_rule_looks_ahead():
     """Catches a plan without layers where no step is asked for."""
-    with pytest.raises(ValueError, match="at least one candidate ahead"):
+    with pytest.raises(ValueError, match="at least one draft token ahead"):
         look_ahead(Lattice.of(Process.constant(0.5), max_tokens=2), Costs.relative(0.2), rate=1.0, steps=0)
 
 
@@ -407,13 +408,13 @@ def test_above_the_bound_stopping_is_better(process, costs, h, is_lagged):
 @example(process=Process.constant(0.9), costs=Costs(draft_s=0.1, passes={1: 1.0, 2: 1.0, 3: 3.0, 4: 3.0}))
 @unchecked()
 def test_hindsight_is_the_best_of_all_that_know_the_run(process, costs):
-    """Catches hindsight that drafts the whole run where that does not pay: every map from L to candidates is tried."""
-    law = np.zeros(4)
+    """Catches hindsight that drafts the whole run where that does not pay: every map from L to draft tokens is tried."""
+    distribution = np.zeros(4)
     for states, chance in paths(process, 3):
         reached = np.cumprod([1.0, *(process.acceptance[s] for s in states[1:]), 0.0])
-        law -= chance * np.diff(reached)
+        distribution -= chance * np.diff(reached)
     plans = itertools.product(*(range(length + 1) for length in range(4)))
-    best = max((1 + law @ n) / (law @ [costs.round_s(k) for k in n]) for n in plans)
+    best = max((1 + distribution @ n) / (distribution @ [costs.round_s(k) for k in n]) for n in plans)
     assert hindsight(Lattice.of(process, max_tokens=3), costs).tokens_per_second(costs) == pytest.approx(best, **TIGHT)
 
 
@@ -456,7 +457,7 @@ def fork():
 
 
 def lot():
-    """The first candidate shows whether the whole round is easy."""
+    """The first draft token shows whether the whole step is easy."""
     return Process(
         start=np.array([1.0, 0.0, 0.0]),
         transition=np.array([[0.0, 0.3, 0.7], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
@@ -475,12 +476,12 @@ def test_constant_acceptance_has_the_bound_of_the_theorem():
     bound = bounds(rounds, costs, best.plan)[4]
     assert bound.rejection[0] == pytest.approx(1 - 0.22 * best.rate / 0.8)
     assert (bound.c1, bound.c2) == pytest.approx((0.22, 0.78))
-    assert 1 - 0.8**6 < bound.c2 < 1 - 0.8**7, "with D = 0 the seventh candidate is the last"
+    assert 1 - 0.8**6 < bound.c2 < 1 - 0.8**7, "with D = 0 the seventh draft token is the last"
     assert hindsight(rounds, costs).speed_up(costs) == pytest.approx(2.649, abs=5e-4)
 
 
 def test_at_a_fork_one_step_of_foresight_loses():
-    """Catches a one-step rule that loses nothing where a candidate pays for what it shows."""
+    """Catches a one-step rule that loses nothing where a draft token pays for what it shows."""
     costs, rounds = Costs.relative(0.22), Lattice.of(fork(), max_tokens=20)
     best = optimum(rounds, costs).rate
     ladder = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from laws import Request, finish, outcome, random_head
+from distributions import Request, finish, outcome, random_head
 
 from specdecpp import AcceptanceHead, Decoder, HeadError, Pair
 from specdecpp.head import Calibration
@@ -38,7 +38,7 @@ HOPELESS = Request(
 
 @dataclass(frozen=True, kw_only=True)
 class Diary(Policy):
-    """Remembers the rounds it learned from, and drafts one candidate."""
+    """Remembers the steps it learned from, and drafts one draft token."""
 
     max_tokens: int = 1
 
@@ -61,16 +61,16 @@ def lengths(request: Request, policy: Policy, seed: int = 0) -> list[int]:
 
 
 def test_the_bandit_tries_every_arm_and_then_the_one_with_the_largest_bound():
-    """Catches a bound without exploration, with the logarithm of the arm's own rounds, or from a mean of ratios."""
+    """Catches a bound without exploration, with the logarithm of the arm's own steps, or from a mean of ratios."""
     policy = Bandit(arms=(Fixed(k=1), Fixed(k=2), Fixed(k=3)), exploration=0.5)
     memory = policy.start()
-    sums, rounds = [[0, 0.0], [0, 0.0], [0, 0.0]], [0, 0, 0]
+    sums, steps = [[0, 0.0], [0, 0.0], [0, 0.0]], [0, 0, 0]
     for step in range(60):
         if step < 3:
             best = step
         else:
             rate = sum(t for t, _ in sums) / sum(s for _, s in sums)
-            bounds = [t / s + 0.5 * rate * math.sqrt(2 * math.log(step) / n) for (t, s), n in zip(sums, rounds, strict=True)]
+            bounds = [t / s + 0.5 * rate * math.sqrt(2 * math.log(step) / n) for (t, s), n in zip(sums, steps, strict=True)]
             best = bounds.index(max(bounds))
         assert memory.chosen == best
         k = policy.limit(memory)
@@ -79,18 +79,18 @@ def test_the_bandit_tries_every_arm_and_then_the_one_with_the_largest_bound():
         memory = policy.learn(memory, outcome(k, accepted, COSTS))
         sums[best][0] += accepted + 1
         sums[best][1] += COSTS.round_s(k)
-        rounds[best] += 1
-    assert min(rounds) > 3
+        steps[best] += 1
+    assert min(steps) > 3
 
 
 @pytest.mark.parametrize(("request_", "better"), [(GOOD, 4), (HOPELESS, 0)])
 @pytest.mark.parametrize("arms", [(Fixed(k=0), Fixed(k=4)), (Fixed(k=4), Fixed(k=0))])
 def test_the_bandit_ends_up_with_the_better_arm(request_: Request, better: int, arms: tuple[Policy, ...]):
-    """Catches an arm that is rewarded with another's rounds, and a bandit that goes by tokens without their time."""
-    rounds = lengths(request_, Bandit(arms=arms))
-    assert sum(k == better for k in rounds[: -len(rounds) // 3]) > 0.6 * len(rounds[: -len(rounds) // 3])
-    assert {0, 4} <= set(rounds), "each is tried"
-    assert rounds == lengths(request_, Bandit(arms=arms)), "nothing is drawn"
+    """Catches an arm that is rewarded with another's steps, and a bandit that goes by tokens without their time."""
+    steps = lengths(request_, Bandit(arms=arms))
+    assert sum(k == better for k in steps[: -len(steps) // 3]) > 0.6 * len(steps[: -len(steps) // 3])
+    assert {0, 4} <= set(steps), "each is tried"
+    assert steps == lengths(request_, Bandit(arms=arms)), "nothing is drawn"
 
 
 def test_the_first_of_equal_arms_is_followed():
@@ -103,7 +103,7 @@ def test_the_first_of_equal_arms_is_followed():
 
 
 def test_each_arm_learns_from_its_own_rounds():
-    """Catches memories that are mixed up, or rounds that all arms learn from."""
+    """Catches memories that are mixed up, or steps that all arms learn from."""
     policy = Bandit(arms=(Diary(), Diary(max_tokens=2), Heuristic(start_tokens=2)))
     memory = policy.start()
     own: list[list] = [[], [], []]
@@ -113,7 +113,7 @@ def test_each_arm_learns_from_its_own_rounds():
         memory = policy.learn(memory, outcome(drafted, accepted, COSTS))
         own[at].append((drafted, accepted))
     assert [list(arm.memory) for arm in memory.arms[:2]] == own[:2]
-    assert [arm.num_rounds for arm in memory.arms] == [len(rounds) for rounds in own]
+    assert [arm.num_steps for arm in memory.arms] == [len(steps) for steps in own]
     assert memory.arms[2].memory != 2
 
 
@@ -146,10 +146,10 @@ def test_the_head_judges_for_all_arms(form: str):
     sure = SpecDecPP(head=head, calibrated=True, threshold=1.0, max_tokens=3)
     for policy in (Bandit(arms=(Fixed(k=3), sure)), Bandit(arms=(sure, Fixed(k=3))), AutoOff(policy=sure)):
         assert policy.looks_ahead == (form == "look_ahead")
-        rounds = finish(GOOD.session(policy, TokenVerification(), streams(0)))[:4]
+        steps = finish(GOOD.session(policy, TokenVerification(), streams(0)))[:4]
         plain = finish(GOOD.session(sure, TokenVerification(), streams(0)))[:4]
-        assert [r.judged for r in rounds] == [r.judged for r in plain]
-        assert all(len(r.judged) == r.num_drafted - (form == "lagged") for r in rounds)
+        assert [r.judged for r in steps] == [r.judged for r in plain]
+        assert all(len(r.judged) == r.num_drafted - (form == "lagged") for r in steps)
 
 
 def test_wrappers_of_free_rules_have_no_head():
@@ -175,13 +175,13 @@ def test_wrappers_of_free_rules_have_no_head():
     ],
 )
 def test_bad_combinations_are_refused(make, message: str):
-    """Catches a combination whose parts would undo each other, found at the first round instead of at once."""
+    """Catches a combination whose parts would undo each other, found at the first step instead of at once."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_a_wrapped_head_must_fit_the_pair():
-    """Catches a head of the wrong width that hides in another rule until the first candidate."""
+    """Catches a head of the wrong width that hides in another rule until the first draft token."""
     target = TableModel.random(vocab_size=8, depth=1, seed=6)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
     wrong = SpecDecPP(head=calibrated_head())
@@ -194,14 +194,14 @@ def test_a_wrapped_head_must_fit_the_pair():
 
 
 def test_a_hopeless_draft_is_switched_off_and_probed():
-    """Catches a switch that never falls, probes that do not come or come too often, and a gain that counts idle rounds."""
-    rounds = lengths(HOPELESS, AutoOff(policy=Fixed(k=3), patience=5, probe_every=10))
-    assert rounds[:5] == [3] * 5
-    assert rounds[5:-1] == (([0] * 10 + [3]) * 20)[: len(rounds) - 6]
+    """Catches a switch that never falls, probes that do not come or come too often, and a gain that counts idle steps."""
+    steps = lengths(HOPELESS, AutoOff(policy=Fixed(k=3), patience=5, probe_every=10))
+    assert steps[:5] == [3] * 5
+    assert steps[5:-1] == (([0] * 10 + [3]) * 20)[: len(steps) - 6]
 
 
 def test_a_good_draft_is_left_alone():
-    """Catches a switch that falls by chance or by the wrong sign: here every candidate is accepted."""
+    """Catches a switch that falls by chance or by the wrong sign: here every draft token is accepted."""
     policy = CumulativeConfidence(threshold=0.1)
     assert lengths(GOOD, AutoOff(policy=policy)) == lengths(GOOD, policy)
 
@@ -212,12 +212,12 @@ def test_the_gain_is_tokens_over_seconds_against_the_target_alone():
     memory = policy.start()
     for accepted in (4, 0, 0):
         memory = policy.learn(memory, outcome(4, accepted, Costs.relative(0.25)))
-    assert memory == Gain(memory=None, num_tokens=5 / 4 + 1 / 2 + 1, seconds=2.0 * 1.75, num_rounds=3)
+    assert memory == Gain(memory=None, num_tokens=5 / 4 + 1 / 2 + 1, seconds=2.0 * 1.75, num_steps=3)
     for target_s, is_off in ((1.27, True), (1.28, False)):  # 2.75 tokens in 3.5 s: as fast as one in 1.273 s
         assert policy.is_off(memory, target_s) == is_off
         reason = policy.stop(Draft(costs=Costs(draft_s=0.1, passes={1: target_s})), memory)
         assert str(reason) == ("gain 1.00 < 1" if is_off else "None")
-    assert not policy.is_off(Gain(memory=None, num_tokens=2.0, seconds=2.0, num_rounds=1), 1.0), "a gain of 1 is not below 1"
+    assert not policy.is_off(Gain(memory=None, num_tokens=2.0, seconds=2.0, num_steps=1), 1.0), "a gain of 1 is not below 1"
 
 
 def test_a_better_text_switches_drafting_on_again():
@@ -233,7 +233,7 @@ def test_a_better_text_switches_drafting_on_again():
 
 
 def test_the_inner_rule_is_asked_and_taught_only_while_it_is_followed():
-    """Catches idle rounds that an inner rule takes for its own, and its bounds being overruled."""
+    """Catches idle steps that an inner rule takes for its own, and its bounds being overruled."""
     policy = AutoOff(policy=Diary(), patience=2, probe_every=2)
     memory = policy.start()
     for step in range(8):
@@ -245,10 +245,10 @@ def test_the_inner_rule_is_asked_and_taught_only_while_it_is_followed():
 
 
 def test_an_inner_rule_that_drafts_nothing_by_itself_learns_so():
-    """Catches empty rounds that are all taken for idle ones."""
+    """Catches empty steps that are all taken for idle ones."""
     policy = AutoOff(policy=Diary())
     assert policy.learn(policy.start(), outcome(0, 0, COSTS)).memory == ((0, 0),)
-    gaining = Gain(memory=(), num_tokens=20.0, seconds=10.0, num_rounds=20)
+    gaining = Gain(memory=(), num_tokens=20.0, seconds=10.0, num_steps=20)
     assert policy.learn(gaining, outcome(0, 0, COSTS)).memory == ((0, 0),), "it was on, and drafted nothing"
 
 

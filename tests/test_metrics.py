@@ -1,4 +1,4 @@
-"""Rounds folded into sums and rates."""
+"""Steps folded into sums and rates."""
 
 import json
 from collections import Counter
@@ -7,13 +7,13 @@ from functools import reduce
 from operator import add
 
 import pytest
-from laws import Request, finish
+from distributions import Request, finish
 
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed
 from specdecpp.policies.protocol import LIMIT
 from specdecpp.sampling import streams
-from specdecpp.session import Piece, Round
+from specdecpp.session import Piece, Step
 from specdecpp.testing import TableModel
 from specdecpp.verify import TokenVerification
 
@@ -21,12 +21,12 @@ RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "ver
 
 
 def a_round(num_drafted, num_accepted, *, is_cut=False, **seconds):
-    """A round; `is_cut` where the answer ended on an accepted candidate, without a token of the target's own."""
+    """A step; `is_cut` where the answer ended on an accepted draft token, without a token of the target's own."""
     origins = ["accepted"] * num_accepted
     if not is_cut:
         origins.append("bonus" if num_accepted == num_drafted else "correction")
     times = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
-    return Round(
+    return Step(
         pieces=tuple(Piece(token=0, text="", origin=o) for o in origins),
         num_drafted=num_drafted,
         num_accepted=num_accepted,
@@ -38,7 +38,7 @@ def a_round(num_drafted, num_accepted, *, is_cut=False, **seconds):
 
 
 def sessions():
-    """The rounds of real sessions, some of which end on an accepted candidate."""
+    """The steps of real sessions, some of which end on an accepted draft token."""
     target = TableModel.random(vocab_size=4, depth=2, seed=1)
     request = Request(target=target, draft=TableModel.random(vocab_size=4, depth=2, seed=2), max_tokens=12, ends=(3,))
     for seed in range(20):
@@ -47,9 +47,9 @@ def sessions():
 
 
 def test_sums_and_rates_of_known_rounds():
-    """Catches a rate over the wrong denominator: checked by hand on four rounds."""
-    rounds = [a_round(4, 4), a_round(4, 1), a_round(2, 0), a_round(4, 2, is_cut=True)]
-    metrics = Metrics.of(rounds, num_prompt_tokens=7)
+    """Catches a rate over the wrong denominator: checked by hand on four steps."""
+    steps = [a_round(4, 4), a_round(4, 1), a_round(2, 0), a_round(4, 2, is_cut=True)]
+    metrics = Metrics.of(steps, num_prompt_tokens=7)
     assert (metrics.num_tokens, metrics.num_spec_steps, metrics.num_prompt_tokens) == (5 + 2 + 1 + 2, 4, 7)
     assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens) == (14, 7)
     assert metrics.acceptance_histogram == Counter({4: 1, 1: 1, 0: 1, 2: 1})
@@ -63,8 +63,8 @@ def test_sums_and_rates_of_known_rounds():
 
 def test_seconds_add_up():
     """Catches a part of the time that is counted twice or left out of the total."""
-    rounds = [a_round(1, 1, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0), a_round(1, 0, draft_s=16.0)]
-    metrics = Metrics.of(rounds, prefill_s=32.0)
+    steps = [a_round(1, 1, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0), a_round(1, 0, draft_s=16.0)]
+    metrics = Metrics.of(steps, prefill_s=32.0)
     assert (metrics.draft_s, metrics.head_s, metrics.verify_s, metrics.other_s) == (17, 2, 4, 8)
     assert metrics.elapsed_s == 63
     assert metrics.tokens_per_second == pytest.approx(3 / 63)
@@ -75,9 +75,9 @@ def test_seconds_add_up():
 def test_every_token_is_accepted_or_the_targets_own():
     """Catches drafted tokens that go missing: N = accepted + steps, less one where the end was itself accepted."""
     is_cut_seen = set()
-    for session, rounds in sessions():
-        metrics = Metrics.of(rounds)
-        is_cut = rounds[-1].pieces[-1].origin == "accepted"
+    for session, steps in sessions():
+        metrics = Metrics.of(steps)
+        is_cut = steps[-1].pieces[-1].origin == "accepted"
         is_cut_seen.add(is_cut)
         assert metrics.num_tokens == len(session.tokens) - session.num_prompt_tokens
         assert metrics.num_tokens == metrics.num_accepted_draft_tokens + metrics.num_spec_steps - is_cut
@@ -89,10 +89,10 @@ def test_every_token_is_accepted_or_the_targets_own():
 def test_rates_predict_the_papers_total_time():
     """Catches R_d and R_v that do not fit together: t_q N_draft + t_p N_target = N (t_q (1 + R_d) + (t_p - t_q) R_v)."""
     t_draft, t_target = 0.023, 0.108
-    for _, rounds in sessions():
-        metrics = Metrics.of(rounds)
+    for _, steps in sessions():
+        metrics = Metrics.of(steps)
         # The formula gives every step a token of its own, which a step that ends on an accepted one has not.
-        is_cut = rounds[-1].pieces[-1].origin == "accepted"
+        is_cut = steps[-1].pieces[-1].origin == "accepted"
         total = t_draft * metrics.num_draft_tokens + t_target * metrics.num_spec_steps
         per_token = t_draft * (1 + metrics.discard_rate) + (t_target - t_draft) * metrics.verification_rate
         assert metrics.num_tokens * per_token == pytest.approx(total - t_draft * is_cut)
@@ -100,9 +100,9 @@ def test_rates_predict_the_papers_total_time():
 
 def test_adding_pools_rounds():
     """Catches rates that are averaged over requests instead of pooled, and a histogram that is overwritten."""
-    requests = [rounds for _, rounds in sessions()]
-    pooled = reduce(add, (Metrics.of(rounds, prefill_s=0.5, num_prompt_tokens=2) for rounds in requests))
-    together = Metrics.of([r for rounds in requests for r in rounds], prefill_s=10.0, num_prompt_tokens=40)
+    requests = [steps for _, steps in sessions()]
+    pooled = reduce(add, (Metrics.of(steps, prefill_s=0.5, num_prompt_tokens=2) for steps in requests))
+    together = Metrics.of([r for steps in requests for r in steps], prefill_s=10.0, num_prompt_tokens=40)
     times = ("prefill_s", "draft_s", "verify_s", "head_s", "other_s")
     assert replace(pooled, **dict.fromkeys(times, 0.0)) == replace(together, **dict.fromkeys(times, 0.0))
     assert [getattr(pooled, t) for t in times] == pytest.approx([getattr(together, t) for t in times])

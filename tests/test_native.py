@@ -1,4 +1,4 @@
-"""The compiled runner computes what transformers computes, the same bits however a text is cut; and refuses the rest."""
+"""The compiled backend computes what transformers computes, the same bits however a text is cut; and refuses the rest."""
 
 import re
 from pathlib import Path
@@ -10,11 +10,11 @@ from kinds import assert_same_bits
 from transformers import AutoModelForCausalLM
 
 from specdecpp import Pair, load_pair
+from specdecpp.backends import EagerModel, NativeModel, native
+from specdecpp.backends.native import compilation, library, weights
 from specdecpp.decoder import Decoder
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.policies import Fixed
-from specdecpp.runners import EagerRunner, NativeRunner, native
-from specdecpp.runners.native import compilation, library, weights
 from specdecpp.sampling import inverted
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 
@@ -42,14 +42,14 @@ def built(variant: str, **more: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
-def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+def backends(request: pytest.FixtureRequest) -> tuple[EagerModel, NativeModel]:
     model = built(request.param)
-    return EagerRunner(model), NativeRunner(model, num_threads=2)
+    return EagerModel(model), NativeModel(model, num_threads=2)
 
 
-def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_logits_and_states_are_those_of_transformers(backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches a wrong angle, head order, norm, bias, mask or edge of a panel."""
-    eager, compiled = (r.new_cache() for r in runners)
+    eager, compiled = (r.new_cache() for r in backends)
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     logits, hidden = compiled.extend(TEXT, rows=len(TEXT))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
@@ -57,17 +57,17 @@ def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner,
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
+def test_the_same_bits_however_a_text_is_cut(backends: tuple[EagerModel, NativeModel], threads: int) -> None:
     """Catches sums whose order depends on how many rows are read at once, or on the threads: verification of several
-    candidates must see what decoding one by one would have seen."""
-    assert_same_bits(runners[1], TEXT, [1] * 12, [5, 1, 6], [9, 3], [2, 10], threads=threads)
+    draft tokens must see what decoding one by one would have seen."""
+    assert_same_bits(backends[1], TEXT, [1] * 12, [5, 1, 6], [9, 3], [2, 10], threads=threads)
 
 
 @pytest.mark.parametrize("width", [13, 14, 15, 17, 29])
-def test_the_same_bits_at_any_width(width: int, runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_the_same_bits_at_any_width(width: int, backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches rows and queries whose sums depend on the block they are in, and blocks of positions that begin within a pass."""
     text = [int(t) for t in torch.randint(0, 64, (57 + width,), generator=torch.Generator().manual_seed(width))]
-    at_once, single = runners[1].with_threads(2).new_cache(), runners[1].with_threads(1).new_cache()
+    at_once, single = backends[1].with_threads(2).new_cache(), backends[1].with_threads(1).new_cache()
     at_once.extend(text[:57], rows=1)
     single.extend(text[:57], rows=1)
     logits, states = at_once.extend(text[57:], rows=width)
@@ -91,8 +91,8 @@ def test_weights_kept_in_half_give_the_same_bits(variant: str, tmp_path: Path) -
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             weight = module.weight.data
             weight[-1, -1] = weight[-1, -1].view(torch.int32).add(1).view(torch.float32)  # by its last bit
-    halves = [NativeRunner(model, vocab_size=v, num_threads=2) for model in (narrow, wide) for v in (None, 50)]
-    whole = NativeRunner(mixed, num_threads=2)
+    halves = [NativeModel(model, vocab_size=v, num_threads=2) for model in (narrow, wide) for v in (None, 50)]
+    whole = NativeModel(mixed, num_threads=2)
     for text in (TEXT, TEXT[:1], TEXT[2:5]):
         first, *others = (half.new_cache().extend(text, rows=len(text)) for half in halves)
         for logits, states in others:
@@ -119,26 +119,26 @@ def test_the_numbers_are_those_of_the_compiled_code() -> None:
 
 
 def test_greedy_text_is_that_of_generate() -> None:
-    """Catches anything in a round that the parts above do not show."""
+    """Catches anything in a step that the parts above do not show."""
     model = built("llama")
     expected = model.generate(
         torch.tensor([TEXT]), attention_mask=torch.ones(1, len(TEXT)), max_new_tokens=40, do_sample=False, eos_token_id=None
     )[0, len(TEXT) :].tolist()
-    pair = Pair(target=NativeRunner(model), draft=NativeRunner(tiny_draft(model)), tokenizer=tiny_tokenizer())
+    pair = Pair(target=NativeModel(model), draft=NativeModel(tiny_draft(model)), tokenizer=tiny_tokenizer())
     for k in (0, 1, 4, 9):
         assert list(Decoder(pair, policy=Fixed(k=k)).generate(TEXT, max_tokens=40, temperature=0).tokens) == expected
 
 
 def test_of_equal_logits_the_first_is_the_greedy_token() -> None:
-    """Catches a tie that compiled rounds decide otherwise than torch: every logit is there twice."""
+    """Catches a tie that compiled steps decide otherwise than torch: every logit is there twice."""
     model = built("llama")
     output = model.get_output_embeddings()
     with torch.no_grad():
         output.weight[1::2] = output.weight[::2]
-    native, eager = NativeRunner(model, num_threads=1), EagerRunner(model)
+    native, eager = NativeModel(model, num_threads=1), EagerModel(model)
     answers = []
     for draft in (native, eager):
-        target = NativeRunner(model, num_threads=1) if draft is native else EagerRunner(model)
+        target = NativeModel(model, num_threads=1) if draft is native else EagerModel(model)
         pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(int(output.weight.shape[0])))
         answers += [Decoder(pair, policy=Fixed(k=k)).generate([1, 5, 9], max_tokens=16, temperature=0.0).tokens for k in (0, 3)]
     assert answers[0] == answers[1] == answers[2] == answers[3]
@@ -147,43 +147,43 @@ def test_of_equal_logits_the_first_is_the_greedy_token() -> None:
 
 def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that would be computed wrongly, or a machine that cannot compile, found out too late."""
-    assert "multiple of 16" in (NativeRunner.refusal(tiny_model("llama")) or "")
-    assert "float64 on cpu" in (NativeRunner.refusal(built("llama").to(torch.float64)) or "")
-    assert NativeRunner.refusal(built("llama").to(torch.float16)) is None
-    assert NativeRunner.refusal(built("llama").to(torch.bfloat16)) is None
-    assert "not one of" in (NativeRunner.refusal(tiny_model("gpt2")) or "")
-    with pytest.raises(RunnerError, match="Use EagerRunner"):
-        NativeRunner(tiny_model("gpt2"))
+    assert "multiple of 16" in (NativeModel.refusal(tiny_model("llama")) or "")
+    assert "float64 on cpu" in (NativeModel.refusal(built("llama").to(torch.float64)) or "")
+    assert NativeModel.refusal(built("llama").to(torch.float16)) is None
+    assert NativeModel.refusal(built("llama").to(torch.bfloat16)) is None
+    assert "not one of" in (NativeModel.refusal(tiny_model("gpt2")) or "")
+    with pytest.raises(BackendError, match="Use EagerModel"):
+        NativeModel(tiny_model("gpt2"))
     monkeypatch.setattr(library, "refusal", lambda: "there is no C++ compiler")
-    assert "no C++ compiler" in (NativeRunner.refusal(built("llama")) or "")
+    assert "no C++ compiler" in (NativeModel.refusal(built("llama")) or "")
 
 
 def test_logits_that_differ_are_not_used() -> None:
     """Catches a model of the family with a twist that the refusals do not know."""
     model = built("llama")
     twist = model.lm_head.register_forward_hook(lambda module, args, out: out * 1.1)
-    with pytest.raises(RunnerError, match="other logits than transformers"):
-        NativeRunner(model)
+    with pytest.raises(BackendError, match="other logits than transformers"):
+        NativeModel(model)
     twist.remove()
 
 
 def test_it_can_be_asked_for(tmp_path: Path) -> None:
     """Catches a name that is ignored."""
     target, draft = save_tiny_pair(tmp_path)
-    with pytest.raises(RunnerError, match="multiple of 16"):
-        load_pair(target, draft=draft, runner="native")
-    pair = load_pair(runner="native")
-    assert type(pair.target) is type(pair.draft) is NativeRunner
-    assert pair.runners.startswith("native")
+    with pytest.raises(BackendError, match="multiple of 16"):
+        load_pair(target, draft=draft, backend="native")
+    pair = load_pair(backend="native")
+    assert type(pair.target) is type(pair.draft) is NativeModel
+    assert pair.backends.startswith("native")
 
 
 @pytest.fixture(scope="module")
-def runner() -> NativeRunner:
-    return NativeRunner(built("llama"), num_threads=1)
+def backend() -> NativeModel:
+    return NativeModel(built("llama"), num_threads=1)
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 200, 4096])
-def test_drawing_is_that_of_the_library(size: int, runner: NativeRunner) -> None:
+def test_drawing_is_that_of_the_library(size: int, backend: NativeModel) -> None:
     """Catches a block that is skipped or counted twice, a token without a share, and an index past the end."""
     generator = torch.Generator().manual_seed(size)
     for _ in range(50):
@@ -191,17 +191,17 @@ def test_drawing_is_that_of_the_library(size: int, runner: NativeRunner) -> None
         p[torch.rand(size, generator=generator) < 0.3] = 0.0
         p[int(torch.randint(size, (1,), generator=generator))] += 0.1
         u = float(torch.rand(1, generator=generator, dtype=torch.float64))
-        token = runner.draw(p, u)
+        token = backend.draw(p, u)
         assert token == inverted(p, u)
         assert p[token] > 0
     p = torch.zeros(size)
     p[size // 2] = 1e-30
-    assert runner.draw(p, 0.0) == runner.draw(p, 1 - 1e-16) == size // 2
+    assert backend.draw(p, 0.0) == backend.draw(p, 1 - 1e-16) == size // 2
     p = torch.rand(2, size, generator=generator, dtype=torch.float64).T[:, 0]
-    assert runner.draw(p, 0.5) == inverted(p, 0.5), "of another precision or not in one piece"
+    assert backend.draw(p, 0.5) == inverted(p, 0.5), "of another precision or not in one piece"
 
 
-def test_a_point_that_rounding_carries_past_the_last_share_is_that_tokens(runner: NativeRunner) -> None:
+def test_a_point_that_rounding_carries_past_the_last_share_is_that_tokens(backend: NativeModel) -> None:
     """Catches a token without a share behind all others: a running sum can end below the sum of a block's eight parts."""
     generator, num = torch.Generator().manual_seed(0), 0
     for _ in range(500):
@@ -210,29 +210,29 @@ def test_a_point_that_rounding_carries_past_the_last_share_is_that_tokens(runner
         eight = p.double().reshape(8, 8).cumsum(0)[-1]  # as a block is summed
         whole = ((eight[0] + eight[1]) + (eight[2] + eight[3])) + ((eight[4] + eight[5]) + (eight[6] + eight[7]))
         num += bool(p.double().cumsum(0)[-1] <= (1 - 2**-53) * whole)
-        assert p[runner.draw(p, 1 - 2**-53)] > 0
+        assert p[backend.draw(p, 1 - 2**-53)] > 0
     assert num > 10
 
 
-def test_draws_are_shared_out_as_the_law_says(runner: NativeRunner) -> None:
+def test_draws_are_shared_out_as_the_law_says(backend: NativeModel) -> None:
     """Catches a bias between blocks: on a grid of points every token gets its share of them, to one point."""
     p = torch.tensor([0.1, 0.0, 0.4] + [0.5 / 97] * 97)
-    drawn = torch.bincount(torch.tensor([runner.draw(p, (i + 0.5) / 10_000) for i in range(10_000)]), minlength=len(p))
+    drawn = torch.bincount(torch.tensor([backend.draw(p, (i + 0.5) / 10_000) for i in range(10_000)]), minlength=len(p))
     assert (drawn - 10_000 * p).abs().max() <= 1.01
 
 
 def test_a_cache_that_begins_in_the_middle_of_a_text_reads_the_rest_alone() -> None:
     """Catches positions that count from the text's beginning, and rows, copies or rollbacks that see what was left out."""
-    plain = NativeRunner(built("llama"), num_threads=1).new_cache()
+    plain = NativeModel(built("llama"), num_threads=1).new_cache()
     late = plain.model.new_cache()
 
-    def gives(runner: NativeRunner, start: int) -> bool:
+    def gives(backend: NativeModel, start: int) -> bool:
         """Whether it now gives what a cache gives that has read the text from `start` on."""
         plain.rollback(0)
-        plain.extend(TEXT[start : runner.length], rows=1)
-        length = runner.length
-        found, expected = runner.extend([4, 4], rows=2)[0], plain.extend([4, 4], rows=2)[0]
-        runner.rollback(length)
+        plain.extend(TEXT[start : backend.length], rows=1)
+        length = backend.length
+        found, expected = backend.extend([4, 4], rows=2)[0], plain.extend([4, 4], rows=2)[0]
+        backend.rollback(length)
         return torch.equal(found, expected)
 
     late.skip(3)

@@ -1,4 +1,4 @@
-"""The compiled runner computes every family and window that is described, the same bits however a text is cut."""
+"""The compiled backend computes every family and window that is described, the same bits however a text is cut."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ import torch
 from kinds import assert_same_bits
 
 from specdecpp import Pair
+from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.decoder import Decoder
 from specdecpp.policies import Fixed
-from specdecpp.runners import EagerRunner, NativeRunner, native
 from specdecpp.testing import tiny_draft, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -30,14 +30,14 @@ def built(variant: str, **more: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
-def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+def backends(request: pytest.FixtureRequest) -> tuple[EagerModel, NativeModel]:
     model = built(request.param)
-    return EagerRunner(model), NativeRunner(model, num_threads=2)
+    return EagerModel(model), NativeModel(model, num_threads=2)
 
 
-def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_logits_and_states_are_those_of_transformers(backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches a norm, scale, activation, window or table of angles that is another layer's, or is left out."""
-    eager, compiled = runners[0].new_cache(), runners[1].new_cache()
+    eager, compiled = backends[0].new_cache(), backends[1].new_cache()
     text = TEXT[: compiled.max_length]
     with torch.inference_mode():
         expected, states = eager.model.offline_pass(input_ids=torch.tensor([text]))
@@ -47,9 +47,9 @@ def test_logits_and_states_are_those_of_transformers(runners: tuple[EagerRunner,
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
+def test_the_same_bits_however_a_text_is_cut(backends: tuple[EagerModel, NativeModel], threads: int) -> None:
     """Catches a window whose first block of positions, and so the order of a sum, depends on the rows that are read at once."""
-    assert_same_bits(runners[1], TEXT, [1] * 90, [5, 1, 13, 2, 69], [57, 3, 30], threads=threads)
+    assert_same_bits(backends[1], TEXT, [1] * 90, [5, 1, 13, 2, 69], [57, 3, 30], threads=threads)
 
 
 @pytest.mark.parametrize("window", [15, 16, 17, 31, 32, 33, 40, 64, 89, 90])
@@ -57,7 +57,7 @@ def test_windows_at_the_edges_of_blocks(window: int) -> None:
     """Catches a window that is one too wide or too narrow where it begins with a block of positions, and what a rollback leaves
     behind it."""
     model = built("gemma3", sliding_window=window)
-    compiled = NativeRunner(model, num_threads=2).new_cache()
+    compiled = NativeModel(model, num_threads=2).new_cache()
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     compiled.extend([7] * 90, rows=1)
@@ -71,16 +71,16 @@ def test_windows_at_the_edges_of_blocks(window: int) -> None:
 
 @pytest.mark.parametrize("variant", ["phi3", "gemma3", "mistral-window"])
 def test_greedy_text_is_that_of_generate(variant: str) -> None:
-    """Catches anything in a round that the parts above do not show; the text grows past its window."""
+    """Catches anything in a step that the parts above do not show; the text grows past its window."""
     model = built(variant)
     ids = torch.tensor([TEXT[:9]])
     mask = torch.ones_like(ids)
     own = model.generate(ids, attention_mask=mask, max_new_tokens=40, do_sample=False, eos_token_id=None)[0, 9:].tolist()
-    pair = Pair(target=NativeRunner(model), draft=NativeRunner(tiny_draft(model)), tokenizer=tiny_tokenizer())
+    pair = Pair(target=NativeModel(model), draft=NativeModel(tiny_draft(model)), tokenizer=tiny_tokenizer())
     for k in (0, 1, 4, 9):
         assert list(Decoder(pair, policy=Fixed(k=k)).generate(TEXT[:9], max_tokens=40, temperature=0).tokens) == own
 
 
 def test_the_context_ends_before_longrope_changes_its_angles() -> None:
     """Catches keys that are turned by the factors of short texts in a long one."""
-    assert NativeRunner(built("phi3-longrope")).max_length == 16
+    assert NativeModel(built("phi3-longrope")).max_length == 16

@@ -1,4 +1,4 @@
-"""Quantised weights in the compiled runner: the file's own values, in every form; and bits that depend on the row alone."""
+"""Quantised weights in the compiled backend: the file's own values, in every form; and bits that depend on the row alone."""
 
 import copy
 import ctypes
@@ -11,11 +11,11 @@ import torch
 from kinds import assert_same_bits
 from quantised import fabricated
 
-from specdecpp.errors import RunnerError
+from specdecpp.backends import EagerModel, NativeModel, native, probe
+from specdecpp.backends.native.library import library
+from specdecpp.backends.native.weights import KINDS, values_of
+from specdecpp.errors import BackendError
 from specdecpp.loading.gguf_reading import Stored
-from specdecpp.runners import EagerRunner, NativeRunner, native, probe
-from specdecpp.runners.native.library import library
-from specdecpp.runners.native.weights import KINDS, values_of
 from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -45,7 +45,7 @@ def filled(model: Any, values: Mapping[str, Stored]) -> Any:
     return model
 
 
-def pair(kinds: Mapping[str, str], activations: Any = "float32", **more: Any) -> tuple[EagerRunner, NativeRunner]:
+def pair(kinds: Mapping[str, str], activations: Any = "float32", **more: Any) -> tuple[EagerModel, NativeModel]:
     model = tiny_model("llama", seed=3, **(SMALL | more))
     values = stored(model, kinds)
     skeleton = copy.deepcopy(model)
@@ -53,18 +53,18 @@ def pair(kinds: Mapping[str, str], activations: Any = "float32", **more: Any) ->
         for name, parameter in module._parameters.items():
             module._parameters[name] = None if parameter is None else torch.nn.Parameter(parameter.to("meta"))
     skeleton.tie_weights()
-    runner = NativeRunner(skeleton, stored=values, num_threads=2, activations=activations)
-    return EagerRunner(filled(model, values)), runner
+    backend = NativeModel(skeleton, stored=values, num_threads=2, activations=activations)
+    return EagerModel(filled(model, values)), backend
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def runners(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+def backends(request: pytest.FixtureRequest) -> tuple[EagerModel, NativeModel]:
     return pair({"": request.param})
 
 
-def test_logits_are_those_of_the_values_in_the_file(runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_logits_are_those_of_the_values_in_the_file(backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches a code, a scale or an offset that is read from the wrong place of a block, or rounded."""
-    eager, compiled = (r.new_cache() for r in runners)
+    eager, compiled = (r.new_cache() for r in backends)
     expected, states = eager.extend(TEXT, rows=len(TEXT))
     logits, hidden = compiled.extend(TEXT, rows=len(TEXT))
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -72,10 +72,21 @@ def test_logits_are_those_of_the_values_in_the_file(runners: tuple[EagerRunner, 
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_same_bits_however_a_text_is_cut(runners: tuple[EagerRunner, NativeRunner], threads: int) -> None:
+def test_the_same_bits_however_a_text_is_cut(backends: tuple[EagerModel, NativeModel], threads: int) -> None:
     """Catches sums whose order depends on how many rows or panels are summed at once."""
     assert_same_bits(
-        runners[1], TEXT, [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [6, 8], [7, 7], [4, 10], [11, 3], [12, 2], threads=threads
+        backends[1],
+        TEXT,
+        [1] * 14,
+        [2, 2, 3, 3, 4],
+        [5, 9],
+        [13, 1],
+        [6, 8],
+        [7, 7],
+        [4, 10],
+        [11, 3],
+        [12, 2],
+        threads=threads,
     )
 
 
@@ -92,8 +103,8 @@ def test_a_file_of_several_kinds(kinds: dict[str, str], is_tied: bool) -> None:
     """Catches sums over groups of another matrix's size, and parts of a joined product that lie in the wrong columns."""
     eager, compiled = pair(kinds, tie_word_embeddings=is_tied)
     expected, _ = eager.new_cache().extend(TEXT, rows=len(TEXT))
-    for runner in (compiled.new_cache(), compiled.with_threads(5).new_cache()):
-        logits, _ = runner.extend(TEXT, rows=len(TEXT))
+    for backend in (compiled.new_cache(), compiled.with_threads(5).new_cache()):
+        logits, _ = backend.extend(TEXT, rows=len(TEXT))
         assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
@@ -107,7 +118,7 @@ def test_widths_that_do_not_fill_panels() -> None:
         "num_key_value_heads": 1,
         "vocab_size": 71,
     }
-    eager, compiled = (runner.new_cache() for runner in pair({"": "Q4_1"}, **widths))
+    eager, compiled = (backend.new_cache() for backend in pair({"": "Q4_1"}, **widths))
     expected, _ = eager.extend(TEXT, rows=len(TEXT))
     logits, _ = compiled.extend(TEXT, rows=len(TEXT))
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -122,7 +133,7 @@ def test_a_kind_that_is_not_known_becomes_float32() -> None:
     known = values[name].dequantised()
     object.__setattr__(rare, "dequantised", lambda: known)
     first, second = (
-        NativeRunner(model, stored={**values, name: of}, activations="float32").new_cache() for of in (values[name], rare)
+        NativeModel(model, stored={**values, name: of}, activations="float32").new_cache() for of in (values[name], rare)
     )
     expected, _ = first.extend(TEXT, rows=2)
     assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -150,7 +161,7 @@ def test_weights_that_are_read_otherwise_are_refused(monkeypatch: pytest.MonkeyP
     """Catches values by compiled code that nothing else has looked at."""
     made = fabricated("Q4_K", 40, 512, seed=5)
     monkeypatch.setattr(Stored, "dequantised", lambda self: torch.zeros(self.shape))
-    with pytest.raises(RunnerError, match="Q4_K otherwise than the package gguf"):
+    with pytest.raises(BackendError, match="Q4_K otherwise than the package gguf"):
         values_of(made)
 
 
@@ -164,11 +175,11 @@ def test_what_the_code_cannot_pack_is_refused() -> None:
     lib.native_free(handle)
 
 
-def test_ids_outside_the_embedding_are_refused(runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_ids_outside_the_embedding_are_refused(backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches a lookup past the end of the memory."""
     for wrong in (-1, 64, 2**40):
         with pytest.raises(ValueError, match="the embedding has 64 rows"):
-            runners[1].new_cache().extend([1, wrong], rows=1)
+            backends[1].new_cache().extend([1, wrong], rows=1)
 
 
 def test_kinds_are_those_of_the_package_gguf() -> None:
@@ -185,14 +196,14 @@ QUANTISED = [kind for kind in KINDS if kind not in ("F32", "F16", "BF16")]
 @pytest.fixture(
     scope="module", params=[(kind, activations) for kind in QUANTISED for activations in ("int16", "int8")], ids=str
 )
-def rounded(request: pytest.FixtureRequest) -> tuple[EagerRunner, NativeRunner]:
+def rounded(request: pytest.FixtureRequest) -> tuple[EagerModel, NativeModel]:
     if not library().native_has_dots():
         pytest.skip("this processor has no products of whole numbers")
     kind, activations = request.param
     return pair({"": kind}, activations=activations)
 
 
-def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[EagerRunner, NativeRunner]) -> None:
+def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[EagerModel, NativeModel]) -> None:
     """Catches a zero, a scale or an offset that is forgotten in whole numbers, and inputs in another order than their weights:
     rounding to bytes is one or two per cent, to two bytes as little as another order of a sum."""
     eager, compiled = rounded[0].new_cache(), rounded[1].new_cache()
@@ -202,15 +213,15 @@ def test_rounded_activations_are_near_the_file_and_not_further(rounded: tuple[Ea
     assert least < probe.gap(logits, expected) < most
 
 
-def test_rounded_activations_give_the_same_bits_however_a_text_is_cut(rounded: tuple[EagerRunner, NativeRunner]) -> None:
+def test_rounded_activations_give_the_same_bits_however_a_text_is_cut(rounded: tuple[EagerModel, NativeModel]) -> None:
     """Catches rounding that looks at more than its own row."""
     assert_same_bits(rounded[1], TEXT, [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [7, 7], threads=2)
 
 
 def test_two_bytes_are_the_default_where_the_processor_multiplies_them() -> None:
     """Catches a default that is slower than it has to be, and an error in front of a processor without such products."""
-    runner = pair({"": "Q4_1"}, activations=None)[1]
-    assert runner.activations == ("int16" if library().native_has_dots() else "float32")
+    backend = pair({"": "Q4_1"}, activations=None)[1]
+    assert backend.activations == ("int16" if library().native_has_dots() else "float32")
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K", "BF16"])
@@ -218,18 +229,18 @@ def test_a_trimmed_output_layer_takes_its_rows_of_a_file(kind: str) -> None:
     """Catches rows of quantised blocks taken by the wrong numbers, or with the wrong stride."""
     ids = [2, 3, 20, 21, 22, 63]
     expected = pair({"": kind})[0].new_cache().extend(TEXT, rows=3)[0]
-    for runner in pair({"": kind}, output_ids=ids):
-        found = runner.new_cache().extend(TEXT, rows=3)[0]
+    for backend in pair({"": kind}, output_ids=ids):
+        found = backend.new_cache().extend(TEXT, rows=3)[0]
         assert (found[:, ids] - expected[:, ids]).abs().max() < 1e-4 * expected.abs().max()
         assert int(found.isfinite().sum()) == 3 * len(ids)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_several_sequences_in_a_pass_have_the_bits_of_each_alone(
-    runners: tuple[EagerRunner, NativeRunner], threads: int
+    backends: tuple[EagerModel, NativeModel], threads: int
 ) -> None:
     """Catches rows that read another sequence's cache, positions of another, and sums that depend on the company."""
-    alone, model = [runners[1].with_threads(1).new_cache() for _ in range(5)], runners[1].with_threads(threads)
+    alone, model = [backends[1].with_threads(1).new_cache() for _ in range(5)], backends[1].with_threads(threads)
     together, seen_by = ([model.new_cache() for _ in alone] for _ in range(2))
     for texts in ([TEXT[:n] for n in (1, 9, 4, 14, 2)], [[5], [6, 7], [8], [1], [2, 3, 4]]):
         logits, hidden = model.forward(list(zip(together, texts, strict=True)), rows=1)
@@ -243,20 +254,20 @@ def test_several_sequences_in_a_pass_have_the_bits_of_each_alone(
     assert [r.length for r in together] == [r.length for r in alone]
 
 
-def test_what_a_layer_reads_is_told(runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_what_a_layer_reads_is_told(backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches states of another layer, or of other rows."""
-    model, runner = runners[0].model, runners[1].new_cache()
+    model, backend = backends[0].model, backends[1].new_cache()
     found: list[torch.Tensor] = []
     handle = model.model.layers[1].register_forward_pre_hook(lambda _, args: found.append(args[0]))
-    runners[0].new_cache().extend(TEXT, rows=1)
+    backends[0].new_cache().extend(TEXT, rows=1)
     handle.remove()
-    (seen,) = runners[1].forward_seen([(runner, TEXT)], layer=1)[1]
+    (seen,) = backends[1].forward_seen([(backend, TEXT)], layer=1)[1]
     assert (seen - found[0][0]).abs().max() < 1e-4 * found[0].abs().max()
 
 
-def test_a_pass_over_runners_of_two_models_is_refused(runners: tuple[EagerRunner, NativeRunner]) -> None:
+def test_a_pass_over_runners_of_two_models_is_refused(backends: tuple[EagerModel, NativeModel]) -> None:
     """Catches a pass that writes into caches of another shape."""
-    one, other = runners[1].new_cache(), pair({"": "Q8_0"})[1].new_cache()
-    for given, texts in (([one, other], [[1], [2]]), ([one, one], [[1], [2]]), ([one, runners[1].new_cache()], [[1], []])):
+    one, other = backends[1].new_cache(), pair({"": "Q8_0"})[1].new_cache()
+    for given, texts in (([one, other], [[1], [2]]), ([one, one], [[1], [2]]), ([one, backends[1].new_cache()], [[1], []])):
         with pytest.raises(ValueError, match="a cache for each"):
-            runners[1].forward(list(zip(given, texts, strict=True)), rows=1)
+            backends[1].forward(list(zip(given, texts, strict=True)), rows=1)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdecpp import load_pair, machine
-from specdecpp.errors import RunnerError
-from specdecpp.runners import NativeRunner
-from specdecpp.runners.native import compilation, library
+from specdecpp import cache_dir, load_pair
+from specdecpp.backends import NativeModel
+from specdecpp.backends.native import compilation, library
+from specdecpp.errors import BackendError
 from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(compilation.compiler() is None, reason="there is no C++ compiler")
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
-LOAD = "from specdecpp.runners.native import library; library.library(); print(library.origin())"
+LOAD = "from specdecpp.backends.native import library; library.library(); print(library.origin())"
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +37,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed leaves its folders there
     monkeypatch.setattr(tempfile, "tempdir", None)
-    for found_before in (library._found, machine._temporary):
+    for found_before in (library._found, cache_dir._temporary):
         found_before.cache_clear()
     yield tmp_path / "cache" / "specdecpp"
-    for found_here in (library._found, machine._temporary):
+    for found_here in (library._found, cache_dir._temporary):
         found_here.cache_clear()
 
 
@@ -116,7 +116,7 @@ def test_a_library_without_the_functions_is_compiled_again_once(compiler: Compil
     kept.unlink()
     library._found.cache_clear()
     compiler.does(f'cp {empty} "$out"')
-    with pytest.raises(RunnerError, match="undefined symbol: native_team"):
+    with pytest.raises(BackendError, match="undefined symbol: native_team"):
         library.library()
     assert compiler.calls == 3
 
@@ -139,7 +139,7 @@ def test_a_folder_that_others_can_write_to_has_no_code(compiler: Compiler, cache
     cache.mkdir(parents=True)
     cache.chmod(0o775)
     library.library()
-    assert "others can write to" in (machine.trouble() or "")
+    assert "others can write to" in (cache_dir.trouble() or "")
     assert list(cache.iterdir()) == []
 
 
@@ -158,11 +158,11 @@ def test_a_compiler_that_fails_is_quoted(does: str, told: str, compiler: Compile
     """Catches a failed compilation that leaves something behind, is told without its reason, or ends the default path."""
     compiler.does(does)
     assert library.refusal() is None, "there is a compiler, and nothing was tried"
-    with pytest.raises(RunnerError, match=told):
+    with pytest.raises(BackendError, match=told):
         library.library()
     assert compiler.calls == 1
     assert library.refusal(), "tried once in a process"
-    with pytest.raises(RunnerError, match=told):
+    with pytest.raises(BackendError, match=told):
         library.library()
     assert compiler.calls == 1
     assert not cache.exists() or list(cache.iterdir()) == []
@@ -171,9 +171,9 @@ def test_a_compiler_that_fails_is_quoted(does: str, told: str, compiler: Compile
 def test_the_default_path_goes_on_without_code(compiler: Compiler) -> None:
     """Catches a compiler's failure that is an error for somebody who asked for no compiled code."""
     compiler.does("exit 1")
-    assert load_pair().runners.startswith(("lean", "eager"))
-    with pytest.raises(RunnerError, match="exit status 1"):
-        load_pair(runner="native")
+    assert load_pair().backends.startswith(("lean", "eager"))
+    with pytest.raises(BackendError, match="exit status 1"):
+        load_pair(backend="native")
 
 
 @pytest.mark.parametrize("given", ["no-such-compiler", "/", "'unfinished", "text"])
@@ -184,7 +184,7 @@ def test_a_compiler_that_cannot_be_called_is_a_refusal(
     (tmp_path / "text").write_text("not a program")
     (tmp_path / "text").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / given) if given == "text" else given)
-    with pytest.raises(RunnerError, match="text cannot be run" if given == "text" else "is no program here"):
+    with pytest.raises(BackendError, match="text cannot be run" if given == "text" else "is no program here"):
         library.library()
     assert "CXX" in (library.refusal() or "") or given == "text"
 
@@ -202,7 +202,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
     """Catches a wait for the compiler proper, which holds the pipe after what was called has been killed."""
     monkeypatch.setattr(compilation, "LONGEST_S", 0.5)
     compiler.does(f"sleep 600 & echo $! > {tmp_path / 'child'}; wait")
-    with pytest.raises(RunnerError, match="took more than"):
+    with pytest.raises(BackendError, match="took more than"):
         library.library()
     child = int((tmp_path / "child").read_text())
     for _ in range(100):  # init may take a moment to bury it
@@ -220,7 +220,7 @@ def test_a_full_disk_is_told(compiler: Compiler, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunnerError, match="No space left"):
+    with pytest.raises(BackendError, match="No space left"):
         library.library()
     assert list(cache.iterdir()) == []
 
@@ -260,7 +260,7 @@ def shipped(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(library, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, "fpu" if os.uname().machine == "x86_64" else "asimd"))
     path = tmp_path / "shipped" / compilation.named("here", compilation.digest(), code.read_bytes())
-    machine.write(path, code.read_bytes())
+    cache_dir.write(path, code.read_bytes())
     return path
 
 
@@ -270,10 +270,10 @@ def test_without_a_compiler_the_code_of_the_wheel_is_taken(shipped: Path, monkey
     assert library.refusal() is None
     assert library.origin() == "shipped for here, since CXX=no-such-compiler is no program here"
     content = shipped.read_bytes()
-    machine.write(shipped, content[:5000])  # another file: this process has the first in its memory
+    cache_dir.write(shipped, content[:5000])  # another file: this process has the first in its memory
     assert "it is damaged" in str(found())
     assert shipped.exists(), "what pip installed is not ours to delete"
-    machine.write(shipped, content)
+    cache_dir.write(shipped, content)
     monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, "fpu flying"))
     assert "no program here" in str(found())
     monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, ""))
@@ -297,10 +297,10 @@ def test_without_a_runtime_of_threads_there_is_one(code: Path, compiler: Compile
     model = tiny_model("llama", seed=1, head_dim=16)
     text = [1, 7, 3, 9, 12]
     assert library._runtime() is not None, "torch has one"
-    whole, _ = NativeRunner(model, num_threads=2).new_cache().extend(text, rows=5)
+    whole, _ = NativeModel(model, num_threads=2).new_cache().extend(text, rows=5)
     monkeypatch.setattr(library, "_runtime", lambda: None)
     library._found.cache_clear()
-    alone, _ = NativeRunner(model, num_threads=2).new_cache().extend(text, rows=5)
+    alone, _ = NativeModel(model, num_threads=2).new_cache().extend(text, rows=5)
     assert torch.equal(whole, alone)
 
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 from quantised import fabricated
 
-from specdecpp import machine
+from specdecpp import cache_dir
+from specdecpp.backends import NativeModel
+from specdecpp.backends.native import compilation, weights
+from specdecpp.backends.native.weights import KINDS
 from specdecpp.loading.gguf_reading import Stored
-from specdecpp.runners import NativeRunner
-from specdecpp.runners.native import compilation, weights
-from specdecpp.runners.native.weights import KINDS
 from specdecpp.testing import tiny_model
 
 pytestmark = [
@@ -83,9 +83,9 @@ def recorded(kind: str, family: str, monkeypatch: pytest.MonkeyPatch, **more: An
         data = parameter.detach().float().contiguous()
         plain = Stored("F32", tuple(data.shape), data.view(torch.uint8).numpy().reshape(len(data) if data.ndim > 1 else 1, -1))
         values[name] = plain if parameter.ndim < 2 else fabricated(kind, *parameter.shape, seed=seed)
-    runner = NativeRunner(model, stored=values, num_threads=1, probe=False, **more).new_cache()
-    logits, _ = runner.extend(TEXT, rows=len(TEXT))
-    for i, (cos, sin) in enumerate(runner.model.weights._tables):
+    backend = NativeModel(model, stored=values, num_threads=1, probe=False, **more).new_cache()
+    logits, _ = backend.extend(TEXT, rows=len(TEXT))
+    for i, (cos, sin) in enumerate(backend.model.weights._tables):
         recorder.record("angles", i, content=cos.numpy().tobytes() + sin.numpy().tobytes())
     for cuts in ([len(TEXT)], *CUTS):
         recorder.record("sequence", len(TEXT))
@@ -146,7 +146,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     flags += [*compilation.flags_of(level), "-static", "-pthread", f"-I{compilation.SOURCES}"]
     command = [*own, *flags, str(DRIVER), "-o", str(path)]
     subprocess.run(command, check=True)
-    if not emulator and not {*machine.processor().split()}.issuperset(needed.split()):
+    if not emulator and not {*cache_dir.processor().split()}.issuperset(needed.split()):
         pytest.skip(f"this processor is not {level}: its code compiles, and cannot be run")
     return Driver(level, [*emulator, str(path)])
 
@@ -179,6 +179,6 @@ def test_products_of_whole_numbers_are_the_same_elsewhere(
     (logits, _), *others, _ = driver.played(records, tmp_path)
     away = np.abs(logits - expected).max(axis=1) / np.abs(expected).max()
     assert away[0] < 1e-4
-    # A last bit of a sum of another order may round an input to the next step, which are large in bytes.
+    # A last bit of a sum of another order may step an input to the next step, which are large in bytes.
     assert away.max() < (0.03 if activations == "int8" else 3e-4)
     assert all(np.array_equal(other[0], logits) for other in others)

@@ -11,7 +11,7 @@ from specdecpp import cli, lab
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.lab.trees import Widths
 from specdecpp.loading.pair import Pair
-from specdecpp.request import KINDS, WRAPPERS, parse_policy
+from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 pytestmark = pytest.mark.lab

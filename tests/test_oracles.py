@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from laws import Request, unchecked
+from distributions import Request, unchecked
 from records import Process, records
 from tables import Recording
 
@@ -35,7 +35,7 @@ def recorded(num: int = 30, num_tokens: int = 60) -> list[Trace]:
 
 
 def constant(acceptance: float, *, num: int, num_tokens: int, length: int = 10) -> list[Trace]:
-    """Every candidate is accepted with the same probability, and nothing else is to be seen."""
+    """Every draft token is accepted with the same probability, and nothing else is to be seen."""
     shape = (num_tokens, 1 + length)
     sure = np.full((*shape, 1), acceptance)
     trace = Trace(
@@ -65,7 +65,7 @@ def quick() -> Iterator[None]:
 
 
 def all_plans(trace: Trace, run: Sequence[int], costs: Costs, at: int = 0, before: int = 1) -> Iterator[float]:
-    """The seconds of every way to decode an answer with at most one candidate in vain a round."""
+    """The seconds of every way to decode an answer with at most one draft token in vain a step."""
     if at >= len(trace):
         yield 0.0
         return
@@ -116,7 +116,7 @@ def test_the_passes_of_hindsight_are_the_total_variation() -> None:
     variation = 0.0
     for (text, _), probability in request.own_law().items():
         for i in range(3):
-            p, q = (model.law((*request.prompt, *text[:i])) for model in (target, draft))
+            p, q = (model.distribution((*request.prompt, *text[:i])) for model in (target, draft))
             variation += probability * float((p - q).abs().sum() / 2)
     assert passes == pytest.approx(1 + variation, abs=1e-12)
 
@@ -190,7 +190,7 @@ def test_oracles_refuse_recordings_that_do_not_know() -> None:
 
 
 def test_a_share_needs_headroom() -> None:
-    """Catches a share of nothing, and a share that is turned round."""
+    """Catches a share of nothing, and a share that is turned step."""
     assert share_of_headroom(1.2, best_fixed=1.0, oracle=2.0) == pytest.approx(0.2)
     assert share_of_headroom(0.9, best_fixed=1.0, oracle=2.0) < 0
     with pytest.raises(ValueError, match="no headroom"):

@@ -14,7 +14,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from specdecpp import AcceptanceHead, Decoder, Fixed, HeadError, Pair, PairError, PromptError, RunnerError, SpecDecPP, load_pair
+from specdecpp import (
+    AcceptanceHead,
+    BackendError,
+    Decoder,
+    Fixed,
+    HeadError,
+    Pair,
+    PairError,
+    PromptError,
+    SpecDecPP,
+    load_pair,
+)
+from specdecpp.backends import EagerModel
 from specdecpp.decoder import default_policy
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PairWarning
@@ -22,7 +34,6 @@ from specdecpp.head import HeadCard
 from specdecpp.loading import fingerprints, models
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.policies import CostAware
-from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
@@ -114,8 +125,8 @@ def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders,
 def test_dtype_reaches_both_models(folders: Folders, dtype: Any, expected: torch.dtype) -> None:
     """Catches a dtype that is dropped on the way to transformers, or reaches the target alone."""
     pair = load_pair(folders[0], draft=folders[1], dtype=dtype)
-    for runner in (pair.target, pair.draft):
-        logits, hidden = runner.new_cache().extend([3, 4], rows=1)
+    for backend in (pair.target, pair.draft):
+        logits, hidden = backend.new_cache().extend([3, 4], rows=1)
         assert logits.dtype == hidden.dtype == expected
 
 
@@ -218,12 +229,12 @@ def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
     folders: Folders, draft_copy: Path, spoil: Change, why: str
 ) -> None:
     """Catches errors of json, tokenizers, safetensors and transformers that escape the tree or do not say which model; weights
-    that transformers fills with random numbers; a model without layers, which decodes; candidates drawn from NaN; a recurrent
+    that transformers fills with random numbers; a model without layers, which decodes; draft tokens drawn from NaN; a recurrent
     state; and tokenizers that are taken for one as their sizes, or their tables, are equal."""
     spoil(draft_copy)
     where = f" {draft_copy}" if why in (NO_TOKENIZER, NO_MODEL) else ""
-    with pytest.raises((PairError, RunnerError), match=why + where):
-        load_pair(folders[0], draft=draft_copy, runner="eager")
+    with pytest.raises((PairError, BackendError), match=why + where):
+        load_pair(folders[0], draft=draft_copy, backend="eager")
 
 
 @pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"])
@@ -303,7 +314,7 @@ def test_models_of_the_wrong_width_are_refused(folders: Folders, pair: Pair, tmp
         with pytest.raises(PairError, match=f"the {role} scores 60 ids, but the tokenizer has ids up to 63"):
             load_pair(names[0], draft=names[1])
     with pytest.raises(PairError, match="the target scores 64 ids and the draft 40"):
-        replace(pair, draft=EagerRunner(tiny_model("llama"), vocab_size=40))
+        replace(pair, draft=EagerModel(tiny_model("llama"), vocab_size=40))
 
 
 # Ends and fingerprints
@@ -426,7 +437,7 @@ def test_the_head_is_as_wide_as_the_draft_and_not_the_target(folders: Folders, t
     AcceptanceHead(HeadCard(hidden_size=16, num_layers=1)).save_pretrained(tmp_path / "head")
     pair = load_pair(folders[0], draft=draft, head=tmp_path / "head")
     out = Decoder(pair).generate("hello", max_tokens=12, seed=0, ignore_eos=True)
-    assert any(r.judged for r in out.rounds)
+    assert any(r.judged for r in out.steps)
 
 
 @pytest.mark.parametrize("stopping", [{}, {"threshold": 0.35, "min_tokens": 1}])
@@ -452,11 +463,11 @@ def test_generate_and_stream_agree(decoder: Decoder, temperature: float) -> None
     """Catches a seed that is used differently, or text lost, on one of the two ways."""
     options: dict[str, Any] = {"max_tokens": 40, "seed": 7, "temperature": temperature, "ignore_eos": True}
     out = decoder.generate("hello you", **options)
-    rounds = list(decoder.stream("hello you", **options))
-    assert list(out.tokens) == [t for r in rounds for t in r.tokens]
-    assert out.text == "".join(r.text for r in rounds)
+    steps = list(decoder.stream("hello you", **options))
+    assert list(out.tokens) == [t for r in steps for t in r.tokens]
+    assert out.text == "".join(r.text for r in steps)
     assert len(out.tokens) == 40
-    assert [r.finish_reason for r in rounds] == [None] * (len(rounds) - 1) + ["length"]
+    assert [r.finish_reason for r in steps] == [None] * (len(steps) - 1) + ["length"]
 
 
 def test_seeds_decide(decoder: Decoder) -> None:
@@ -557,7 +568,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting_at_its_end(folders: Folde
     alone = Decoder(decoder.pair, policy=Fixed(k=0)).generate([5] * 8, max_tokens=30, temperature=0.0, ignore_eos=True)
     assert out.tokens == alone.tokens
     assert len(out.tokens) == 30
-    assert out.rounds[0].num_drafted == 4
-    assert out.rounds[-1].num_drafted == 0
+    assert out.steps[0].num_drafted == 4
+    assert out.steps[-1].num_drafted == 0
     long = decoder.generate([5] * 20, max_tokens=5, seed=0, ignore_eos=True)
     assert (len(long.tokens), long.metrics.num_draft_tokens) == (5, 0)

@@ -1,4 +1,5 @@
-"""Parallel heads on a draft's state: the target's law, one pass for several candidates, no trace of what was rejected."""
+"""Parallel heads on a draft's state: the target's distribution, one pass for several draft tokens, no trace of what was
+rejected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from laws import Request, largest_difference
+from distributions import Request, largest_difference
 
 import specdecpp as sd
+from specdecpp.backends import EagerModel
 from specdecpp.errors import DataError
 from specdecpp.lab.parallel import WEIGHTS, ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.runners import EagerRunner
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
 from specdecpp.verify import BlockVerification, TokenVerification
 
@@ -37,13 +38,13 @@ def over_table(num_heads: int) -> Any:
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()], ids=str)
 @pytest.mark.parametrize("policy", [Fixed(k=3), CostAware()], ids=str)
 def test_the_law_is_the_targets(policy: Policy, verification: Any) -> None:
-    """Catches a q that is not what was drawn from, and a state of a rejected candidate that a later round begins with."""
+    """Catches a q that is not what was drawn from, and a state of a rejected draft token that a later step begins with."""
     target = TableModel.random(vocab_size=3, depth=2, seed=3)
     request = Request(target=target, draft=over_table(1), max_tokens=3)
-    assert largest_difference(request.law(policy, verification), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, verification), request.own_law()) < 1e-12
 
 
-class Counting(EagerRunner):
+class Counting(EagerModel):
     """A model that writes down what it reads."""
 
     reads: list[list[int]]
@@ -61,7 +62,7 @@ def tiny_draft(num_heads: int = 2) -> tuple[Any, Counting]:
 
 
 def test_heads_stand_for_passes_and_the_next_pass_reads_what_was_kept() -> None:
-    """Catches a pass for each candidate, a head that is asked twice, and kept candidates that the model never reads."""
+    """Catches a pass for each draft token, a head that is asked twice, and kept draft tokens that the model never reads."""
     draft, base = tiny_draft()
     draft.extend([1, 2, 3], rows=1)
     draft.extend([4], rows=1)
@@ -108,7 +109,7 @@ def test_a_place_has_the_law_of_its_head() -> None:
 def test_greedy_answers_are_the_targets(tmp_path: Path) -> None:
     """Catches a decoder that takes such a draft for another."""
     target, draft = save_tiny_pair(tmp_path)
-    pair = sd.load_pair(target, draft=draft, runner="eager")
+    pair = sd.load_pair(target, draft=draft, backend="eager")
     base: Any = pair.draft
     parallel = ParallelDraft(base, random_heads(base.hidden_size, 3), base.model.get_output_embeddings())
     own = replace(pair, draft=parallel, draft_fingerprint=None)
@@ -123,7 +124,7 @@ def test_training_lowers_the_loss_of_every_head_and_weights_come_back(tmp_path) 
     """Catches a head that is trained for another place than it is asked for: a text that counts gives each its own next."""
     model = tiny_model("llama", seed=2)
     tokens = torch.arange(40) % 7 + 3
-    states = torch.tensor(EagerRunner(model).new_cache().extend(tokens.tolist(), rows=40)[1].tolist())  # out of inference mode
+    states = torch.tensor(EagerModel(model).new_cache().extend(tokens.tolist(), rows=40)[1].tolist())  # out of inference mode
     known = states[:-3], torch.stack([tokens[2:-1], tokens[3:]], -1)
     heads = ParallelHeads(states.shape[1], 2)
     optimizer = torch.optim.AdamW(heads.parameters(), lr=0.01)
@@ -133,7 +134,7 @@ def test_training_lowers_the_loss_of_every_head_and_weights_come_back(tmp_path) 
         optimizer.step()
     each = heads.loss(*known, model.get_output_embeddings())
     assert max(each.tolist()) < 0.1
-    draft = ParallelDraft(EagerRunner(model), heads, model.get_output_embeddings())
+    draft = ParallelDraft(EagerModel(model), heads, model.get_output_embeddings())
     draft.extend(tokens[:20].tolist(), rows=1)
     assert [int(draft.extend([int(tokens[20 + i])], rows=1)[0].argmax()) for i in range(2)] == tokens[21:23].tolist()
     heads.save_pretrained(tmp_path)

@@ -16,7 +16,7 @@ from specdecpp.loading.gguf_cutting import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.models import load_tokenizer
 from specdecpp.loading.pair import REFERENCE, load_pair
-from specdecpp.request import parse_policy, policy_names
+from specdecpp.policy_spec import parse_policy, policy_names
 from specdecpp.testing import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -61,7 +61,7 @@ def test_a_cut_file_drafts_for_the_whole(whole: Path, tmp_path: Path):
     """Catches a file that only looks right: it must load, and drafting with it must not change the text."""
     cut(whole, tmp_path / "cut.gguf", 1)
     assert len(GGUFSource(tmp_path / "cut.gguf").skeleton.model.layers) == 1
-    pair = load_pair(whole, draft=tmp_path / "cut.gguf", runner="eager")
+    pair = load_pair(whole, draft=tmp_path / "cut.gguf", backend="eager")
     texts = [
         Decoder(pair, policy=Fixed(k=k)).generate("Two and two", max_tokens=12, temperature=0, ignore_eos=True).tokens
         for k in (0, 3)
@@ -81,7 +81,7 @@ def test_every_engine_is_measured_on_packed_weights(pair: str, dtype: str):
     """Catches a stage in which ours or another engine is left out, or the default rule."""
     stages = [stage for stage in Plan.full().stages[pair] if stage.dtype == dtype]
     assert {stage.threads for stage in stages} == {1, 2}
-    found = {(s.engine, s.runner): s for s in settings(pair, stages[0]) if s.name == "target alone"}
+    found = {(s.engine, s.backend): s for s in settings(pair, stages[0]) if s.name == "target alone"}
     assert {("ours", "native"), ("ours", "llama.cpp"), ("llama.cpp", None), ("openvino", None)} <= found.keys()
     names = {s.name for s in settings(pair, stages[0])}
     assert "cost-aware" in names
@@ -112,7 +112,7 @@ def test_every_engine_is_asked_alike():
     class Own:
         def run(self, request: Any) -> Any:
             asked["ours"].append(request)
-            return SimpleNamespace(tokens=[1, 2], rounds=1)
+            return SimpleNamespace(tokens=[1, 2], steps=1)
 
     class Other:
         def __init__(self, name: str):

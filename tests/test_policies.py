@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from laws import drafted as host_draft
-from laws import outcome, random_head
+from distributions import drafted as host_draft
+from distributions import outcome, random_head
 
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import Heuristic
@@ -31,7 +31,7 @@ class Always(Policy):
 
 
 class Constant(AcceptanceHead):
-    """A head that gives every candidate the same logit."""
+    """A head that gives every draft token the same logit."""
 
     def __init__(self, logit, **card):
         super().__init__(HeadCard(hidden_size=4, num_layers=0, **card))
@@ -41,16 +41,16 @@ class Constant(AcceptanceHead):
 
 
 def drafted(*candidates):
-    """A draft of candidates (token, q)."""
+    """A draft of draft tokens (token, q)."""
     draft = Draft()
     for token, q in candidates:
         draft.append(token, q=torch.tensor(q, dtype=torch.float64))
     return draft
 
 
-def proposed(policy, *, temperature=1.0, num_tokens=6, ends=(), runner=None, seed=0):
+def proposed(policy, *, temperature=1.0, num_tokens=6, ends=(), backend=None, seed=0):
     return host_draft(
-        runner or TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0),
+        backend or TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0),
         [0, 1],
         policy=policy,
         memory=policy.start(),
@@ -66,7 +66,7 @@ FIFTH = (1, [0.8, 0.2, 0.0, 0.0])
 
 
 def test_max_confidence_looks_at_the_last_candidate_only():
-    """Catches q of the wrong candidate, the largest q instead of q(x), or a product."""
+    """Catches q of the wrong draft token, the largest q instead of q(x), or a product."""
     policy = MaxConfidence(threshold=0.4)
     assert policy.stop(drafted(HALF), None) is None
     assert policy.stop(drafted(FIFTH, HALF), None) is None
@@ -75,7 +75,7 @@ def test_max_confidence_looks_at_the_last_candidate_only():
 
 
 def test_cumulative_confidence_multiplies_over_the_round():
-    """Catches a product that misses candidates drawn since the last question."""
+    """Catches a product that misses draft tokens drawn since the last question."""
     draft = drafted(HALF, HALF)
     assert CumulativeConfidence(threshold=0.25).stop(draft, None) is None  # equal is not below
     draft.append(HALF[0], q=torch.tensor(HALF[1]))
@@ -103,32 +103,32 @@ def test_entropy_is_that_of_svip_in_nats():
     ],
 )
 def test_confidence_rules_never_stop_an_empty_round(policy):
-    """Catches an index error, or a round of nothing, before the first candidate."""
+    """Catches an index error, or a step of nothing, before the first draft token."""
     assert policy.stop(Draft(), None) is None
 
 
 def test_greedy_drafting_is_judged_by_the_unwarped_softmax():
-    """Catches q = 1 for every greedy candidate, which would make the confidence rules never stop."""
-    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
-    draft = proposed(Fixed(k=3), temperature=0.0, runner=runner)
-    laws = [runner.law([0, 1, *draft.tokens[:i]]) for i in range(3)]
-    assert [draft.confidence(i) for i in range(3)] == pytest.approx([float(p.max()) for p in laws])
-    assert draft.cumulative_confidence == pytest.approx(math.prod(float(p.max()) for p in laws))
-    assert draft.entropy(-1) == pytest.approx(-float((laws[-1] * laws[-1].log()).sum()))
+    """Catches q = 1 for every greedy draft token, which would make the confidence rules never stop."""
+    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    draft = proposed(Fixed(k=3), temperature=0.0, backend=backend)
+    distributions = [backend.distribution([0, 1, *draft.tokens[:i]]) for i in range(3)]
+    assert [draft.confidence(i) for i in range(3)] == pytest.approx([float(p.max()) for p in distributions])
+    assert draft.cumulative_confidence == pytest.approx(math.prod(float(p.max()) for p in distributions))
+    assert draft.entropy(-1) == pytest.approx(-float((distributions[-1] * distributions[-1].log()).sum()))
     assert draft.q == [None] * 3
 
 
 def test_sampled_candidates_are_judged_by_the_law_they_came_from():
-    """Catches confidence under the unwarped law where sampling warps it."""
-    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
-    draft = proposed(Fixed(k=2), temperature=0.5, runner=runner)
+    """Catches confidence under the unwarped distribution where sampling warps it."""
+    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    draft = proposed(Fixed(k=2), temperature=0.5, backend=backend)
     for i in range(2):
-        law = runner.law([0, 1, *draft.tokens[:i]]) ** 2
-        assert draft.confidence(i) == pytest.approx(float(law[draft.tokens[i]] / law.sum()))
+        distribution = backend.distribution([0, 1, *draft.tokens[:i]]) ** 2
+        assert draft.confidence(i) == pytest.approx(float(distribution[draft.tokens[i]] / distribution.sum()))
 
 
 def test_the_gap_is_between_the_two_largest_if_there_are_two():
-    """Catches the gap of another candidate, and an index error in a vocabulary of one."""
+    """Catches the gap of another draft token, and an index error in a vocabulary of one."""
     draft = drafted(FIFTH, HALF)
     assert [draft.gap(0), draft.gap(-1)] == pytest.approx([0.6, 0.25])
     assert drafted((0, [1.0])).gap(-1) == 0.0
@@ -158,7 +158,7 @@ def test_specdecpp_stops_once_a_rejection_is_likely():
     ],
 )
 def test_specdecpp_keeps_the_free_candidate(bounds, num_judged, num_candidates):
-    """Catches a free candidate that is thrown away or judged: after k judgements there are k + 1 candidates."""
+    """Catches a free draft token that is thrown away or judged: after k judgements there are k + 1 draft tokens."""
     draft = proposed(SpecDecPP(head=Constant(-9.0), **bounds))
     assert (len(draft.judged), draft.num_tokens) == (num_judged, num_candidates)
 
@@ -170,12 +170,12 @@ def test_specdecpp_never_stops_with_a_trusting_head():
 
 
 def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
-    """Catches estimates shifted by one candidate."""
-    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    """Catches estimates shifted by one draft token."""
+    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     head = random_head(4, seed=0, scale=1.0)
-    draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner)
+    draft = proposed(SpecDecPP(head=head, threshold=1.0), backend=backend)
     read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
-    expected = [head.estimate(runner.law(context), calibrated=False) for context in read]
+    expected = [head.estimate(backend.distribution(context), calibrated=False) for context in read]
     assert draft.judged == pytest.approx(expected)
     assert max(expected) - min(expected) > 0.1
 
@@ -217,26 +217,26 @@ def test_specdecpp_takes_its_setting_from_the_card():
 
 @pytest.mark.parametrize(("min_tokens", "num_candidates"), [(0, 1), (1, 1), (2, 2), (4, 4)])
 def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_candidate(min_tokens, num_candidates):
-    """Catches a look-ahead rule that reads the candidate it has condemned, or drops it."""
-    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    """Catches a look-ahead rule that reads the draft token it has condemned, or drops it."""
+    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     head = Constant(-9.0, form="look_ahead", vocab_size=4)
-    draft = proposed(SpecDecPP(head=head, min_tokens=min_tokens), runner=runner)
+    draft = proposed(SpecDecPP(head=head, min_tokens=min_tokens), backend=backend)
     assert (len(draft.judged), draft.num_tokens) == (num_candidates, num_candidates)
-    assert runner.length == 2 + num_candidates - 1  # the prompt, and every candidate but the last
+    assert backend.length == 2 + num_candidates - 1  # the prompt, and every draft token but the last
 
 
 def test_a_look_ahead_head_judges_each_candidate_by_what_was_known_when_it_was_drawn():
-    """Catches estimates shifted by one candidate, and a scalar read from another position."""
-    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    """Catches estimates shifted by one draft token, and a scalar read from another position."""
+    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     names = ("log_q", "entropy", "gap", "depth")
     head = random_head(4, seed=1, scale=0.5, form="look_ahead", vocab_size=4, scalars=names)
-    draft = proposed(SpecDecPP(head=head, threshold=1.0), runner=runner, num_tokens=5)
+    draft = proposed(SpecDecPP(head=head, threshold=1.0), backend=backend, num_tokens=5)
     expected = []
     for i, token in enumerate(draft.tokens):
-        law = runner.law([0, 1, *draft.tokens[:i]])
-        first, second = law.topk(2).values.tolist()
-        scalars = (float(law[token].log()), float(torch.special.entr(law).sum()), first - second, i + 1.0)
-        expected.append(head.estimate(law, token, scalars, calibrated=False))
+        distribution = backend.distribution([0, 1, *draft.tokens[:i]])
+        first, second = distribution.topk(2).values.tolist()
+        scalars = (float(distribution[token].log()), float(torch.special.entr(distribution).sum()), first - second, i + 1.0)
+        expected.append(head.estimate(distribution, token, scalars, calibrated=False))
     assert draft.judged == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
 
@@ -264,7 +264,7 @@ def test_heuristic_stays_within_its_bounds():
 
 
 def test_heuristic_forgets_growth_past_its_upper_bound():
-    """Catches a length that goes on growing unseen, so that rejections do not shorten the draft for many rounds."""
+    """Catches a length that goes on growing unseen, so that rejections do not shorten the draft for many steps."""
     policy = Heuristic(start_tokens=5, max_tokens=6)
     memory = policy.start()
     for _ in range(10):
@@ -275,16 +275,16 @@ def test_heuristic_forgets_growth_past_its_upper_bound():
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 3])
 def test_no_rule_is_asked_below_its_lower_bound(min_tokens):
-    """Catches a lower bound that is off by one; a round of nothing does not even run the draft."""
-    runner = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
-    draft = proposed(Always(min_tokens=min_tokens), runner=runner)
+    """Catches a lower bound that is off by one; a step of nothing does not even run the draft."""
+    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    draft = proposed(Always(min_tokens=min_tokens), backend=backend)
     assert (draft.num_tokens, str(draft.stop)) == (min_tokens, "asked")
-    assert runner.length == (min_tokens + 1 if min_tokens else 0)
+    assert backend.length == (min_tokens + 1 if min_tokens else 0)
 
 
 @pytest.mark.parametrize(("min_tokens", "kept"), [(0, 0), (1, 0), (3, 2)])
 def test_dropping_removes_one_candidate_with_all_that_is_known_of_it(min_tokens, kept):
-    """Catches columns of a draft that no longer line up after the last candidate is dropped."""
+    """Catches columns of a draft that no longer line up after the last draft token is dropped."""
     draft = proposed(Always(min_tokens=min_tokens, drop=True))
     assert (draft.num_tokens, len(draft.q), str(draft.stop)) == (kept, kept, "asked")
     confidences = [draft.confidence(i) for i in range(kept)]
@@ -292,7 +292,7 @@ def test_dropping_removes_one_candidate_with_all_that_is_known_of_it(min_tokens,
 
 
 def test_dropping_forgets_what_the_rule_had_read():
-    """Catches a cumulative product that still holds the dropped candidate."""
+    """Catches a cumulative product that still holds the dropped draft token."""
     draft = drafted(HALF, FIFTH)
     assert draft.cumulative_confidence == pytest.approx(0.1)
     draft.drop_last()

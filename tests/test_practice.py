@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import outcome, unchecked
+from distributions import outcome, unchecked
 
 from specdecpp import Decoder, Pair, load_pair
 from specdecpp.costs import known, measuring
@@ -43,13 +43,13 @@ class Text:
 
 def practised(acceptance: float, rng: np.random.Generator) -> Mapping[str, Any] | None:
     """Two prompts of practice of a slow pair, whose acceptance scatters about that of the pair."""
-    rounds = []
+    steps = []
     for _ in range(2):
         text = Text(min(max(acceptance + rng.uniform(-0.15, 0.15), 0.05), 0.97), rng)
         for k in filter(None, measuring.FEW):
             chances, judged = zip(*(text.draw() for _ in range(k)), strict=True)
-            rounds.append(Practised(num_drafted=k, num_accepted=text.accepted(list(chances)), judged=judged))
-    return Practice(greedy=tuple(rounds), judge="q").past(CostAware(), COSTS, is_greedy=True)
+            steps.append(Practised(num_drafted=k, num_accepted=text.accepted(list(chances)), judged=judged))
+    return Practice(greedy=tuple(steps), judge="q").past(CostAware(), COSTS, is_greedy=True)
 
 
 def answered(experience: Experience, text: Text) -> float:
@@ -124,9 +124,9 @@ def test_a_shorter_round_is_what_the_rule_would_have_had() -> None:
 
 
 def test_practice_is_kept_as_it_was() -> None:
-    """Catches a file that loses rounds, and one of somebody else that ends a load."""
-    rounds = tuple(Practised(num_drafted=k, num_accepted=1, judged=(0.8,) * k, overlaps=(0.5, 0.4)) for k in (2, 4))
-    practice = Practice(greedy=rounds, sampled=rounds[:1], judge="q")
+    """Catches a file that loses steps, and one of somebody else that ends a load."""
+    steps = tuple(Practised(num_drafted=k, num_accepted=1, judged=(0.8,) * k, overlaps=(0.5, 0.4)) for k in (2, 4))
+    practice = Practice(greedy=steps, sampled=steps[:1], judge="q")
     assert Practice.parse(json.loads(json.dumps(practice.told()))) == practice
     for bad in (
         None,
@@ -134,14 +134,14 @@ def test_practice_is_kept_as_it_was() -> None:
         {"greedy": [], "sampled": [[1, 2, [0.5], []]], "judge": "q"},
         {"greedy": 3, "sampled": [], "judge": ""},
     ):
-        with pytest.raises(ValueError, match="practice has greedy and sampled rounds"):
+        with pytest.raises(ValueError, match="practice has greedy and sampled steps"):
             Practice.parse(bad)
     assert practice.past(CostAware(), COSTS, is_greedy=True) is not None
     assert replace(practice, judge="head").past(CostAware(), COSTS, is_greedy=True) is None
     assert practice.past(Fixed(k=2), COSTS, is_greedy=True) is None
     past = practice.past(CostAware(), COSTS, is_greedy=False)
     assert past is not None
-    assert past["num_tested"] >= 3, "few rounds of one way are joined by those of the other"
+    assert past["num_tested"] >= 3, "few steps of one way are joined by those of the other"
     assert past["lost"] == 0
 
 
@@ -151,7 +151,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setattr(measuring, "CANDIDATES", (0, 1, 2, 4))
     monkeypatch.setattr(measuring, "CYCLES", 1)
     target, draft = save_tiny_pair(tmp_path / "pair")
-    return replace(load_pair(target, draft=draft, runner="eager"), ends=())  # else practice may end with its first token
+    return replace(load_pair(target, draft=draft, backend="eager"), ends=())  # else practice may end with its first token
 
 
 def test_a_pair_practises_in_both_ways_while_it_is_measured(loaded: Pair) -> None:

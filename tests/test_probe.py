@@ -1,4 +1,4 @@
-"""The check of runners against transformers: what it takes for the truth, what it lets pass, and what it does not."""
+"""The check of backends against transformers: what it takes for the truth, what it lets pass, and what it does not."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specdecpp.errors import RunnerError
-from specdecpp.runners import EagerRunner, LeanRunner, NativeRunner, lean, native, probe
-from specdecpp.runners.angles import Angles
+from specdecpp.backends import EagerModel, LeanModel, NativeModel, lean, native, probe
+from specdecpp.backends.angles import Angles
+from specdecpp.errors import BackendError
 from specdecpp.testing import tiny_model
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -28,15 +28,15 @@ def chaotic() -> Any:
 
 
 def test_the_models_own_rounding_is_not_held_against_a_runner() -> None:
-    """Catches the refusal of every quick runner for a model in bfloat16, because transformers in bfloat16 is off itself."""
+    """Catches the refusal of every quick backend for a model in bfloat16, because transformers in bfloat16 is off itself."""
     model = chaotic()
     ids = probe.tokens(64)
     wide = probe.expected(model, ids)
     own = model(input_ids=torch.tensor([ids])).logits[0].detach()
     assert probe.gap(own, wide) > 0.1, "the model is too tame for this test"
-    LeanRunner(model)
+    LeanModel(model)
     if native.compiler() is not None:
-        NativeRunner(model)
+        NativeModel(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "gemma3_text"])
@@ -120,23 +120,23 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_angle_norm_or_mask_is_found_in_any_precision(
     twist: Callable[[pytest.MonkeyPatch], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a tolerance for half precision under which a runner of another model passes."""
-    LeanRunner(tiny_model("llama", seed=1).to(dtype))
+    """Catches a tolerance for half precision under which a backend of another model passes."""
+    LeanModel(tiny_model("llama", seed=1).to(dtype))
     twist(monkeypatch)
-    with pytest.raises(RunnerError, match="other logits than transformers in float32"):
-        LeanRunner(tiny_model("llama", seed=1).to(dtype))
+    with pytest.raises(BackendError, match="other logits than transformers in float32"):
+        LeanModel(tiny_model("llama", seed=1).to(dtype))
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wrong_angle_of_compiled_code_is_found(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches the same in the compiled runner, whose sums are in float32: one angle in a thousand too large is seen."""
+    """Catches the same in the compiled backend, whose sums are in float32: one angle in a thousand too large is seen."""
     model = tiny_model("llama", seed=1, head_dim=16).to(dtype)
-    NativeRunner(model)
+    NativeModel(model)
     to = Angles.to
     monkeypatch.setattr(Angles, "to", lambda self, end: tuple(t * 1.002 for t in to(self, end)))
-    with pytest.raises(RunnerError, match="other logits than transformers in float32"):
-        NativeRunner(model)
+    with pytest.raises(BackendError, match="other logits than transformers in float32"):
+        NativeModel(model)
 
 
 def test_logits_that_are_no_numbers_agree_with_nothing() -> None:
@@ -144,8 +144,8 @@ def test_logits_that_are_no_numbers_agree_with_nothing() -> None:
     model = tiny_model("llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(RunnerError, match="difference nan"):
-        LeanRunner(model)
+    with pytest.raises(BackendError, match="difference nan"):
+        LeanModel(model)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 5, 64, 49152])
@@ -158,6 +158,6 @@ def test_ids_are_of_the_vocabulary_and_positions_of_the_context(vocab_size: int)
         assert len(set(ids)) == len(ids)
         assert min(ids) > 1000
     for length in (1, 2, 3, 7):
-        runner = EagerRunner(tiny_model("llama", vocab_size=vocab_size))
-        found = probe.observed(runner, probe.tokens(vocab_size, length))
+        backend = EagerModel(tiny_model("llama", vocab_size=vocab_size))
+        found = probe.observed(backend, probe.tokens(vocab_size, length))
         assert found.shape == (length, vocab_size)

@@ -157,7 +157,7 @@ def test_a_replay_needs_the_policies_and_numpy() -> None:
 
 def test_costs_are_below_the_policies_that_weigh_them() -> None:
     """Catches two rooms that import each other, if only for type checkers: policies read costs, which know of no policy. What
-    measures them runs rounds, and is imported by its own name."""
+    measures them runs steps, and is imported by its own name."""
     runs = {f"specdecpp.costs.{name}" for name in ("measuring", "practice", "known")}
     of = [module for module in MODULES if is_within(module, "costs") and module not in runs]
     assert len(of) > 2
@@ -197,9 +197,9 @@ def test_the_package_imports_nothing_of_its_own_until_it_is_asked_for() -> None:
 
 def test_the_import_rule_sees_the_modules_it_is_about() -> None:
     """Catches a vacuous rule: the scan must find the online modules and the imports they do have."""
-    expected = {"specdecpp.session", "specdecpp.runners.eager", "specdecpp.policies", "specdecpp.loading.pair"}
+    expected = {"specdecpp.session", "specdecpp.backends.eager", "specdecpp.policies", "specdecpp.loading.pair"}
     assert expected <= set(ONLINE)
-    assert "specdecpp.rounds" in imports_of("specdecpp.session")
+    assert "specdecpp.backends.engines" in imports_of("specdecpp.session")
     assert "specdecpp.head" in imports_of("specdecpp.policies.head"), "imports for type checking count"
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from specdecpp import Decoder, Pair
+from specdecpp.backends import NativeModel, native
 from specdecpp.costs import Costs, measuring
 from specdecpp.policies import CostAware, account
-from specdecpp.runners import NativeRunner, native
 from specdecpp.testing import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -42,8 +42,8 @@ def models(kind: str = "llama", kept: int = 2) -> tuple[Any, Any]:
     return target, draft
 
 
-def runners(target: Any, draft: Any) -> tuple[NativeRunner, NativeRunner]:
-    return NativeRunner(target, num_threads=2, probe=False), NativeRunner(draft, num_threads=1, probe=False)
+def backends(target: Any, draft: Any) -> tuple[NativeModel, NativeModel]:
+    return NativeModel(target, num_threads=2, probe=False), NativeModel(draft, num_threads=1, probe=False)
 
 
 @pytest.mark.parametrize("cut", [[300], [1, 15, 16, 17, 251], [7, 290]], ids=str)
@@ -51,8 +51,8 @@ def runners(target: Any, draft: Any) -> tuple[NativeRunner, NativeRunner]:
 def test_the_bits_are_those_of_two_passes(kind: str, cut: list[int]) -> None:
     """Catches keys that are copied from the wrong place or layer, a border of a block that loses what stood before it, and
     states of the wrong layer."""
-    own = runners(*models(kind))
-    together, apart = ([model.new_cache() for model in of] for of in (own, runners(*models(kind))))
+    own = backends(*models(kind))
+    together, apart = ([model.new_cache() for model in of] for of in (own, backends(*models(kind))))
     at = 0
     for num in cut:
         own[0].forward_both(*together, TEXT[at : at + num])
@@ -71,8 +71,8 @@ def test_a_draft_whose_layers_are_all_the_targets_has_nothing_to_compute() -> No
     target, draft = models(kept=2)
     draft.model.layers = draft.model.layers[:2]
     draft.config.num_hidden_layers = 2
-    p, q = runners(target, draft)
-    alone, both = runners(target, draft)[1].new_cache(), (p.new_cache(), q.new_cache())
+    p, q = backends(target, draft)
+    alone, both = backends(target, draft)[1].new_cache(), (p.new_cache(), q.new_cache())
     p.forward_both(*both, TEXT[:40])
     alone.extend(TEXT[:40], rows=1)
     assert p.share_of(q) == 1.0
@@ -91,8 +91,8 @@ def test_shared_layers_stay_as_long_as_somebody_reads_them(first: int) -> None:
     with torch.no_grad():
         for weight in (*draft.model.layers[2].parameters(), draft.model.norm.weight, drafts_draft.model.norm.weight):
             weight.mul_(0.9)
-    alone = [NativeRunner(model, num_threads=1, probe=False) for model in (draft, drafts_draft)]
-    p, q, r = (NativeRunner(model, num_threads=1, probe=False) for model in (target, draft, drafts_draft))
+    alone = [NativeModel(model, num_threads=1, probe=False) for model in (draft, drafts_draft)]
+    p, q, r = (NativeModel(model, num_threads=1, probe=False) for model in (target, draft, drafts_draft))
     pairs = [(p, q), (q, r)]
     assert all(one.share_of(two) for one, two in (pairs if first == 0 else pairs[::-1]))
     del p, pairs
@@ -135,15 +135,15 @@ def test_what_differs_is_not_shared(change: Callable[[Any], None], share: float)
     draft = copy.deepcopy(draft)
     with torch.no_grad():
         change(draft)
-    p, q = runners(target, draft)
+    p, q = backends(target, draft)
     assert p.share_of(q) == share
-    assert p.share_of(p) == 0, "the same weights are read by one runner after the other"
+    assert p.share_of(p) == 0, "the same weights are read by one backend after the other"
     assert p.share_of(object()) == 0
 
 
 def test_caches_of_two_lengths_are_refused() -> None:
     """Catches a draft that is given tokens at another place."""
-    p, q = runners(*models())
+    p, q = backends(*models())
     read, unread = p.new_cache(), q.new_cache()
     read.extend(TEXT[:3], rows=1)
     with pytest.raises(ValueError, match="they hold 3 and 0 tokens"):
@@ -158,23 +158,23 @@ def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatc
     """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, and of the next that begins
     alike, whose draft may have read less."""
     counted = []
-    reads_both = NativeRunner.forward_both
+    reads_both = NativeModel.forward_both
 
-    def count(self: NativeRunner, cache: Any, draft: Any, tokens: list[int]) -> None:
+    def count(self: NativeModel, cache: Any, draft: Any, tokens: list[int]) -> None:
         counted.append(len(tokens))
         reads_both(self, cache, draft, tokens)
 
     def answers() -> list[tuple[int, ...]]:
-        p, q = runners(*models())
+        p, q = backends(*models())
         decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2))
         ask = {"max_tokens": 12, "temperature": temperature, "seed": 3}
         return [decoder.generate(prompt, **ask).tokens for prompt in (TEXT[:50], TEXT[:90], TEXT[200:])]
 
-    monkeypatch.setattr(NativeRunner, "forward_both", count)
+    monkeypatch.setattr(NativeModel, "forward_both", count)
     together = answers()
     assert counted
     assert counted[0] == 49
-    monkeypatch.setattr(NativeRunner, "share_of", lambda self, draft: 0.0)
+    monkeypatch.setattr(NativeModel, "share_of", lambda self, draft: 0.0)
     num = len(counted)
     assert answers() == together
     assert len(counted) == num
@@ -183,14 +183,14 @@ def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatc
 def test_prompts_of_requests_together_are_read_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server whose drafts read their prompts alone, and pieces of two requests that get into each other's caches."""
     counted = []
-    reads_both = NativeRunner.forward_both
+    reads_both = NativeModel.forward_both
 
-    def count(self: NativeRunner, cache: Any, draft: Any, tokens: list[int]) -> None:
+    def count(self: NativeModel, cache: Any, draft: Any, tokens: list[int]) -> None:
         counted.append(len(tokens))
         reads_both(self, cache, draft, tokens)
 
-    monkeypatch.setattr(NativeRunner, "forward_both", count)
-    p, q = runners(*models())
+    monkeypatch.setattr(NativeModel, "forward_both", count)
+    p, q = backends(*models())
     decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2), reuses=False)
     prompts = [TEXT[:60], TEXT[60:130], TEXT[130:150]]
     together = [one.tokens for one in decoder.generate_all(prompts, max_tokens=12, seed=4)]
@@ -201,7 +201,7 @@ def test_prompts_of_requests_together_are_read_so_too(monkeypatch: pytest.Monkey
 def test_what_it_saves_is_part_of_the_costs() -> None:
     """Catches a rule that takes a prompt to be as dear as if the draft read all of it, and one that forgets what it costs to
     catch up later."""
-    p, q = runners(*models())
+    p, q = backends(*models())
     assert measuring.measure(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), budget_s=0.0).read_along == 2 / 3
     costs = Costs(draft_s=0.3, passes={1: 1.0}, read_along=2 / 3)
     first = CostAware().begin(CostAware().start(), num_tokens=50, is_greedy=False)

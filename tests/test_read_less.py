@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from laws import Request, finish, largest_difference
+from distributions import Request, finish, largest_difference
 
 from specdecpp import Decoder, load_pair
+from specdecpp.backends import Skips, native
 from specdecpp.lab import Heuristic
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
-from specdecpp.runners import Skips, native
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel
 from specdecpp.verify import BlockVerification, TokenVerification, Verification
@@ -28,8 +28,8 @@ class LateTable(TableModel):
         assert len(self.tokens) == self.num_skipped, "only an empty cache can begin elsewhere"
         self.tokens, self.num_skipped = [0] * length, length
 
-    def law(self, context: Sequence[int]) -> Any:
-        return super().law(context[self.num_skipped :])
+    def distribution(self, context: Sequence[int]) -> Any:
+        return super().distribution(context[self.num_skipped :])
 
 
 REQUEST = Request(
@@ -48,7 +48,7 @@ def test_the_distribution_is_the_targets_whatever_the_draft_has_read(
     """Catches draft tokens that are tested against a q of the whole text where they were drawn from one of its end."""
     for tail in (1, 2):
         request = replace(REQUEST, sampling=sampling, tail=tail)
-        assert largest_difference(request.law(policy, verification), request.own_law()) < 1e-12
+        assert largest_difference(request.distribution(policy, verification), request.own_law()) < 1e-12
 
 
 def test_a_draft_begins_where_it_is_first_asked() -> None:
@@ -69,7 +69,7 @@ def test_long_prompts_in_the_compiled_runner(monkeypatch: pytest.MonkeyPatch) ->
     """Catches greedy answers that depend on what the draft has read, caches of a late beginning that go on in another text, and
     a seed whose answer depends on the requests before it."""
     monkeypatch.setattr(Costs, "worth_reading", lambda self, num_tokens: 8)
-    pair = load_pair(runner="native")
+    pair = load_pair(backend="native")
     monkeypatch.setattr(pair.target, "share_of", lambda draft: 0.0, raising=False)
     story = "Once upon a time there was a little red hen who lived in a small house by the river. " * 2
     texts = [story + end for end in ("She found", "One day the fox", "She found some wheat and")]

@@ -1,6 +1,6 @@
-"""The whole decoder on real (tiny, random) transformers models, against `generate` and against exact laws.
+"""The whole decoder on real (tiny, random) transformers models, against `generate` and against exact distributions.
 
-Greedy comparisons are in float32, where a candidate is read in a pass of several tokens and `generate` reads it alone.
+Greedy comparisons are in float32, where a draft token is read in a pass of several tokens and `generate` reads it alone.
 The two differ by about 1e-6, and the two best logits of the 880 contexts compared are at least 5e-4 apart (measured),
 so that rounding on another machine does not decide a test.
 """
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributions import unchecked
 from kinds import KINDS, model_of
-from laws import unchecked
 from scipy.stats import chisquare
 
 from specdecpp import AcceptanceHead, CumulativeConfidence, Decoder, Fixed, Pair, Policy, SpecDecPP
+from specdecpp.backends import EagerModel
 from specdecpp.head import HeadCard
 from specdecpp.lab import Heuristic
 from specdecpp.policies import Entropy, MaxConfidence
-from specdecpp.runners import EagerRunner
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.verify import BlockVerification, GreedyVerification, TokenVerification
 
@@ -29,7 +29,7 @@ PROMPTS = ((5,), (9, 8, 7), (20, 21, 22, 23, 24, 25, 26, 27, 28, 29), (60, 3, 60
 
 
 def random_head(hidden_size: int = 32) -> AcceptanceHead:
-    """A head whose estimates spread over (0, 1), so that it stops rounds everywhere."""
+    """A head whose estimates spread over (0, 1), so that it stops steps everywhere."""
     head = AcceptanceHead(HeadCard(hidden_size=hidden_size, num_layers=2))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -54,7 +54,7 @@ POLICIES: dict[str, Policy] = {
 def pair_of(kind: str, dtype: torch.dtype = torch.float32) -> Pair:
     """A target of one kind and its noisy copy."""
     target = model_of(kind, dtype)
-    return Pair(target=EagerRunner(target), draft=EagerRunner(tiny_draft(target)), tokenizer=tiny_tokenizer())
+    return Pair(target=EagerModel(target), draft=EagerModel(tiny_draft(target)), tokenizer=tiny_tokenizer())
 
 
 def decoder_of(kind: str, policy: str, ends: tuple[int, ...] = ()) -> Decoder:
@@ -113,7 +113,7 @@ def test_greedy_decoding_equals_generate(kind: str, policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_decoding_with_a_repetition_penalty_equals_generate(kind: str, policy: str) -> None:
-    """Catches a penalty that forgets the prompt or the candidates of the round, or that keeps rejected ones."""
+    """Catches a penalty that forgets the prompt or the draft tokens of the step, or that keeps rejected ones."""
     expected = own_greedy(kind, PROMPTS[2], penalty=1.3)
     out = decoder_of(kind, policy).generate(PROMPTS[2], temperature=0.0, max_tokens=NUM_TOKENS, repetition_penalty=1.3)
     assert out.tokens == expected
@@ -129,8 +129,8 @@ def test_the_penalty_matters_to_these_models() -> None:
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2"])
 def test_a_draft_that_equals_the_target_is_always_accepted(kind: str, verification: Any) -> None:
     """Catches p and q of different positions, processors or dtypes; in float64, where rounding rejects once in 1e13."""
-    runner = pair_of(kind, torch.float64).target
-    pair = Pair(target=runner, draft=runner, tokenizer=tiny_tokenizer())
+    backend = pair_of(kind, torch.float64).target
+    pair = Pair(target=backend, draft=backend, tokenizer=tiny_tokenizer())
     decoder = Decoder(pair, policy=Fixed(k=5), verification=verification)
     requests: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -141,7 +141,7 @@ def test_a_draft_that_equals_the_target_is_always_accepted(kind: str, verificati
     for options in requests:
         out = decoder.generate((9, 8, 7), max_tokens=36, **options)
         assert out.metrics.draft_acceptance_rate == 1
-        assert [r.num_accepted for r in out.rounds] == [5] * 6
+        assert [r.num_accepted for r in out.steps] == [5] * 6
 
 
 def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
@@ -181,17 +181,17 @@ def test_bfloat16_flips_only_where_two_logits_nearly_tie() -> None:
 @torch.inference_mode()
 def exact_law(model: Any, prompt: tuple[int, ...], num_tokens: int) -> np.ndarray:
     """P(x_1..x_n | prompt) of a model at temperature 1 [V, ..., V], from its logits in float64."""
-    law = np.ones(())
+    distribution = np.ones(())
     for _ in range(num_tokens):
-        contexts = torch.tensor([[*prompt, *context] for context in np.ndindex(law.shape)])
+        contexts = torch.tensor([[*prompt, *context] for context in np.ndindex(distribution.shape)])
         following = model(input_ids=contexts, use_cache=False).logits[:, -1].double().softmax(-1).numpy()
-        law = law[..., None] * following.reshape(*law.shape, -1)
-    return law
+        distribution = distribution[..., None] * following.reshape(*distribution.shape, -1)
+    return distribution
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
-    """The p-value of counts under a law; cells that expect fewer than 5 are pooled."""
-    expected = counts.sum() * law / law.sum()
+def chi_square(counts: np.ndarray, distribution: np.ndarray) -> float:
+    """The p-value of counts under a distribution; cells that expect fewer than 5 are pooled."""
+    expected = counts.sum() * distribution / distribution.sum()
     small = expected < 5
     observed = np.append(counts[~small], counts[small].sum())
     return float(chisquare(observed, np.append(expected[~small], expected[small].sum())).pvalue)
@@ -200,14 +200,14 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
 def test_sampled_answers_follow_the_law_of_the_target(verification: Any) -> None:
-    """Catches a biased output law of the whole decoder: 4000 answers of 3 tokens against 125 exact probabilities.
+    """Catches a biased output distribution of the whole decoder: 4000 answers of 3 tokens against 125 exact probabilities.
 
-    Two candidates fit into the first round, so that the two verifications differ. Seeded; over all seeds a correct
-    decoder fails this with probability 1e-4 (5e-5 for each verification). The same counts must refute the draft's law.
+    Two draft tokens fit into the first step, so that the two verifications differ. Seeded; over all seeds a correct
+    decoder fails this with probability 1e-4 (5e-5 for each verification). The same counts must refute the draft's distribution.
     """
     target, num = tiny_model("opt", vocab_size=5, hidden_size=16, layers=1, seed=3), 4000
     draft = tiny_draft(target, noise=0.4)
-    pair = Pair(target=EagerRunner(target), draft=EagerRunner(draft), tokenizer=tiny_tokenizer(5))
+    pair = Pair(target=EagerModel(target), draft=EagerModel(draft), tokenizer=tiny_tokenizer(5))
     decoder = Decoder(pair, policy=Fixed(k=2), verification=verification)
     counts = np.zeros((5, 5, 5))
     with unchecked():

@@ -16,7 +16,7 @@ from specdecpp.testing import practice_prompts
 PROMPTS = [[{"role": "user", "content": text}] for text in practice_prompts()]
 NUM_TOKENS = 16
 TIE = 1e-3
-"""Logits in float32 differ by less between runners and machines: by some 1e-5."""
+"""Logits in float32 differ by less between backends and machines: by some 1e-5."""
 POLICIES = {
     "fixed": lambda pair: sd.Fixed(k=4),
     "heuristic": lambda pair: lab.Heuristic(),
@@ -36,8 +36,8 @@ def pair() -> Pair:
 @pytest.fixture(scope="module")
 def targets_own(pair: Pair) -> list[tuple[list[int], int | None]]:
     """The target's own greedy answers, by transformers, and how many tokens of each come before two logits that nearly tie:
-    which of them is the larger is up to the rounding of a machine and a runner. None: there are no such."""
-    model, answers = sd.load_pair(runner="eager").target.model, []
+    which of them is the larger is up to the rounding of a machine and a backend. None: there are no such."""
+    model, answers = sd.load_pair(backend="eager").target.model, []
     for prompt in PROMPTS:
         ids = torch.tensor([encode(pair, prompt)])
         options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "return_dict_in_generate": True, "output_logits": True}

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specdecpp.policies.protocol import LIMIT
 from specdecpp.report import render
-from specdecpp.session import Origin, Piece, Round
+from specdecpp.session import Origin, Piece, Step
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
 
@@ -22,7 +22,7 @@ def shown(text: str, *, indent: int = 2, origins: tuple[Origin, ...] = ("accepte
         piece = Piece(token=0, text=character, origin=origins[i % len(origins)])
         timing = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0}
         live.push(
-            Round(
+            Step(
                 pieces=(piece,),
                 num_drafted=1,
                 num_accepted=1,

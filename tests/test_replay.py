@@ -1,4 +1,4 @@
-"""Replay against the real thing: the joint law of text and rounds, enumerated, and against decoding a real pair."""
+"""Replay against the real thing: the joint distribution of text and steps, enumerated, and against decoding a real pair."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import Request, finish, largest_difference, random_head, unchecked
+from distributions import Request, finish, largest_difference, random_head, unchecked
 from tables import COSTS, Recording, greedy_trace, of_replay, of_session
 
 from specdecpp.head import AcceptanceHead, Calibration
@@ -24,10 +24,10 @@ from specdecpp.lab import (
     mdp,
 )
 from specdecpp.policies import (
-    Candidates,
     CostAware,
     Costs,
     CumulativeConfidence,
+    DraftSoFar,
     Entropy,
     Fixed,
     MaxConfidence,
@@ -95,7 +95,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "draft-verify": lambda most: DraftVerify(threshold=0.5, step=3.0, max_tokens=most),
     "argmax-fading": lambda most: ArgmaxLength(fading=0.5, min_tokens=0, prior_tokens=1, max_tokens=most),
     "ucb-specstop": lambda most: UCBSpecStop(max_tokens=most),
-    "cascade": lambda most: Cascade(start_tokens=1, max_tokens=most, trial_rounds=1, max_trials=2, set_rounds=1),
+    "cascade": lambda most: Cascade(start_tokens=1, max_tokens=most, trial_steps=1, max_trials=2, set_steps=1),
     "online-logistic": lambda most: OnlineLogistic(max_tokens=most, fit_every=1, warm_up=0, damping=0.0),
     "disco": lambda most: Disco(bias=0.2, by_entropy=-0.5, by_depth=-0.4, max_tokens=most),
     "until-token": lambda most: UntilToken(max_tokens=most),
@@ -104,10 +104,10 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "lagged-deep": lambda most: SpecDecPP(head=LAGGED_DEEP, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
     "ahead-0": lambda most: SpecDecPP(head=AHEAD, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
     "ahead-2": lambda most: SpecDecPP(head=AHEAD, calibrated=True, threshold=0.2, min_tokens=min(2, most), max_tokens=most),
-    "cost-aware-by-q": lambda most: CostAware(prior_rounds=1, max_tokens=most),
-    "cost-aware": lambda most: CostAware(head=AHEAD, min_tokens=0, prior_rounds=1, max_tokens=most),
-    "cost-aware-lagged": lambda most: CostAware(head=LAGGED_DEEP, prior_rounds=1, max_tokens=most),
-    "cost-aware-no-next": lambda most: CostAware(head=LAGGED, min_tokens=0, prior_rounds=1, max_tokens=most),
+    "cost-aware-by-q": lambda most: CostAware(prior_steps=1, max_tokens=most),
+    "cost-aware": lambda most: CostAware(head=AHEAD, min_tokens=0, prior_steps=1, max_tokens=most),
+    "cost-aware-lagged": lambda most: CostAware(head=LAGGED_DEEP, prior_steps=1, max_tokens=most),
+    "cost-aware-no-next": lambda most: CostAware(head=LAGGED, min_tokens=0, prior_steps=1, max_tokens=most),
     "bandit": lambda most: Bandit(arms=(Fixed(k=1), SpecDecPP(head=AHEAD, calibrated=True, min_tokens=0, max_tokens=most))),
     "auto-off": lambda most: AutoOff(policy=Heuristic(start_tokens=1, max_tokens=most), patience=1, probe_every=1),
 }
@@ -128,7 +128,7 @@ class Witness(HeadPolicy):
         return (*memory, (outcome.num_tokens, outcome.num_drafted, outcome.num_accepted, round(outcome.expected_s, 9), judged))
 
     def stop(self, draft: Any, memory: Any) -> str | None:
-        assert isinstance(draft, Candidates)
+        assert isinstance(draft, DraftSoFar)
         num = draft.num_tokens
         each = [f(i) for f in (draft.confidence, draft.entropy, draft.gap) for i in (*range(num), *range(-num, 0))]
         numbers = [*draft.judged, draft.survival, draft.cumulative_confidence, *each]
@@ -159,38 +159,38 @@ def test_replay_has_the_sessions_joint_law_of_text_and_rounds(recording: str, po
     """Catches any difference: in the coupling, in what a rule is shown and when, in limits, ends, places left, memory."""
     recorded = RECORDINGS[recording]
     rule = POLICIES[policy](recorded.length)
-    law = recorded.session_law(rule, of_session)
-    assert largest_difference(law, recorded.replay_law(rule, of_replay)) < 1e-12
+    distribution = recorded.session_law(rule, of_session)
+    assert largest_difference(distribution, recorded.replay_law(rule, of_replay)) < 1e-12
 
 
 @pytest.mark.parametrize("head", [LAGGED_DEEP, AHEAD], ids=["lagged", "look-ahead"])
 @pytest.mark.parametrize("recording", ["end-of-text", "longer", "as-people-sample"])
 def test_a_rule_is_shown_what_the_session_shows_it(recording: str, head: AcceptanceHead) -> None:
-    """Catches a view that is late, early or of the wrong token where no rule above happens to look: the joint law of all that
-    is visible, at every question."""
+    """Catches a view that is late, early or of the wrong token where no rule above happens to look: the joint distribution of
+    all that is visible, at every question."""
     recorded = RECORDINGS[recording]
     witness = Witness(head=head, max_tokens=recorded.length)
-    law = recorded.session_law(witness, witness.told(of_session))
-    assert len(law) > 20
-    assert largest_difference(law, recorded.replay_law(witness, witness.told(of_replay))) < 1e-12
+    distribution = recorded.session_law(witness, witness.told(of_session))
+    assert len(distribution) > 20
+    assert largest_difference(distribution, recorded.replay_law(witness, witness.told(of_replay))) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_greedy_replay_drops_what_the_session_drops(seed: int) -> None:
-    """Catches a dropped candidate that is verified or counted, or one that no time is paid for."""
+    """Catches a dropped draft token that is verified or counted, or one that no time is paid for."""
     pair = {"target": table(seed), "draft": table(seed + 100)}
     greedy = Request(**pair, sampling=Sampling(temperature=0.0), max_tokens=12, ends=(2,), prompt=(seed % 3, 1))
     rule = MaxConfidence(threshold=0.6, drop=True, max_tokens=4)
     session = greedy.session(rule, GreedyVerification(), (Enumerator([]), Enumerator([])))
-    rounds = finish(session)
+    steps = finish(session)
     text = tuple(session.tokens[2:])
     trace = greedy_trace(greedy, text, length=4)
     [run] = trace.runs(np.zeros((1, len(text)))).tolist()
-    replayed = list(Player(trace, rule, COSTS).rounds(run))
-    assert of_replay(text, replayed) == of_session(session, rounds)
-    assert [r.num_dropped for r in replayed] == ["q =" in r.stop_reason for r in rounds]
+    replayed = list(Player(trace, rule, COSTS).steps(run))
+    assert of_replay(text, replayed) == of_session(session, steps)
+    assert [r.num_dropped for r in replayed] == ["q =" in r.stop_reason for r in steps]
     found = Replayed.of([replayed], sources=("",), costs=COSTS, repeats=1, is_priced=False)
-    paid = sum(COSTS.round_s(r.num_drafted) + COSTS.draft_s * ("q =" in r.stop_reason) for r in rounds)
+    paid = sum(COSTS.round_s(r.num_drafted) + COSTS.draft_s * ("q =" in r.stop_reason) for r in steps)
     assert found.seconds.tolist() == [pytest.approx(paid)]
 
 
@@ -224,7 +224,7 @@ def columns(replayed: Replayed) -> list[Any]:
 
 
 def test_all_policies_meet_the_same_coins() -> None:
-    """Catches coins that depend on the policy: a rule that always stops after one candidate is `Fixed(k=1)`, round by round."""
+    """Catches coins that depend on the policy: a rule that always stops after one draft token is `Fixed(k=1)`, step by step."""
     made = synthetic()
     one = replay(made, CumulativeConfidence(threshold=1.0, min_tokens=1, max_tokens=8), COSTS, repeats=3)
     assert columns(one) == columns(replay(made, Fixed(k=1), COSTS, repeats=3))
@@ -235,12 +235,12 @@ def test_all_policies_meet_the_same_coins() -> None:
 
 
 def test_coins_are_fair() -> None:
-    """Catches odds that are turned round or used twice. Two million odds: beyond five sigmas once in a million."""
+    """Catches odds that are turned step or used twice. Two million odds: beyond five sigmas once in a million."""
     made = synthetic(num_answers=50)
     with unchecked():
         one = replay(made, Fixed(k=1), COSTS, repeats=1000)
     chance, spread = 0.0, 0.0
-    for trace in made:  # at position i stands a candidate with this probability, as the one before it did not or was rejected
+    for trace in made:  # at position i stands a draft token with this probability, as the one before it did not or was rejected
         met = 1.0
         for odds in trace.odds[:-1]:
             chance, spread = chance + met * odds, spread + met
@@ -249,7 +249,7 @@ def test_coins_are_fair() -> None:
 
 
 def test_sums_agree_with_each_other_and_with_the_cost_identity() -> None:
-    """Catches a rate over the wrong total, a repeat that is lost, seconds of other rounds, and a candidate counted twice."""
+    """Catches a rate over the wrong total, a repeat that is lost, seconds of other steps, and a draft token counted twice."""
     made = synthetic()
     found = replay(made, CumulativeConfidence(threshold=0.2, max_tokens=8), Costs.relative(0.22), repeats=5)
     assert found.tokens.tolist() == [5 * len(trace) for trace in made]
@@ -282,13 +282,13 @@ def test_sources_can_be_told_apart() -> None:
 
 
 def test_rounds_can_be_bounded_from_outside() -> None:
-    """Catches a bound that is forgotten, and rounds beyond the recorded branches."""
+    """Catches a bound that is forgotten, and steps beyond the recorded branches."""
     made = synthetic()
     bounded = replay(made, Entropy(threshold=0.3), COSTS, max_tokens=3)
     assert columns(bounded) == columns(replay(made, Entropy(threshold=0.3, max_tokens=3), COSTS))
     assert columns(replay(made, Fixed(k=2), COSTS, max_tokens=20)) == columns(replay(made, Fixed(k=2), COSTS))
     for options in ({}, {"max_tokens": 9}):
-        with pytest.raises(ValueError, match="may draft 40 candidates and the recorded branches have 8"):
+        with pytest.raises(ValueError, match="may draft 40 draft tokens and the recorded branches have 8"):
             replay(made, Entropy(), COSTS, **options)
 
 
@@ -309,8 +309,8 @@ class Judging(Policy):
 
 
 def test_what_cannot_be_exact_is_refused() -> None:
-    """Catches a replay that guesses: rounds past the branches, a head that did not judge, another reading of it, a dropped
-    candidate under sampling, nothing to replay."""
+    """Catches a replay that guesses: steps past the branches, a head that did not judge, another reading of it, a dropped
+    draft token under sampling, nothing to replay."""
     made = synthetic(2)
     ahead = SpecDecPP(head=AHEAD, calibrated=True, max_tokens=8)
     with pytest.raises(ValueError, match="Greedy may draft 30"):
@@ -336,7 +336,7 @@ def test_what_cannot_be_exact_is_refused() -> None:
 
 
 def test_a_trace_that_says_too_little_is_refused() -> None:
-    """Catches branches that are short for no reason, which would end rounds early, and places past the end of a cut answer."""
+    """Catches branches that are short for no reason, which would end steps early, and places past the end of a cut answer."""
     [trace] = synthetic(1)
     lengths = trace.branch_length.copy()
     lengths[5] = 3
@@ -353,5 +353,5 @@ def test_a_trace_that_says_too_little_is_refused() -> None:
     odds = trace.odds.copy()
     odds[5] = 1 - 1e-6
     replace(trace, branch_length=lengths, odds=odds)
-    with pytest.raises(ValueError, match="may be candidates"):
+    with pytest.raises(ValueError, match="may be draft tokens"):
         replace(trace, num_places=40)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import unchecked
+from distributions import unchecked
 from records import Process, knowing_head, random_head, records, save
 from typer.testing import CliRunner, Result
 
@@ -178,7 +178,7 @@ def test_the_time_of_a_head_counts_where_it_is_known(stage: Stage):
 
 
 def test_calibration_is_that_of_the_positions(stage: Stage):
-    """Catches a diagram of raw scores, and weights that forget how often a candidate is accepted."""
+    """Catches a diagram of raw scores, and weights that forget how often a draft token is accepted."""
     own = stage.recording.heads["knowing"]
     bins = calibration_of(stage.recording, own)["easy"]
     gap = np.abs(np.array(bins["confidence"]) - np.array(bins["frequency"]))
@@ -358,7 +358,7 @@ def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
     [
         (["--policy", "clever"], 2, "there is no policy 'clever'"),
         (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
-        (["--policy", "max-confidence:drop=true"], 2, "drops a candidate"),
+        (["--policy", "max-confidence:drop=true"], 2, "drops a draft token"),
         (["--head", "/nowhere"], 1, "there is no head at"),
         (["--costs", "/nowhere.json"], 1, "does not hold costs"),
         (["--c", "-1"], 2, "error: c, the time of a draft step"),

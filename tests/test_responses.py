@@ -1,15 +1,15 @@
-"""Batched sampling: every answer is what the target says alone, in law and, greedily, to the token."""
+"""Batched sampling: every answer is what the target says alone, in distribution and, greedily, to the token."""
 
 from typing import Any
 
 import pytest
 import torch
+from distributions import chi_square_tail
 from kinds import CACHE, KINDS, model_of
-from laws import chi_square_tail
 from transformers import Cache, DynamicCache
 
 from specdecpp import Sampling
-from specdecpp.runners import EagerRunner
+from specdecpp.backends import EagerModel
 from specdecpp.sampling import probabilities
 from specdecpp.testing import tiny_model
 from specdecpp.training.responses import RoomyLayer, draw, roomy_cache, sample_responses
@@ -41,15 +41,15 @@ def own_greedy(kind: str, prompt: list[int], *, end: int | None = None, penalty:
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_answers_equal_generate(kind: str) -> None:
     """Catches padding that is attended to, positions that count it, and rows mixed up when some leave the batch."""
-    runner = EagerRunner(model_of(kind))
+    backend = EagerModel(model_of(kind))
     free = [own_greedy(kind, p) for p in PROMPTS]
     options = {"sampling": GREEDY, "max_tokens": NUM_TOKENS, "generator": seeded()}
-    assert sample_responses(runner, PROMPTS, ends=(), **options) == free
+    assert sample_responses(backend, PROMPTS, ends=(), **options) == free
     end = free[0][2]
     ended = [own_greedy(kind, p, end=end) for p in PROMPTS]
-    assert sample_responses(runner, PROMPTS, ends=(end,), **options) == ended
+    assert sample_responses(backend, PROMPTS, ends=(end,), **options) == ended
     for slots in (1, 3):  # the others wait, and take the places of those that have ended
-        assert sample_responses(runner, PROMPTS * 2, ends=(end,), slots=slots, **options) == ended * 2
+        assert sample_responses(backend, PROMPTS * 2, ends=(end,), slots=slots, **options) == ended * 2
 
 
 def test_answers_end_at_different_times_in_the_comparison_above() -> None:
@@ -61,11 +61,11 @@ def test_answers_end_at_different_times_in_the_comparison_above() -> None:
 
 def test_the_repetition_penalty_follows_each_row() -> None:
     """Catches a penalty that forgets a prompt or an answer, or keeps the rows of those that left."""
-    runner, penalised = EagerRunner(model_of("llama")), Sampling(temperature=0.0, repetition_penalty=1.3)
+    backend, penalised = EagerModel(model_of("llama")), Sampling(temperature=0.0, repetition_penalty=1.3)
     end = own_greedy("llama", PROMPTS[0], penalty=1.3)[1]
     options = {"sampling": penalised, "max_tokens": NUM_TOKENS, "ends": (end,), "generator": seeded()}
     for slots in (None, 2):
-        answers = sample_responses(runner, PROMPTS, slots=slots, **options)
+        answers = sample_responses(backend, PROMPTS, slots=slots, **options)
         assert answers == [own_greedy("llama", p, end=end, penalty=1.3) for p in PROMPTS]
 
 
@@ -75,38 +75,38 @@ def test_sampled_answers_follow_the_target(sampling: Sampling, slots: int | None
     """Catches a temperature or a filter left out, draws that depend on each other across rows, and answers that are other ones
     where they begin late; each case alarms once in 1e6."""
     model = tiny_model("llama", vocab_size=8, seed=3)
-    runner, prompts, end = EagerRunner(model), [[2, 3, 4], [5]], 1
+    backend, prompts, end = EagerModel(model), [[2, 3, 4], [5]], 1
     num = 3000
     answers = sample_responses(
-        runner, prompts * num, sampling=sampling, max_tokens=2, ends=(end,), generator=seeded(11), slots=slots
+        backend, prompts * num, sampling=sampling, max_tokens=2, ends=(end,), generator=seeded(11), slots=slots
     )
     for i, prompt in enumerate(prompts):
-        law: dict[tuple[int, ...], float] = {}
-        first = _law(runner, prompt, sampling)
+        distribution: dict[tuple[int, ...], float] = {}
+        first = _distribution(backend, prompt, sampling)
         for a, chance in enumerate(first):
             if a == end:
-                law[(a,)] = chance
+                distribution[(a,)] = chance
             else:
-                law |= {(a, b): chance * c for b, c in enumerate(_law(runner, [*prompt, a], sampling))}
+                distribution |= {(a, b): chance * c for b, c in enumerate(_distribution(backend, [*prompt, a], sampling))}
         counts: dict[tuple[int, ...], int] = {}
         for answer in answers[i::2]:
             counts[tuple(answer)] = counts.get(tuple(answer), 0) + 1
-        assert not [answer for answer in counts if law[answer] == 0]
-        pooled = _pooled(counts, law, num)
+        assert not [answer for answer in counts if distribution[answer] == 0]
+        pooled = _pooled(counts, distribution, num)
         assert len(pooled[1]) > 8, "the comparison is vacuous"
         assert chi_square_tail(*pooled) > 1e-6
 
 
-def _law(runner: EagerRunner, text: list[int], sampling: Sampling) -> list[float]:
-    logits, _ = runner.new_cache().extend(text, rows=1)
+def _distribution(backend: EagerModel, text: list[int], sampling: Sampling) -> list[float]:
+    logits, _ = backend.new_cache().extend(text, rows=1)
     return probabilities(logits[0].double(), sampling).tolist()
 
 
-def _pooled(counts: dict, law: dict, num: int) -> tuple[dict, dict]:
+def _pooled(counts: dict, distribution: dict, num: int) -> tuple[dict, dict]:
     """Outcomes expected fewer than five times count as one, as the chi-square test wants."""
-    rare = [k for k, p in law.items() if num * p < 5]
-    often = {k: p for k, p in law.items() if k not in rare}
-    mass = sum(law[k] for k in rare)
+    rare = [k for k, p in distribution.items() if num * p < 5]
+    often = {k: p for k, p in distribution.items() if k not in rare}
+    mass = sum(distribution[k] for k in rare)
     if mass > 0:
         often["rare"] = mass
         counts = counts | {"rare": sum(counts.get(k, 0) for k in rare)}
@@ -118,10 +118,10 @@ def test_draws_follow_their_rows_and_never_what_is_impossible() -> None:
     """Catches rows that share one coin, and the boundary between two tokens; alarms once in 1e6."""
     p = torch.tensor([[0.0, 0.2, 0.0, 0.5, 0.3, 0.0], [0.7, 0.0, 0.1, 0.0, 0.0, 0.2]])
     drawn = draw(p, 20_000, seeded(4))
-    for row, law in zip(drawn, p.tolist(), strict=True):
+    for row, distribution in zip(drawn, p.tolist(), strict=True):
         counts = dict(enumerate(row.bincount(minlength=6).tolist()))
-        assert not [t for t, n in counts.items() if n and law[t] == 0]
-        possible = {t: x for t, x in enumerate(law) if x > 0}
+        assert not [t for t, n in counts.items() if n and distribution[t] == 0]
+        possible = {t: x for t, x in enumerate(distribution) if x > 0}
         assert chi_square_tail({t: counts[t] for t in possible}, possible) > 1e-6
     both = torch.stack([drawn[0] == 3, drawn[1] == 0]).float()
     assert abs(float(torch.corrcoef(both)[0, 1])) < 5 / 20_000**0.5
@@ -129,29 +129,29 @@ def test_draws_follow_their_rows_and_never_what_is_impossible() -> None:
 
 def test_an_answer_ends_where_the_context_is_full() -> None:
     """Catches rows that share the room of the longest prompt, and one that overruns the positions."""
-    runner = EagerRunner(model_of("gpt2"))
-    answers = sample_responses(runner, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(), generator=seeded(), max_length=12)
+    backend = EagerModel(model_of("gpt2"))
+    answers = sample_responses(backend, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(), generator=seeded(), max_length=12)
     assert [len(a) for a in answers] == [9, 9, 2, 7]
     with pytest.raises(ValueError, match="no room for an answer in a context of 10"):
-        sample_responses(runner, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(), generator=seeded(), max_length=10)
+        sample_responses(backend, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(), generator=seeded(), max_length=10)
 
 
 def test_places_are_taken_again_as_answers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches batches that end with their longest answer: passes a token, over answers of uneven lengths."""
-    runner, num, slots, widths = EagerRunner(tiny_model("llama", vocab_size=64, seed=3)), 96, 16, []
+    backend, num, slots, widths = EagerModel(tiny_model("llama", vocab_size=64, seed=3)), 96, 16, []
     options = {"sampling": Sampling(temperature=1.5), "max_tokens": 60, "ends": range(3), "generator": seeded(5)}
-    forward = runner.offline_pass
+    forward = backend.offline_pass
 
     def counted(**given: Any) -> Any:
         widths.append(given["input_ids"].shape[1])
         return forward(**given)
 
-    monkeypatch.setattr(runner, "offline_pass", counted)
+    monkeypatch.setattr(backend, "offline_pass", counted)
     prompts = [[5 + i % 50] * (1 + i % 7) for i in range(num)]
-    in_batches = [sample_responses(runner, prompts[i : i + slots], **options) for i in range(0, num, slots)]
+    in_batches = [sample_responses(backend, prompts[i : i + slots], **options) for i in range(0, num, slots)]
     before, tokens = len(widths), sum(len(answer) for answers in in_batches for answer in answers)
     widths.clear()
-    answers = sample_responses(runner, prompts, slots=slots, **options)
+    answers = sample_responses(backend, prompts, slots=slots, **options)
     steps = len(widths) / sum(map(len, answers))
     assert steps < 0.7 * before / tokens  # with 16 places 1 in 11.3 tokens and not in 6.3
 
@@ -159,18 +159,18 @@ def test_places_are_taken_again_as_answers_end(monkeypatch: pytest.MonkeyPatch) 
 def test_progress_counts_every_token_once() -> None:
     """Catches ticks for rows that have ended already."""
     told: list[int] = []
-    runner, end = EagerRunner(model_of("llama")), own_greedy("llama", PROMPTS[0])[2]
+    backend, end = EagerModel(model_of("llama")), own_greedy("llama", PROMPTS[0])[2]
     answers = sample_responses(
-        runner, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(end,), generator=seeded(), tick=told.append
+        backend, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(end,), generator=seeded(), tick=told.append
     )
     assert sum(told) == sum(map(len, answers))
 
 
 def test_a_seed_gives_one_set_of_answers() -> None:
     """Catches randomness that does not come from the generator."""
-    runner = EagerRunner(model_of("llama"))
+    backend = EagerModel(model_of("llama"))
     runs = [
-        sample_responses(runner, PROMPTS, sampling=Sampling(), max_tokens=8, ends=(), generator=seeded(seed))
+        sample_responses(backend, PROMPTS, sampling=Sampling(), max_tokens=8, ends=(), generator=seeded(seed))
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1] != runs[2]

@@ -14,7 +14,7 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import decide
 from specdecpp.policies.score import by_q
-from specdecpp.replay.replayed import ReplayedRound
+from specdecpp.replay.replayed import ReplayedStep
 from specdecpp.replay.trace import Trace
 
 pytestmark = pytest.mark.lab
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.lab
 COSTS = Costs.relative(0.3)
 
 
-def round_of(num_drafted: int, num_accepted: int, judged: tuple[float, ...] = ()) -> ReplayedRound:
-    return ReplayedRound(num_accepted + 1, num_drafted, num_accepted, COSTS.round_s(num_drafted), 0.0, 0.0, judged=judged)
+def step_of(num_drafted: int, num_accepted: int, judged: tuple[float, ...] = ()) -> ReplayedStep:
+    return ReplayedStep(num_accepted + 1, num_drafted, num_accepted, COSTS.round_s(num_drafted), 0.0, 0.0, judged=judged)
 
 
-def lengths(policy: Policy, num_rounds: int, accepted: Callable[[int], int]) -> list[tuple[int, int]]:
-    """(Candidates, rounds in a row) of a request of which `accepted(k)` of k candidates are accepted."""
+def lengths(policy: Policy, num_steps: int, accepted: Callable[[int], int]) -> list[tuple[int, int]]:
+    """(Draft tokens, steps in a row) of a request of which `accepted(k)` of k draft tokens are accepted."""
     memory, found = policy.start(), []
-    for _ in range(num_rounds):
+    for _ in range(num_steps):
         rule = decide(policy, memory, COSTS, 99).rule
         assert rule is not None
         num = len(rule.least) - 1 if rule.least else policy.limit(memory)
         found.append(num)
-        memory = policy.learn(memory, round_of(num, accepted(num)))
+        memory = policy.learn(memory, step_of(num, accepted(num)))
     return [(num, len(list(same))) for num, same in groupby(found)]
 
 
@@ -69,18 +69,18 @@ def test_ucb_specstop_tries_every_length_once_and_then_the_fastest() -> None:
     assert {k for k, _ in curious[4:]} >= {1, 2, 3}
     memory = policy.start()
     for num, accepted in ((1, 1), (1, 0), (1, 1), (2, 2), (3, 2), (4, 2)):
-        memory = policy.learn(memory, round_of(num, accepted))
-    assert (memory.tokens[1], memory.rounds[1]) == (5, 3)
+        memory = policy.learn(memory, step_of(num, accepted))
+    assert (memory.tokens[1], memory.steps[1]) == (5, 3)
     assert memory.seconds[1] == pytest.approx(3 * 1.3)
 
 
 def test_what_a_rejection_hides_is_not_counted_and_old_rounds_fade() -> None:
-    """Catches candidates behind a rejection that count as rejected: one of five accepted and one tested is half."""
+    """Catches draft tokens behind a rejection that count as rejected: one of five accepted and one tested is half."""
     policy = ArgmaxLength(fading=0.25)
-    memory = policy.learn(policy.start(), round_of(5, 1))
+    memory = policy.learn(policy.start(), step_of(5, 1))
     assert memory == Counts(num_tested=2.0, num_accepted=1.0)
-    assert policy.learn(memory, round_of(2, 2)) == Counts(num_tested=3.5, num_accepted=2.75)
-    assert policy.learn(memory, round_of(0, 0)) == memory
+    assert policy.learn(memory, step_of(2, 2)) == Counts(num_tested=3.5, num_accepted=2.75)
+    assert policy.learn(memory, step_of(0, 0)) == memory
 
 
 def test_the_online_estimator_takes_the_newton_step_of_one_slope_and_an_intercept_for_each_place() -> None:
@@ -91,7 +91,7 @@ def test_the_online_estimator_takes_the_newton_step_of_one_slope_and_an_intercep
     for _ in range(80):
         q = rng.uniform(0.05, 0.98, num)
         accepted = int(np.cumprod(rng.random(num) < q).sum())
-        memory = policy.learn(memory, round_of(num, accepted, tuple(map(by_q, q))))
+        memory = policy.learn(memory, step_of(num, accepted, tuple(map(by_q, q))))
         for k in range(min(accepted + 1, num)):
             rows.append([math.log(q[k] / (1 - q[k])), *np.eye(num)[k]])
             labels.append(k < accepted)
@@ -115,9 +115,9 @@ def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_i
     policy = OnlineLogistic(max_tokens=4, fit_every=2, warm_up=1)
     fit = policy.start()
     for _ in range(3):
-        fit = policy.learn(fit, round_of(4, 1, (0.6, 0.6, 0.6, 0.6)))
+        fit = policy.learn(fit, step_of(4, 1, (0.6, 0.6, 0.6, 0.6)))
     assert fit.num_fits == 1
-    tried = UCBSpecStop().learn(UCBSpecStop().start(), round_of(2, 1))
+    tried = UCBSpecStop().learn(UCBSpecStop().start(), step_of(2, 1))
     for rule, memory in ((policy, fit), (UCBSpecStop(), tried)):
         experience = Experience(rule)
         experience.add(memory)
@@ -127,7 +127,7 @@ def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_i
 
 
 def test_the_classifier_reads_the_last_candidate() -> None:
-    """Catches a sign, and a feature of another candidate."""
+    """Catches a sign, and a feature of another draft token."""
     from specdecpp.replay.replay import TraceView
 
     cells = np.array([[0.1, 0.0], [0.6, 0.0]])

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from laws import finish, random_head, unchecked
+from distributions import finish, random_head, unchecked
 from torch import Tensor
 
 from specdecpp import Decoder, Pair, Sampling
+from specdecpp.backends import GraphModel, NativeModel, native
+from specdecpp.backends.device import Device
+from specdecpp.backends.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
+from specdecpp.backends.native import Filters, Verifying
+from specdecpp.backends.native.library import library
+from specdecpp.backends.native.steps import Native
 from specdecpp.cli.common import kind_of
 from specdecpp.lab import (
     AcceptanceEMA,
@@ -29,15 +35,9 @@ from specdecpp.lab import (
     UCBSpecStop,
 )
 from specdecpp.lab.lossy import Fuzzy, Lossy
-from specdecpp.metrics import Round
+from specdecpp.metrics import Step
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
-from specdecpp.request import VERIFICATION_NAMES
-from specdecpp.rounds.device import Device
-from specdecpp.rounds.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
-from specdecpp.rounds.native import Native
-from specdecpp.runners import GraphRunner, NativeRunner, native
-from specdecpp.runners.native import Filters, Verifying
-from specdecpp.runners.native.library import library
+from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.sampling import probabilities, streams
 from specdecpp.scheduler import step
 from specdecpp.serving.requests import Speculative
@@ -66,7 +66,7 @@ class Models:
 
     def __init__(self, kind: str, *, vocab_size: int = VOCAB, noise: float = 0.4, **config: Any):
         target = tiny_model("llama", seed=1, head_dim=16, vocab_size=vocab_size, **config)
-        made: Any = (lambda m: NativeRunner(m, num_threads=1)) if kind == "native" else (lambda m: GraphRunner(m.double()))
+        made: Any = (lambda m: NativeModel(m, num_threads=1)) if kind == "native" else (lambda m: GraphModel(m.double()))
         self.kind, (self.target, self.draft) = kind, (made(m) for m in (target, tiny_draft(target, noise=noise)))
 
     def session(
@@ -112,7 +112,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "argmax": lambda: ArgmaxLength(),
     "argmax, fading": lambda: ArgmaxLength(fading=0.3, min_tokens=0),
     "ucb-specstop": lambda: UCBSpecStop(max_tokens=3),
-    "cascade": lambda: Cascade(trial_rounds=1, set_rounds=2),
+    "cascade": lambda: Cascade(trial_steps=1, set_steps=2),
     "online logistic": lambda: OnlineLogistic(fit_every=2, warm_up=1, damping=1.0),
     "disco": lambda: Disco(by_depth=-0.2),
     "max confidence": lambda: MaxConfidence(min_tokens=2, max_tokens=6),
@@ -150,20 +150,20 @@ MANNERS: dict[str, tuple[Sampling, str]] = {
     "all": (Sampling(temperature=1.1, top_k=40, top_p=0.97, min_p=0.002, repetition_penalty=1.05), "block"),
 }
 LENGTHS = ("none", "fixed", "heuristic", "ema", "argmax")
-"""Rules that look at no candidate."""
+"""Rules that look at no draft token."""
 
 
 # --- the same as the host --------------------------------------------------------------------------------------------------
 
 
-def same(own: list[Session], hosts: list[Session]) -> list[Round]:
+def same(own: list[Session], hosts: list[Session]) -> list[Step]:
     """Decode requests together to their ends, and each alone by the host; they must agree in everything but seconds."""
-    rounds = []
+    steps = []
     while running := [(a, b) for a, b in zip(own, hosts, strict=True) if a.finish_reason is None]:
         for (session, host), a in zip(running, step([session for session, _ in running]), strict=True):
             if isinstance(a, Exception):
                 raise a
-            if not isinstance(a, Round):
+            if not isinstance(a, Step):
                 host.prefill()
                 continue
             b = host.step()
@@ -180,10 +180,10 @@ def same(own: list[Session], hosts: list[Session]) -> list[Round]:
             assert session.target.length == host.target.length
             in_vain = session.draft.length - host.draft.length
             assert 0 <= in_vain <= isinstance(session.engine, Device)
-            rounds.append(a)
+            steps.append(a)
     assert [session.tokens for session in own] == [host.tokens for host in hosts]
     assert [session.finish_reason for session in own] == [host.finish_reason for host in hosts]
-    return rounds
+    return steps
 
 
 EVERY = [
@@ -229,7 +229,7 @@ def test_a_verification_that_compiled_code_does_not_know_is_the_hosts() -> None:
 @pytest.mark.parametrize("manner", ["greedy", "plain", "block", "all"])
 @pytest.mark.parametrize("policy", ["none", "cumulative q", "costs", "specdecpp, lagged, all scalars"])
 def test_watching_changes_nothing_and_sees_what_the_host_sees(policy: str, manner: str, models: Models) -> None:
-    """Catches logprobs or details that change the answer of a seed, and rows of another round, candidate or model."""
+    """Catches logprobs or details that change the answer of a seed, and rows of another step, draft token or model."""
     rule, (sampling, verification) = POLICIES[policy](), MANNERS[manner]
     plain, own, hosts = (models.session(rule, sampling, verification, seed=5) for _ in range(3))
     hosts.engine = Host()
@@ -250,7 +250,7 @@ def test_watching_changes_nothing_and_sees_what_the_host_sees(policy: str, manne
 
 
 def test_a_rule_that_drops_its_last_candidate(models: Models) -> None:
-    """Catches a candidate that is kept although the rule removes it, or that stays in a cache."""
+    """Catches a draft token that is kept although the rule removes it, or that stays in a cache."""
     rule = MaxConfidence(threshold=0.3, drop=True, max_tokens=6)
     drafted = set()
     with unchecked():
@@ -271,14 +271,14 @@ def test_evidence_that_equals_its_threshold_is_enough(models: Models) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_draft_has_read_is_not_read_again(kind: str) -> None:
-    """Catches a draft that is taken to have read less than it has, which no token shows: rounds accepted whole, one after the
+    """Catches a draft that is taken to have read less than it has, which no token shows: steps accepted whole, one after the
     other."""
     models = models_of(kind, noise=0.02)
     own, hosts = (models.session(Fixed(k=2), Sampling(), seed=2, ends=()) for _ in range(2))
     hosts.engine = Host()
     with unchecked():
-        rounds = same([own], [hosts])
-    assert any(a.num_accepted == b.num_accepted == 2 for a, b in itertools.pairwise(rounds))
+        steps = same([own], [hosts])
+    assert any(a.num_accepted == b.num_accepted == 2 for a, b in itertools.pairwise(steps))
 
 
 def test_engines_may_take_turns(models: Models) -> None:
@@ -293,7 +293,7 @@ def test_engines_may_take_turns(models: Models) -> None:
 
 
 def test_a_draft_that_has_read_nothing_catches_up(models: Models) -> None:
-    """Catches a long text that a model reads in front of its first candidate with the wrong position."""
+    """Catches a long text that a model reads in front of its first draft token with the wrong position."""
     prompt = [3 + i % 60 for i in range(200)]
     own, hosts = (models.session(Fixed(k=3), Sampling(), seed=1, prompt=prompt, ends=()) for _ in range(2))
     hosts.engine = Host()
@@ -347,22 +347,22 @@ def test_distributions_are_those_of_the_host(size: int, spread: float) -> None:
         torch.testing.assert_close(found[~differ], expected[~differ], rtol=1e-3 if differ.any() else 1e-5, atol=0)
 
 
-def verdict(runner: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how: Any) -> Verifying:
-    """Of the last token of a context and candidates."""
+def verdict(backend: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how: Any) -> Verifying:
+    """Of the last token of a context and draft tokens."""
     told = Filters(temperature=how.pop("temperature"), top_p=1.0, penalty=1.0)
     task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, sampling=told, **how)
     line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
     task.tokens, task.uniforms, task.q = line.data_ptr(), uniforms.data_ptr(), q.data_ptr()
     task.logits, task.states = logits.data_ptr(), states.data_ptr()
-    runner.model.verify([runner], [task])
+    backend.model.verify([backend], [task])
     return task
 
 
 @needs_compiler
 @pytest.mark.parametrize("num", [0, 1, 3])
 def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
-    """Catches a wrong row, uniform, residual or bonus, candidate by candidate: the functions it is compared with have their law
-    integrated in test_device_drafting.py. Rows of q that are far from p, so that every outcome occurs."""
+    """Catches a wrong row, uniform, residual or bonus, draft token by draft token: the functions it is compared with have their
+    distribution integrated in test_device_drafting.py. Rows of q that are far from p, so that every outcome occurs."""
     models, generator = Models("native"), torch.Generator().manual_seed(num)
     context, seen = [3, 5, 2, 9, 4], set()
     for _ in range(150):
@@ -378,14 +378,14 @@ def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
             (1.3, 0, tokens, token_verdict(p, q, tokens, count, first)),
             (1.3, 1, tokens, block_verdict(p, q, tokens, count, first)),
         ]
-        if num <= 1:  # the rows of p depend on the candidates
+        if num <= 1:  # the rows of p depend on the draft tokens
             cases.append((1.3, 2, tokens, compare_verdict(p, tokens, count, uniforms)))
         for temperature, kind, drawn, expected in cases:
-            runner = models.target.new_cache()
-            runner.extend(context[:-1], rows=1)
-            made = verdict(runner, [context[-1], *drawn.tolist()], q, uniforms, temperature=temperature, verification=kind)
+            backend = models.target.new_cache()
+            backend.extend(context[:-1], rows=1)
+            made = verdict(backend, [context[-1], *drawn.tolist()], q, uniforms, temperature=temperature, verification=kind)
             assert [made.num_accepted, made.next] == expected.tolist()
-            assert runner.length == len(context) + num
+            assert backend.length == len(context) + num
             seen.add((kind, made.num_accepted))
     assert seen >= {(kind, count) for kind in (0, 1) for count in range(num + 1)}
 
@@ -483,8 +483,8 @@ def test_a_verification_of_ones_own_is_called(verification: Any, models: Models)
         max_tokens=9,
         randomness=streams(0),
     )
-    num_rounds = len(finish(session))
-    assert Picky.num_calls == num_rounds > 0
+    num_steps = len(finish(session))
+    assert Picky.num_calls == num_steps > 0
 
 
 def test_what_is_left_to_the_host(models: Models) -> None:
@@ -505,9 +505,9 @@ def test_what_is_left_to_the_host(models: Models) -> None:
 
 
 def tiny_lean() -> Any:
-    from specdecpp.runners import LeanRunner
+    from specdecpp.backends import LeanModel
 
-    return LeanRunner(tiny_model("llama", seed=1)).new_cache()
+    return LeanModel(tiny_model("llama", seed=1)).new_cache()
 
 
 def test_a_seed_means_the_same_answer_on_every_engine() -> None:
@@ -530,7 +530,7 @@ def test_a_seed_means_the_same_answer_on_every_engine() -> None:
 
 
 def test_block_verification_after_a_wider_round() -> None:
-    """Catches work for a new width that is rehearsed with what the round before it had (an IndexError on graphs)."""
+    """Catches work for a new width that is rehearsed with what the step before it had (an IndexError on graphs)."""
     models = Models("device", noise=0.05)
     pair = Pair(target=models.target, draft=models.draft, tokenizer=tiny_tokenizer())
     widths = set()
@@ -539,7 +539,7 @@ def test_block_verification_after_a_wider_round() -> None:
         with unchecked():
             answer = decoder.generate([3, 5, 9], max_tokens=40, seed=seed, ignore_eos=True)
         assert len(answer.tokens) == 40
-        widths |= {r.num_drafted for r in answer.rounds}
+        widths |= {r.num_drafted for r in answer.steps}
     assert len(widths) > 2
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from distributions import chi_square_tail, unchecked
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from laws import chi_square_tail, unchecked
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -171,13 +171,13 @@ def test_top_k_above_the_vocabulary_keeps_everything():
     ],
 )
 def test_bad_sampling_is_refused_with_advice(name, value, advice):
-    """Catches a value that would give nan laws later, and a message without the value or the way out."""
+    """Catches a value that would give nan distributions later, and a message without the value or the way out."""
     with pytest.raises(ValueError, match=f"{name} .*{value}.*{advice}"):
         Sampling(**{name: value})
 
 
 def test_seen_rows_grow_by_one_candidate_each():
-    """Catches a penalty on a candidate in its own row, or forgotten in the rows after it."""
+    """Catches a penalty on a draft token in its own row, or forgotten in the rows after it."""
     seen = marked([3], 5)
     rows = seen_rows(seen, torch.tensor([1, 3, 0]))
     assert [row.nonzero().flatten().tolist() for row in rows] == [[3], [1, 3], [1, 3], [0, 1, 3]]
@@ -241,7 +241,7 @@ def test_dice_follow_their_probabilities():
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-24])
 def test_certain_coins_are_certain(monkeypatch, u):
-    """Catches u <= h: a candidate of acceptance 0 that passes when u = 0."""
+    """Catches u <= h: a draft token of acceptance 0 that passes when u = 0."""
     monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: torch.full(shape, u, dtype=dtype))
     assert dice().bernoulli(torch.tensor([0.0, 1.0])).tolist() == [False, True]
 

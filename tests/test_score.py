@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import outcome, unchecked
+from distributions import outcome, unchecked
 
-from specdecpp import Decoder, Pair, machine
+from specdecpp import Decoder, Pair, cache_dir
 from specdecpp.lab import AutoOff, Bandit
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, Fixed, cost_aware
@@ -29,8 +29,8 @@ def pair(*, draft: int = 7) -> Pair:
     return Pair(target=models[0], draft=models[1], tokenizer=tiny_tokenizer(8))
 
 
-def rounds(policy: CostAware, accept: float, num: int, *, seed: int, costs: Costs = DEAR, memory: Any = None) -> Any:
-    """(memory, tokens, seconds, candidates) of rounds in which each candidate has the same q and the same chance."""
+def steps(policy: CostAware, accept: float, num: int, *, seed: int, costs: Costs = DEAR, memory: Any = None) -> Any:
+    """(memory, tokens, seconds, draft tokens) of steps in which each draft token has the same q and the same chance."""
     generator = np.random.default_rng(seed)
     memory, tokens, seconds, drafted = memory or policy.start(), 0, 0.0, 0
     for _ in range(num):
@@ -59,7 +59,7 @@ def test_a_coin_moves_a_belief_by_one_step_of_newton() -> None:
 
 
 def test_a_score_is_found_though_rejections_hide_what_came_after() -> None:
-    """Catches learning from candidates that nobody tested: those behind a rejection would count as rejected."""
+    """Catches learning from draft tokens that nobody tested: those behind a rejection would count as rejected."""
     true, generator, belief = Score(-0.8, 0.6), np.random.default_rng(3), Belief()
     with unchecked():
         for _ in range(4000):
@@ -73,7 +73,7 @@ def test_a_score_is_found_though_rejections_hide_what_came_after() -> None:
 
 @pytest.mark.parametrize("estimate", [0.0, 1.0, 1e-12, 0.5])
 def test_no_estimate_is_sure(estimate: float) -> None:
-    """Catches a logarithm of 0, and one candidate that was thought certain and turned everything round."""
+    """Catches a logarithm of 0, and one draft token that was thought certain and turned everything step."""
     for is_accepted in (True, False):
         after = Belief().after((estimate,), int(is_accepted))
         assert np.isfinite([after.score.bias, after.score.slope, after.var_bias]).all()
@@ -82,13 +82,13 @@ def test_no_estimate_is_sure(estimate: float) -> None:
 
 
 def test_only_what_was_tested_is_learned_from() -> None:
-    """Catches an account that learns from candidates behind a rejection, or not from the rejected one."""
-    account = Account().with_round(outcome(4, 1, DEAR, judged=(0.9, 0.8, 0.7, 0.6)))
+    """Catches an account that learns from draft tokens behind a rejection, or not from the rejected one."""
+    account = Account().with_step(outcome(4, 1, DEAR, judged=(0.9, 0.8, 0.7, 0.6)))
     assert account.belief == Belief().after((0.9,), 1).after((0.8,), 0)
     assert (account.gains, account.num_unread) == ({1: Gains().after(outcome(4, 1, DEAR))}, 0)
-    account = account.with_round(outcome(0, 0, DEAR))
+    account = account.with_step(outcome(0, 0, DEAR))
     assert (account.gains[1].num, account.num_unread) == (1, 1)
-    assert account.with_round(outcome(1, 1, DEAR, judged=(0.9,))).gains[1].num == 1, "a round that begins with a switch"
+    assert account.with_step(outcome(1, 1, DEAR, judged=(0.9,))).gains[1].num == 1, "a step that begins with a switch"
 
 
 # Zero is a length
@@ -98,7 +98,7 @@ def test_only_what_was_tested_is_learned_from() -> None:
 def test_a_pair_that_does_not_pay_costs_little(seed: int) -> None:
     """Catches a rule that goes on drafting at a loss, or that looks again more often than it may lose."""
     with unchecked():
-        _, tokens, seconds, drafted = rounds(CostAware(), 0.35, 1500, seed=seed)
+        _, tokens, seconds, drafted = steps(CostAware(), 0.35, 1500, seed=seed)
     assert seconds <= 1.02 * tokens * DEAR.verify_s(1)
     assert drafted > 10, "it looks again"
 
@@ -107,9 +107,9 @@ def test_drafting_comes_back_when_it_pays() -> None:
     """Catches a rule that gives up for good."""
     policy = CostAware()
     with unchecked():
-        memory, _, _, drafted = rounds(policy, 0.2, 300, seed=1)
+        memory, _, _, drafted = steps(policy, 0.2, 300, seed=1)
         assert drafted < 60
-        _, tokens, seconds, drafted = rounds(policy, 0.97, 3000, seed=2, memory=memory)
+        _, tokens, seconds, drafted = steps(policy, 0.97, 3000, seed=2, memory=memory)
     assert drafted > 2000
     assert seconds < 0.9 * tokens * DEAR.verify_s(1)
 
@@ -117,13 +117,13 @@ def test_drafting_comes_back_when_it_pays() -> None:
 def test_without_regret_it_never_tries() -> None:
     """Catches a trial that nobody allowed."""
     with unchecked():
-        _, tokens, seconds, drafted = rounds(CostAware(prior=0.2, regret=0.0), 0.9, 300, seed=1)
+        _, tokens, seconds, drafted = steps(CostAware(prior=0.2, regret=0.0), 0.9, 300, seed=1)
     assert (tokens, drafted) == (300, 0)
     assert seconds == pytest.approx(300.0)
 
 
 def test_a_draft_that_is_off_reads_nothing_and_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a prompt that a draft reads for nothing, and candidates from a draft that has missed a part of the context."""
+    """Catches a prompt that a draft reads for nothing, and draft tokens from a draft that has missed a part of the context."""
     monkeypatch.setattr(cost_aware, "NEW", 0)  # else it may look at once
     costs = Costs.relative(0.9)
     alone = Decoder(pair(), policy=Fixed(k=0)).generate([1, 2, 3, 4], max_tokens=60, temperature=0, ignore_eos=True)
@@ -142,7 +142,7 @@ def test_a_draft_that_is_off_reads_nothing_and_catches_up(monkeypatch: pytest.Mo
 
 
 def test_what_it_takes_to_switch_is_part_of_a_trial() -> None:
-    """Catches trials of one candidate each, next to which every plain pass is slow, and losses beyond the regret."""
+    """Catches trials of one draft token each, next to which every plain pass is slow, and losses beyond the regret."""
     costs = replace(DEAR, switch_s=2.0)
     policy, generator = CostAware(prior=0.1), np.random.default_rng(0)
     memory, drafted, seconds, tokens = policy.start(), [], 0.0, 0
@@ -193,7 +193,7 @@ def test_greedy_requests_begin_with_a_steeper_score(wrap: Any) -> None:
 
 
 def test_gains_are_moments_of_rounds() -> None:
-    """Catches a slip in the sums, and rounds in seconds of another price than that of the pass they are compared with."""
+    """Catches a slip in the sums, and steps in seconds of another price than that of the pass they are compared with."""
     found = [(1, 2.0, 1.0), (3, 2.5, 1.0), (2, 22.5, 10.0), (5, 0.04, 0.01)]
     gains = Gains()
     for num, seconds, target_s in found:
@@ -269,7 +269,7 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert begun.acceptance_before is not None
     other = replace(known, draft_fingerprint="c")
     assert Decoder(other, costs=costs).start([1, 2], ignore_eos=True)._memory.acceptance_before is None
-    (file,) = machine.folder().glob("experience-*")
+    (file,) = cache_dir.folder().glob("experience-*")
     for content in (
         "{}",
         '{"num_tested": 1}',
@@ -293,7 +293,7 @@ def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     for i in range(6):
         taught.generate([1, 2], max_tokens=8, ignore_eos=True, temperature=1 + i / 10)
         assert len(taught.memory.experiences) == min(i + 1, 3)
-    kept = [json.loads(file.read_text())["of"]["sampling"]["temperature"] for file in machine.folder().glob("experience-*")]
+    kept = [json.loads(file.read_text())["of"]["sampling"]["temperature"] for file in cache_dir.folder().glob("experience-*")]
     assert sorted(kept) == [1.2, 1.3, 1.4, 1.5]
 
 
@@ -304,7 +304,7 @@ def test_rules_of_one_class_have_lessons_of_their_own(tmp_path: Path, monkeypatc
     for prior in (0.2, 0.6):
         policy = CostAwareTree(prior=prior, max_nodes=6)
         Decoder(known, policy=policy, costs=Costs.relative(0.1)).generate([1, 2], max_tokens=20, ignore_eos=True)
-    assert len(list(machine.folder().glob("experience-*"))) == 2
+    assert len(list(cache_dir.folder().glob("experience-*"))) == 2
 
 
 def test_a_decoder_that_does_not_remember_learns_nothing_and_keeps_nothing(
@@ -317,7 +317,7 @@ def test_a_decoder_that_does_not_remember_learns_nothing_and_keeps_nothing(
     for decoder in (untaught, taught):
         for _ in range(2):
             decoder.generate([1, 2], max_tokens=20, ignore_eos=True, temperature=1.1)
-        assert len(list(machine.folder().glob("experience-*"))) == (decoder is taught)
+        assert len(list(cache_dir.folder().glob("experience-*"))) == (decoder is taught)
     sampling = untaught.sampling_of(temperature=1.1)
     assert untaught.memory.experience(sampling).begin() == CostAware().start()
     assert taught.memory.experience(sampling).begin() != CostAware().start()
@@ -328,6 +328,6 @@ def test_lessons_fade() -> None:
     policy = CostAware()
     experience = Experience(policy)
     for accepted in [0] * 40 + [1] * 40:
-        experience.add(policy.start().with_round(outcome(1, accepted, DEAR, judged=(0.6,))))
+        experience.add(policy.start().with_step(outcome(1, accepted, DEAR, judged=(0.6,))))
     share = experience.begin().acceptance_before
     assert 0.85 < share < 0.97

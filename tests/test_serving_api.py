@@ -35,7 +35,7 @@ FIXED = {"speculative": {"policy": "fixed:3"}}
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return sd.load_pair(runner="lean")
+    return sd.load_pair(backend="lean")
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +146,11 @@ def test_a_completion_streams_too(client: openai.OpenAI) -> None:
 
 
 def test_rounds_that_come_together_are_one_chunk(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a chunk per round where nobody asked for rounds, one with rounds of two answers, and a score that gets lost."""
+    """Catches a chunk per step where nobody asked for steps, one with steps of two answers, and a score that gets lost."""
     monkeypatch.setattr(routes, "PAUSE_S", 3600.0)
     whole = complete(client, n=2, seed=5, logprobs=1)
     chunks = list(complete(client, n=2, seed=5, logprobs=1, stream=True))
-    assert [chunk.choices[0].index for chunk in chunks] == [0, 0, 1]  # the first round at once, all others with the end
+    assert [chunk.choices[0].index for chunk in chunks] == [0, 0, 1]  # the first step at once, all others with the end
     for i, choice in enumerate(whole.choices):
         parts = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == i]
         assert "".join(part.text for part in parts) == choice.text
@@ -237,22 +237,22 @@ def test_speculation_can_be_chosen_and_changes_no_greedy_text(client: openai.Ope
 
 
 def test_details_tell_every_round_as_it_comes(client: openai.OpenAI) -> None:
-    """Catches details that leave a round out, that differ between stream and whole, or that come unasked."""
+    """Catches details that leave a step out, that differ between stream and whole, or that come unasked."""
     asked = {"speculative": {"policy": "specdecpp:0.5", "details": True}}
     whole = complete(client, seed=7, extra_body=asked)
     first, *rest = complete(client, seed=7, stream=True, extra_body=asked)
     assert first.choices == []
     assert first.speculative["threshold"] == 0.5
     assert first.speculative["costs"]["target_s"] > 0
-    rounds = [chunk.speculative["round"] for chunk in rest]
+    steps = [chunk.speculative["round"] for chunk in rest]
     timed = {"at_s", "times"}
-    assert [{k: v for k, v in r.items() if k not in timed} for r in rounds] == [
+    assert [{k: v for k, v in r.items() if k not in timed} for r in steps] == [
         {k: v for k, v in r.items() if k not in timed} for r in whole.speculative["rounds"][0]
     ]
-    assert "".join(piece["text"] for r in rounds for piece in r["pieces"]) == whole.choices[0].text
-    assert {r["survival_of"] for r in rounds if r["survival"]} == {"head"}
-    assert sum(r["num_drafted"] for r in rounds) == rest[-1].speculative["num_draft_tokens"]
-    at = [r["at_s"] for r in rounds]
+    assert "".join(piece["text"] for r in steps for piece in r["pieces"]) == whole.choices[0].text
+    assert {r["survival_of"] for r in steps if r["survival"]} == {"head"}
+    assert sum(r["num_drafted"] for r in steps) == rest[-1].speculative["num_draft_tokens"]
+    at = [r["at_s"] for r in steps]
     assert at == sorted(at)
     plain = complete(client, seed=7, extra_body={"speculative": {"policy": asked["speculative"]["policy"]}})
     assert "rounds" not in plain.speculative

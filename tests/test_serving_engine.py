@@ -1,4 +1,4 @@
-"""The engine and the witness without HTTP: turns, places, what is freed, and what a round was decided on."""
+"""The engine and the witness without HTTP: turns, places, what is freed, and what a step was decided on."""
 
 import gc
 import math
@@ -24,7 +24,7 @@ from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import CompletionRequest
-from specdecpp.serving.work import End, Part, Step, Work
+from specdecpp.serving.work import End, Event, Part, Work
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification
@@ -40,11 +40,11 @@ class Listener:
     """Everything one request is told, and a way to hold the engine's thread while it tells."""
 
     def __init__(self) -> None:
-        self.told: list[Step | End] = []
+        self.told: list[Event | End] = []
         self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
         self.may_go_on.set()
 
-    def __call__(self, what: Step | End) -> None:
+    def __call__(self, what: Event | End) -> None:
         self.told.append(what)
         if isinstance(what, End):
             self.ended.set()
@@ -53,8 +53,8 @@ class Listener:
         assert self.may_go_on.wait(PATIENCE_S)
 
     @property
-    def steps(self) -> list[Step]:
-        return [what for what in self.told if isinstance(what, Step)]
+    def events(self) -> list[Event]:
+        return [what for what in self.told if isinstance(what, Event)]
 
     @property
     def end(self) -> End:
@@ -75,7 +75,7 @@ class Held:
 
     def __init__(self, decoder: Decoder, limits: Limits):
         self.order: list[int] = []
-        self.engine = EngineThread(limits, on_turn=lambda steps: self.order.extend(step.round.num_drafted for step in steps))
+        self.engine = EngineThread(limits, on_turn=lambda events: self.order.extend(event.step.num_drafted for event in events))
         self.engine.start()
         self.first = Listener()
         self.first.may_go_on.clear()
@@ -107,7 +107,7 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
             super().__init__()
             self.name = name
 
-        def __call__(self, what: Step | End) -> None:
+        def __call__(self, what: Event | End) -> None:
             order.append(self.name)
             super().__call__(what)
 
@@ -119,7 +119,7 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
     assert short.end.refusal is None
     during = order[: len(order) - order[::-1].index("short")]
     assert abs(during.count("long") - during.count("short")) <= 2, "turns did not alternate"
-    assert len(long.steps) > 2 * len(short.steps)
+    assert len(long.events) > 2 * len(short.events)
 
 
 def test_answers_do_not_depend_on_company(decoder: Decoder) -> None:
@@ -132,7 +132,7 @@ def test_answers_do_not_depend_on_company(decoder: Decoder) -> None:
         engine.submit(work(decoder, listener, max_tokens=40, temperature=0.8, seed=seed))
     for listener, tokens in zip(listeners, alone, strict=True):
         assert listener.end.refusal is None
-        assert tuple(t for s in listener.steps for t in s.round.tokens) == tokens
+        assert tuple(t for s in listener.events for t in s.step.tokens) == tokens
     engine.stop()
 
 
@@ -155,7 +155,7 @@ def test_places_are_bounded_and_free_again(held: Held, decoder: Decoder) -> None
 
 
 def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a cache that lives on: the session must be freed, and no round of it run, once it is called off."""
+    """Catches a cache that lives on: the session must be freed, and no step of it run, once it is called off."""
     sessions: list[weakref.ref[Session]] = []
     start = Decoder.start
 
@@ -176,7 +176,7 @@ def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Deco
     off.stop()
     listener.may_go_on.set()
     assert listener.end.refusal is None
-    assert len(listener.steps) == 1
+    assert len(listener.events) == 1
     assert sessions[0]() is None, "somebody still holds the session and its caches"
     assert other.end.refusal is None
     engine.stop()
@@ -190,7 +190,7 @@ def test_what_takes_too_long_ends_also_while_it_waits(held: Held, decoder: Decod
     held.release()
     refusal = late.end.refusal
     assert refusal is not None
-    assert (refusal.status, refusal.code, late.steps) == (504, "timeout", [])
+    assert (refusal.status, refusal.code, late.events) == (504, "timeout", [])
 
 
 def test_one_request_that_breaks_the_models_takes_no_other_with_it(held: Held, decoder: Decoder, caplog) -> None:
@@ -233,7 +233,7 @@ WARPED = Sampling(temperature=0.6, top_k=4)
 
 
 def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> list:
-    """(round, evidence, context before it) of one answer from tables."""
+    """(step, evidence, context before it) of one answer from tables."""
     verification = GreedyVerification() if sampling.is_greedy else TokenVerification()
     session = Session(
         target=TARGET.new_cache(),
@@ -264,17 +264,18 @@ def test_scores_are_the_targets_own_log_probabilities(sampling: Sampling) -> Non
             tokens = [t for t in outcome.tokens if t != 5]
             assert len(evidence.scores) == len(tokens)
             for i, (token, scored) in enumerate(zip(tokens, evidence.scores, strict=True)):
-                law = TARGET.law([*context, *tokens[:i]])
-                assert scored.logprob == pytest.approx(float(law[token].log()))
+                distribution = TARGET.distribution([*context, *tokens[:i]])
+                assert scored.logprob == pytest.approx(float(distribution[token].log()))
                 top = [value for _, value in scored.top]
-                assert top == pytest.approx([max(float(v.log()), LEAST) for v in law.topk(2).values])
+                assert top == pytest.approx([max(float(v.log()), LEAST) for v in distribution.topk(2).values])
                 num += 1
     assert num > 50
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
 def test_the_story_of_a_round_is_what_happened(sampling: Sampling) -> None:
-    """Catches p and q of another place or law, fates that do not fit the counts, and a survival that is not their product."""
+    """Catches p and q of another place or distribution, fates that do not fit the counts, and a survival that is not their
+    product."""
     fates: set[str] = set()
     believed = Sampling() if sampling.is_greedy else sampling
     for seed in range(20):
@@ -302,7 +303,7 @@ def test_the_story_of_a_round_is_what_happened(sampling: Sampling) -> None:
 
 
 def test_floors_say_when_a_rule_goes_on() -> None:
-    """Catches floors of another candidate or of the next round, of other evidence, and one that holds below min_tokens."""
+    """Catches floors of another draft token or of the next step, of other evidence, and one that holds below min_tokens."""
     asked = sd.CumulativeConfidence(threshold=0.3, min_tokens=2, max_tokens=4)
     num_stopped = 0
     for seed in range(20):
@@ -323,7 +324,7 @@ def test_floors_say_when_a_rule_goes_on() -> None:
 def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:
     from specdecpp.sampling import probabilities
 
-    return probabilities(model.law(context).log(), sampling)
+    return probabilities(model.distribution(context).log(), sampling)
 
 
 def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
@@ -333,7 +334,7 @@ def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
     engine.start()
     engine.submit(work(decoder, listener, max_tokens=6))
     assert listener.end.refusal is None
-    assert {step.evidence for step in listener.steps} == {None}
+    assert {event.evidence for event in listener.events} == {None}
     engine.stop()
 
 
@@ -359,7 +360,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     "asked", [{}, {"logprobs": 1}, {"speculative": {"details": True}}], ids=["plain", "scored", "detailed"]
 )
 def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[str, Any]) -> None:
-    """Catches caches that wait for the garbage collector, as those of requests whose rounds were watched did: the server's
+    """Catches caches that wait for the garbage collector, as those of requests whose steps were watched did: the server's
     memory grew with every one of them."""
     plan = Intake(decoder.pair, Limits(), policy=decoder.policy)._plan(CompletionRequest(prompt="abc", max_tokens=4, **asked))
     given = plan.work(lambda what: None, timeout_s=math.inf)

@@ -181,7 +181,7 @@ def test_a_conversation_needs_a_template(server: Served) -> None:
 
 
 def test_counters_add_up_to_what_was_answered(server: Served) -> None:
-    """Catches counters that miss rounds, count them twice, or have no place for refusals."""
+    """Catches counters that miss steps, count them twice, or have no place for refusals."""
     before = counters(server)
     reply = server.post("/v1/completions", {"prompt": "abcd", "max_tokens": 30, "ignore_eos": True, "n": 2, "seed": 0}).json()
     num = before.get("specdecpp_requests_totalfinished", 0)

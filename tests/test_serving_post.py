@@ -1,4 +1,4 @@
-"""The way of rounds from the engine's thread to those who wait for them: nothing is lost, and the last one is not late."""
+"""The way of steps from the engine's thread to those who wait for them: nothing is lost, and the last one is not late."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from specdecpp.serving.work import End, Step
 
 
 def steps(num: int) -> Iterator[Step]:
-    """Rounds of which nobody reads more than their place."""
+    """Steps of which nobody reads more than their place."""
     for i in range(num):
         step = object.__new__(Step)
         object.__setattr__(step, "index", i)
@@ -38,7 +38,7 @@ def told(channel: Channel, num: int, pause_s: float, end: End) -> None:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.0005])
 def test_every_round_arrives_in_order(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a round that is put between the end of a delivery and its word, and waits for ever; and rounds of another."""
+    """Catches a step that is put between the end of a delivery and its word, and waits for ever; and steps of another."""
     monkeypatch.setattr(routes, "PAUSE_S", 0.002)
 
     async def all_of_them() -> list[list[list[int]]]:
@@ -58,7 +58,7 @@ def test_every_round_arrives_in_order(pause_s: float, monkeypatch: pytest.Monkey
 
 
 def test_the_first_and_the_end_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a first text, an end or an error that waits for others, and rounds that are sent one by one."""
+    """Catches a first text, an end or an error that waits for others, and steps that are sent one by one."""
     monkeypatch.setattr(routes, "PAUSE_S", 3600.0)
 
     async def one() -> list[list[int]]:

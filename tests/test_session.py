@@ -1,18 +1,18 @@
-"""The bookkeeping of a round: caches, origins, counts, and why an answer ends."""
+"""The bookkeeping of a step: caches, origins, counts, and why an answer ends."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from laws import Request, finish, random_head, total_variation
+from distributions import Request, finish, random_head, total_variation
 
+from specdecpp.detokenize import Detokenizer
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.lab import AutoOff, Bandit, Heuristic
 from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.testing import TableModel, tiny_tokenizer
-from specdecpp.text import Detokenizer
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 VERIFICATIONS = [TokenVerification(), BlockVerification(), CompareVerification()]
@@ -23,7 +23,7 @@ POLICIES = [
     CumulativeConfidence(threshold=0.3),
     MaxConfidence(threshold=0.4),
     SpecDecPP(head=random_head(4, seed=1), min_tokens=0),
-    AutoOff(policy=Fixed(k=3), patience=1, probe_every=3),  # the draft falls behind by whole rounds
+    AutoOff(policy=Fixed(k=3), patience=1, probe_every=3),  # the draft falls behind by whole steps
     Bandit(arms=(Fixed(k=0), Fixed(k=2))),
 ]
 TABLES = Request(
@@ -62,15 +62,15 @@ def count(*, wrong_after=None, policy=None, target_length=None, draft_length=Non
     return session, finish(session)
 
 
-def told(rounds):
-    """Tokens and origins, round by round: 1a is an accepted 1, 4c a correction, 4b a bonus."""
-    return [" ".join(f"{p.token}{p.origin[0]}" for p in r.pieces) for r in rounds]
+def told(steps):
+    """Tokens and origins, step by step: 1a is an accepted 1, 4c a correction, 4b a bonus."""
+    return [" ".join(f"{p.token}{p.origin[0]}" for p in r.pieces) for r in steps]
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
 def test_every_round_keeps_its_books(policy, verification):
-    """Catches a cache cut in the wrong place, tokens that are not in the pieces, and miscounted candidates."""
+    """Catches a cache cut in the wrong place, tokens that are not in the pieces, and miscounted draft tokens."""
     for seed in range(8):
         session = TABLES.session(policy, verification, streams(seed))
         session.prefill()
@@ -92,7 +92,7 @@ def test_every_round_keeps_its_books(policy, verification):
             assert outcome.finish_reason == session.finish_reason
             assert len(outcome.judged) == (max(0, outcome.num_drafted - 1) if isinstance(policy, SpecDecPP) else 0)
             if session.finish_reason is None:
-                # The last token is still to be read; the draft has not read its last candidate either.
+                # The last token is still to be read; the draft has not read its last draft token either.
                 assert session.target.tokens == after[:-1]
                 read = len(before) + outcome.num_drafted - 1 if outcome.num_drafted else session.draft.length
                 assert session.draft.tokens == after[: min(read, len(after) - 1)]
@@ -100,23 +100,23 @@ def test_every_round_keeps_its_books(policy, verification):
 
 def test_drafting_nothing_never_runs_the_draft():
     """Catches a draft that reads the prompt for `Fixed(k=0)`, which is the target alone."""
-    session, rounds = count(policy=Fixed(k=0), max_tokens=4, prompt=(5, 6, 7))
+    session, steps = count(policy=Fixed(k=0), max_tokens=4, prompt=(5, 6, 7))
     assert session.draft.length == 0
-    assert told(rounds) == ["0b", "1b", "2b", "3b"]
+    assert told(steps) == ["0b", "1b", "2b", "3b"]
 
 
 def test_origins_after_acceptance_and_rejection():
-    """Catches a correction called bonus, or accepted candidates after a rejected one."""
-    _, rounds = count(wrong_after=5, max_tokens=10)
-    assert told(rounds) == ["1a 2a 3a 4b", "5a 6c", "7a 0a 1a 2b"]
-    assert [r.num_drafted for r in rounds] == [3, 3, 3]
-    assert [r.stop_reason for r in rounds] == ["limit", "limit", "tokens left"]
+    """Catches a correction called bonus, or accepted draft tokens after a rejected one."""
+    _, steps = count(wrong_after=5, max_tokens=10)
+    assert told(steps) == ["1a 2a 3a 4b", "5a 6c", "7a 0a 1a 2b"]
+    assert [r.num_drafted for r in steps] == [3, 3, 3]
+    assert [r.stop_reason for r in steps] == ["limit", "limit", "tokens left"]
 
 
 @pytest.mark.parametrize(
     ("ends", "wrong_after", "expected"),
     [
-        ((2,), None, ["1a 2a"]),  # inside the candidates: nothing is drafted after it, nothing follows it
+        ((2,), None, ["1a 2a"]),  # inside the draft tokens: nothing is drafted after it, nothing follows it
         ((1,), None, ["1a"]),
         ((4,), None, ["1a 2a 3a 4b"]),
         ((2,), 1, ["1a 2c"]),
@@ -125,14 +125,14 @@ def test_origins_after_acceptance_and_rejection():
     ],
 )
 def test_the_end_of_the_text_ends_the_answer(ends, wrong_after, expected):
-    """Catches tokens after the end, an end that is missed by its origin, and an end that was only a candidate."""
-    session, rounds = count(ends=ends, wrong_after=wrong_after, max_tokens=20)
-    assert told(rounds) == expected
-    assert session.finish_reason == rounds[-1].finish_reason == "eos"
+    """Catches tokens after the end, an end that is missed by its origin, and an end that was only a draft token."""
+    session, steps = count(ends=ends, wrong_after=wrong_after, max_tokens=20)
+    assert told(steps) == expected
+    assert session.finish_reason == steps[-1].finish_reason == "eos"
     assert session.tokens[-1] in ends
-    if rounds[-1].pieces[-1].origin == "accepted":
-        assert rounds[-1].stop_reason == "end of text"
-        assert rounds[-1].num_drafted == rounds[-1].num_accepted
+    if steps[-1].pieces[-1].origin == "accepted":
+        assert steps[-1].stop_reason == "end of text"
+        assert steps[-1].num_drafted == steps[-1].num_accepted
 
 
 def test_an_end_in_the_prompt_does_not_end_the_answer():
@@ -143,30 +143,30 @@ def test_an_end_in_the_prompt_does_not_end_the_answer():
 
 @pytest.mark.parametrize("max_tokens", range(1, 8))
 def test_length_ends_the_answer(max_tokens):
-    """Catches an answer that is one token short or long, and candidates for which there is no room."""
-    session, rounds = count(max_tokens=max_tokens)
+    """Catches an answer that is one token short or long, and draft tokens for which there is no room."""
+    session, steps = count(max_tokens=max_tokens)
     assert session.tokens == [(i % 8) for i in range(max_tokens + 1)]
     assert session.finish_reason == "length"
-    assert sum(r.num_drafted for r in rounds) + len(rounds) == max_tokens
-    assert all(r.finish_reason is None for r in rounds[:-1])
+    assert sum(r.num_drafted for r in steps) + len(steps) == max_tokens
+    assert all(r.finish_reason is None for r in steps[:-1])
 
 
 @pytest.mark.parametrize(("target_length", "draft_length"), [(6, None), (None, 6), (6, 3), (3, 6), (9, 1), (2, 2)])
 def test_contexts_are_used_to_their_end(target_length, draft_length):
     """Catches an overrun context (the tables assert), and an answer that stops where only the draft's context ends."""
-    session, rounds = count(target_length=target_length, draft_length=draft_length, max_tokens=9)
+    session, steps = count(target_length=target_length, draft_length=draft_length, max_tokens=9)
     assert len(session.tokens) == (target_length or 10)
     assert session.finish_reason == "length"
     if draft_length and not target_length:
-        assert [r.num_drafted for r in rounds][:2] == [3, 2]  # 6 places: 4 tokens read, then 1 + 1 candidate read
-        assert {r.num_drafted for r in rounds[2:]} == {0}
+        assert [r.num_drafted for r in steps][:2] == [3, 2]  # 6 places: 4 tokens read, then 1 + 1 draft token read
+        assert {r.num_drafted for r in steps[2:]} == {0}
 
 
 @pytest.mark.parametrize(("max_tokens", "target_length"), [(0, None), (5, 3), (0, 3)])
 def test_a_request_without_room_is_finished_at_once(max_tokens, target_length):
     """Catches a token beyond the limit when the prompt fills the context, or when none was asked for."""
-    session, rounds = count(prompt=(0, 1, 2), max_tokens=max_tokens, target_length=target_length)
-    assert (session.finish_reason, rounds, session.tokens) == ("length", [], [0, 1, 2])
+    session, steps = count(prompt=(0, 1, 2), max_tokens=max_tokens, target_length=target_length)
+    assert (session.finish_reason, steps, session.tokens) == ("length", [], [0, 1, 2])
 
 
 def test_bad_requests_are_refused():
@@ -183,7 +183,7 @@ def test_bad_requests_are_refused():
 @pytest.mark.parametrize("prompt", [(0,), (4, 5, 6, 7)])
 def test_prefill_reads_all_but_the_last_token(prompt, most):
     """Catches a token that is read twice or never, at once and in parts, also when prefill is left out; and a draft with room
-    for one candidate that is not read to."""
+    for one draft token that is not read to."""
     request = Request(target=counting(), draft=counting(max_length=len(prompt)), prompt=prompt, max_tokens=9)
     sessions = [request.session(Fixed(k=1), TokenVerification(), streams(0)) for _ in range(2)]
     num = max(1, math.ceil((len(prompt) - 1) / (most or 9)))
@@ -194,10 +194,10 @@ def test_prefill_reads_all_but_the_last_token(prompt, most):
 
 
 def test_a_draft_reads_no_prompt_longer_than_its_context():
-    """Catches an overrun context before the first round (the tables assert)."""
-    session, rounds = count(prompt=(4, 5, 6, 7), draft_length=2, max_tokens=3)
+    """Catches an overrun context before the first step (the tables assert)."""
+    session, steps = count(prompt=(4, 5, 6, 7), draft_length=2, max_tokens=3)
     assert session.draft.length == 0
-    assert told(rounds) == ["0b", "1b", "2b"]
+    assert told(steps) == ["0b", "1b", "2b"]
 
 
 def test_sessions_of_one_pair_do_not_disturb_each_other():
@@ -221,7 +221,7 @@ def test_sessions_of_one_pair_do_not_disturb_each_other():
 
 
 def test_candidates_and_verdicts_have_a_stream_each():
-    """Catches one stream for both, or the two exchanged: candidates come from the first, all else from the second."""
+    """Catches one stream for both, or the two exchanged: draft tokens come from the first, all else from the second."""
 
     def told(k, draft_seed, verify_seed):
         coins = streams(draft_seed)[0], streams(verify_seed)[1]
@@ -247,7 +247,7 @@ def test_who_watches_sees_raw_logits_and_the_law_made_of_them(temperature):
         for i in range(result.num_drafted + 1):
             context = [*session.tokens, *result.tokens[:i]]
             seen = torch.tensor([t in context for t in range(4)])
-            assert torch.equal(result.rows.logits[i], TABLES.target.law(context).log())
+            assert torch.equal(result.rows.logits[i], TABLES.target.distribution(context).log())
             assert torch.equal(result.rows.p[i], probabilities(result.rows.logits[i], sampling, seen))
             rows.append(result.rows.p[i])
 
@@ -258,7 +258,7 @@ def test_who_watches_sees_raw_logits_and_the_law_made_of_them(temperature):
 
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
 def test_temperature_0_is_refused_where_q_is_needed(verification):
-    """Catches a failure in the middle of a round: greedy candidates carry no distribution."""
+    """Catches a failure in the middle of a step: greedy draft tokens carry no distribution."""
     request = replace(TABLES, sampling=Sampling(temperature=0.0))
     with pytest.raises(UnsoundError, match=r"no distribution q.*GreedyVerification"):
         request.session(Fixed(k=1), verification, streams(0))
@@ -270,7 +270,7 @@ def test_temperature_0_is_refused_where_q_is_needed(verification):
 
 
 def test_thresholds_hold_from_the_least_number_of_candidates_on():
-    """Catches a threshold where the rule is not asked yet, and one candidate too late."""
+    """Catches a threshold where the rule is not asked yet, and one draft token too late."""
 
     def least(policy):
         rule = TABLES.session(policy, TokenVerification(), streams(0)).plan().decision.rule
@@ -283,7 +283,7 @@ def test_thresholds_hold_from_the_least_number_of_candidates_on():
 
 @pytest.mark.parametrize(("k", "expected"), [(0, ["1b", "2b", "3b"]), (1, ["1a 2b", "3b"]), (2, ["1a 2a 3b"])])
 def test_the_penalty_sees_prompt_answer_and_candidates(k, expected):
-    """Catches a penalty that forgets the prompt, the answer, or the candidates before the one at hand."""
+    """Catches a penalty that forgets the prompt, the answer, or the draft tokens before the one at hand."""
     model = always([4, 3, 2, 1])
     request = Request(
         target=model,
@@ -293,9 +293,9 @@ def test_the_penalty_sees_prompt_answer_and_candidates(k, expected):
         sampling=Sampling(temperature=0.0, repetition_penalty=5.0),
     )
     session = request.session(Fixed(k=k), GreedyVerification(), streams(0))
-    rounds = finish(session)
+    steps = finish(session)
     assert session.tokens == [0, 1, 2, 3]
-    assert told(rounds) == expected
+    assert told(steps) == expected
 
 
 # Tokens: 4 is a, 5 is b, 6 is c.
@@ -310,23 +310,23 @@ def read_with(*stop):
 @pytest.mark.parametrize("verification", VERIFICATIONS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("policy", [Fixed(k=0), Fixed(k=3), MaxConfidence(threshold=0.4)], ids=["0", "3", "adaptive"])
 def test_a_stop_string_cuts_the_targets_text(policy, verification):
-    """Catches a stop string that changes the law of the text before it, or leaks, wherever the rounds fall."""
+    """Catches a stop string that changes the distribution of the text before it, or leaks, wherever the steps fall."""
 
-    def text_of(_, rounds):
-        return "".join(r.text for r in rounds)
+    def text_of(_, steps):
+        return "".join(r.text for r in steps)
 
-    def cut(session, rounds):
-        text = text_of(session, rounds)
+    def cut(session, steps):
+        text = text_of(session, steps)
         at = text.find("ab")
         return text[:at] if at >= 0 else text
 
-    whole = replace(SPELLED, detokenizer=read_with()).law(Fixed(k=0), TokenVerification(), cut)
-    stopped = replace(SPELLED, detokenizer=read_with("ab")).law(policy, verification, text_of)
+    whole = replace(SPELLED, detokenizer=read_with()).distribution(Fixed(k=0), TokenVerification(), cut)
+    stopped = replace(SPELLED, detokenizer=read_with("ab")).distribution(policy, verification, text_of)
     assert total_variation(whole, stopped) < 1e-12
 
 
 def test_a_stop_string_ends_the_answer_inside_a_round():
-    """Catches candidates after the stop string that stay in the answer, or a reason that says length."""
+    """Catches draft tokens after the stop string that stay in the answer, or a reason that says length."""
     spell = sure(lambda t: 4 + (t - 3) % 3, 7)  # abcabc...
     request = Request(target=spell, draft=spell, prompt=(4,), max_tokens=9, detokenizer=read_with("ca"))
     session = request.session(Fixed(k=5), TokenVerification(), streams(0))
@@ -342,14 +342,14 @@ def test_text_held_back_comes_with_the_end(ends, max_tokens, reason):
     spell = sure(lambda t: min(t + 1, 6), 7)  # abccc...
     request = Request(target=spell, draft=spell, prompt=(3,), ends=ends, max_tokens=max_tokens, detokenizer=read_with("abcc"))
     session = request.session(Fixed(k=1), TokenVerification(), streams(0))
-    rounds = finish(session)
+    steps = finish(session)
     assert session.finish_reason == reason
-    assert "".join(r.text for r in rounds) == "ab"
+    assert "".join(r.text for r in steps) == "ab"
 
 
 def test_the_parts_of_a_round_are_its_whole_time(monkeypatch):
     """Catches a part that is counted twice or nowhere, and one reading of the prompt that is forgotten for another. The clock
-    moves by one whenever it is looked at: twice for a forward pass or a judgement, once where a part of a round ends."""
+    moves by one whenever it is looked at: twice for a forward pass or a judgement, once where a part of a step ends."""
     clock = iter(map(float, range(100))).__next__
     for module in ("step", "scheduler"):
         monkeypatch.setattr(f"specdecpp.{module}.perf_counter", clock)

@@ -12,7 +12,7 @@ import torch
 from kinds import model_of
 
 from specdecpp import DataError
-from specdecpp.runners import EagerRunner
+from specdecpp.backends import EagerModel
 from specdecpp.testing import tiny_draft
 from specdecpp.training import shards
 from specdecpp.training.labels import Labelling, Record, Sampled, label
@@ -27,7 +27,7 @@ ANSWERS = [
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
     """Three records, the last with leaves and branches... of which the first two have none."""
-    target, draft = EagerRunner(model_of("llama")), EagerRunner(tiny_draft(model_of("llama")))
+    target, draft = EagerModel(model_of("llama")), EagerModel(tiny_draft(model_of("llama")))
     generator, plain = torch.Generator().manual_seed(0), Labelling(ends=(1,), features=("mixed", "leaf"))
     made = label(target, draft, ANSWERS[:2], plain, generator)
     return [*made, *label(target, draft, ANSWERS[2:], replace(plain, branch_length=3, branch_odds=True), generator)]

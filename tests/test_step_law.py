@@ -1,4 +1,4 @@
-"""The law of a step on every engine, alone and in batches, by exact integration over uniforms."""
+"""The distribution of a step on every engine, alone and in batches, by exact integration over uniforms."""
 
 import itertools
 import math
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributions import chi_square_tail, random_head, unchecked
 from integration import Given, compared, completed, intervals, outcomes
-from laws import chi_square_tail, random_head, unchecked
 from test_rounds import Models, engine_of, models_of, needs_compiler
 from torch import Tensor
 
@@ -61,7 +61,7 @@ class Cell:
 
 @dataclass(eq=False)
 class One:
-    """A request after a context, and everything that a round of it can become."""
+    """A request after a context, and everything that a step of it can become."""
 
     models: Models
     policy: Policy
@@ -83,13 +83,13 @@ class One:
         )
 
     def plan(self, drawn: list[float], tested: list[float]) -> Plan:
-        """A round, behind what the round before it has left in the caches."""
+        """A step, behind what the step before it has left in the caches."""
         self.streams[0].points, self.streams[1].points = drawn, tested
         request, context = self.request, list(self.context)
-        for runner in (request.target, request.draft):
-            runner.rollback(min(runner.length, len(context) - 1))
-            if runner.length < len(context) - 1:
-                runner.extend(context[runner.length : -1], rows=1)
+        for backend in (request.target, request.draft):
+            backend.rollback(min(backend.length, len(context) - 1))
+            if backend.length < len(context) - 1:
+                backend.extend(context[backend.length : -1], rows=1)
         return Plan(request, context, decide(self.policy, self.policy.start(), COSTS, self.policy.max_tokens))
 
     @property
@@ -104,7 +104,7 @@ class One:
         return {a: probabilities(row.double(), self.sampling)[0] for a, row in raw.items()}
 
     def cells(self, engine: Any) -> Iterator[Cell]:
-        """By the formulas; how long a round is under given draws, the request alone says."""
+        """By the formulas; how long a step is under given draws, the request alone says."""
         p, q = self.rows(0), self.rows(1)
         told = set()
         for path in itertools.product(range(3), repeat=self.policy.max_tokens):
@@ -128,11 +128,11 @@ class One:
                 yield Cell(share * chance, [e for _, e in known[:num]], ends, list(path[:num]), verdict)
 
     def filled(self, answer: Answer) -> np.ndarray:
-        """The law of texts of one length [3, ..., 3], after an answer that may be shorter."""
-        p, law = self.rows(0), np.zeros((3,) * self.longest)
+        """The distribution of texts of one length [3, ..., 3], after an answer that may be shorter."""
+        p, distribution = self.rows(0), np.zeros((3,) * self.longest)
         for text, chance in completed({answer: 1.0}, p.__getitem__, self.longest).items():
-            law[text] += chance
-        return law.flatten()
+            distribution[text] += chance
+        return distribution.flatten()
 
 
 BATCHES: dict[str, list[dict[str, Any]]] = {
@@ -172,7 +172,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "batch", "num_lengths"), CASES)
 def test_the_law_of_a_step_is_the_product_of_the_targets(kind: str, batch: Callable[[], Any], num_lengths: int | None) -> None:
-    """Catches a stop that depends on the candidate drawn after it, a uniform that is used twice or by two requests, and rows,
+    """Catches a stop that depends on the draft token drawn after it, a uniform that is used twice or by two requests, and rows,
     caches, verdicts or memories that are another's: a step at an end of every piece of the uniforms of all requests, their
     places in the batch changing, a piece of somebody's prompt beside two of three.
 
@@ -184,7 +184,7 @@ def test_the_law_of_a_step_is_the_product_of_the_targets(kind: str, batch: Calla
     with unchecked():
         cells = [list(one.cells(engine)) for one in ones]
         filled = [{a: one.filled(a) for a in {(), *(c.answer for c in of)}} for one, of in zip(ones, cells, strict=True)]
-        law: Any = 0.0
+        distribution: Any = 0.0
         beside = [Reading(One(models, Fixed(k=1)).request, [1, 2, 0, 0], [2, 1][:n]) for n in (0, 2)]
         lengths = set()
         for joint in itertools.product(*cells):
@@ -198,10 +198,10 @@ def test_the_law_of_a_step_is_the_product_of_the_targets(kind: str, batch: Calla
             assert found == [(cell.tokens, cell.verdict) for cell in joint]
             assert not any(stream.points for one in ones for stream in one.streams), "uniforms were left over"
             texts = [of[cell.answer] for of, cell in zip(filled, joint, strict=True)]
-            law = law + math.prod(cell.chance for cell in joint) * reduce(np.multiply.outer, texts)
+            distribution = distribution + math.prod(cell.chance for cell in joint) * reduce(np.multiply.outer, texts)
             lengths.add(tuple(len(cell.tokens) for cell in joint))
     own = reduce(np.multiply.outer, [of[()] for of in filled])
-    assert np.abs(law - own).max() < 1e-9
+    assert np.abs(distribution - own).max() < 1e-9
     is_fixed = all(isinstance(one.policy, Fixed) for one in ones)
     assert len(lengths) == (num_lengths or len(lengths))
     assert (len(lengths) == 1) == is_fixed
@@ -222,9 +222,9 @@ NUM, ALL = 3_000, 8
 
 def test_draws_of_a_batch_on_the_reference_pair() -> None:
     """Catches streams of requests that are not independent, and a bias of real draws that given uniforms cannot show: 3,000
-    requests, eight at a time, against the target's law of the first two tokens of each and of the first token of neighbours.
-    Three chi-square tests: false alarm 1e-4 over all seeds together."""
-    pair = sd.load_pair(runner="native")
+    requests, eight at a time, against the target's distribution of the first two tokens of each and of the first token of
+    neighbours. Three chi-square tests: false alarm 1e-4 over all seeds together."""
+    pair = sd.load_pair(backend="native")
     decoder = sd.Decoder(pair, policy=CumulativeConfidence(threshold=0.05, max_tokens=3), costs=COSTS)
     prompts = [encode(pair, text) for text in ("Once upon a time", "How many apples are left? There")]
     target = pair.target.new_cache()
@@ -237,11 +237,11 @@ def test_draws_of_a_batch_on_the_reference_pair() -> None:
         return found | {-1: 1 - sum(found.values())}
 
     firsts = [likely(prompt, 0.05) for prompt in prompts]
-    laws: list[dict[Any, float]] = [{}, {}]
-    for law, prompt, first in zip(laws, prompts, firsts, strict=True):
+    distributions: list[dict[Any, float]] = [{}, {}]
+    for distribution, prompt, first in zip(distributions, prompts, firsts, strict=True):
         for token, p in first.items():
             after = {-1: 1.0} if token == -1 else likely([*prompt, token], 0.1)
-            law |= {(token, t): p * share for t, share in after.items()}
+            distribution |= {(token, t): p * share for t, share in after.items()}
     counts, pairs = [Counter(), Counter()], Counter()
     with unchecked():
         for start in range(0, NUM, ALL):
@@ -253,22 +253,22 @@ def test_draws_of_a_batch_on_the_reference_pair() -> None:
             texts = [session.tokens[session.num_prompt_tokens :] for session in running]
             for i, text in enumerate(texts):
                 token = text[0] if text[0] in firsts[i % 2] else -1
-                counts[i % 2][token, text[1] if len(text) > 1 and (token, text[1]) in laws[i % 2] else -1] += 1
+                counts[i % 2][token, text[1] if len(text) > 1 and (token, text[1]) in distributions[i % 2] else -1] += 1
             for i in range(0, ALL, 2):
                 pairs[tuple(t[0] if t[0] in first else -1 for t, first in zip(texts[i : i + 2], firsts, strict=True))] += 1
     both = {(a, b): p * q for (a, p), (b, q) in itertools.product(firsts[0].items(), firsts[1].items())}
-    for found, law in [(counts[0], laws[0]), (counts[1], laws[1]), (pairs, both)]:
-        assert len(law) > 5
-        assert chi_square_tail(*pooled(found, law)) > 1e-4 / 3
+    for found, distribution in [(counts[0], distributions[0]), (counts[1], distributions[1]), (pairs, both)]:
+        assert len(distribution) > 5
+        assert chi_square_tail(*pooled(found, distribution)) > 1e-4 / 3
 
 
-def pooled(counts: Counter[Any], law: dict[Any, float]) -> tuple[dict[Any, int], dict[Any, float]]:
+def pooled(counts: Counter[Any], distribution: dict[Any, float]) -> tuple[dict[Any, int], dict[Any, float]]:
     """With all that is expected less than five times as one."""
     num = counts.total()
-    name = {outcome: outcome if num * p >= 5 else None for outcome, p in law.items()}
+    name = {outcome: outcome if num * p >= 5 else None for outcome, p in distribution.items()}
     seen, expected = defaultdict(int), defaultdict(float)
-    for outcome, p in law.items():
+    for outcome, p in distribution.items():
         expected[name[outcome]] += p
         seen[name[outcome]] += counts[outcome]
-    assert sum(seen.values()) == num, "an outcome that the law does not have"
+    assert sum(seen.values()) == num, "an outcome that the distribution does not have"
     return dict(seen), {k: p for k, p in expected.items() if p > 0}

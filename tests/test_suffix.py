@@ -1,23 +1,23 @@
-"""Candidates copied from the text: what is copied, that the law stays, and that a missing match is no verdict."""
+"""Draft tokens copied from the text: what is copied, that the distribution stays, and that a missing match is no verdict."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from laws import Request, answer, finish, largest_difference, outcome
+from distributions import Request, answer, finish, largest_difference, outcome
 from test_law import table
 
+from specdecpp.backends.engines import engine_for
 from specdecpp.decoder import Decoder
 from specdecpp.drafters import SuffixDrafter
+from specdecpp.drafters.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
 from specdecpp.drafters.suffix import LONGEST, ORDERS, Match
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
 from specdecpp.policies.cost_aware import Account
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
-from specdecpp.rounds import engine_for
-from specdecpp.rounds.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import step
 from specdecpp.session import Session
@@ -56,7 +56,7 @@ POLICIES: dict[str, Policy] = {
     "q": MaxConfidence(threshold=0.4),
     "product": CumulativeConfidence(threshold=0.2),
     "entropy": Entropy(threshold=0.3),
-    "costs": CostAware(prior_rounds=1),
+    "costs": CostAware(prior_steps=1),
     "dropping": MaxConfidence(threshold=0.4, drop=True),
 }
 
@@ -73,10 +73,10 @@ def read(tokens: list[int]) -> SuffixDrafter:
 @pytest.mark.parametrize("verification", ["token", "block", "compare"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_law_is_that_of_the_target(policy: str, verification: str, situation: dict):
-    """Catches a candidate that is accepted too often, a residual that still holds it, and one that follows an end."""
+    """Catches a draft token that is accepted too often, a residual that still holds it, and one that follows an end."""
     request = over(**situation)
-    law = request.law(POLICIES[policy], verifications()[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(POLICIES[policy], verifications()[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -84,15 +84,15 @@ def test_greedy_answers_are_those_of_the_target(policy: str):
     """Catches a copy that is kept although the target wants another token."""
     request = over(sampling=Sampling(temperature=0.0), max_tokens=12)
     session = request.session(POLICIES[policy], GreedyVerification(), streams(0))
-    law = request.own_law()
-    assert {answer(session, finish(session)): 1.0} == law
+    distribution = request.own_law()
+    assert {answer(session, finish(session)): 1.0} == distribution
 
 
 def test_laws_do_not_hold_for_want_of_candidates():
-    """Catches a drafter that never has any, under which every law holds."""
+    """Catches a drafter that never has any, under which every distribution holds."""
     request = over(max_tokens=6)
-    law = request.law(Fixed(k=3), TokenVerification(), lambda _, rounds: sum(r.num_accepted for r in rounds))
-    assert sum(p for num, p in law.items() if num > 0) > 0.3
+    distribution = request.distribution(Fixed(k=3), TokenVerification(), lambda _, steps: sum(r.num_accepted for r in steps))
+    assert sum(p for num, p in distribution.items() if num > 0) > 0.3
 
 
 def test_the_longest_match_is_copied_from_its_latest_place():
@@ -143,7 +143,7 @@ def proposed(policy: Policy, limit: int, ends: tuple[int, ...] = (), *, costs=No
 
 
 def test_candidates_end_where_they_should():
-    """Catches a limit that is exceeded, candidates behind an end of the text, and a rule that is not asked."""
+    """Catches a limit that is exceeded, draft tokens behind an end of the text, and a rule that is not asked."""
     assert proposed(Fixed(k=3), 2)[0].tokens == [2, 0]
     draft, stop = proposed(Fixed(k=3), 20, (0,))
     assert (draft.tokens, stop) == ([2, 0], END_OF_TEXT)
@@ -178,7 +178,7 @@ def test_why_there_are_no_more_copies():
 
 
 def test_the_rule_learns_what_copies_are_worth():
-    """Catches estimates that never reach the rule: copies that fail are given up (here after more than 80 rounds, the score
+    """Catches estimates that never reach the rule: copies that fail are given up (here after more than 80 steps, the score
     learns slowly), copies that hold are drafted longer."""
     costs = Costs(draft_s=1e-6, passes={1: 1.0, 2: 1.1, 65: 8.0})
     policy = CostAware(max_tokens=64)
@@ -209,7 +209,7 @@ def test_requests_together_are_what_they_are_alone():
 
 
 def test_a_decoder_measures_and_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Catches costs of rounds that had no candidates: widths that were never seen."""
+    """Catches costs of steps that had no draft tokens: widths that were never seen."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     pair = Pair(target=table(3, vocab_size=8, depth=1), draft=SuffixDrafter(8), tokenizer=tiny_tokenizer(8))
     decoder = Decoder(pair)
@@ -229,8 +229,8 @@ def test_a_decoder_measures_and_decodes(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_copies_are_weighed_as_a_whole():
-    """Catches a first candidate drafted because looking is free, a step of the pass that hides what follows, and a rate that is
-    not the request's own."""
+    """Catches a first draft token drafted because looking is free, a step of the pass that hides what follows, and a rate that
+    is not the request's own."""
     policy = CostAware(max_tokens=64, prior=0.1)
     plain = Account(belief=Belief(Score(bias=0.0, slope=1.0)))  # estimates as they are, at the rate of the target alone
     step = Costs(draft_s=0.0, passes={1: 1.0, 2: 2.5, 9: 2.5})

@@ -1,4 +1,4 @@
-"""Replay of many answers at once, and the law of a selection over a batch. Enumerated or computed: no false alarms."""
+"""Replay of many answers at once, and the distribution of a selection over a batch. Enumerated or computed: no false alarms."""
 
 import itertools
 import math
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributions import Request, distribution_of, largest_difference
 from integration import completed
-from laws import Request, largest_difference, law_of
 from tables import COSTS, Recording, greedy_trace
 
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.lab.together import Tetris, replay_together, seconds_of
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy
 from specdecpp.replay.replay import replay
-from specdecpp.replay.replayed import ReplayedRound
+from specdecpp.replay.replayed import ReplayedStep
 from specdecpp.replay.trace import Trace
 from specdecpp.sampling import Sampling
 from specdecpp.testing import TableModel
@@ -79,7 +79,7 @@ def test_seconds_of_a_turn() -> None:
     """Catches rows that are priced one by one, a draft that pays for requests that have stopped, and one that is dropped and
     not paid for."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.5, 3: 2.0}, start_s=0.1)
-    turn = [ReplayedRound(1, num, 0, 0.0, 0.0, 0.0, num_dropped=dropped) for num, dropped in ((2, 0), (0, 1), (0, 0))]
+    turn = [ReplayedStep(1, num, 0, 0.0, 0.0, 0.0, num_dropped=dropped) for num, dropped in ((2, 0), (0, 1), (0, 0))]
     assert seconds_of(turn, costs) == pytest.approx(0.2 * 1.5 + 0.2 + (1.0 + 0.5 * 4) + 0.1)
     assert seconds_of(turn[2:], costs) == 1.0
 
@@ -115,8 +115,8 @@ def test_the_best_products_are_chosen(slots: int, own: bool) -> None:
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()], ids=["token", "block"])
 @pytest.mark.parametrize("own", [False, True])
 def test_the_joint_law_of_a_selection(own: bool, verification: Any) -> None:
-    """Catches a score that knows what it chooses: with it the law is another one, without it jointly the targets' own. Two
-    requests of two candidates each, two slots."""
+    """Catches a score that knows what it chooses: with it the distribution is another one, without it jointly the targets' own.
+    Two requests of two draft tokens each, two slots."""
     target, draft, contexts, k = table(10), table(111), ((0, 1), (2, 0)), 2
 
     def run(coins: Any) -> Any:
@@ -125,33 +125,33 @@ def test_the_joint_law_of_a_selection(own: bool, verification: Any) -> None:
         for context in contexts:
             tokens, products = [], [1.0]
             for _ in range(k):
-                q = draft.law((*context, *tokens))
+                q = draft.distribution((*context, *tokens))
                 tokens.append(coins.categorical(q))
                 products.append(products[-1] * float(q[tokens[-1]]))
             drawn.append(tokens)
             survivals.append(products)
         answers = []
         for context, tokens, num in zip(contexts, drawn, Tetris(slots=2, own=own).lengths(survivals), strict=True):
-            rows = [[of.law((*context, *tokens[:i])) for i in range(num + 1)] for of in (target, draft)]
+            rows = [[of.distribution((*context, *tokens[:i])) for i in range(num + 1)] for of in (target, draft)]
             p, q = torch.stack(rows[0]), torch.stack(rows[1])[:num]
             verdict = verification(p, q, torch.tensor(tokens[:num], dtype=torch.long), coins)
             answers.append((*tokens[: verdict.num_accepted], verdict.next_token))
         return tuple(answers)
 
-    after = [lambda text, context=context: target.law((*context, *text)) for context in contexts]
-    law: dict[Any, float] = defaultdict(float)
-    for answers, chance in law_of(run).items():
+    after = [lambda text, context=context: target.distribution((*context, *text)) for context in contexts]
+    distribution: dict[Any, float] = defaultdict(float)
+    for answers, chance in distribution_of(run).items():
         filled = [completed({a: 1.0}, p, k + 1) for a, p in zip(answers, after, strict=True)]
         for (a, x), (b, y) in itertools.product(*(one.items() for one in filled)):
-            law[a, b] += chance * x * y
+            distribution[a, b] += chance * x * y
     both = [completed({(): 1.0}, p, k + 1) for p in after]
     product = {(a, b): x * y for (a, x), (b, y) in itertools.product(*(one.items() for one in both))}
-    difference = largest_difference(law, product)
+    difference = largest_difference(distribution, product)
     assert difference > 1e-3 if own else difference < 1e-12
 
 
 def test_all_slots_are_a_fixed_length(traces: list[Trace]) -> None:
-    """Catches candidates that are chosen and not verified, and others that are paid for twice."""
+    """Catches draft tokens that are chosen and not verified, and others that are paid for twice."""
     for at_once in (1, 3):
         fixed = replay_together(traces, Fixed(k=2), STEEP, at_once=at_once)
         assert replay_together(traces, Tetris(slots=99, k=2), STEEP, at_once=at_once) == fixed

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributions import finish, random_head, unchecked
 from kinds import model_of
-from laws import finish, random_head, unchecked
 from records import Process, record_of
 
 from specdecpp import Sampling
+from specdecpp.backends import EagerModel
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Trace
-from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.testing import tiny_draft
@@ -119,7 +119,7 @@ def test_a_token_that_rounding_took_out_of_the_nucleus_can_be_replayed(sampling:
     """Catches a whole recording that is refused for one token: sampled at the edge of the nucleus, it is beyond that edge in
     the pass that labels it (a batch sums in another order), and where the draft has the same few tokens as the target there was
     no branch then."""
-    target, _ = runners()
+    target, _ = backends()
     prompt, answer = [5, 9, 7], [4, 8, 6, 11, 12, 20]  # nothing the target would say under this sampling
     how = Labelling(features=(), branch_length=LENGTH, ends=ENDS, branch_odds=True, sampling=sampling)
     made = label(target, target, [Sampled(prompt=prompt, answer=answer)], how, torch.Generator().manual_seed(0))
@@ -159,9 +159,9 @@ LAGGED = random_head(32, seed=7, scale=0.3, calibration=CHECKED)
 
 
 @cache
-def runners() -> tuple[EagerRunner, EagerRunner]:
+def backends() -> tuple[EagerModel, EagerModel]:
     target = model_of("llama")
-    return EagerRunner(target), EagerRunner(tiny_draft(target))
+    return EagerModel(target), EagerModel(tiny_draft(target))
 
 
 SERVED = Sampling(temperature=0.7, top_p=0.9)
@@ -170,7 +170,7 @@ SERVED = Sampling(temperature=0.7, top_p=0.9)
 @cache
 def recorded(sampling: Sampling = Sampling()) -> list[Trace]:  # noqa: B008 (frozen)
     """Answers of the tiny target, labelled with branches."""
-    target, draft = runners()
+    target, draft = backends()
     prompts = [[3 + i % 50, 5] for i in range(NUM)]
     generator = torch.Generator().manual_seed(0)
     sampled = sample_responses(target, prompts, sampling=sampling, max_tokens=MAX_TOKENS, ends=ENDS, generator=generator)
@@ -181,7 +181,7 @@ def recorded(sampling: Sampling = Sampling()) -> list[Trace]:  # noqa: B008 (fro
 
 def decoded(policy: Policy, sampling: Sampling) -> np.ndarray:
     """(tokens, drafted, accepted, passes) of each of the prompts, decoded by the real session with other seeds."""
-    target, draft = runners()
+    target, draft = backends()
     rows = []
     for i in range(NUM):
         session = Session(
@@ -196,9 +196,9 @@ def decoded(policy: Policy, sampling: Sampling) -> np.ndarray:
             ends=ENDS,
             costs=COSTS,
         )
-        rounds = finish(session)
+        steps = finish(session)
         rows.append(
-            [sum(getattr(r, name) for r in rounds) for name in ("num_tokens", "num_drafted", "num_accepted")] + [len(rounds)]
+            [sum(getattr(r, name) for r in steps) for name in ("num_tokens", "num_drafted", "num_accepted")] + [len(steps)]
         )
     return np.array(rows)
 

@@ -16,7 +16,7 @@ import yaml
 from records import Process, records
 from typer.testing import CliRunner, Result
 
-from specdecpp import AcceptanceHead, cli, load_pair, machine
+from specdecpp import AcceptanceHead, cli, load_pair
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
@@ -44,7 +44,7 @@ def dev() -> list[Record]:
 
 
 def probability_of(head: AcceptanceHead, process: Process = PROCESS) -> torch.Tensor:
-    """What a head says of every (last token, candidate) [V, V], raw."""
+    """What a head says of every (last token, draft token) [V, V], raw."""
     v, q = len(process.p), process.q.float()
     top = q.topk(2).values
     known = {
@@ -92,7 +92,7 @@ def test_the_loss_is_normalised_by_the_weights():
 
 @pytest.mark.parametrize("weight", [1.0, 6.0])
 def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, tmp_path):
-    """Catches states, candidates and labels that do not belong together: the toy's acceptance is a function of what the head
+    """Catches states, draft tokens and labels that do not belong together: the toy's acceptance is a function of what the head
     reads, so a trained head must come close to it, at every weight of rejections."""
     told = []
     head = train(replace(QUICK, rejection_weight=weight), answers, dev, ABOUT, tmp_path, tell=told.append)
@@ -105,7 +105,8 @@ def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, t
 
 @pytest.mark.parametrize("text", ["mixed", "leaf"])
 def test_a_lagged_head_learns_from_the_state_at_the_candidate(text, answers, dev, tmp_path):
-    """Catches the state before the candidate, or labels of the kept tokens: what remains to know is the mean over contexts."""
+    """Catches the state before the draft token, or labels of the kept tokens: what remains to know is the mean over
+    contexts."""
     plan = replace(QUICK, form="lagged", text=text, scalars=(), width=None, epochs=30)
     head = train(plan, answers, dev, ABOUT, tmp_path)
     texts = torch.cat([torch.cat([torch.zeros(1, dtype=torch.long), r.answer[:-1]]) for r in answers])
@@ -286,7 +287,7 @@ def test_a_recipe_runs_from_prompts_to_a_head_that_decodes(kind: str, tmp_path: 
     assert pair.head.card.sampling["top_k"] == 20
     policy = SpecDecPP(head=pair.head, threshold=0.5, calibrated=True, min_tokens=0)
     out = Decoder(pair, policy=policy).generate("3 plus 1", max_tokens=12, seed=0, ignore_eos=True)
-    assert any(len(r.judged) == r.num_drafted > 0 for r in out.rounds)
+    assert any(len(r.judged) == r.num_drafted > 0 for r in out.steps)
 
 
 def test_the_stages_one_by_one_give_what_all_give(tmp_path: Path):
@@ -294,7 +295,7 @@ def test_the_stages_one_by_one_give_what_all_give(tmp_path: Path):
     path = recipe(tmp_path)
     shown = call("train", str(path), "--quiet")
     assert shown.exit_code == 0, shown.stderr
-    for words in ("sums", "head ", "head_lagged", "max q", "cumulative q", "entropy", "whole round, ECE", "over"):
+    for words in ("sums", "head ", "head_lagged", "max q", "cumulative q", "entropy", "whole step, ECE", "over"):
         assert words in shown.stdout
     assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
     whole = AcceptanceHead.from_pretrained(tmp_path / "out" / "heads" / "ahead")
@@ -356,7 +357,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
 KILLED_LATE = """
 import os, signal, sys
 from pathlib import Path
-from specdecpp import cli, machine
+from specdecpp import cli, cache_dir
 from specdecpp.training import pipeline
 
 def die(*given, **named):

@@ -1,4 +1,5 @@
-"""The loop for transformers' `generate`: the tokens of `generate` without a draft, its law, its streams and its refusals."""
+"""The loop for transformers' `generate`: the tokens of `generate` without a draft, its distribution, its streams and its
+refusals."""
 
 import copy
 import re
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from distributions import Distribution, answer, distribution_of, finish, largest_difference, random_head
 from kinds import CACHE, KINDS, model_of
-from laws import Law, answer, finish, largest_difference, law_of, random_head
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -47,10 +48,10 @@ from specdecpp import (
     UnsoundError,
     custom_generate,
 )
+from specdecpp.backends import EagerModel, LeanModel
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs, MaxConfidence
-from specdecpp.runners import EagerRunner, LeanRunner
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
@@ -76,7 +77,7 @@ def generate(model: Any, input_ids: torch.Tensor | None = None, **options: Any) 
 
 
 def pair_of(kind: str = "llama") -> Pair:
-    return Pair(target=EagerRunner(model_of(kind)), draft=EagerRunner(draft_of(kind)), tokenizer=tiny_tokenizer())
+    return Pair(target=EagerModel(model_of(kind)), draft=EagerModel(draft_of(kind)), tokenizer=tiny_tokenizer())
 
 
 class Liking(LogitsProcessor):
@@ -219,7 +220,7 @@ def test_the_global_seed_of_torch_decides_where_none_is_given() -> None:
 
 
 def test_a_head_and_its_rule_decide_as_in_the_decoder() -> None:
-    """Catches a head or costs that do not reach the rule: the rounds must be the decoder's, not the tokens alone."""
+    """Catches a head or costs that do not reach the rule: the steps must be the decoder's, not the tokens alone."""
     head = random_head(32, seed=3, scale=1.0)
     policy = SpecDecPP(head=head, calibrated=False, threshold=0.6)
     loop = custom_generate(draft_of("llama"), policy=policy, head=head, seed=5, costs=COSTS)
@@ -242,7 +243,7 @@ def test_the_rule_that_weighs_costs_has_them_measured() -> None:
     assert generate(target, custom_generate=loop) == generate(target)
 
 
-# The law under processors
+# The distribution under processors
 
 
 class Steering(LogitsProcessor):
@@ -267,24 +268,24 @@ LAW_PROCESSORS = {
 }
 
 
-def law_of_generate(processors: LogitsProcessorList, before: tuple[int, ...]) -> Law:
-    """The law of sampling from the target alone, by recursion, each row processed as `generate` does."""
-    law: Law = {}
+def law_of_generate(processors: LogitsProcessorList, before: tuple[int, ...]) -> Distribution:
+    """The distribution of sampling from the target alone, by recursion, each row processed as `generate` does."""
+    distribution: Distribution = {}
 
     def walk(new: tuple[int, ...], probability: float) -> None:
         if new and new[-1] == LAW_END:
-            law[new, "eos"] = probability
+            distribution[new, "eos"] = probability
         elif len(new) == LAW_TOKENS:
-            law[new, "length"] = probability
+            distribution[new, "length"] = probability
         else:
             context: Any = torch.tensor([[*before, *LAW_PROMPT, *new]])
-            scores: Any = TARGET.law((*LAW_PROMPT, *new)).log()[None]
+            scores: Any = TARGET.distribution((*LAW_PROMPT, *new)).log()[None]
             for token, chance in enumerate(processors(context, scores).softmax(-1)[0].tolist()):
                 if chance > 0:
                     walk((*new, token), probability * chance)
 
     walk((), 1.0)
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("name", LAW_PROCESSORS)
@@ -309,7 +310,7 @@ def test_processors_keep_the_law_of_sampling_without_a_draft(name: str, verifica
         )
         return answer(session, finish(session))
 
-    assert largest_difference(law_of(run), law_of_generate(processors, before)) < 1e-12
+    assert largest_difference(distribution_of(run), law_of_generate(processors, before)) < 1e-12
 
 
 def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> None:
@@ -342,9 +343,9 @@ def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> Non
 
 @pytest.mark.parametrize("num_new", range(1, 9))
 def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> None:
-    """Catches candidates that were accepted in the same round and are returned, streamed or counted all the same."""
+    """Catches draft tokens that were accepted in the same step and are returned, streamed or counted all the same."""
     target, tape, criterion = model_of("llama"), Tape(), After(len(PROMPT) + num_new)
-    loop = custom_generate(target, policy=Fixed(k=5))  # a draft that is always right: every round is whole
+    loop = custom_generate(target, policy=Fixed(k=5))  # a draft that is always right: every step is whole
     output = target.generate(
         ids(), custom_generate=loop, max_new_tokens=24, eos_token_id=None, stopping_criteria=[criterion], streamer=tape,
         return_dict_in_generate=True,
@@ -357,7 +358,7 @@ def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> 
 
 
 def test_stop_strings_end_the_text_where_generate_ends_it() -> None:
-    """Catches a criterion over strings that sees the tokens of a whole round at once."""
+    """Catches a criterion over strings that sees the tokens of a whole step at once."""
     target, tokenizer = model_of("llama"), tiny_tokenizer()
     text = tokenizer.decode(generate(target))
     for stop in (text[4:6], text[9:12]):
@@ -377,7 +378,7 @@ def test_no_time_left_ends_after_one_token() -> None:
 @pytest.mark.parametrize("num_ends", [1, 3])
 def test_any_of_the_end_ids_ends_the_text(num_ends: int) -> None:
     """Catches end ids that are taken from the model instead of the request, a list of which the first alone is heeded, and an
-    end in the middle of a round."""
+    end in the middle of a step."""
     plain = generate(model_of("llama"))
     ends = plain[9 : 9 + num_ends][::-1]
     options = {"eos_token_id": ends if num_ends > 1 else ends[0]}
@@ -476,12 +477,12 @@ def test_weights_that_change_between_calls_are_those_that_decode() -> None:
 
 
 def test_a_lean_runner_may_be_asked_for() -> None:
-    """Catches a choice of runner that is not heeded."""
+    """Catches a choice of backend that is not heeded."""
     target = tiny_model("llama", seed=3)
-    loop = custom_generate(tiny_draft(target), policy=Fixed(k=3), runner=LeanRunner)
+    loop = custom_generate(tiny_draft(target), policy=Fixed(k=3), backend=LeanModel)
     plain = generate(target)
     assert generate(target, custom_generate=loop) == plain
-    assert [type(r) for r in vars(target)["_specdecpp_runners"].values()] == [LeanRunner]
+    assert [type(r) for r in vars(target)["_specdecpp_runners"].values()] == [LeanModel]
 
 
 def test_a_wrapped_model_decodes_through_its_own_generate() -> None:
@@ -511,7 +512,7 @@ def test_a_wrapped_model_decodes_through_its_own_generate() -> None:
 
 
 def test_the_target_may_be_its_own_draft() -> None:
-    """Catches two runners over one model that disturb each other's cache; all candidates must pass."""
+    """Catches two backends over one model that disturb each other's cache; all draft tokens must pass."""
     target = model_of("llama")
     output = target.generate(
         ids(), custom_generate=custom_generate(target, policy=Fixed(k=3)), max_new_tokens=24, eos_token_id=None,
@@ -521,7 +522,7 @@ def test_the_target_may_be_its_own_draft() -> None:
 
 
 def test_a_model_that_was_used_can_be_copied_and_saved(tmp_path: Path) -> None:
-    """Catches runners and hooks that go with a copy of the model and listen at the original's output layer."""
+    """Catches backends and hooks that go with a copy of the model and listen at the original's output layer."""
     used = tiny_model("llama")
     told = generate(used, custom_generate=custom_generate(used, policy=Fixed(k=2)))
     torch.save(used, tmp_path / "model.pt")
@@ -532,8 +533,8 @@ def test_a_model_that_was_used_can_be_copied_and_saved(tmp_path: Path) -> None:
 
 
 def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
-    """Catches what keeps the law and wastes candidates: a draft that proposes what a processor forbids, or goes on after an
-    end. The target is its own draft here, so that all candidates must pass."""
+    """Catches what keeps the distribution and wastes draft tokens: a draft that proposes what a processor forbids, or goes on
+    after an end. The target is its own draft here, so that all draft tokens must pass."""
     target = model_of("llama")
     options = {"no_repeat_ngram_size": 1, "max_new_tokens": 24, "pad_token_id": 0}
     plain = generate(target, no_repeat_ngram_size=1)
@@ -610,8 +611,8 @@ def test_watermarks_that_remember_are_refused() -> None:
 
 
 def test_unsound_rules_are_refused() -> None:
-    """Catches the two ways of changing the law that `Decoder` refuses too."""
-    with pytest.raises(UnsoundError, match="removes a sampled candidate"):
+    """Catches the two ways of changing the distribution that `Decoder` refuses too."""
+    with pytest.raises(UnsoundError, match="removes a sampled draft token"):
         custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True))
     custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True), verification=CompareVerification())
     loop = custom_generate(draft_of("llama"), verification=GreedyVerification())
@@ -621,7 +622,8 @@ def test_unsound_rules_are_refused() -> None:
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Catches a draft over another vocabulary, whose candidates would mean other words, or that cuts tokens off the target."""
+    """Catches a draft over another vocabulary, whose draft tokens would mean other words, or that cuts tokens off the
+    target."""
     target, draft = save_tiny_pair(tmp_path)
     tokenizer = tiny_tokenizer(64)
     tokenizer.add_tokens(["<new>"])

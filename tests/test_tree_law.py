@@ -1,4 +1,5 @@
-"""Trees of candidates keep the target's law, computed: every shape under every verification, adapted shapes among them."""
+"""Trees of draft tokens keep the target's distribution, computed: every shape under every verification, adapted shapes among
+them."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from laws import Request, answer, chi_square_tail, finish, largest_difference, law_of, total_variation, unchecked
+from distributions import (
+    Request,
+    answer,
+    chi_square_tail,
+    distribution_of,
+    finish,
+    largest_difference,
+    total_variation,
+    unchecked,
+)
 from tables import greedy_trace
 from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 
@@ -102,7 +112,7 @@ SHAPES: dict[str, Callable[[], TreePolicy]] = {
     "dynamic-depth": lambda: DynamicDepth(max_tokens=3, width=1, branch=2, threshold=-0.5),
     "opt-tree": lambda: OptTree(max_tokens=2, width=2, branch=2, gain=0.6),
     "c2t": lambda: C2T(max_tokens=2, width=2, branch=2, threshold=0.5, weights=(1.0, 1.0, -1.0, 0.2)),
-    "cost-aware": lambda: Asked(max_tokens=2, max_children=2, max_nodes=4, prior_rounds=1),
+    "cost-aware": lambda: Asked(max_tokens=2, max_children=2, max_nodes=4, prior_steps=1),
 }
 VERIFICATIONS = {"token": TokenVerification(), "compare": CompareVerification()}
 SMALL = (
@@ -133,25 +143,25 @@ def test_every_shape_keeps_the_targets_law(situation: str, shape: str, verificat
     """Catches any bias: in draws without replacement, residuals of siblings, the bonus of a leaf, a row or a cache of another
     branch, ends and limits within a tree."""
     request = small(situation)
-    law = request.law(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize(("verification", "children"), WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_keeps_the_law_in_every_way(shape: str, verification: str, children: Any) -> None:
-    """Catches a verification that is sound for one shape of tree only, over two rounds and more."""
+    """Catches a verification that is sound for one shape of tree only, over two steps and more."""
     request = small("end-of-text")
-    law = request.law(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
-    assert largest_difference(law, request.own_law()) < 1e-12
+    distribution = request.distribution(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
+    assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "by-chance", "last-token", "cost-aware"])
 def test_over_several_rounds(shape: str) -> None:
-    """Catches rows that stay open and a branch that is kept wrongly, which only the next rounds show."""
+    """Catches rows that stay open and a branch that is kept wrongly, which only the next steps show."""
     request = replace(SITUATIONS["end-of-text"], max_tokens=4)
     policy = replace(SHAPES[shape](), max_nodes=3)
-    assert largest_difference(request.law(policy, TokenVerification()), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, TokenVerification()), request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -160,14 +170,14 @@ def test_greedy_trees_give_the_targets_greedy_answer(situation: str, shape: str)
     """Catches a greedy answer other than the target's: a wrong row compared, a penalty on one branch, a late end."""
     request = SITUATIONS[situation]
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-    law = request.law(SHAPES[shape](), GreedyVerification())
-    assert law == request.own_law()
-    assert len(law) == 1
+    distribution = request.distribution(SHAPES[shape](), GreedyVerification())
+    assert distribution == request.own_law()
+    assert len(distribution) == 1
 
 
 @pytest.mark.parametrize("shape", ["by-tokens", "by-chance", "last-token", "c2t", "cost-aware"])
 def test_shapes_do_follow_the_draws(shape: str) -> None:
-    """Catches laws that hold vacuously: the trees of one context must differ in more than their tokens."""
+    """Catches distributions that hold vacuously: the trees of one context must differ in more than their tokens."""
 
     def form(coins: Any) -> Any:
         session = PLAIN.session(SHAPES[shape](), TokenVerification(), (coins, coins))
@@ -176,7 +186,7 @@ def test_shapes_do_follow_the_draws(shape: str) -> None:
         assert grown is not None
         return grown.parents
 
-    assert len(law_of(form)) >= 2
+    assert len(distribution_of(form)) >= 2
 
 
 # What is not sound
@@ -188,7 +198,7 @@ def test_removing_what_was_drawn_is_biased() -> None:
     request = replace(SITUATIONS["three-tokens-left"], max_tokens=2)
 
     def unrefused(policy: TreePolicy) -> Any:
-        """The law without the check at the door."""
+        """The distribution without the check at the door."""
 
         def run(coins: Any) -> Any:
             session = request.session(replace(policy, children="likeliest"), TokenVerification(), (coins, coins))
@@ -197,14 +207,14 @@ def test_removing_what_was_drawn_is_biased() -> None:
             finish(session)
             return tuple(session.tokens[2:]), session.finish_reason
 
-        return law_of(run)
+        return distribution_of(run)
 
     assert total_variation(unrefused(Removing()), request.own_law()) > 0.01
     assert largest_difference(unrefused(Widths(widths=(2,))), request.own_law()) < 1e-12, "the door is what differs"
-    with pytest.raises(UnsoundError, match="removes sampled candidates"):
-        request.law(Removing(), TokenVerification())
+    with pytest.raises(UnsoundError, match="removes sampled draft tokens"):
+        request.distribution(Removing(), TokenVerification())
     for policy, verification in ((Removing(children="likeliest"), TokenVerification()), (Removing(), CompareVerification())):
-        assert largest_difference(request.law(policy, verification), request.own_law()) < 1e-12
+        assert largest_difference(request.distribution(policy, verification), request.own_law()) < 1e-12
 
 
 def test_unsound_and_unknown_combinations_are_refused() -> None:
@@ -212,7 +222,7 @@ def test_unsound_and_unknown_combinations_are_refused() -> None:
     pair = pair_of_tables()
     with pytest.raises(UnsoundError, match="block verification is known for chains only"):
         Decoder(pair, policy=Widths(), verification=BlockVerification())
-    with pytest.raises(UnsoundError, match="removes sampled candidates"):
+    with pytest.raises(UnsoundError, match="removes sampled draft tokens"):
         Decoder(pair, policy=Removing())
     Decoder(pair, policy=Removing(children="likeliest"))
     Decoder(pair, policy=Removing(), verification=CompareVerification())
@@ -234,7 +244,7 @@ def test_unsound_and_unknown_combinations_are_refused() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.9)])
 @pytest.mark.parametrize("verification", ["token", "compare"])
 def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) -> None:
-    """Catches a uniform that is used twice, or in another order than the chain's: round by round, for fifty seeds."""
+    """Catches a uniform that is used twice, or in another order than the chain's: step by step, for fifty seeds."""
     request = Request(
         target=table(6, vocab_size=7, depth=2),
         draft=table(7, vocab_size=7, depth=2),
@@ -262,7 +272,7 @@ def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) ->
     ],
 )
 def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampling: Sampling) -> None:
-    """Catches a threshold, a score or a memory other than the chain's: round by round, over answers with memory."""
+    """Catches a threshold, a score or a memory other than the chain's: step by step, over answers with memory."""
     pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
     request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
     kind = GreedyVerification() if sampling.is_greedy else TokenVerification()
@@ -286,7 +296,7 @@ def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampl
 @pytest.mark.parametrize("row", [0.001, 0.45])
 def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: Sampling) -> None:
     """Catches a chain in the place of a tree that decides or learns otherwise than the tree of one child does; where rows are
-    dear all rounds are chains, where they cost nothing none is."""
+    dear all steps are chains, where they cost nothing none is."""
     pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
     costs = Costs(draft_s=0.05, passes={1: 1.0, 32: 1.0 + 31 * row})
     request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
@@ -345,7 +355,7 @@ def test_sampled_trees_follow_the_law(shape: str) -> None:
 
 
 class SharedCoins(Uniforms):
-    """One uniform for all coins of a round."""
+    """One uniform for all coins of a step."""
 
     def take(self, num: int) -> list[float]:
         taken = super().take(num)
@@ -397,7 +407,7 @@ def test_mutations_are_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -
     request = replace(SITUATIONS["three-tokens-left"], max_tokens=4 if "branch" in mutation else 2)
     policy = Widths(widths=(2, 1) if "branch" in mutation else (3,), max_nodes=3)
     monkeypatch.setattr(*MUTATIONS[mutation])
-    assert total_variation(request.law(policy, TokenVerification()), request.own_law()) > 1e-3
+    assert total_variation(request.distribution(policy, TokenVerification()), request.own_law()) > 1e-3
 
 
 # The identity that the proof rests on
@@ -408,11 +418,11 @@ def test_one_child_more_changes_nothing(seed: int) -> None:
     """Catches an acceptance or a residual that is not that of the docstring: whatever q is, min(p, q) + P(reject) rest = p."""
     generator = torch.Generator().manual_seed(seed)
     p, q = torch.rand(2, 6, generator=generator, dtype=torch.float64).pow(3).softmax(-1)
-    for law in (q, None):
+    for distribution in (q, None):
         emitted = torch.zeros(6, dtype=torch.float64)
-        for token, chance in enumerate((q if law is not None else torch.eye(6, dtype=torch.float64)[2]).tolist()):
+        for token, chance in enumerate((q if distribution is not None else torch.eye(6, dtype=torch.float64)[2]).tolist()):
             if chance:
-                accept, rest = acceptance(p, law, token)
+                accept, rest = acceptance(p, distribution, token)
                 emitted[token] += chance * accept
                 emitted += chance * (1 - accept) * rest()
         assert (emitted - p).abs().max() < 1e-15

@@ -1,11 +1,11 @@
-"""Replay of trees against the session: the joint law of text and trees, enumerated."""
+"""Replay of trees against the session: the joint distribution of text and trees, enumerated."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from laws import Law, Request, largest_difference, law_of, unchecked
+from distributions import Distribution, Request, distribution_of, largest_difference, unchecked
 from tables import COSTS
 from test_law import SITUATIONS
 from test_tree_law import SHAPES, Removing, small
@@ -43,39 +43,41 @@ class TableLaws:
         return max(0, min(places))
 
     def p(self, i: int) -> torch.Tensor:
-        return self._law(self.request.target, self.tokens[:i])
+        return self._distribution(self.request.target, self.tokens[:i])
 
     def q(self, i: int, branch: Any) -> torch.Tensor:
-        return self._law(self.request.draft, (*self.tokens[:i], *branch))
+        return self._distribution(self.request.draft, (*self.tokens[:i], *branch))
 
-    def _law(self, model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    def _distribution(self, model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
         text = (*self.request.prompt, *tokens)
         if self.is_greedy:
-            return model.law(text)
+            return model.distribution(text)
         seen = torch.tensor([t in text for t in range(model.vocab_size)])
-        return probabilities(model.law(text).log(), self.request.sampling, seen)
+        return probabilities(model.distribution(text).log(), self.request.sampling, seen)
 
 
-def told(rounds: list[Any]) -> Any:
-    """All of every round's tree but seconds, which follow."""
-    shape = [(r.extra.tokens, r.extra.parents, r.extra.path, r.extra.widths, r.extra.num_verified) for r in rounds]
-    rounded = [tuple((t[0], t[1], round(t[2], 9), round(t[3], 9), t[4]) for t in r.extra.tried) for r in rounds]
-    return tuple(shape), tuple(rounded), tuple((r.num_tokens, r.num_accepted, round(r.expected_s, 9)) for r in rounds)
+def told(steps: list[Any]) -> Any:
+    """All of every step's tree but seconds, which follow."""
+    shape = [(r.extra.tokens, r.extra.parents, r.extra.path, r.extra.widths, r.extra.num_verified) for r in steps]
+    rounded = [tuple((t[0], t[1], round(t[2], 9), round(t[3], 9), t[4]) for t in r.extra.tried) for r in steps]
+    return tuple(shape), tuple(rounded), tuple((r.num_tokens, r.num_accepted, round(r.expected_s, 9)) for r in steps)
 
 
-def session_law(request: Request, policy: TreePolicy, verification: Verification) -> Law:
+def session_law(request: Request, policy: TreePolicy, verification: Verification) -> Distribution:
     request = replace(request, costs=COSTS)
-    return request.law(policy, verification, lambda s, rounds: (tuple(s.tokens[s.num_prompt_tokens :]), told(rounds)))
+    return request.distribution(policy, verification, lambda s, steps: (tuple(s.tokens[s.num_prompt_tokens :]), told(steps)))
 
 
-def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) -> Law:
-    law: Law = {}
+def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) -> Distribution:
+    distribution: Distribution = {}
     for (text, _), probability in request.own_law().items():
-        laws = TableLaws(request=request, tokens=text)
-        found = law_of(lambda coins, of=laws: told(list(TreePlayer(of, policy, COSTS, compares=compares).rounds(coins))))
+        distributions = TableLaws(request=request, tokens=text)
+        found = distribution_of(
+            lambda coins, of=distributions: told(list(TreePlayer(of, policy, COSTS, compares=compares).steps(coins)))
+        )
         for key, chance in found.items():
-            law[text, key] = law.get((text, key), 0.0) + probability * chance
-    return law
+            distribution[text, key] = distribution.get((text, key), 0.0) + probability * chance
+    return distribution
 
 
 CASES = [
@@ -96,7 +98,7 @@ def test_replay_has_the_sessions_joint_law_of_text_and_trees(situation: str, sha
 
 @pytest.mark.parametrize("shape", ["wide", "by-tokens", "by-chance"])
 def test_of_several_rounds(shape: str) -> None:
-    """Catches a next round that begins at another place, over three tokens."""
+    """Catches a next step that begins at another place, over three tokens."""
     request, policy = small("end-of-text", 3), replace(SHAPES[shape](), max_nodes=3)
     assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
 
@@ -154,5 +156,5 @@ def test_sums_are_those_of_the_rounds() -> None:
 def test_an_enumerator_stands_for_luck() -> None:
     """Catches a replay that asks for randomness in another way than the two that there are."""
     request = SITUATIONS["plain"]
-    laws = TableLaws(request=request, tokens=(0, 1, 2, 0))
-    assert sum(r.num_tokens for r in TreePlayer(laws, Widths(), COSTS).rounds(Enumerator([]))) == 4
+    distributions = TableLaws(request=request, tokens=(0, 1, 2, 0))
+    assert sum(r.num_tokens for r in TreePlayer(distributions, Widths(), COSTS).steps(Enumerator([]))) == 4

@@ -1,4 +1,4 @@
-"""One block at a time: candidates drawn from rows q, accepted against rows p, for random rows and without a model.
+"""One block at a time: draft tokens drawn from rows q, accepted against rows p, for random rows and without a model.
 
 Everything is enumerated in float64, so nothing here has a false alarm.
 """
@@ -7,9 +7,9 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+from distributions import distribution_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from laws import law_of
 
 from specdecpp.testing import Enumerator
 from specdecpp.verify import (
@@ -60,13 +60,13 @@ def block_law(p, q, verification):
         verdict = verification(p, q, torch.tensor(tokens, dtype=torch.long), coins)
         return (*tokens[: verdict.num_accepted], verdict.next_token), verdict.num_accepted
 
-    return law_of(run)
+    return distribution_of(run)
 
 
-def completed(law, p):
-    """The joint law [V, ..., V] of K + 1 tokens when a block that ends early is continued from p."""
+def completed(distribution, p):
+    """The joint distribution [V, ..., V] of K + 1 tokens when a block that ends early is continued from p."""
     joint = torch.zeros([p.shape[1]] * len(p), dtype=p.dtype)
-    for (tokens, _), probability in law.items():
+    for (tokens, _), probability in distribution.items():
         rest = torch.ones((), dtype=p.dtype)
         for row in p[len(tokens) :]:
             rest = rest[..., None] * row
@@ -100,10 +100,10 @@ def test_one_step_emits_the_targets_law(verification, block):
 @example(block=DISJOINT)
 @example(block=EQUAL)
 def test_one_block_emits_the_targets_joint_law(verification, block):
-    """Catches an error that is exact for one candidate but not for several: block verification's carry and coins."""
+    """Catches an error that is exact for one draft token but not for several: block verification's carry and coins."""
     p, q = block
-    law = block_law(p, q, VERIFICATIONS[verification])
-    torch.testing.assert_close(completed(law, p), product_law(p), atol=1e-12, rtol=0)
+    distribution = block_law(p, q, VERIFICATIONS[verification])
+    torch.testing.assert_close(completed(distribution, p), product_law(p), atol=1e-12, rtol=0)
 
 
 @settings(max_examples=40)
@@ -111,7 +111,7 @@ def test_one_block_emits_the_targets_joint_law(verification, block):
 @example(block=DISJOINT)
 @example(block=EQUAL)
 def test_block_accepts_at_least_as_many_as_token_and_token_as_compare(block):
-    """Catches a block rule that is exact but wastes candidates: the reason to have it is that it never does."""
+    """Catches a block rule that is exact but wastes draft tokens: the reason to have it is that it never does."""
     p, q = block
     means = [
         sum(count * probability for (_, count), probability in block_law(p, q, verification).items())
@@ -160,13 +160,13 @@ def test_block_coin_survives_rounding(dtype):
 def test_residual_is_a_distribution(carry, block):
     """Catches nan where no mass is left (p = q), and a residual that keeps what the draft has covered."""
     p, q = block[0][0], block[1][0]
-    law = residual(p, q, carry)
-    assert law.sum() == pytest.approx(1)
+    distribution = residual(p, q, carry)
+    assert distribution.sum() == pytest.approx(1)
     excess = carry * p - q
     if bool((excess > 0).any()):
-        assert bool((law[excess <= 0] == 0).all())
+        assert bool((distribution[excess <= 0] == 0).all())
     else:
-        assert torch.equal(law, p)
+        assert torch.equal(distribution, p)
 
 
 def one_hot(best, vocab_size=4):
@@ -192,15 +192,15 @@ def test_greedy_verification(best, tokens, num_accepted, next_token):
 def test_no_candidates_means_one_draw_from_the_target(verification):
     """Catches an empty block that fails or is drawn from a residual."""
     p = tensor([[0.25, 0.0, 0.75]])
-    law = block_law(p, p[:0], VERIFICATIONS[verification])
-    assert law == pytest.approx({((0,), 0): 0.25, ((2,), 0): 0.75})
+    distribution = block_law(p, p[:0], VERIFICATIONS[verification])
+    assert distribution == pytest.approx({((0,), 0): 0.25, ((2,), 0): 0.75})
 
 
 @given(blocks())
 @example(DISJOINT)
 @example(EQUAL)
 def test_overlaps_of_the_tested_have_the_mean_of_what_is_accepted(block):
-    """Catches the overlap of another row, and of a candidate that was not reached."""
+    """Catches the overlap of another row, and of a draft token that was not reached."""
     p, q = block
 
     def run(coins):
@@ -211,6 +211,8 @@ def test_overlaps_of_the_tested_have_the_mean_of_what_is_accepted(block):
         )
         return verdict.num_accepted, verdict.overlaps
 
-    law = law_of(run)
-    assert all(len(overlaps) == min(num + 1, len(q)) for num, overlaps in law)
-    assert sum(chance * (sum(overlaps) - num) for (num, overlaps), chance in law.items()) == pytest.approx(0.0, abs=1e-12)
+    distribution = distribution_of(run)
+    assert all(len(overlaps) == min(num + 1, len(q)) for num, overlaps in distribution)
+    assert sum(chance * (sum(overlaps) - num) for (num, overlaps), chance in distribution.items()) == pytest.approx(
+        0.0, abs=1e-12
+    )

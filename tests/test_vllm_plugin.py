@@ -1,4 +1,4 @@
-"""The plugin for vLLM without vLLM: its settings, what it refuses, and the lengths of rounds.
+"""The plugin for vLLM without vLLM: its settings, what it refuses, and the lengths of steps.
 
 The rest is tested in tests/engines/vllm.
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm import configuring
 from specdecpp.integrations.vllm.lengths import Lengths
 from specdecpp.integrations.vllm.settings import Settings
-from specdecpp.request import parse_policy
+from specdecpp.policy_spec import parse_policy
 
 
 def configuration(**changes: Any) -> Any:
@@ -139,14 +139,14 @@ def serve(
     acceptance: float,
     pass_s: float,
     step_s: float,
-    num_rounds: int,
+    num_steps: int,
     num_reqs: int = 1,
     pauses: float = 0.0,
 ) -> float:
-    """Tokens per second of so many rounds, each output being known one round after the next was scheduled. Of them a share
+    """Tokens per second of so many steps, each output being known one step after the next was scheduled. Of them a share
     takes three passes longer."""
     rng, now, tokens, waiting = random.Random(0), 0.0, 0, []
-    for _ in range(num_rounds):
+    for _ in range(num_steps):
         waiting.append(lengths[num_reqs])
         if len(waiting) < 2:
             continue
@@ -159,7 +159,7 @@ def serve(
 
 
 def best_fixed(**engine: Any) -> float:
-    return max(serve(Lengths([k]), num_rounds=3000, **engine) for k in (0, 1, 2, 3, 4, 6, 8))
+    return max(serve(Lengths([k]), num_steps=3000, **engine) for k in (0, 1, 2, 3, 4, 6, 8))
 
 
 @pytest.mark.parametrize(
@@ -168,29 +168,29 @@ def best_fixed(**engine: Any) -> float:
 def test_the_length_is_nearly_the_best(acceptance: float, step_s: float, num_reqs: int) -> None:
     """Catches a chooser that is stuck where it began, drafts where it does not pay, or loses by asking."""
     engine: dict[str, Any] = {"acceptance": acceptance, "pass_s": 1.0, "step_s": step_s, "num_reqs": num_reqs}
-    assert serve(Lengths([0, 1, 2, 3, 4, 6, 8]), num_rounds=3000, **engine) > 0.96 * best_fixed(**engine)
+    assert serve(Lengths([0, 1, 2, 3, 4, 6, 8]), num_steps=3000, **engine) > 0.96 * best_fixed(**engine)
 
 
 def test_pauses_of_the_machine_are_no_costs_of_a_length() -> None:
-    """Catches a time that one round in fifty decides, and a slope that is forgotten while one length is used."""
+    """Catches a time that one step in fifty decides, and a slope that is forgotten while one length is used."""
     engine: dict[str, Any] = {"acceptance": 0.6, "pass_s": 1.0, "step_s": 0.18, "pauses": 0.02}
-    assert serve(Lengths([0, 1, 2, 3, 4, 6, 8]), num_rounds=3000, **engine) > 0.97 * best_fixed(**engine)
+    assert serve(Lengths([0, 1, 2, 3, 4, 6, 8]), num_steps=3000, **engine) > 0.97 * best_fixed(**engine)
 
 
 def test_drafting_that_begins_to_pay_is_found_out() -> None:
     """Catches a length of 0 that is never left again."""
     lengths = Lengths([0, 1, 2, 4, 8])
-    serve(lengths, acceptance=0.05, pass_s=1.0, step_s=0.3, num_rounds=500)
+    serve(lengths, acceptance=0.05, pass_s=1.0, step_s=0.3, num_steps=500)
     assert lengths[1] == 0
-    late = serve(lengths, acceptance=0.9, pass_s=1.0, step_s=0.3, num_rounds=6000)
+    late = serve(lengths, acceptance=0.9, pass_s=1.0, step_s=0.3, num_steps=6000)
     assert late > 1.2
 
 
 def test_what_is_learned_of_one_load_is_not_anothers() -> None:
     """Catches seconds of one request that are taken for those of 32."""
     lengths = Lengths([0, 2, 4])
-    serve(lengths, acceptance=0.8, pass_s=1.0, step_s=0.1, num_rounds=300)
-    serve(lengths, acceptance=0.8, pass_s=1.0, step_s=3.0, num_rounds=300, num_reqs=32)
+    serve(lengths, acceptance=0.8, pass_s=1.0, step_s=0.1, num_steps=300)
+    serve(lengths, acceptance=0.8, pass_s=1.0, step_s=3.0, num_steps=300, num_reqs=32)
     assert (lengths[1] > 0, lengths[32]) == (True, 0)
 
 
@@ -209,5 +209,5 @@ def test_only_tested_versions_are_accepted(installed: str | None, is_tested: boo
     if is_tested:
         configuring.check_version()
     else:
-        with pytest.raises(RunnerError, match=r"tested with vllm 0\.32\.0, 0\.33\.0; (none|0\.3)"):
+        with pytest.raises(BackendError, match=r"tested with vllm 0\.32\.0, 0\.33\.0; (none|0\.3)"):
             configuring.check_version()

@@ -37,8 +37,8 @@ from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import Pair, load_pair
+from specdecpp.policy_spec import as_prompt
 from specdecpp.replay.intervals import ratio, ratio_of_ratios
-from specdecpp.request import as_prompt
 from specdecpp.training.prompts import Source, gather
 
 RESULTS = env.ROOT / "benchmarks/results"
@@ -88,7 +88,7 @@ class Setting:
 
 @dataclass(kw_only=True)
 class Cell:
-    """One set under one sampling: (tokens, seconds, rounds) of every prompt that a setting answered."""
+    """One set under one sampling: (tokens, seconds, steps) of every prompt that a setting answered."""
 
     dataset: str
     temperature: float
@@ -124,7 +124,7 @@ def main() -> None:
     if args.smollm2:
         os.environ[shipped.VARIABLE] = str(Path(args.smollm2).resolve())
     torch.set_num_threads(args.threads)
-    pair = load_pair("smollm2", runner=args.runner)
+    pair = load_pair("smollm2", backend=args.backend)
     prompts = {name: list(encoded(pair, getattr(args, name), name, args.prompts)) for name in SETS}
     others, missing = made(args)
     pool = workers({worker for engine in others for worker, _ in OTHERS[engine].values()})
@@ -168,7 +168,7 @@ def made(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 
 def ready(pool: dict[str, Worker], args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
     """The engines, and their versions."""
-    folder, ours = str(env.MODELS / SMOLLM2), Ours(args.runner)
+    folder, ours = str(env.MODELS / SMOLLM2), Ours(args.backend)
     versions = ours.load(Load(folder=folder, dtype="q4_1", threads=args.threads))
     for name, worker in pool.items():
         worker.start()
@@ -207,7 +207,7 @@ def measured(
 def answered(
     engines: dict[str, Any], setting: Setting, prompt: list[int], cell: Cell, ends: list[int], *, seed: int, tokens: int
 ) -> tuple[int, float, int]:
-    """(tokens, seconds, rounds) of an answer, reading the prompt included."""
+    """(tokens, seconds, steps) of an answer, reading the prompt included."""
     is_ours = setting.engine == "ours"
     worker, options = ("ours", {"policy": setting.name}) if is_ours else OTHERS[setting.engine][setting.name]
     request = Request(
@@ -222,10 +222,10 @@ def answered(
     )
     if not is_ours:
         answer = engines[worker].run(request, limit_s=LIMIT_S)
-        return max(1, len(answer["tokens"])), answer["seconds"], answer["rounds"]
+        return max(1, len(answer["tokens"])), answer["seconds"], answer["steps"]
     began = time.perf_counter()
     own: Answer = engines[worker].run(request)
-    return max(1, len(own.tokens)), time.perf_counter() - began, own.rounds
+    return max(1, len(own.tokens)), time.perf_counter() - began, own.steps
 
 
 def told(pair: Pair, cells: Sequence[Cell], step: float, versions: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def told(pair: Pair, cells: Sequence[Cell], step: float, versions: dict[str, str
     return {
         **provenance("python", "-m", "peers.cells"),
         "versions": versions,
-        "pair": {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint, "runners": pair.runners},
+        "pair": {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint, "runners": pair.backends},
         "plan": {name: getattr(args, name) for name in ("prompts", "other_prompts", "tokens", "threads", "runner")},
         "summary": {
             "default_over_target": summed(over_target),
@@ -277,9 +277,9 @@ def row(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _per_round(runs: Sequence[tuple[int, float, int]]) -> float | None:
-    """None where the engine tells no rounds (vLLM)."""
-    tokens, rounds = (sum(run[i] for run in runs) for i in (0, 2))
-    return rounded(tokens / rounds) if rounds else None
+    """None where the engine tells no steps (vLLM)."""
+    tokens, steps = (sum(run[i] for run in runs) for i in (0, 2))
+    return rounded(tokens / steps) if steps else None
 
 
 def acceptance(pair: Pair) -> dict[str, float] | None:

@@ -265,7 +265,7 @@ def greedy(model: Any, prompt: list[int]) -> dict[str, list]:
 
 @torch.inference_mode()
 def acceptance(target: Any, draft: Any, prompts: list[list[int]], temperature: float) -> float:
-    """The share of single candidates that the target accepts, along its own answers."""
+    """The share of single draft tokens that the target accepts, along its own answers."""
     torch.manual_seed(0)
     shares = []
     for prompt in prompts:

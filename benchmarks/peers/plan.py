@@ -14,7 +14,7 @@ class Setting:
     """One line of the table: an engine, how it is set (its own words in `options`), and which worker runs it."""
 
     engine: str
-    runner: str | None = None
+    backend: str | None = None
     name: str
     worker: str
     options: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -95,7 +95,7 @@ def _transformers() -> Iterator[Setting]:
 
 
 def _reference() -> Iterator[Setting]:
-    yield Setting(engine="reference round", name="h = 0.4", worker="reference round", options={"threshold": 0.4})
+    yield Setting(engine="reference step", name="h = 0.4", worker="reference step", options={"threshold": 0.4})
 
 
 def _llama() -> Iterator[Setting]:
@@ -119,29 +119,29 @@ def _openvino(stage: Stage) -> Iterator[Setting]:
     yield Setting(engine="openvino", name="threshold 0.4", worker="openvino", options=options)
 
 
-def _ours(runner: str, name: str, policy: str) -> Setting:
-    return Setting(engine="ours", runner=runner, name=name, worker=f"ours {runner}", options={"policy": policy})
+def _ours(backend: str, name: str, policy: str) -> Setting:
+    return Setting(engine="ours", backend=backend, name=name, worker=f"ours {backend}", options={"policy": policy})
 
 
-def _adaptive(runner: str, pair: str) -> Iterator[Setting]:
-    yield _ours(runner, "cost-aware", "cost-aware")
-    yield _ours(runner, "cumulative 0.2", "cumulative:0.2")
+def _adaptive(backend: str, pair: str) -> Iterator[Setting]:
+    yield _ours(backend, "cost-aware", "cost-aware")
+    yield _ours(backend, "cumulative 0.2", "cumulative:0.2")
     if pair != "reference":  # whose q say nothing
-        yield _ours(runner, "EMA", "ema")
-        yield _ours(runner, "argmax", "argmax")
+        yield _ours(backend, "EMA", "ema")
+        yield _ours(backend, "argmax", "argmax")
 
 
-def _ours_compiled(runner: str, pair: str) -> Iterator[Setting]:
-    yield _ours(runner, "target alone", "target")
+def _ours_compiled(backend: str, pair: str) -> Iterator[Setting]:
+    yield _ours(backend, "target alone", "target")
     for k in (2, 4, 8):
-        yield _ours(runner, f"K = {k}", f"fixed:{k}")
-    yield from _adaptive(runner, pair)
+        yield _ours(backend, f"K = {k}", f"fixed:{k}")
+    yield from _adaptive(backend, pair)
 
 
 def _ours_torch(pair: str) -> Iterator[Setting]:
-    for runner in ("eager", "lean"):
-        for k in (4, 8) if runner == "eager" else (4,):
-            yield _ours(runner, f"K = {k}", f"fixed:{k}")
+    for backend in ("eager", "lean"):
+        for k in (4, 8) if backend == "eager" else (4,):
+            yield _ours(backend, f"K = {k}", f"fixed:{k}")
     yield _ours("lean", "target alone", "target")
     yield from _adaptive("lean", pair)
 
@@ -151,7 +151,7 @@ def workers(names: set[str]) -> dict[str, Worker]:
     torch, openvino = env.python(env.TORCH), env.python(env.OPENVINO)
     known: dict[str, tuple[Path, str, tuple[str, ...]]] = {
         "transformers": (torch, "hf", ()),
-        "reference round": (torch, "reference_round", ()),
+        "reference step": (torch, "reference_round", ()),
         "llama.cpp": (torch, "llama", (str(env.SERVER),)),
         "openvino": (openvino, "genai", ("speculative",)),
         "openvino alone": (openvino, "genai", ("alone",)),

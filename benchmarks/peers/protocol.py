@@ -1,7 +1,7 @@
 """How the driver and the workers talk: one JSON object a line, on the worker's standard input and output.
 
     {"do": "load", ...}  ->  {"versions": {...}}
-    {"do": "run", ...}   ->  {"tokens": [...], "seconds": ..., "rounds": ..., "drafted": ..., "accepted": ..., "peak_mb": ...}
+    {"do": "run", ...}   ->  {"tokens": [...], "seconds": ..., "steps": ..., "drafted": ..., "accepted": ..., "peak_mb": ...}
     {"do": "run_all", "requests": [...], "at_once": n}  ->  {"num_tokens": [...], "seconds": ...}     (engines of `peers.batch`)
 
 Whatever else an engine prints goes to its log. A worker that waits for a line uses no processor time.
@@ -53,10 +53,10 @@ class Request:
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What an engine says of one request. `seconds` where it measures better than its caller can; `overhead` is the share of
-    its rounds that is not a forward pass, where it knows."""
+    its steps that is not a forward pass, where it knows."""
 
     tokens: list[int]
-    rounds: int
+    steps: int
     drafted: int = 0
     accepted: int = 0
     seconds: float | None = None

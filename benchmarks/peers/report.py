@@ -8,7 +8,7 @@ from peers.plan import SMOLLM2
 from peers.rows import Row
 
 HEADER = (
-    "| engine | setting | tokens/s | ratio to ours | ms/round | rounds | drafts/round | x floor | overhead | MB | text |\n"
+    "| engine | setting | tokens/s | ratio to ours | ms/step | steps | drafts/step | x floor | overhead | MB | text |\n"
     "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
 )
 
@@ -22,15 +22,15 @@ def markdown(rows: Sequence[Row], provenance: Mapping[str, Any]) -> str:
         f"`{provenance['command']}`, {provenance['date']}; {machine['cpu']}, {machine['cores']} cores; memory gives {speeds}. "
         f"{', '.join(f'{name} {version}' for name, version in sorted(provenance['versions'].items()))}.\n",
         f"Tokens/s are of whole answers, reading the prompt included; medians over {provenance['plan']['cycles']} interleaved "
-        "cycles. ms/round are without the first token. Ratio to ours: tokens/s over those of our fastest setting in the same "
-        "cycle. x floor: a round over the time memory takes to give the weights it reads. bf16, int8 and int4 change what the "
-        "model says; so do engines, and native-int8, that round activations. The reference pair's weights are numbers that "
+        "cycles. ms/step are without the first token. Ratio to ours: tokens/s over those of our fastest setting in the same "
+        "cycle. x floor: a step over the time memory takes to give the weights it reads. bf16, int8 and int4 change what the "
+        "model says; so do engines, and native-int8, that step activations. The reference pair's weights are numbers that "
         "bfloat16 has too: in its f32 rows native keeps them as such and sums in float32, with the same bits as from 32-bit "
         "weights. smollm2 is SmolLM2-135M-Instruct as its Q4_1 file has it, and those values rounded to bfloat16, with "
         "the draft that ships (pairs of our own have drafts that were made to agree, and no head). OpenVINO packs weights "
-        "itself, int4 and q4_1 in groups of 32 as the files do. Sampling with a draft it accepts most of smollm2's candidates "
-        "(`accepted_per_round`) where the law allows few (`acceptance`), and writes what the target would not: those rows are "
-        "in the tables, not in the summary.\n",
+        "itself, int4 and q4_1 in groups of 32 as the files do. Sampling with a draft it accepts most of smollm2's draft "
+        "tokens (`accepted_per_round`) where the distribution allows few (`acceptance`), and writes what the target would not: "
+        "those rows are in the tables, not in the summary.\n",
         "## In short\n",
         *_summary(rows),
         "",
@@ -56,14 +56,14 @@ def _title(pair: str, dtype: str, threads: int, temperature: float) -> str:
 
 
 def _line(row: Row) -> str:
-    name = row.engine if row.runner is None else f"**ours**, {row.runner}"
+    name = row.engine if row.backend is None else f"**ours**, {row.backend}"
     if row.note is not None:
         return f"| {name} | {row.setting} | {row.note} | | | | | | | | |"
     figures = (
         _text(row.tokens_per_second, 0),
         _text(row.ratio_to_ours, 2),
         _text(row.ms_per_round, 2),
-        _text(row.rounds, 1),
+        _text(row.steps, 1),
         _text(row.drafts_per_round, 2),
         _text(row.ratio_to_floor, 2),
         "" if row.overhead is None else f"{100 * row.overhead:.0f} %",
@@ -105,7 +105,7 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
                 told.append(f"{engine} {1 / row.ratio_to_ours:.2f}{untuned} ({row.setting})")
         told += [f"eager over transformers at K = {k}: {ratio:.2f}" for k in (4, 8) if (ratio := _eager(some, f"K = {k}"))]
         told += _alone(some)
-        head = f"- {_title(pair, dtype, threads, temperature)}: ours {ours.tokens_per_second:,.0f} tokens/s ({ours.runner}, "
+        head = f"- {_title(pair, dtype, threads, temperature)}: ours {ours.tokens_per_second:,.0f} tokens/s ({ours.backend}, "
         yield f"{head}{ours.setting}) over {'; '.join(told)}"
 
 
@@ -116,17 +116,17 @@ def _keeps_the_law(row: Row) -> bool:
 
 
 def _alone(rows: Sequence[Row]) -> Iterator[str]:
-    """Our compiled runners over other engines, the target alone."""
-    alone = {(r.engine, r.runner): r.ratio_to_ours for r in rows if r.setting == "target alone" and r.ratio_to_ours}
-    for (engine, runner), ratio in alone.items():
+    """Our compiled backends over other engines, the target alone."""
+    alone = {(r.engine, r.backend): r.ratio_to_ours for r in rows if r.setting == "target alone" and r.ratio_to_ours}
+    for (engine, backend), ratio in alone.items():
         theirs = {name: other for (name, _), other in alone.items() if name != "ours"}
-        if engine == "ours" and runner in ("native", "native-int8") and theirs:
+        if engine == "ours" and backend in ("native", "native-int8") and theirs:
             found = ", ".join(f"{name} {ratio / other:.2f}" for name, other in theirs.items())
-            yield f"target alone, {runner} over {found}"
+            yield f"target alone, {backend} over {found}"
 
 
 def _eager(rows: Sequence[Row], setting: str) -> float | None:
-    """Our eager runner over transformers at the same setting, None where one of them is missing."""
-    speeds = {(r.engine, r.runner): r.tokens_per_second for r in rows if r.setting == setting}
+    """Our eager backend over transformers at the same setting, None where one of them is missing."""
+    speeds = {(r.engine, r.backend): r.tokens_per_second for r in rows if r.setting == setting}
     ours, theirs = speeds.get(("ours", "eager")), speeds.get(("transformers", None))
     return ours / theirs if ours and theirs else None

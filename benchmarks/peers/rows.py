@@ -2,9 +2,9 @@
 
 ratio_to_ours    tokens per second over those of our best setting on the same weights, threads and temperature, in the same
                  cycle; below 1 the row is slower than ours
-ratio_to_floor   the time of a round over the time in which memory gives the weights it reads: the target's once, the
-                 draft's once per candidate; what fits a cache can be below 1
-overhead         for ours: the share of the rounds' time outside forward passes (draws, head, acceptance test, text, Python)
+ratio_to_floor   the time of a step over the time in which memory gives the weights it reads: the target's once, the
+                 draft's once per draft token; what fits a cache can be below 1
+overhead         for ours: the share of the steps' time outside forward passes (draws, head, acceptance test, text, Python)
 outputs_equal    for greedy text: whether all tokens are those of the target's own greedy decoding by transformers in float32
                  (smollm2: of the values in the file, or of those in bfloat16; other pairs: of the values before they were
                  rounded or packed); otherwise the first difference and how far the two best logits lie apart there
@@ -26,7 +26,7 @@ class Row:
     """One setting on one pair. Counts are per answer; None where a figure has no meaning, and `note` says why."""
 
     engine: str
-    runner: str | None
+    backend: str | None
     setting: str
     pair: str
     dtype: str
@@ -36,7 +36,7 @@ class Row:
     tokens_per_second: float | None = None
     ms_per_round: float | None = None
     first_token_ms: float | None = None
-    rounds: float | None = None
+    steps: float | None = None
     drafts_per_round: float | None = None
     accepted_per_round: float | None = None
     ratio_to_ours: float | None = None
@@ -74,7 +74,7 @@ def _speeds(run: Runs) -> list[float]:
 def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float) -> Row:
     base = {
         "engine": run.setting.engine,
-        "runner": run.setting.runner,
+        "runner": run.setting.backend,
         "setting": run.setting.name,
         "pair": run.pair,
         "dtype": run.stage.dtype,
@@ -85,8 +85,8 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
     if run.note is not None:
         return Row(**base, note=run.note)
     answers = [answer for cycle in run.cycles for answer in cycle]
-    rounds = sum(a["rounds"] for a in answers)
-    drafts = sum(a["drafted"] for a in answers) / rounds
+    steps = sum(a["steps"] for a in answers)
+    drafts = sum(a["drafted"] for a in answers) / steps
     speeds = _speeds(run)
     ms = median(_round_ms(cycle, first) for cycle, first in zip(run.cycles, run.first_token_s, strict=True))
     p, q = about.get("num_bytes", {}).get(run.stage.dtype) or [n * _bytes(run) for n in about["num_parameters"]]
@@ -96,9 +96,9 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
         tokens_per_second=_rounded(median(speeds)),
         ms_per_round=_rounded(ms),
         first_token_ms=_rounded(1e3 * median(run.first_token_s)),
-        rounds=_rounded(rounds / len(answers)),
+        steps=_rounded(steps / len(answers)),
         drafts_per_round=_rounded(drafts),
-        accepted_per_round=_rounded(sum(a["accepted"] for a in answers) / rounds),
+        accepted_per_round=_rounded(sum(a["accepted"] for a in answers) / steps),
         ratio_to_ours=None if best is None else _rounded(median(a / b for a, b in zip(speeds, _speeds(best), strict=True))),
         ratio_to_floor=_rounded(ms / ((p + q * drafts) / gb_per_s / 1e6)),
         overhead=_overhead(answers),
@@ -111,14 +111,14 @@ def _row(run: Runs, best: Runs | None, about: Mapping[str, Any], gb_per_s: float
 
 def _bytes(run: Runs) -> float:
     """Of a weight where it is read: native keeps those that bfloat16 has too, as the reference pair's, in that form."""
-    is_half = run.setting.runner == "native" and run.pair == "reference"
+    is_half = run.setting.backend == "native" and run.pair == "reference"
     return BYTES["bf16" if is_half else run.stage.dtype]
 
 
 def _round_ms(cycle: Sequence[Mapping[str, Any]], first_s: float) -> float:
-    """Milliseconds of a round after the first token, which is what reading the prompt takes."""
+    """Milliseconds of a step after the first token, which is what reading the prompt takes."""
     seconds = sum(a["seconds"] for a in cycle) - len(cycle) * first_s
-    return 1e3 * seconds / max(1, sum(a["rounds"] for a in cycle) - len(cycle))
+    return 1e3 * seconds / max(1, sum(a["steps"] for a in cycle) - len(cycle))
 
 
 def _overhead(answers: Sequence[Mapping[str, Any]]) -> float | None:

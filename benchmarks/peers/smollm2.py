@@ -8,7 +8,7 @@ The file is SmolLM2-135M-Instruct in Q4_1 (without FILE that of the package llm-
     target/, draft/                      the values of both rounded to bfloat16, as checkpoints
     target-bf16.gguf, draft-bf16.gguf    the same as files
 
-The draft proposes 8,192 tokens of the 49,152 under our runners. Others read it as the Llama that it is, and score them all.
+The draft proposes 8,192 tokens of the 49,152 under our backends. Others read it as the Llama that it is, and score them all.
 """
 
 import filecmp
@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from peers.pairs import PROMPTS, acceptance, as_ids, greedy
+from specdecpp.backends import trimmed
 from specdecpp.loading import gguf_writing, shipped
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_reading import GGUFSource
-from specdecpp.runners import trimmed
 
 
 def main() -> None:

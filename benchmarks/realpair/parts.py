@@ -26,7 +26,7 @@ import specdecpp as sd
 from realpair.files import REFERENCE, SMOLLM2, Names
 from realpair.log import Log, Turn, turns
 from realpair.prompts import Messages
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.decoder import encode
 from specdecpp.loading import shipped
 
@@ -116,7 +116,7 @@ def copy_compiled(cache: Path, to: Path) -> None:
     (to / "specdecpp").mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in cache.glob(COMPILED):
         if not (copy := to / "specdecpp" / path.name).exists():
-            with machine.whole(copy) as part:
+            with cache_dir.whole(copy) as part:
                 shutil.copy2(path, part)
 
 

@@ -1,10 +1,10 @@
-"""Rounds under block verification, which no replay can give: decode the test prompts for real, on made-up hardware.
+"""Steps under block verification, which no replay can give: decode the test prompts for real, on made-up hardware.
 
     python decode_block.py --labels ../../runs/traces/labels --c 0.05 0.1 0.22 0.3 --seeds 3 --out ../../runs/traces/block.jsonl
 
 Every test prompt of the recordings is answered for each c = t_draft / t_target, as `CostAware` decides at those costs, under
 the sampling of the recordings.
-What counts are the rounds, so the clock does not matter and other work may run. One JSON line for each answer; a run that
+What counts are the steps, so the clock does not matter and other work may run. One JSON line for each answer; a run that
 was stopped goes on where it was.
 """
 
@@ -21,9 +21,9 @@ from specdecpp.verify import BlockVerification
 
 
 def line(decoder: sd.Decoder, prompt: list[int], *, sampling: sd.Sampling, max_tokens: int, seed: int) -> dict:
-    """What the rounds of one answer were: how many drafted and accepted how much."""
+    """What the steps of one answer were: how many drafted and accepted how much."""
     answer = decoder.generate(prompt, sampling=sampling, max_tokens=max_tokens, seed=seed)
-    counts = Counter((r.num_drafted, r.num_accepted) for r in answer.rounds)
+    counts = Counter((r.num_drafted, r.num_accepted) for r in answer.steps)
     return {"num_tokens": len(answer.tokens), "rounds": [[*pair, n] for pair, n in sorted(counts.items())]}
 
 

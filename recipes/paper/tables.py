@@ -3,7 +3,7 @@
     python tables.py --labels ../../runs/traces/labels --heads ../../runs/head/heads --block ../../runs/traces/block.jsonl \\
         --costs measured.json --out ../../benchmarks/results/paper.json
 
-Token verification is replayed (exact in law), block verification was decoded by `decode_block.py`. One setting of each
+Token verification is replayed (exact in distribution), block verification was decoded by `decode_block.py`. One setting of each
 rule is chosen on the split dev for all three sets; `specdecpp_best_h_on_test` is the best threshold for each set on that set
 itself, and the grid is picked for each set too, as the paper does: both are optimistic, and named so. `gain_over_free` is
 what a head brings: tokens/s of `cost_aware` over those of `cumulative`, the rule that needs none, and `gain_over_by_q` over
@@ -155,7 +155,7 @@ class Paper:
 
 
 def block_tally(lines: list[dict], machine: Machine) -> Tally:
-    """Decoded rounds at the costs they were decided for; a head's time belongs to drafting."""
+    """Decoded steps at the costs they were decided for; a head's time belongs to drafting."""
     costs = machine.costs.with_head()
     prompts = sorted({line["prompt"] for line in lines})
     tokens, seconds = np.zeros(len(prompts)), np.zeros(len(prompts))

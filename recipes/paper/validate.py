@@ -13,8 +13,8 @@ from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import recorded
 from specdecpp.bench.results import Results
 from specdecpp.loading.pair import REFERENCE
+from specdecpp.policy_spec import parse_policy
 from specdecpp.replay.replay import replay
-from specdecpp.request import parse_policy
 
 NAMES = {"gsm8k_test": "gsm8k", "HumanEval": "humaneval", "alpaca_1k": "alpaca"}
 

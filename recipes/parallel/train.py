@@ -5,8 +5,8 @@
 
 The target answers the prompts at temperature 1, the draft reads the answers once, and the heads are trained on its states, in a
 few minutes. Then unseen prompts are answered in turns by the target alone and, under the same rules, by the draft with a pass a
-candidate (compiled, and on the host, where the heads run) and by the draft with heads. `measured.json` has acceptance by place
-and tokens/s.
+draft token (compiled, and on the host, where the heads run) and by the draft with heads. `measured.json` has acceptance by
+place and tokens/s.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 import specdecpp as sd
+from specdecpp.backends import Model
 from specdecpp.bench.interleaving import interleaved
 from specdecpp.decoder import run
 from specdecpp.lab.parallel import ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed
-from specdecpp.request import as_prompt, label_of
-from specdecpp.runners import Runner
+from specdecpp.policy_spec import as_prompt, label_of
 from specdecpp.sampling import Sampling
 from specdecpp.training import prompts
 
@@ -36,7 +36,7 @@ BATCH, RATE = 512, 2e-3
 class OnHost:
     """A model of a kind that no compiled step knows."""
 
-    def __init__(self, model: Runner):
+    def __init__(self, model: Model):
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
@@ -88,11 +88,11 @@ def trained(draft: Any, texts: Sequence[tuple[list[int], int]], num_heads: int, 
 
 
 def accepted_by_place(pair: sd.Pair, texts: Sequence[str], places: int, num_tokens: int) -> list[float]:
-    """Of the candidates at each place that were tested, the share that was accepted."""
+    """Of the draft tokens at each place that were tested, the share that was accepted."""
     tested, accepted = [0] * places, [0] * places
     decoder = sd.Decoder(pair, policy=Fixed(k=places))
     for text in texts:
-        for outcome in decoder.generate(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=1).rounds:
+        for outcome in decoder.generate(as_prompt(pair, text), max_tokens=num_tokens, temperature=1.0, seed=1).steps:
             for i in range(min(outcome.num_accepted + 1, outcome.num_drafted)):
                 tested[i] += 1
                 accepted[i] += i < outcome.num_accepted
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     started = time.perf_counter()
-    pair, eager = sd.load_pair(), sd.load_pair(runner="eager")
+    pair, eager = sd.load_pair(), sd.load_pair(backend="eager")
     draft: Any = eager.draft
     texts = list(answers(pair, read(args.prompts, args.prompt, args.rows), args.tokens))
     print(

@@ -43,7 +43,7 @@ sampled for them; the head saw answers to prompts of all three.
 
 **Head**: {head_form}, {head_blocks} of width {head_width}, trained on {head_labels:,} labels
 (`recipes/reference_pair/head.yaml`) and calibrated on held-out prompts; it stops with {stopping}.
-On prompts nobody trained on, AUROC of a round (will all of it be accepted?) and expected calibration error; log q costs
+On prompts nobody trained on, AUROC of a step (will all of it be accepted?) and expected calibration error; log q costs
 nothing, and its product is the rival:
 
 {head_table}
@@ -55,7 +55,7 @@ OURS = ("head", "head_lagged", "max_q", "cumulative_q", "entropy")
 
 def head_table(figures: dict) -> str:
     """The figures of head.json: a row for each set of prompts and score."""
-    lines = ["| prompts | score | AUROC/token | AUROC/round | ECE/round | KL/token |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| prompts | score | AUROC/token | AUROC/step | ECE/step | KL/token |", "|---|---|---:|---:|---:|---:|"]
     for source, scores in figures.items():
         for score in OURS:
             cells = ("-" if scores[score][f] is None else f"{scores[score][f]:.3f}" for f in FIELDS)

@@ -2,7 +2,7 @@
 
     python tune_threshold.py --head ../../runs/head/heads/head --labels ../../runs/head/labels --costs measured.json
 
-Decoding cannot tell settings apart: clocks differ by 10 % between runs with equal rounds, and at temperature 1 two settings
+Decoding cannot tell settings apart: clocks differ by 10 % between runs with equal steps, and at temperature 1 two settings
 give different answers. A replay can (`specdecpp.replay.replay`): every rule meets the same answers and the same coins. The
 setting is chosen on the split dev; the split test is only shown.
 """

@@ -22,7 +22,7 @@ from specdecpp.distillation.measuring import SETTINGS, by_source
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.writing import Writer
 from specdecpp.loading.pair import Pair, short_name
-from specdecpp.request import as_prompt
+from specdecpp.policy_spec import as_prompt
 from specdecpp.training.prompts import Source, gather
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -49,7 +49,7 @@ def main() -> None:
     found: list[dict[str, dict[str, float]]] = [{name: {} for name in SETS} for _ in drafts]
     for at, (setting, sampling) in enumerate(SETTINGS.items()):
         writer = Writer(
-            runner=target.writer,
+            backend=target.writer,
             sampling=sampling,
             max_tokens=args.max_tokens,
             ends=target.ends,

@@ -27,7 +27,7 @@ def questions(target: Target, *, max_tokens: int, sampling: Sampling, seed: int)
     opened = tokenizer.apply_chat_template([{"role": "user", "content": "\0"}], tokenize=False).split("\0")[0]
     prefix = tokenizer(opened, add_special_tokens=False)["input_ids"]
     writer = Writer(
-        runner=target.writer, sampling=sampling, max_tokens=max_tokens, ends=target.ends, layer=0, context=target.context
+        backend=target.writer, sampling=sampling, max_tokens=max_tokens, ends=target.ends, layer=0, context=target.context
     )
     seen: set[str] = set()
     batch = 0

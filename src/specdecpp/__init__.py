@@ -14,7 +14,7 @@ __version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Output
-    from specdecpp.errors import DataError, HeadError, PairError, PromptError, RunnerError, SpecdecError, UnsoundError
+    from specdecpp.errors import BackendError, DataError, HeadError, PairError, PromptError, SpecdecError, UnsoundError
     from specdecpp.head import AcceptanceHead
     from specdecpp.integrations.transformers import custom_generate
     from specdecpp.loading.pair import Pair, load_pair
@@ -28,7 +28,7 @@ _HOMES = {
         "HeadError",
         "PairError",
         "PromptError",
-        "RunnerError",
+        "BackendError",
         "SpecdecError",
         "UnsoundError",
     ),
@@ -56,7 +56,7 @@ __all__ = [  # noqa: RUF022 (grouped by the order of use)
     "custom_generate",
     "SpecdecError",
     "PairError",
-    "RunnerError",
+    "BackendError",
     "HeadError",
     "PromptError",
     "DataError",

@@ -1,12 +1,16 @@
-"""The user interface: a prompt in, text out. One request is a `session.Session`; this sets it up and sums up its rounds.
+"""The user interface: a prompt in, text out. One request is a `session.Session`; this sets it up and sums up its steps.
 
-Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll back -> Round ... folded into Output
+Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll back -> Step ... folded into Output
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, overload
 
+from specdecpp.backends import Draws
+from specdecpp.backends.device import record_passes
+from specdecpp.backends.kept import Kept
+from specdecpp.detokenize import Detokenizer
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
@@ -15,15 +19,11 @@ from specdecpp.memory import Memory
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import heads
+from specdecpp.policy_spec import parse_policy
 from specdecpp.prompt import Prompt, are_several, encode
-from specdecpp.request import parse_policy
-from specdecpp.rounds.device import record_passes
-from specdecpp.runners import Draws
-from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.scheduler import outcome_of, step
-from specdecpp.session import FinishReason, Round, Session
-from specdecpp.text import Detokenizer
+from specdecpp.session import FinishReason, Session, Step
 from specdecpp.verify import TokenVerification, Verification, at, check_rule, is_lossless
 
 
@@ -44,17 +44,17 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """A finished answer: its text and tokens (the ending id included), why it ended, its rounds and what they cost."""
+    """A finished answer: its text and tokens (the ending id included), why it ended, its steps and what they cost."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
-    rounds: tuple[Round, ...]
+    steps: tuple[Step, ...]
     metrics: Metrics
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     """Sampling that the tokens were drawn under."""
     lossless: bool = True
-    """True where the output has the target's own law; elsewhere `metrics.mean_tv` says how far from it."""
+    """True where the output has the target's own distribution; elsewhere `metrics.mean_tv` says how far from it."""
 
 
 class Decoder:
@@ -63,7 +63,7 @@ class Decoder:
     A policy may be given by its short form on the command line ("fixed:3", "none"). Without one: `CostAware`, by the pair's
     head if it is calibrated and by q if it has none (see `default_policy`).
 
-    `verification` is how candidates are tested when sampling; temperature 0 always compares with the target's argmax. `costs`
+    `verification` is how draft tokens are tested when sampling; temperature 0 always compares with the target's argmax. `costs`
     says what a step costs; without it a policy that needs to know has it measured, once for a pair and a machine
     (`costs.known`): here if the pair was loaded by name, else at the first request. Raises `UnsoundError` for a policy and a
     verification that together would change the distribution, and unless `lossless` is False for a verification that does so by
@@ -170,8 +170,8 @@ class Decoder:
         """
         return asked(options, self.pair.sampling)
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Round]:
-        """Rounds as they are decided; `round.text` is text to print. Options as in `start`, errors before the first round.
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Step]:
+        """Steps as they are decided; `step.text` is text to print. Options as in `start`, errors before the first step.
 
         >>> for r in decoder.stream("Write a sonnet."):        # doctest: +SKIP
         ...     print(r.text, end="", flush=True)
@@ -196,9 +196,9 @@ class Decoder:
         """The answers to several prompts, up to `at_once` of them decoded together; options as in `start`, the same for all.
 
         Each is what `generate` gives: requests over the same compiled models share passes, and the bits of a row do not depend
-        on the others. Another prompt is begun as soon as an answer has ended, and read beside the rounds of the others. A pass
+        on the others. Another prompt is begun as soon as an answer has ended, and read beside the steps of the others. A pass
         over more rows takes less than its rows one by one, so this is faster than one after another where both models are
-        compiled; other pairs are decoded one round of one request after another.
+        compiled; other pairs are decoded one step of one request after another.
 
         >>> [output.text for output in decoder.generate_all(["2 + 2 =", "3 + 3 ="], max_tokens=8)]   # doctest: +SKIP
         """
@@ -207,25 +207,25 @@ class Decoder:
         if isinstance(prompts, str):
             raise PromptError(f"generate_all takes a list of prompts, got one text, {prompts!r:.40}. Put it in a list.")
         waiting = [(i, encode(self.pair, prompt)) for i, prompt in enumerate(prompts)][::-1]
-        running: list[tuple[int, Session, list[Round]]] = []
+        running: list[tuple[int, Session, list[Step]]] = []
         done: dict[int, Output] = {}
         while waiting or running:
             while waiting and len(running) < at_once:
                 i, ids = waiting.pop()
                 running.append((i, self.start(ids, **options), []))
-            on = [(session, rounds) for _, session, rounds in running if session.finish_reason is None]
-            for (_, rounds), outcome in zip(on, step([session for session, _ in on]), strict=True):
+            on = [(session, steps) for _, session, steps in running if session.finish_reason is None]
+            for (_, steps), outcome in zip(on, step([session for session, _ in on]), strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
-                if isinstance(outcome, Round):
-                    rounds.append(outcome)
-            done |= {i: finished(session, rounds) for i, session, rounds in running if session.finish_reason is not None}
+                if isinstance(outcome, Step):
+                    steps.append(outcome)
+            done |= {i: finished(session, steps) for i, session, steps in running if session.finish_reason is not None}
             running = [one for one in running if one[1].finish_reason is None]
         return [done[i] for i in range(len(prompts))]
 
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:
-    """Run two rounds under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
+    """Run two steps under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
     use, which takes seconds and would hold a request up. Not run on a GPU yet, only with stand-ins for graphs."""
     session = Session(
         target=pair.target.new_cache(),
@@ -241,8 +241,8 @@ def _compile_for(pair: Pair, sampling: Sampling) -> None:
         pass
 
 
-def run(session: Session) -> Iterator[Round]:
-    """Run a session to its end, round by round."""
+def run(session: Session) -> Iterator[Step]:
+    """Run a session to its end, step by step."""
     try:
         while session.finish_reason is None:
             if (outcome := outcome_of(session)) is not None:
@@ -252,24 +252,24 @@ def run(session: Session) -> Iterator[Round]:
         raise
 
 
-def finished(session: Session, rounds: Sequence[Round]) -> Output:
-    """Fold the rounds of a finished session."""
+def finished(session: Session, steps: Sequence[Step]) -> Output:
+    """Fold the steps of a finished session."""
     assert session.finish_reason is not None, "the session is still running"
     return Output(
-        text="".join(r.text for r in rounds),
+        text="".join(r.text for r in steps),
         tokens=tuple(session.tokens[session.num_prompt_tokens :]),
         finish_reason=session.finish_reason,
-        rounds=tuple(rounds),
-        metrics=metrics_of(session, rounds),
+        steps=tuple(steps),
+        metrics=metrics_of(session, steps),
         sampling=session.sampling,
         lossless=session.is_lossless,
     )
 
 
-def metrics_of(session: Session, rounds: Sequence[Round]) -> Metrics:
-    """Sums over the rounds of a session so far, its prompt included."""
+def metrics_of(session: Session, steps: Sequence[Step]) -> Metrics:
+    """Sums over the steps of a session so far, its prompt included."""
     return Metrics.of(
-        rounds,
+        steps,
         prefill_s=session.prefill_s,
         num_prompt_tokens=session.num_prompt_tokens,
         num_cached_tokens=session.num_cached_tokens,
@@ -290,7 +290,7 @@ def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
 def default_policy(pair: Pair) -> Policy:
     """Policy of a decoder for which none is named: `best_policy` of the pair's head, for copies with up to 64."""
     if isinstance(pair.draft, SuffixDrafter):
-        return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most rounds
+        return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most steps
     return best_policy(pair.head)
 
 

@@ -11,7 +11,7 @@ ratio of sums.
 
 Answers end where the model ends them (`ignore_eos` stays off): nobody generates what comes after the end, and it would
 be easier to draft. At temperature 1 two policies then give answers of different length to one seed, but both have the
-target's law, so their lengths agree in the mean and a ratio of sums compares them rightly.
+target's distribution, so their lengths agree in the mean and a ratio of sums compares them rightly.
 """
 
 import math
@@ -26,7 +26,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
-from specdecpp.request import as_prompt, label_of, spec_of
+from specdecpp.policy_spec import as_prompt, label_of, spec_of
 from specdecpp.sampling import Sampling
 
 _THINK = "\nLet's think step by step."
@@ -163,8 +163,8 @@ class Comparison:
 def description(pair: Pair) -> str:
     """The pair and the machine in a line."""
     sizes = []
-    for role, runner in (("target", pair.target), ("draft", pair.draft)):
-        model = getattr(runner, "model", None)
+    for role, backend in (("target", pair.target), ("draft", pair.draft)):
+        model = getattr(backend, "model", None)
         size = pair.names[role] if model is None else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         sizes.append(f"{role} {size}")
     num_threads = torch.get_num_threads()

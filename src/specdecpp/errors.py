@@ -2,7 +2,7 @@
 
     SpecdecError
     ├── PairError          (ValueError)   target and draft do not fit each other
-    ├── RunnerError        (ValueError)   a model cannot be run here: its cache cannot be rolled back
+    ├── BackendError        (ValueError)   a model cannot be run here: its cache cannot be rolled back
     ├── HeadError          (ValueError)   a head is unreadable, of the wrong width, or made for another pair
     ├── PromptError        (ValueError)   empty without a start token, or longer than the context
     ├── DataError          (ValueError)   prompts, labels or a recipe that cannot be read or do not belong together
@@ -22,8 +22,8 @@ class PairError(SpecdecError, ValueError):
     """Target and draft do not fit each other."""
 
 
-class RunnerError(SpecdecError, ValueError):
-    """A model cannot be run by this runner."""
+class BackendError(SpecdecError, ValueError):
+    """A model cannot be run by this backend."""
 
 
 class HeadError(SpecdecError, ValueError):

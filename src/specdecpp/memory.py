@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.costs.clock import shares
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.experience import Experience, settings, since
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.request import spec_of
+from specdecpp.policy_spec import spec_of
 from specdecpp.sampling import Sampling
 from specdecpp.verify import Verification, is_lossless
 
@@ -103,7 +103,7 @@ class Memory:
                 of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
                 of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
                 of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
-                past = since(machine.recall("experience", of), now)
+                past = since(cache_dir.recall("experience", of), now)
                 keep = partial(_keep_experience, of, clock)
             past = past or self._beginning(sampling, now)
             self.experiences[sampling] = Experience(self.policy, past, keep=keep)
@@ -121,4 +121,4 @@ class Memory:
 
 def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapping[str, Any]) -> None:
     """Keep what requests have taught, and at which costs."""
-    machine.remember("experience", of, {**found, "shares": clock and shares(clock.now)})
+    cache_dir.remember("experience", of, {**found, "shares": clock and shares(clock.now)})

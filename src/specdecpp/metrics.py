@@ -1,7 +1,7 @@
-"""A round as it is told: what came out and what it took. Sums over rounds, and the rates that follow from them.
+"""A step as it is told: what came out and what it took. Sums over steps, and the rates that follow from them.
 
 Names are those of vLLM's per-request block where it has one; discard and verification rate are the paper's R_d and R_v.
-A candidate counts as accepted when it ends in the output.
+A draft token counts as accepted when it ends in the output.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ FinishReason = Literal["eos", "stop", "length"]
 class Piece:
     """One token of the answer: the text it releases (held-back text comes with a later piece) and where it came from.
 
-    accepted: a candidate that passed. correction: the target's token after a rejection. bonus: the target's token after a
-    round without one (also every token of a round without candidates).
+    accepted: a draft token that passed. correction: the target's token after a rejection. bonus: the target's token after a
+    step without one (also every token of a step without draft tokens).
     """
 
     token: int
@@ -29,12 +29,12 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class Step:
     """One step: what came out, what it took, in seconds, and why drafting stopped.
 
-    `num_accepted` counts the candidates that ended in the output. draft_s holds the draft's forwards and draws, head_s the
+    `num_accepted` counts the draft tokens that ended in the output. draft_s holds the draft's forwards and draws, head_s the
     head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
-    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a round,
+    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a step,
     0 where no policy needs one.
     """
 
@@ -52,8 +52,8 @@ class Round:
     expected_s: float = 0.0
     costs: Costs | None = None
     extra: Any = None  # what the engine of a policy's own tells that policy
-    tv: float = 0.0  # from the target's law, summed over its tokens
-    overlaps: tuple[float, ...] = ()  # of each candidate that was tested: how likely a draw in its place passes
+    tv: float = 0.0  # from the target's distribution, summed over its tokens
+    overlaps: tuple[float, ...] = ()  # of each draft token that was tested: how likely a draw in its place passes
 
     @property
     def stop_reason(self) -> str:
@@ -75,7 +75,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Sums over rounds (seconds end in `_s`), and rates as properties. Add two to pool them."""
+    """Sums over steps (seconds end in `_s`), and rates as properties. Add two to pool them."""
 
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -85,41 +85,41 @@ class Metrics:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
-    """How many rounds accepted 0, 1, 2, ... candidates."""
+    """How many steps accepted 0, 1, 2, ... draft tokens."""
     drafted_histogram: Counter[int] = field(default_factory=Counter)
-    """How many rounds drafted 0, 1, 2, ... candidates."""
+    """How many steps drafted 0, 1, 2, ... draft tokens."""
     tv: float = 0.0
-    """Total variation from the target's law, summed over tokens; 0 under lossless verification."""
+    """Total variation from the target's distribution, summed over tokens; 0 under lossless verification."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
     head_s: float = 0.0
     other_s: float = 0.0
     forward_s: float = 0.0
-    """Within forward passes, those that read the prompt left out; 0 where a device runs rounds on its own."""
+    """Within forward passes, those that read the prompt left out; 0 where a device runs steps on its own."""
 
     @classmethod
     def of(
-        cls, rounds: Iterable[Round], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0, num_cached_tokens: int = 0
+        cls, steps: Iterable[Step], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0, num_cached_tokens: int = 0
     ) -> "Metrics":
-        """Fold rounds into sums."""
-        rounds = list(rounds)
+        """Fold steps into sums."""
+        steps = list(steps)
         return cls(
-            num_tokens=sum(len(r.pieces) for r in rounds),
+            num_tokens=sum(len(r.pieces) for r in steps),
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=num_cached_tokens,
-            num_spec_steps=len(rounds),
-            num_draft_tokens=sum(r.num_drafted for r in rounds),
-            num_accepted_draft_tokens=sum(r.num_accepted for r in rounds),
-            acceptance_histogram=Counter(r.num_accepted for r in rounds),
-            drafted_histogram=Counter(r.num_drafted for r in rounds),
-            tv=sum((r.tv for r in rounds), 0.0),
+            num_spec_steps=len(steps),
+            num_draft_tokens=sum(r.num_drafted for r in steps),
+            num_accepted_draft_tokens=sum(r.num_accepted for r in steps),
+            acceptance_histogram=Counter(r.num_accepted for r in steps),
+            drafted_histogram=Counter(r.num_drafted for r in steps),
+            tv=sum((r.tv for r in steps), 0.0),
             prefill_s=prefill_s,
-            draft_s=sum((r.draft_s for r in rounds), 0.0),
-            verify_s=sum((r.verify_s for r in rounds), 0.0),
-            head_s=sum((r.head_s for r in rounds), 0.0),
-            other_s=sum((r.other_s for r in rounds), 0.0),
-            forward_s=sum((r.forward_s for r in rounds), 0.0),
+            draft_s=sum((r.draft_s for r in steps), 0.0),
+            verify_s=sum((r.verify_s for r in steps), 0.0),
+            head_s=sum((r.head_s for r in steps), 0.0),
+            other_s=sum((r.other_s for r in steps), 0.0),
+            forward_s=sum((r.forward_s for r in steps), 0.0),
         )
 
     def __add__(self, other: "Metrics") -> "Metrics":
@@ -127,7 +127,7 @@ class Metrics:
 
     @property
     def num_spec_tokens(self) -> int:
-        """The most candidates of a round."""
+        """The most draft tokens of a step."""
         return max(self.drafted_histogram, default=0)
 
     @property
@@ -154,7 +154,7 @@ class Metrics:
 
     @property
     def overhead(self) -> float | None:
-        """The part of the rounds' time outside forward passes: draws, head, acceptance test, text; None where it is unknown."""
+        """The part of the steps' time outside forward passes: draws, head, acceptance test, text; None where it is unknown."""
         rounds_s = self.elapsed_s - self.prefill_s
         return 1 - self.forward_s / rounds_s if self.forward_s else None
 
@@ -165,12 +165,12 @@ class Metrics:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted over drafted candidates."""
+        """Accepted over drafted draft tokens."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def discard_rate(self) -> float:
-        """R_d: candidates that did not end in the output, per token; may exceed 1."""
+        """R_d: draft tokens that did not end in the output, per token; may exceed 1."""
         return (self.num_draft_tokens - self.num_accepted_draft_tokens) / self.num_tokens if self.num_tokens else 0.0
 
     @property

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from specdecpp.detokenize import half_character
 from specdecpp.errors import PromptError
 from specdecpp.loading.pair import Pair
-from specdecpp.text import half_character
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | np.ndarray | Tensor | Mapping[str, Any]
 """One prompt: a text, token ids, chat messages, an array of ids [n] or [1, n], or a tokenizer's encoding of one text."""

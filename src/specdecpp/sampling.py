@@ -1,8 +1,8 @@
 """From logits to probabilities, and from probabilities to tokens.
 
 The same `Sampling` is applied to the draft's logits (giving q) and to the target's (giving p), so that speculative
-decoding keeps the law of *sampled* decoding: Leviathan et al. 2023, appendix A.1. The order of the processors and their
-meaning are those of transformers: repetition penalty, temperature, top-k, top-p, min-p.
+decoding keeps the distribution of *sampled* decoding: Leviathan et al. 2023, appendix A.1. The order of the processors and
+their meaning are those of transformers: repetition penalty, temperature, top-k, top-p, min-p.
 
 Shapes: V vocabulary; leading axes are rows.
 """
@@ -170,7 +170,7 @@ def _sorted_nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tens
 
 
 def seen_rows(seen: Bool[Tensor, " V"], tokens: Int[Tensor, " K"]) -> Bool[Tensor, "K1 V"]:
-    """The contexts of K + 1 consecutive positions: row i has seen the context and the first i candidates."""
+    """The contexts of K + 1 consecutive positions: row i has seen the context and the first i draft tokens."""
     rows = seen.repeat(len(tokens) + 1, 1)
     for i, token in enumerate(tokens.tolist(), 1):
         rows[i:, token] = True
@@ -249,19 +249,19 @@ def inverted(p: Float[Tensor, " V"], u: float) -> int:
 
     A running sum over a whole vocabulary takes longer than drawing may. A block's sum is in the precision of p.
     """
-    law = p.numpy()
-    num = len(law) // _BLOCK
+    distribution = p.numpy()
+    num = len(distribution) // _BLOCK
     whole = num * _BLOCK
-    sums = law[:whole].reshape(num, _BLOCK) @ np.ones(_BLOCK, law.dtype)
-    if whole < len(law):
-        sums = np.append(sums, law[whole:].sum())
+    sums = distribution[:whole].reshape(num, _BLOCK) @ np.ones(_BLOCK, distribution.dtype)
+    if whole < len(distribution):
+        sums = np.append(sums, distribution[whole:].sum())
     before = sums.cumsum(dtype=np.float64)
     point = u * before[-1]
     block = int(before.searchsorted(point, side="right"))
-    within = law[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+    within = distribution[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
     place = int(within.searchsorted(point - (before[block - 1] if block else 0.0), side="right"))
     if place == len(within):  # rounding carried the point past the block, or past all: to the last index with a share
-        return int(np.flatnonzero(law[: (block + 1) * _BLOCK])[-1])
+        return int(np.flatnonzero(distribution[: (block + 1) * _BLOCK])[-1])
     return block * _BLOCK + place
 
 

@@ -1,4 +1,4 @@
-"""One step of several requests: prompts are read in pieces, and each request whose prompt has been read takes a round.
+"""One step of several requests: prompts are read in pieces, and each request whose prompt has been read takes a step.
 
     prefill -> draft -> verify -> commit -> learn
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdecpp.runners.protocol import ReadsBoth
+from specdecpp.backends.base import ReadsBoth
 from specdecpp.step import Request
 
 if TYPE_CHECKING:
-    from specdecpp.session import Round, Session
+    from specdecpp.session import Session, Step
 
 ROWS = 256
 """Tokens of prompts that are read in one pass."""
@@ -33,7 +33,7 @@ class Reading:
 
     def by_both(self, least: int = 1) -> bool:
         """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
-        and the target knows how (`runners.ReadsBoth`). Tell whether that was done."""
+        and the target knows how (`backends.ReadsBoth`). Tell whether that was done."""
         target, draft = self.request.target, self.request.draft
         is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
         model = target.model
@@ -49,9 +49,9 @@ class Reading:
         if self.by_both():
             return
         started = perf_counter()
-        for runner, tokens in ((self.request.target, self.target), (self.request.draft, self.draft)):
+        for backend, tokens in ((self.request.target, self.target), (self.request.draft, self.draft)):
             if tokens:
-                runner.extend(tokens, rows=1)
+                backend.extend(tokens, rows=1)
         self.took_s = perf_counter() - started
 
 
@@ -63,10 +63,8 @@ class Read:
     seconds: float
 
 
-def step(
-    sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None
-) -> "list[Round | Read | Exception | None]":
-    """Take one step of requests that have not ended. The outcome of each, in order: a round, or what was read of its prompt.
+def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None) -> "list[Step | Read | Exception | None]":
+    """Take one step of requests that have not ended. The outcome of each, in order: a step, or what was read of its prompt.
 
     Passes that requests share read up to `rows` tokens of their prompts; a request that reads alone reads up to `most` (None:
     all). The outcome is None where a prompt waits for that of another. An exception concerns its request alone: where a shared
@@ -87,15 +85,15 @@ def step(
     return [outcomes.get(session) for session in sessions]
 
 
-def outcome_of(session: "Session") -> "Round | None":
-    """Take one step of one request: its round, or None where it has read. Raises what the models raise."""
+def outcome_of(session: "Session") -> "Step | None":
+    """Take one step of one request: its step, or None where it has read. Raises what the models raise."""
     (outcome,) = step([session])
     if isinstance(outcome, Exception):
         raise outcome
     return None if isinstance(outcome, Read) else outcome
 
 
-def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Round | Read | Exception]":
+def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | Read | Exception]":
     """A step of requests that share passes; one by one where that fails."""
     reading = [session for session in sessions if session.num_unread]
     on = [session for session in sessions if session not in reading]
@@ -112,10 +110,10 @@ def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Round | 
 
 def decode(
     sessions: "Sequence[Session]", reading: "Sequence[Session]" = (), *, rows: int = ROWS
-) -> "dict[Session, Round | Read | Exception]":
-    """A round of each of `sessions`, and pieces of the prompts of `reading`. Seconds are each request's share.
+) -> "dict[Session, Step | Read | Exception]":
+    """A step of each of `sessions`, and pieces of the prompts of `reading`. Seconds are each request's share.
 
-    An exception stands in place of a round that could not be committed: a matter of that request alone. What fails before, in
+    An exception stands in place of a step that could not be committed: a matter of that request alone. What fails before, in
     the models, is raised; then nothing is decided, and each that is told to `rewind` can go on.
     """
     started, num = perf_counter(), len(sessions) + len(reading)

@@ -1,6 +1,6 @@
-"""One request being decoded. A round of it is
+"""One request being decoded. A step of it is
 
-    plan -> run (draft, stop, verify: an engine of `rounds`) -> commit, roll back -> learn
+    plan -> run (draft, stop, verify: an engine of `steps`) -> commit, roll back -> learn
 
 A session owns its two caches; several of them can share one pair, step by step (`scheduler`).
 """
@@ -11,39 +11,39 @@ from typing import cast
 
 import torch
 
+from specdecpp.backends import Cache, ReadsBoth, Skips
+from specdecpp.backends.engines import engine_for
+from specdecpp.backends.kept import Kept
 from specdecpp.costs.curve import is_switch
+from specdecpp.detokenize import Detokenizer
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError
-from specdecpp.metrics import FinishReason, Origin, Piece, Round
+from specdecpp.metrics import FinishReason, Origin, Piece, Step
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.experience import Experience
 from specdecpp.policies.protocol import Decision, decide
-from specdecpp.rounds import engine_for
-from specdecpp.runners import Cache, ReadsBoth, Skips
-from specdecpp.runners.kept import Kept
 from specdecpp.sampling import Randomness, Sampling, Uniforms
 from specdecpp.scheduler import ROWS, Reading, decode
 from specdecpp.step import Plan, Request, Result
-from specdecpp.text import Detokenizer
 from specdecpp.verify import Verification, check_request, is_lossless
 
 Watch = Callable[[Plan, Result], None]
-"""Sees a round before it is committed, with the rows that it was decided on (`step.Rows`)."""
+"""Sees a step before it is committed, with the rows that it was decided on (`step.Rows`)."""
 
 
 class Session:
-    """Decode one prompt, round by round, until `finish_reason` is set.
+    """Decode one prompt, step by step, until `finish_reason` is set.
 
-    `target` and `draft` are empty caches, or hold the prompt's beginning (`runners.kept`; where `kept` is given, they go there
+    `target` and `draft` are empty caches, or hold the prompt's beginning (`backends.kept`; where `kept` is given, they go there
     at the end); `randomness` are two independent streams, one to draft and one to verify. `ends` are
     the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
     `UnsoundError` for temperature 0 under a verification that needs q.
 
-    `costs` is for policies that weigh steps. A `CostClock` follows the times of the rounds, and stops then depend on them: it
+    `costs` is for policies that weigh steps. A `CostClock` follows the times of the steps, and stops then depend on them: it
     is for requests that nobody wants to repeat, and so is an `experience`, which they share. `watch`, where it is set,
-    sees every round; that changes nothing else. A verification of `lab.lossy` needs lossless=False (`UnsoundError`).
+    sees every step; that changes nothing else. A verification of `lab.lossy` needs lossless=False (`UnsoundError`).
 
-    With `tail` a draft that can (`runners.Skips`) reads at most so many tokens of the text when it is first asked, the last
+    With `tail` a draft that can (`backends.Skips`) reads at most so many tokens of the text when it is first asked, the last
     ones. The output's distribution is the same; what is drafted is not.
     """
 
@@ -135,7 +135,7 @@ class Session:
         return left if self.target.max_length is None else min(left, self.target.max_length - len(self.tokens))
 
     def prefill(self, most: int | None = None) -> bool:
-        """Read the prompt but for its last token, which the first round reads; at most `most` tokens of it where others wait.
+        """Read the prompt but for its last token, which the first step reads; at most `most` tokens of it where others wait.
         Whether all of it has been read."""
         piece = self.reading(self.num_unread if most is None else most)
         piece.read()
@@ -145,7 +145,7 @@ class Session:
     @property
     def num_unread(self) -> int:
         """How many tokens `prefill` has still to read; where passes are shared also those, many, that a draft lacks when it is
-        first asked: a round would read them at once, and the others wait."""
+        first asked: a step would read them at once, and the others wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
         if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
             return lacking
@@ -159,19 +159,19 @@ class Session:
         may_draft = self.draft.length < end and self._decision(self.costs).may_draft  # which lets the draft begin late
         return Reading(self._request, target, self.tokens[self.draft.length : end][:most] if may_draft else [])
 
-    def step(self) -> Round:
-        """Run one round. Call while `finish_reason` is None, after `prefill`."""
+    def step(self) -> Step:
+        """Run one step. Call while `finish_reason` is None, after `prefill`."""
         outcome = decode([self])[self]
-        if isinstance(outcome, Round):
+        if isinstance(outcome, Step):
             return outcome
-        assert isinstance(outcome, Exception), "it takes a round"
+        assert isinstance(outcome, Exception), "it takes a step"
         raise outcome
 
     def rewind(self) -> None:
-        """Forget what a round that failed has left in the caches, and draw again what it has drawn: run again, it gives what it
+        """Forget what a step that failed has left in the caches, and draw again what it has drawn: run again, it gives what it
         would have given."""
-        for runner in (self.target, self.draft):
-            runner.rollback(min(runner.length, len(self.tokens) - 1))
+        for backend in (self.target, self.draft):
+            backend.rollback(min(backend.length, len(self.tokens) - 1))
         for stream in self._uniforms:
             stream.rewind()
 
@@ -187,12 +187,12 @@ class Session:
             stream.mark()
 
     def plan(self) -> Plan:
-        """The coming round, for the engine."""
+        """The coming step, for the engine."""
         costs = self.costs
         return Plan(self._request, self.tokens, self._decision(costs), costs, self.watch is not None)
 
     def _decision(self, costs: Costs | None) -> Decision:
-        """How the coming round ends: one place is the target's own."""
+        """How the coming step ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
         decision = decide(self.policy, self._memory, costs, room, copies=self._copies)
         if self._tail is not None and decision.may_draft:
@@ -202,7 +202,7 @@ class Session:
         return decision
 
     def _draft_room(self) -> int:
-        """How many candidates the draft's own context admits: it reads all but the last of them."""
+        """How many draft tokens the draft's own context admits: it reads all but the last of them."""
         return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
     def commit(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
@@ -225,10 +225,10 @@ class Session:
         self.draft.rollback(min(self.draft.length, len(self.tokens) - 1))
         return tuple(pieces)
 
-    def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Round:
-        """Make the `Round` of a result; the policy and the clock learn from it."""
+    def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Step:
+        """Make the `Step` of a result; the policy and the clock learn from it."""
         costs, num_accepted = self.costs, sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
-        outcome = Round(
+        outcome = Step(
             pieces=pieces,
             num_drafted=result.num_drafted,
             num_accepted=num_accepted,
@@ -246,7 +246,7 @@ class Session:
             tv=sum(result.tv[: len(pieces)], 0.0),
             overlaps=tuple(result.overlaps[: num_accepted + 1] if result.extra is None else result.overlaps),
         )
-        is_chain = result.expected_s is None  # of the draft, behind another such round
+        is_chain = result.expected_s is None  # of the draft, behind another such step
         if is_chain:
             self._num_before = result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
@@ -261,7 +261,7 @@ class Session:
         return outcome
 
     def _expected_s(self, result: Result, costs: Costs) -> float:
-        """Seconds of such a round by the cost model."""
+        """Seconds of such a step by the cost model."""
         if result.expected_s is not None:
             return result.expected_s
         num = result.num_drafted

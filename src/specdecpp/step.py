@@ -1,11 +1,11 @@
-"""A step: draft, stop, verify. This is the specification; engines in `rounds` do the same faster.
+"""A step: draft, stop, verify. This is the specification; engines in `steps` do the same faster.
 
     Session -> Plan -> engine.run([plan]) -> Result -> Session
 
     pending -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ... -> verify
 
 A rule judges at one of the two places. A lagged head judges Y_k by the forward pass that reads it, which also gives
-q_{k+1}; so when it stops after k judgements there are k + 1 candidates, the last one free, and all of them are verified.
+q_{k+1}; so when it stops after k judgements there are k + 1 draft tokens, the last one free, and all of them are verified.
 A look-ahead head judges Y_k as soon as it is drawn, and stops before that pass is paid for.
 
 Every engine decides the same by the same uniforms, in the same order.
@@ -22,21 +22,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from specdecpp.backends.base import Cache
 from specdecpp.head import features
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import END_OF_TEXT, LIMIT, Decision
-from specdecpp.runners.protocol import Cache
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
 from specdecpp.verify import Verdict, Verification
 
 if TYPE_CHECKING:
-    from specdecpp.rounds.copying import Copied
+    from specdecpp.drafters.copying import Copied
     from specdecpp.scheduler import Reading
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
 class Request:
-    """Constants of a request in all its rounds: its two caches, and how it is decoded.
+    """Constants of a request in all its steps: its two caches, and how it is decoded.
 
     `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
     marks the tokens of the context where a repetition penalty needs them; whoever commits tokens marks them.
@@ -54,11 +54,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One round. A candidate's sequence is that of its request, its position follows the last of `tokens`, and its parent is
-    the candidate before it.
+    """One step. A draft token's sequence is that of its request, its position follows the last of `tokens`, and its parent is
+    the draft token before it.
 
-    `tokens` are all of the context; an engine reads those that a runner has not. `wants_rows` asks for the distributions that
-    the round was decided on, which changes nothing else.
+    `tokens` are all of the context; an engine reads those that a backend has not. `wants_rows` asks for the distributions that
+    the step was decided on, which changes nothing else.
     """
 
     request: Request
@@ -72,9 +72,9 @@ class Plan:
 
 @dataclass(kw_only=True)
 class Rows:
-    """The distributions of a round of K candidates, in float32 or better.
+    """The distributions of a step of K draft tokens, in float32 or better.
 
-    `q` are those that the candidates were drawn from, under greedy drafting softmaxes at temperature 1. `logits` are the
+    `q` are those that the draft tokens were drawn from, under greedy drafting softmaxes at temperature 1. `logits` are the
     target's own; row i is of the i-th token that came out. `seen` are the contexts of the rows, for a repetition penalty.
     """
 
@@ -91,14 +91,14 @@ class Rows:
 
 @dataclass(slots=True)
 class Result:
-    """Result of a round: the candidates, how many of them are accepted, and the token that follows those.
+    """Result of a step: the draft tokens, how many of them are accepted, and the token that follows those.
 
-    `q` has the probability of each candidate, where somebody needed it; `judged` what a head expected of them: of all, or
+    `q` has the probability of each draft token, where somebody needed it; `judged` what a head expected of them: of all, or
     where it lags of all but the last. Seconds: `draft_s` of drafting but for the head's `head_s`, `verify_s` of the target's
     pass and the test, `forward_s` of those within forward passes (0 where a device runs them on its own), and `once_s` beside
-    them of what such a round needs only the first time (recording it on a device): no later round takes that.
+    them of what such a step needs only the first time (recording it on a device): no later step takes that.
 
-    `expected_s` and `extra` are set by an engine that a policy brings (`Policy.engine`): what its costs have such a round take,
+    `expected_s` and `extra` are set by an engine that a policy brings (`Policy.engine`): what its costs have such a step take,
     and whatever the policy is to learn from.
     """
 
@@ -117,17 +117,17 @@ class Result:
     expected_s: float | None = None
     extra: Any = None
     tv: Sequence[float] = ()
-    """Total variation of each token that came out (`verify.Verdict`); `overlaps` of each candidate that was tested."""
+    """Total variation of each token that came out (`verify.Verdict`); `overlaps` of each draft token that was tested."""
     overlaps: Sequence[float] = ()
 
     @property
     def accepted(self) -> list[int]:
-        """The candidates that are accepted."""
+        """The draft tokens that are accepted."""
         return self.tokens[: self.num_accepted]
 
     @property
     def is_whole(self) -> bool:
-        """True where no candidate was rejected: the next token is a bonus."""
+        """True where no draft token was rejected: the next token is a bonus."""
         return self.num_accepted == self.num_drafted
 
     @property
@@ -137,13 +137,13 @@ class Result:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Runs steps. The caches of a request hold what they have read then, rejected candidates too: the caller rolls back."""
+    """Runs steps. The caches of a request hold what they have read then, rejected draft tokens too: the caller rolls back."""
 
     has_batches: bool
     """True where several plans take less than one after the other, and prompts can be read beside them."""
 
     def refusal(self, request: Request) -> str | None:
-        """Why the rounds of this request cannot be run here; None where they can."""
+        """Why the steps of this request cannot be run here; None where they can."""
         ...
 
     def run(self, plans: Sequence[Plan], readings: "Sequence[Reading]" = ()) -> list[Result]:
@@ -156,10 +156,10 @@ class Engine(Protocol):
 
 @dataclass
 class Draft:
-    """The candidates of one round, and what the draft's side knows about them. This is all a policy sees.
+    """The draft tokens of one step, and what the draft's side knows about them. This is all a policy sees.
 
-    q[i] [V] is the distribution candidate i was drawn from (None under greedy drafting); `judged` are the head's estimates
-    of the first candidates, in order: of those that were read or, where the policy looks ahead, of all.
+    q[i] [V] is the distribution draft token i was drawn from (None under greedy drafting); `judged` are the head's estimates
+    of the first draft tokens, in order: of those that were read or, where the policy looks ahead, of all.
     """
 
     costs: Costs | None = None
@@ -178,24 +178,24 @@ class Draft:
 
     @property
     def is_greedy(self) -> bool:
-        """True where the last candidate is an argmax rather than a draw."""
+        """True where the last draft token is an argmax rather than a draw."""
         return self.num_tokens > 0 and self.q[-1] is None
 
     @property
     def survival(self) -> float:
-        """Estimated probability that every judged candidate is accepted: the product of `judged`."""
+        """Estimated probability that every judged draft token is accepted: the product of `judged`."""
         return math.prod(self.judged, start=1.0)
 
     def distribution(self, i: int) -> Float[Tensor, " V"]:
-        """Belief of the draft at candidate i: q itself, or under greedy drafting the softmax at T = 1."""
+        """Belief of the draft at draft token i: q itself, or under greedy drafting the softmax at T = 1."""
         q, logits = self.q[i], self._logits[i]
         if q is not None:
             return q
-        assert logits is not None, "a candidate has a distribution or logits"
+        assert logits is not None, "a draft token has a distribution or logits"
         return logits.softmax(-1)
 
     def confidence(self, i: int) -> float:
-        """q(Y_i) of candidate i (from 0; -1 is the last), under `distribution(i)`."""
+        """q(Y_i) of draft token i (from 0; -1 is the last), under `distribution(i)`."""
         for k in range(len(self._confidences), self.num_tokens):
             q = self.distribution(k)
             token = self.tokens[k]
@@ -204,14 +204,14 @@ class Draft:
 
     @property
     def cumulative_confidence(self) -> float:
-        """The product of q(Y_i) over the round."""
+        """The product of q(Y_i) over the step."""
         if self.num_tokens:
             self.confidence(-1)
         return math.prod(self._confidences, start=1.0)
 
     @property
     def known_confidences(self) -> list[float]:
-        """q(Y_i) of the candidates as far as somebody asked, and of all that were drawn."""
+        """q(Y_i) of the draft tokens as far as somebody asked, and of all that were drawn."""
         if self.num_tokens and not self.is_greedy:
             self.confidence(-1)
         return self._confidences
@@ -225,7 +225,7 @@ class Draft:
         return float(features.gap(self.distribution(i)))
 
     def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
-        """Add a candidate with the q it was drawn from, or with the logits it was the argmax of."""
+        """Add a draft token with the q it was drawn from, or with the logits it was the argmax of."""
         self.tokens.append(token)
         self.q.append(q)
         self._logits.append(logits)
@@ -283,7 +283,7 @@ def _one(plan: Plan) -> Result:
 
 
 def propose(
-    runner: Cache,
+    backend: Cache,
     pending: list[int],
     *,
     decision: Decision,
@@ -293,14 +293,14 @@ def propose(
     seen: Bool[Tensor, " V"] | None = None,
     costs: Costs | None = None,
 ) -> Draft:
-    """Draft candidates after `pending`, the tokens of the context that the draft has not read yet (at least one).
+    """Draft draft tokens after `pending`, the tokens of the context that the draft has not read yet (at least one).
 
     Stops where the decision says so, at its limit, or after a token of `ends`. `seen` marks the tokens of the context for the
     repetition penalty; it is left as it was.
     """
     policy, draft = decision.policy, Draft(costs=costs, stop=decision.at_limit)
     if seen is not None:
-        seen = seen.to(runner.device, copy=True)
+        seen = seen.to(backend.device, copy=True)
     while draft.num_tokens < decision.limit:
         if stop := decision.stop(draft):
             draft.stop = stop
@@ -308,7 +308,7 @@ def propose(
                 draft.drop_last()
             break
         started = perf_counter()
-        logits, hidden = runner.extend(pending, rows=1)
+        logits, hidden = backend.extend(pending, rows=1)
         draft.forward_s += perf_counter() - started
         if draft.num_tokens and not policy.looks_ahead:
             _judge(draft, policy, hidden[0])
@@ -325,7 +325,7 @@ def propose(
 
 
 def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
-    """Add the policy's estimate for the last candidate, if it makes one."""
+    """Add the policy's estimate for the last draft token, if it makes one."""
     started = perf_counter()
     estimate = policy.judge(draft, hidden)
     draft.head_s += perf_counter() - started
@@ -336,7 +336,7 @@ def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
 def _draw(
     draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
 ) -> int:
-    """Draw the next candidate into the draft."""
+    """Draw the next draft token into the draft."""
     if sampling.is_greedy:
         logits = penalised(logits, sampling, seen)
         token = int(logits.argmax())
@@ -349,7 +349,7 @@ def _draw(
 
 
 def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
-    """The verdict on the candidates, the pass's seconds, and the rows where somebody wants them."""
+    """The verdict on the draft tokens, the pass's seconds, and the rows where somebody wants them."""
     needs_all = getattr(plan.request.verification, "reads_q", False)  # the distributions of greedy drafting too
     drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
     verdict, pass_s, logits, seen = verified(plan, draft.tokens, [row for row in drawn if row is not None])
@@ -364,7 +364,7 @@ def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
 def verified(
     plan: Plan, candidates: list[int], q: Sequence[Float[Tensor, " V"]] = ()
 ) -> tuple[Verdict, float, Float[Tensor, "K1 V"], Bool[Tensor, "K1 V"] | None]:
-    """One target pass over what it has not read and the candidates, and the acceptance test: the verdict, the pass's seconds,
+    """One target pass over what it has not read and the draft tokens, and the acceptance test: the verdict, the pass's seconds,
     the logits, and for a repetition penalty the contexts of the rows."""
     request, sampling = plan.request, plan.request.sampling
     started = perf_counter()

@@ -1,8 +1,8 @@
 """Public test doubles: models that are exact tables, and a source of randomness that tries every outcome.
 
-With them the law of a decoder is *computed*, not sampled:
+With them the distribution of a decoder is *computed*, not sampled:
 
-    law = enumerate_law(lambda coins: decode(target, draft, coins=coins))     # {outcome: probability}
+    distribution = enumerate_distribution(lambda coins: decode(target, draft, coins=coins))     # {outcome: probability}
 
 and can be compared with the target's own to the last digits of float64. Use them for a policy or a verification of yours.
 """
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.runners.protocol import Cache
+from specdecpp.backends.base import Cache
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -28,7 +28,7 @@ class TableModel(Cache):
     """A model and its cache in one: P(next | context) is a table indexed by the last `depth` tokens, exact in float64.
 
     `table` maps a context (a tuple of at most `depth` ids) to V probabilities. `random` makes one with zeros and near-ties.
-    The hidden state is the law itself (D = V), so that a head can depend on it.
+    The hidden state is the distribution itself (D = V), so that a head can depend on it.
     """
 
     def __init__(self, table: dict[tuple[int, ...], Sequence[float]], *, depth: int, max_length: int | None = None):
@@ -54,7 +54,7 @@ class TableModel(Cache):
                 table[tuple(int(i) for i in context)] = (row / row.sum()).tolist()
         return cls(table, depth=depth, max_length=max_length)
 
-    def law(self, context: Sequence[int]) -> Float[Tensor, " V"]:
+    def distribution(self, context: Sequence[int]) -> Float[Tensor, " V"]:
         """P(next | context) [V]."""
         return self.table[tuple(context)[len(context) - min(len(context), self.depth) :]]
 
@@ -63,18 +63,18 @@ class TableModel(Cache):
         return len(self.tokens)
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        assert tokens, "a runner is extended by at least one token"
+        assert tokens, "a backend is extended by at least one token"
         self.tokens.extend(tokens)
         total = len(self.tokens)
         assert self.max_length is None or total <= self.max_length, "the context is overrun"
-        laws = torch.stack([self.law(self.tokens[: total - rows + 1 + i]) for i in range(rows)])
-        return laws.log(), laws
+        distributions = torch.stack([self.distribution(self.tokens[: total - rows + 1 + i]) for i in range(rows)])
+        return distributions.log(), distributions
 
     def forward(
         self, parts: "Sequence[tuple[TableModel, list[int]]]", *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         made = [cache.extend(tokens, rows=rows) for cache, tokens in parts]
-        return torch.cat([logits for logits, _ in made]), torch.cat([laws for _, laws in made])
+        return torch.cat([logits for logits, _ in made]), torch.cat([distributions for _, distributions in made])
 
     def rollback(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens), "cannot roll back to more than there is"
@@ -88,7 +88,7 @@ class TableModel(Cache):
 
 class Enumerator:
     """Randomness that follows a script of choices and records the probability of the path; beyond the script it takes the first
-    possible outcome and notes the others. `enumerate_law` drives it through every path."""
+    possible outcome and notes the others. `enumerate_distribution` drives it through every path."""
 
     def __init__(self, script: Sequence[int]):
         self.script = list(script)
@@ -112,14 +112,14 @@ class Enumerator:
         return torch.tensor([bool(self._choose([1 - x, x])) for x in h.tolist()], dtype=torch.bool)
 
 
-def enumerate_law(run: Callable[[Enumerator], Outcome]) -> dict[Outcome, float]:
-    """The exact law of `run(coins)` over every outcome of its coins: {outcome: probability}. `run` must be deterministic
-    given the coins. Paths of probability zero are not walked."""
-    law: dict[Outcome, float] = defaultdict(float)
+def enumerate_distribution(run: Callable[[Enumerator], Outcome]) -> dict[Outcome, float]:
+    """The exact distribution of `run(coins)` over every outcome of its coins: {outcome: probability}. `run` must be
+    deterministic given the coins. Paths of probability zero are not walked."""
+    distribution: dict[Outcome, float] = defaultdict(float)
     script: list[int] = []
     while True:
         coins = Enumerator(script)
-        law[run(coins)] += coins.probability
+        distribution[run(coins)] += coins.probability
         script = coins.taken
         while script:
             options = coins.options[len(script) - 1]
@@ -129,7 +129,7 @@ def enumerate_law(run: Callable[[Enumerator], Outcome]) -> dict[Outcome, float]:
                 break
             script = script[:-1]
         if not script:
-            return dict(law)
+            return dict(distribution)
 
 
 def tiny_model(kind: str, *, vocab_size: int = 64, seed: int = 0, hidden_size: int = 32, layers: int = 2, **config: Any) -> Any:

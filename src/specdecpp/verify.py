@@ -1,6 +1,6 @@
-"""How many candidates are accepted, and which token follows them: pure functions of p, q and randomness.
+"""How many draft tokens are accepted, and which token follows them: pure functions of p, q and randomness.
 
-K candidates Y_1..Y_K were drawn from q[0..K-1]; p has K + 1 rows, row i being the target's distribution after
+K draft tokens Y_1..Y_K were drawn from q[0..K-1]; p has K + 1 rows, row i being the target's distribution after
 Y_1..Y_i. All of it in float32 or better. The kinds below keep the target's distribution exactly.
 Those that entry points name (`specdecpp.verifications`) may keep another, and must be asked for:
 
@@ -10,10 +10,10 @@ token    accept Y_i with probability min(1, p(Y_i)/q(Y_i)), stop at the first re
          because P(reject) = sum (q - p)+ = sum (p - q)+. (Leviathan et al. 2023; Chen et al. 2023.)
 block    accept the longest prefix whose coin comes up (Sun et al. 2024, arXiv 2403.10444, algorithm 2). With the carry
          w_0 = 1, w_i = min(1, w_{i-1} p(Y_i)/q(Y_i)) the prefix Y_1..Y_i survives with probability w_i in all, which
-         makes the joint law of the prefix prod q * w <= prod p; the missing mass R_i is what the residual restores.
+         makes the joint distribution of the prefix prod q * w <= prod p; the missing mass R_i is what the residual restores.
          It never accepts fewer than `token`.
-greedy   accept while the candidate is the target's most likely token. Logits do for p.
-compare  draw y_i ~ p for every row and accept while Y_i = y_i: lossless for *any* candidates, also for candidates that
+greedy   accept while the draft token is the target's most likely token. Logits do for p.
+compare  draw y_i ~ p for every row and accept while Y_i = y_i: lossless for *any* draft tokens, also for draft tokens that
          were dropped after looking at them, but accepts less than `token`.
 
 Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 2024 (2403.10444).
@@ -40,24 +40,26 @@ class Verdict:
     num_accepted: int
     next_token: int
     tv: tuple[float, ...] = ()
-    """Total variation, for each of these tokens, between the law it came from and the target's. Empty where that is 0."""
+    """Total variation, for each of these tokens, between the distribution it came from and the target's. Empty where that is
+    0."""
     overlaps: tuple[float, ...] = ()
-    """Chance that a draw from q passes in the place of each candidate that was tested (`overlap`). Empty where nobody knows."""
+    """Chance that a draw from q passes in the place of each draft token that was tested (`overlap`). Empty where nobody
+    knows."""
 
 
 def token_acceptance(p: Float[Tensor, "K V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """min(1, p(Y_i)/q(Y_i)) for each candidate, given that those before it were accepted. A candidate has q > 0."""
+    """min(1, p(Y_i)/q(Y_i)) for each draft token, given that those before it were accepted. A draft token has q > 0."""
     at = tokens.unsqueeze(-1)
     return (p.gather(-1, at) / q.gather(-1, at)).squeeze(-1).clamp(max=1.0)
 
 
 def overlap(p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
-    """sum min(p, q), the chance that a candidate drawn from q passes the ratio test: 1 - TV(p, q)."""
+    """sum min(p, q), the chance that a draft token drawn from q passes the ratio test: 1 - TV(p, q)."""
     return torch.minimum(p, q).sum(-1)
 
 
 def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"], carry: Float[Tensor, ""] | float = 1.0) -> Float[Tensor, " V"]:
-    """norm((carry * p - q)+), the law of the correction. Where rounding leaves no mass at all, p itself."""
+    """norm((carry * p - q)+), the distribution of the correction. Where rounding leaves no mass at all, p itself."""
     rest = (carry * p - q).clamp(min=0)
     mass = rest.sum()
     return rest / mass if mass > 0 else p
@@ -65,17 +67,17 @@ def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"], carry: Float[Tensor
 
 @runtime_checkable
 class Verification(Protocol):
-    """A pure function of rows, candidates and a stream of uniforms: those below, and any of your own."""
+    """A pure function of rows, draft tokens and a stream of uniforms: those below, and any of your own."""
 
     allows_dropping: ClassVar[bool]
-    """True where candidates may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
+    """True where draft tokens may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
     greedy_only: ClassVar[bool]
-    """True where it keeps the target's law at temperature 0 only. Logits do for p then."""
+    """True where it keeps the target's distribution at temperature 0 only. Logits do for p then."""
 
     def __call__(
         self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], randomness: Randomness
     ) -> Verdict:
-        """How many of the K candidates are accepted, and the token after them."""
+        """How many of the K draft tokens are accepted, and the token after them."""
         ...
 
 
@@ -101,7 +103,7 @@ def block_acceptance(
 
 @dataclass(frozen=True)
 class TokenVerification:
-    """The ratio test, candidate by candidate (Leviathan et al. 2023)."""
+    """The ratio test, draft token by draft token (Leviathan et al. 2023)."""
 
     allows_dropping: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
@@ -112,10 +114,10 @@ class TokenVerification:
         num = len(tokens)
         accepted = randomness.bernoulli(token_acceptance(p[:num], q, tokens)).tolist() if num else []
         count = accepted.index(False) if False in accepted else num
-        law = p[num] if count == num else residual(p[count], q[count])
+        distribution = p[num] if count == num else residual(p[count], q[count])
         tested = slice(min(count + 1, num))
         overlaps = tuple(overlap(p[tested], q[tested]).tolist())
-        return Verdict(num_accepted=count, next_token=randomness.categorical(law), overlaps=overlaps)
+        return Verdict(num_accepted=count, next_token=randomness.categorical(distribution), overlaps=overlaps)
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,13 @@ class BlockVerification:
         h, carry = block_acceptance(p, q, tokens)
         heads = randomness.bernoulli(h).nonzero()
         count = int(heads[-1]) + 1 if len(heads) else 0
-        law = p[num] if count == num else residual(p[count], q[count], carry[count])
-        return Verdict(num_accepted=count, next_token=randomness.categorical(law))
+        distribution = p[num] if count == num else residual(p[count], q[count], carry[count])
+        return Verdict(num_accepted=count, next_token=randomness.categorical(distribution))
 
 
 @dataclass(frozen=True)
 class GreedyVerification:
-    """Accept while the candidate is the target's most likely token; p is one-hot, q is not read. Temperature 0."""
+    """Accept while the draft token is the target's most likely token; p is one-hot, q is not read. Temperature 0."""
 
     allows_dropping: ClassVar[bool] = True
     greedy_only: ClassVar[bool] = True
@@ -155,7 +157,7 @@ class GreedyVerification:
 
 @dataclass(frozen=True)
 class CompareVerification:
-    """Draw y_i ~ p for each row, accept while the candidate equals it. Exact for any candidates, dropped ones included."""
+    """Draw y_i ~ p for each row, accept while the draft token equals it. Exact for any draft tokens, dropped ones included."""
 
     allows_dropping: ClassVar[bool] = True
     greedy_only: ClassVar[bool] = False
@@ -189,11 +191,11 @@ def is_lossless(verification: Verification) -> bool:
 
 
 def check_lossless(verification: Verification, *, lossless: bool) -> None:
-    """Raise `UnsoundError` for a verification that changes the law, where nobody has said that it may."""
+    """Raise `UnsoundError` for a verification that changes the distribution, where nobody has said that it may."""
     if lossless and not is_lossless(verification):
         raise UnsoundError(
-            f"{verification} does not keep the target's distribution, and lossless output is asked for. Say that another law "
-            "will do (lossless=False; --lossy on the command line), or use TokenVerification()."
+            f"{verification} does not keep the target's distribution, and lossless output is asked for. Say that another "
+            "distribution will do (lossless=False; --lossy on the command line), or use TokenVerification()."
         )
 
 
@@ -205,14 +207,14 @@ def at(sampling: Sampling, verification: Verification) -> Verification:
 
 
 def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:
-    """Raise `UnsoundError` for a rule and a verification that together would change the law unasked, whatever the sampling, and
-    ValueError for a rule made of others that may not be parts of one."""
+    """Raise `UnsoundError` for a rule and a verification that together would change the distribution unasked, whatever the
+    sampling, and ValueError for a rule made of others that may not be parts of one."""
     check_lossless(verification, lossless=lossless)
     check_parts(policy)
     if policy.drops_last and not verification.allows_dropping:
         raise UnsoundError(
-            f"{policy} removes a sampled candidate after looking at it, and {type(verification).__name__} then no longer "
-            "keeps the target's distribution. Keep the candidate (drop=False), or use GreedyVerification() with "
+            f"{policy} removes a sampled draft token after looking at it, and {type(verification).__name__} then no longer "
+            "keeps the target's distribution. Keep the draft token (drop=False), or use GreedyVerification() with "
             "temperature 0, or CompareVerification()."
         )
     policy.check(verification)
@@ -227,7 +229,8 @@ def check_request(
     has_costs: bool,
     lossless: bool,
 ) -> None:
-    """Raise `UnsoundError` for what would change the law unasked, ValueError for what cannot be run, each saying what to do."""
+    """Raise `UnsoundError` for what would change the distribution unasked, ValueError for what cannot be run, each saying what
+    to do."""
     check_lossless(verification, lossless=lossless)
     if policy.needs_costs and not has_costs:
         raise ValueError(
@@ -236,7 +239,7 @@ def check_request(
         )
     if is_greedy and not verification.allows_dropping:
         raise UnsoundError(
-            f"at temperature 0 candidates have no distribution q, which {type(verification).__name__} compares with. "
+            f"at temperature 0 draft tokens have no distribution q, which {type(verification).__name__} compares with. "
             "Use GreedyVerification(), as the Decoder does."
         )
     check_parts(policy)
@@ -244,7 +247,7 @@ def check_request(
 
 
 def check_parts(policy: Policy) -> None:
-    """Raise ValueError unless a rule made of others is made of rules for chains of one draft's candidates."""
+    """Raise ValueError unless a rule made of others is made of rules for chains of one draft's draft tokens."""
     for part in policy.parts:
         if part.engine() is not None:
             raise ValueError(

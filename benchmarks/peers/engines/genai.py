@@ -65,7 +65,7 @@ class OpenVINO:
         tokens = [int(t) for t in found.tokens[0]]
         steps = len(found.perf_metrics.raw_metrics.m_batch_sizes)
         drafted = found.extended_perf_metrics.get_num_draft_tokens() if self.is_speculative else 0
-        return Answer(tokens=tokens, rounds=steps, drafted=drafted, accepted=len(tokens) - steps)
+        return Answer(tokens=tokens, steps=steps, drafted=drafted, accepted=len(tokens) - steps)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Batching:
 
     def run(self, request: Request) -> Answer:
         self.ready(1)
-        return Answer(tokens=[0] * self.run_all([request])[0], rounds=request.max_tokens)
+        return Answer(tokens=[0] * self.run_all([request])[0], steps=request.max_tokens)
 
     def ready(self, at_once: int) -> None:
         if at_once == self.at_once:

@@ -54,8 +54,8 @@ class Transformers:
         with torch.inference_mode():
             out = target.generate(ids, attention_mask=torch.ones_like(ids), **options)
         tokens = out[0, len(request.prompt) :].tolist()
-        rounds, drafted = self.calls["target"], self.calls["draft"]
-        return Answer(tokens=tokens, rounds=rounds, drafted=drafted, accepted=max(0, len(tokens) - rounds) if drafted else 0)
+        steps, drafted = self.calls["target"], self.calls["draft"]
+        return Answer(tokens=tokens, steps=steps, drafted=drafted, accepted=max(0, len(tokens) - steps) if drafted else 0)
 
 
 if __name__ == "__main__":

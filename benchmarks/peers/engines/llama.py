@@ -92,7 +92,7 @@ class LlamaCpp:
         accepted = clock.get("draft_n_accepted", 0)
         return Answer(
             tokens=found["tokens"],
-            rounds=len(found["tokens"]) - accepted,
+            steps=len(found["tokens"]) - accepted,
             drafted=clock.get("draft_n", 0),
             accepted=accepted,
             seconds=(clock["prompt_ms"] + clock["predicted_ms"]) / 1e3,

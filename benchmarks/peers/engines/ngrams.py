@@ -35,7 +35,7 @@ class Ngrams:
             tokens.append(token)
             if len(tokens) == request.max_tokens or (token == model.token_eos() and not request.ignore_eos):
                 break
-        return Answer(tokens=tokens, rounds=len(tokens))
+        return Answer(tokens=tokens, steps=len(tokens))
 
     def _model(self, num: int | None) -> Any:
         from llama_cpp import Llama  # pyright: ignore[reportMissingImports]

@@ -1,4 +1,4 @@
-"""Ours, through the public API: `load_pair`, `Decoder`. The argument is the runner.
+"""Ours, through the public API: `load_pair`, `Decoder`. The argument is the backend.
 
 Settings: {"policy": "fixed:4"}, in the words of the command line.
 """
@@ -14,10 +14,10 @@ FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "
 
 
 class Ours:
-    """A pair under one runner, and a decoder per setting."""
+    """A pair under one backend, and a decoder per setting."""
 
-    def __init__(self, runner: str):
-        self.runner = runner
+    def __init__(self, backend: str):
+        self.backend = backend
 
     def load(self, load: Load) -> dict[str, str]:
         import torch
@@ -31,15 +31,15 @@ class Ours:
         head = next((folder for name in names if (folder := Path(load.folder, name)).exists()), None)
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
         dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
-        if self.runner == "llama.cpp":
+        if self.backend == "llama.cpp":
             import llama_cpp  # pyright: ignore[reportMissingImports]
 
             versions["llama-cpp-python"] = llama_cpp.__version__
-        runner: Any = self.runner
-        is_file = self.runner == "llama.cpp" or load.dtype not in dtypes
+        backend: Any = self.backend
+        is_file = self.backend == "llama.cpp" or load.dtype not in dtypes
         end = f"-{FILES[load.dtype]}.gguf" if is_file else ""
         target, draft = (f"{load.folder}/{role}{end}" for role in ("target", "draft"))
-        self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), runner=runner)
+        self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), backend=backend)
         self.decoders: dict[str, Any] = {}
         return versions
 
@@ -58,7 +58,7 @@ class Ours:
         found = out.metrics
         return Answer(
             tokens=list(out.tokens),
-            rounds=found.num_spec_steps,
+            steps=found.num_spec_steps,
             drafted=found.num_draft_tokens,
             accepted=found.num_accepted_draft_tokens,
             overhead=found.overhead,
@@ -77,7 +77,7 @@ class Ours:
 
     def _decoder(self, policy: str) -> Any:
         import specdecpp as sd
-        from specdecpp.request import parse_policy
+        from specdecpp.policy_spec import parse_policy
 
         if policy not in self.decoders:
             self.decoders[policy] = sd.Decoder(self.pair, policy=parse_policy(policy).build(self.pair.head), reuses=False)

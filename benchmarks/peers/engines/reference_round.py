@@ -1,8 +1,9 @@
-"""The round of the paper's reference implementation, written anew from its description (method: SpecDec++, section 5).
+"""The step of the paper's reference implementation, written anew from its description (method: SpecDec++, section 5).
 
-Plain models of transformers with a `DynamicCache` each; per candidate one forward with all hidden states, one judgement of
+Plain models of transformers with a `DynamicCache` each; per draft token one forward with all hidden states, one judgement of
 the head, one draw, and a host synchronisation for both; S is the product of the judgements, and drafting stops once 1 - S > h
-within [2, 20]. The head is that of the pair, asked where the description asks: after the forward pass that reads the candidate.
+within [2, 20]. The head is that of the pair, asked where the description asks: after the forward pass that reads the draft
+token.
 
 Settings: {"threshold": h}.
 """
@@ -43,7 +44,7 @@ class ReferenceRound:
 
         torch.manual_seed(request.seed)
         tokens, caches = list(request.prompt), (DynamicCache(), DynamicCache())
-        rounds = drafted = accepted = 0
+        steps = drafted = accepted = 0
         with torch.inference_mode():
             while (left := request.max_tokens - (len(tokens) - len(request.prompt))) > 0:
                 candidates, q = self._candidates(tokens, caches[1], request, room=left - 1)
@@ -52,11 +53,11 @@ class ReferenceRound:
                 for cache in caches:
                     if (excess := cache.get_seq_length() - (len(tokens) - 1)) > 0:
                         cache.crop(-excess)
-                rounds, drafted, accepted = rounds + 1, drafted + len(candidates), accepted + kept
-        return Answer(tokens=tokens[len(request.prompt) :], rounds=rounds, drafted=drafted, accepted=accepted)
+                steps, drafted, accepted = steps + 1, drafted + len(candidates), accepted + kept
+        return Answer(tokens=tokens[len(request.prompt) :], steps=steps, drafted=drafted, accepted=accepted)
 
     def _candidates(self, tokens: list[int], cache: Any, request: Request, *, room: int) -> tuple[list[int], list[Any]]:
-        """Candidates and what each was drawn from, until the head thinks that one is rejected."""
+        """Draft tokens and what each was drawn from, until the head thinks that one is rejected."""
         import torch
 
         candidates: list[int] = []
@@ -66,11 +67,11 @@ class ReferenceRound:
         hidden: Any = None
         while len(candidates) < min(MOST, room):
             out = self.draft(unread, past_key_values=cache, use_cache=True, output_hidden_states=True)
-            if candidates:  # the pass that has read the last candidate is paid for: it is judged, its successor is free
+            if candidates:  # the pass that has read the last draft token is paid for: it is judged, its successor is free
                 scalars = (math.log(max(q[-1][candidates[-1]].item(), 1e-30)),)
                 survival *= self.judge(hidden, candidates[-1], scalars)
             hidden = out.hidden_states[-1][0, -1]
-            row = self._law(out.logits[0, -1], request.temperature)
+            row = self._distribution(out.logits[0, -1], request.temperature)
             token = self._drawn(row, request.temperature)
             q.append(row)
             candidates.append(token)
@@ -82,12 +83,12 @@ class ReferenceRound:
     def _verified(
         self, tokens: list[int], candidates: list[int], q: list[Any], cache: Any, request: Request
     ) -> tuple[int, int]:
-        """How many candidates pass the ratio test, and the target's own token after them."""
+        """How many draft tokens pass the ratio test, and the target's own token after them."""
         import torch
 
         inputs = torch.tensor([tokens[cache.get_seq_length() :] + candidates])
         logits = self.target(inputs, past_key_values=cache, use_cache=True).logits[0, -len(candidates) - 1 :]
-        p = [self._law(row, request.temperature) for row in logits]
+        p = [self._distribution(row, request.temperature) for row in logits]
         for i, token in enumerate(candidates):
             if request.temperature == 0:
                 if int(p[i].argmax()) != token:
@@ -97,7 +98,7 @@ class ReferenceRound:
         return len(candidates), self._drawn(p[-1], request.temperature)
 
     @staticmethod
-    def _law(logits: Any, temperature: float) -> Any:
+    def _distribution(logits: Any, temperature: float) -> Any:
         return (logits / temperature if temperature else logits).softmax(-1)
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""vLLM on a CPU: the target alone, or with so many candidates a round of the pair's draft, at most, by a rule of our plugin or
-by a schedule of vLLM's own: [[1, 4, 2], [5, 32, 0]] is two candidates for up to four requests, and none for more.
+"""vLLM on a CPU: the target alone, or with so many draft tokens a step of the pair's draft, at most, by a rule of our plugin or
+by a schedule of vLLM's own: [[1, 4, 2], [5, 32, 0]] is two draft tokens for up to four requests, and none for more.
 
     python -m peers.engines.vllm_cpu [NUMBER [RULE | SCHEDULE]]          settings of a request: {}
 
@@ -57,7 +57,7 @@ class VLLM:
         return []
 
     def run(self, request: Request) -> Answer:
-        return Answer(tokens=[0] * self.run_all([request])[0], rounds=0)  # which it does not tell
+        return Answer(tokens=[0] * self.run_all([request])[0], steps=0)  # which it does not tell
 
     def ready(self, at_once: int) -> None:
         self.at_once = at_once

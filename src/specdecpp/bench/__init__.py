@@ -5,7 +5,7 @@
 | contestants.py | who takes part, and the settings that a development split chooses among |
 | questions.py | the prompts: some choose settings, others are measured |
 | run.py | the clock: paired and interleaved, settings first |
-| lossless.py | whether what was timed has the target's law |
+| lossless.py | whether what was timed has the target's distribution |
 | machines.py | what a step costs: measured here, read from a file, or given as c |
 | replays.py | the same table from recordings, at any costs |
 | check.py | whether a pair is worth it |

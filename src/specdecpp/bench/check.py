@@ -1,10 +1,10 @@
-"""Is a pair worth it? Real rounds on practice prompts for as long as one waits, and what follows from them at any moment.
+"""Is a pair worth it? Real steps on practice prompts for as long as one waits, and what follows from them at any moment.
 
     practice (every length in turns, then the default rule) -> sums by prompt -> acceptance by depth, seconds by length
       -> speed-ups over the target alone, in decoding and of whole answers, with intervals -> verdict and advice
 
 The steps are bounded by time: a check ends when its seconds are over, when the interval of the best is tight, or when more
-rounds on these prompts would say little more. Intervals resample prompts (`replay.intervals`).
+steps on these prompts would say little more. Intervals resample prompts (`replay.intervals`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
+from specdecpp.backends import ReadsBoth
 from specdecpp.bench import pace
 from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import Questions
@@ -26,9 +27,8 @@ from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import heads
+from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.replay.intervals import of_few, resampled
-from specdecpp.request import label_of, spec_of
-from specdecpp.runners import ReadsBoth
 from specdecpp.sampling import Sampling
 
 LEAST_GAIN = 1.01
@@ -42,7 +42,7 @@ WIDE = 5
 TIGHT = 0.04
 """Half the width of the interval of the best, over its value, at which a check ends before its time."""
 ENOUGH = 5
-"""The practice answer to every prompt at whose beginning a check ends: further rounds say little, the spread is that between
+"""The practice answer to every prompt at whose beginning a check ends: further steps say little, the spread is that between
 prompts."""
 HARDLY = 0.05
 """Draft tokens for a token of the answer below which a rule is taken to leave it to the target."""
@@ -97,7 +97,7 @@ class Option:
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """Estimates at a moment. Speed-ups are over the target alone; intervals are 95 % over prompts, None with fewer than
-    four prompts. The length that is best is chosen on the rounds that its interval is from."""
+    four prompts. The length that is best is chosen on the steps that its interval is from."""
 
     sums: tuple[Sums, ...]
     """By prompt, of those on which something was seen."""
@@ -107,7 +107,7 @@ class Check:
     num_prompts: int
     """Practice prompts there are."""
     read_along: float = 0.0
-    runners: str = ""
+    backends: str = ""
     """How forward passes are run, and why so."""
     is_interrupted: bool = False
 
@@ -122,7 +122,7 @@ class Check:
 
     @cached_property
     def costs(self) -> Costs:
-        """Costs of steps; the start of a round is part of its draft tokens."""
+        """Costs of steps; the start of a step is part of its draft tokens."""
         alone_s = float(pace.alone_s(self.total, self.total))
         timed = {k: pace.parts(self.total, i, self.total) for i, k in enumerate(LENGTHS) if k and self.total.lengths[i, 0]}
         draft = sum(part[0] for part in timed.values()) / sum(timed)
@@ -210,7 +210,7 @@ class Check:
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """Shares of a round of the best fixed length: drafting, and the pass with everything else."""
+        """Shares of a step of the best fixed length: drafting, and the pass with everything else."""
         best = max(self.lengths, key=lambda option: option.speedup).policy.max_tokens
         share = best * self.costs.draft_s / self.costs.round_s(best)
         return {"draft": share, "verify": 1 - share}
@@ -275,7 +275,7 @@ class Checking:
             elapsed_s=perf_counter() - self._began,
             num_prompts=len(self._practice.prompts),
             read_along=self._pair.target.share_of(self._pair.draft) if isinstance(self._pair.target, ReadsBoth) else 0.0,
-            runners=self._pair.runners,
+            backends=self._pair.backends,
         )
 
     def _longest(self) -> int:

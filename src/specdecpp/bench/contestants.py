@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specdecpp.bench.results import Role
 from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import takes_head
-from specdecpp.request import KINDS, WRAPPERS, PolicySpec, parse_policy
+from specdecpp.policy_spec import KINDS, WRAPPERS, PolicySpec, parse_policy
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -99,7 +99,7 @@ def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> tuple[Contende
     """SpecDec++ and, where the head is calibrated, the rule without a threshold.
 
     SpecDec++ is tuned from the setting on the head's card; that setting and the paper's (0.7 on the raw score, 2 to 20
-    candidates) stand beside it.
+    draft tokens) stand beside it.
     """
     card, paper = SpecDecPP.tuned(head), SpecDecPP(head=head)
     thresholds = dict.fromkeys([*_thin(SPECDECPP, quick), card.threshold])

@@ -1,11 +1,11 @@
-"""Tell whether the answers that were timed have the target's law: every one of them is put to the test, not a sample of
-others.
+"""Tell whether the answers that were timed have the target's distribution: every one of them is put to the test, not a sample
+of others.
 
 Temperature 0: each answer must be the target's own, token by token. Where two logits of the target tie to within rounding,
 a pass over several positions may break the tie otherwise than a pass over one; such a tie is reported, and is no failure.
 
-Sampling: a chi-square test of whole answers against the target's exact law. Given what came before, the next token of a
-lossless decoder is drawn from p. So at every position the vocabulary is parted by how much likelier the target thinks a
+Sampling: a chi-square test of whole answers against the target's exact distribution. Given what came before, the next token of
+a lossless decoder is drawn from p. So at every position the vocabulary is parted by how much likelier the target thinks a
 token than the draft does, p/q; the counts of the parts, less what p expects of them, are sums of martingale differences whose
 covariance is known exactly, and their quadratic form is chi-square in the limit. What a faulty verification does, such as
 accepting too much or a residual without its (p - q)+, moves mass between these very parts.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdecpp.bench.run import Bench, Heat, Run
 from specdecpp.loading.pair import Pair
-from specdecpp.request import label_of
+from specdecpp.policy_spec import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
 
 EDGES = (-math.log(2), 0.0, math.log(2))
@@ -59,7 +59,7 @@ class Lossless:
     @property
     def sentences(self) -> list[str]:
         """Tests that were made, their chance of a false alarm, and every failure."""
-        said = [f"Not the target's law: {f.name}: {f.reason}." for f in self.findings if f.reason]
+        said = [f"Not the target's distribution: {f.name}: {f.reason}." for f in self.findings if f.reason]
         greedy = [f for f in self.findings if f.p_value is None]
         sampled = [f.p_value for f in self.findings if f.p_value is not None]
         if greedy:
@@ -70,8 +70,8 @@ class Lossless:
             num = sum(p >= FALSE_ALARM / len(sampled) for p in sampled)
             tokens = min(f.num_tokens for f in self.findings if f.p_value is not None)
             said.append(
-                f"Sampled: {num} of {len(sampled)} rows keep the target's law (chi-square of {tokens:,} tokens or more each, "
-                f"least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of {1 / FALSE_ALARM:,.0f})."
+                f"Sampled: {num} of {len(sampled)} rows keep the target's distribution (chi-square of {tokens:,} tokens or "
+                f"more each, least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of {1 / FALSE_ALARM:,.0f})."
             )
         return said
 
@@ -126,8 +126,8 @@ def _sampled(bench: Bench, name: str, runs: Sequence[Sequence[Run]], temperature
         for run in of
         if run.tokens
     ]
-    counts, laws = (torch.cat(side) for side in zip(*pairs, strict=True))
-    p_value = chi_square_p(counts, laws)
+    counts, distributions = (torch.cat(side) for side in zip(*pairs, strict=True))
+    p_value = chi_square_p(counts, distributions)
     failed = f"its tokens are not distributed as the target's (p-value {p_value:.1g})" if p_value < alarm else None
     return Finding(name=name, reason=failed, num_tokens=len(counts), p_value=p_value)
 
@@ -139,32 +139,32 @@ def parts(
     """(In which part each token of an answer lies, one-hot, and the target's probability of each part there)."""
     ids = [*prompt, *answer[:-1]]
     p, q = (
-        probabilities(at_least_float32(runner.new_cache().extend(ids, rows=len(answer))[0]), sampling).cpu().double()
-        for runner in (pair.target, pair.draft)
+        probabilities(at_least_float32(backend.new_cache().extend(ids, rows=len(answer))[0]), sampling).cpu().double()
+        for backend in (pair.target, pair.draft)
     )
     ratio = torch.nan_to_num(p.log() - q.log(), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     part = torch.bucketize(ratio, torch.tensor(EDGES, dtype=torch.float64))
-    laws = torch.zeros(len(answer), len(EDGES) + 1, dtype=torch.float64).scatter_add_(1, part, p)
+    distributions = torch.zeros(len(answer), len(EDGES) + 1, dtype=torch.float64).scatter_add_(1, part, p)
     mine: Int[Tensor, "N 1"] = part.gather(1, torch.tensor(answer).unsqueeze(1))
-    return torch.zeros_like(laws).scatter_(1, mine, 1.0), laws
+    return torch.zeros_like(distributions).scatter_(1, mine, 1.0), distributions
 
 
-def chi_square_p(counts: Float[Tensor, "N C"], laws: Float[Tensor, "N C"]) -> float:
-    """The p-value of N draws, one-hot in C parts, under the law of each given those before it.
+def chi_square_p(counts: Float[Tensor, "N C"], distributions: Float[Tensor, "N C"]) -> float:
+    """The p-value of N draws, one-hot in C parts, under the distribution of each given those before it.
 
     Parts that are expected too rarely join a neighbour. Where only one is left there is nothing to test, and it is 1.
     """
-    groups = _joined(laws.sum(0).tolist())
-    join = torch.zeros(laws.shape[1], len(groups), dtype=torch.float64)
+    groups = _joined(distributions.sum(0).tolist())
+    join = torch.zeros(distributions.shape[1], len(groups), dtype=torch.float64)
     for column, group in enumerate(groups):
         join[group, column] = 1.0
-    counts, laws = (counts @ join)[:, :-1], (laws @ join)[:, :-1]
-    if not laws.shape[1]:
+    counts, distributions = (counts @ join)[:, :-1], (distributions @ join)[:, :-1]
+    if not distributions.shape[1]:
         return 1.0
-    excess = (counts - laws).sum(0)
-    covariance = torch.diag(laws.sum(0)) - laws.T @ laws
+    excess = (counts - distributions).sum(0)
+    covariance = torch.diag(distributions.sum(0)) - distributions.T @ distributions
     value = float(excess @ torch.linalg.pinv(covariance, hermitian=True) @ excess)
-    half = torch.tensor([laws.shape[1] / 2, value / 2], dtype=torch.float64)
+    half = torch.tensor([distributions.shape[1] / 2, value / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
 

@@ -23,7 +23,7 @@ class Machine:
 
     @classmethod
     def relative(cls, c: float) -> "Machine":
-        """A candidate costs c target passes, and a pass the same at any width: the paper's cost model.
+        """A draft token costs c target passes, and a pass the same at any width: the paper's cost model.
 
         Raises ValueError unless c is a finite number of at least 0.
 
@@ -48,7 +48,7 @@ class Machine:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DataError(
-                f"{path} does not hold costs ({reason}). It is JSON with the seconds of a candidate and "
+                f"{path} does not hold costs ({reason}). It is JSON with the seconds of a draft token and "
                 'of passes by positions: {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}.'
             ) from error
         return cls(name=str(found.get("name", Path(path).stem)), costs=costs)
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def head_s(self) -> float:
-        """Seconds that a head adds to every candidate, which the paper's cost model leaves out."""
+        """Seconds that a head adds to every draft token, which the paper's cost model leaves out."""
         return self.costs.head_s
 
     def costs_of(self, policy: Policy) -> Costs:
@@ -68,7 +68,7 @@ class Machine:
         return costs_for(policy, self.costs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of a results file; `c` is a candidate over a target pass of one position."""
+        """The form of a results file; `c` is a draft token over a target pass of one position."""
         costs = self.costs
         seconds = {name: getattr(costs, name) for name in ("draft_s", "start_s", "head_s", "switch_s")}
         passes = {str(n): s for n, s in costs.passes.items()}

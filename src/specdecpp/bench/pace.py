@@ -1,7 +1,7 @@
 """From what was seen on practice prompts to the pace: passes of the target alone a token, of every fixed length, and
 speed-ups.
 
-    tokens a round: 1 + a_1 + a_1 a_2 + ..., a_d the acceptance at depth d      passes a round: by its length, linear between
+    tokens a step: 1 + a_1 + a_1 a_2 + ..., a_d the acceptance at depth d      passes a step: by its length, linear between
 
 Sums may be those of many resamples at once (trailing axes). Where a resample lacks something, `whole`, the sums over all
 prompts, stands in for it.
@@ -20,11 +20,11 @@ Figure = Any
 """A number, or one for each resample."""
 Pace = Callable[[Sums], Figure]
 MOST = 20
-"""Draft tokens a round that are reckoned with on other machines."""
+"""Draft tokens a step that are reckoned with on other machines."""
 
 
-def round_of(sums: Sums, k: int, whole: Sums) -> Figure:
-    """Time of a round with k draft tokens, in passes of the target alone."""
+def step_of(sums: Sums, k: int, whole: Sums) -> Figure:
+    """Time of a step with k draft tokens, in passes of the target alone."""
     known = [0, *(i for i, (num, *_) in enumerate(whole.lengths) if num and i)]
     above = next(i for i in known if LENGTHS[i] >= k)
     below = max(i for i in known if LENGTHS[i] <= k)
@@ -47,7 +47,7 @@ def alone_s(sums: Sums, whole: Sums) -> Figure:
 
 
 def tokens_of(sums: Sums, k: int, whole: Sums) -> Figure:
-    """Tokens of a round with k draft tokens. A depth that was never tested takes after the one before it."""
+    """Tokens of a step with k draft tokens. A depth that was never tested takes after the one before it."""
     tokens, survival, acceptance, known = 1.0, 1.0, 0.0, 0.0
     for depth in range(k):
         known = whole.depths[depth, 1] / whole.depths[depth, 0] if whole.depths[depth, 0] else known
@@ -58,8 +58,8 @@ def tokens_of(sums: Sums, k: int, whole: Sums) -> Figure:
 
 
 def fixed(k: int, whole: Sums) -> Pace:
-    """Passes a token with k draft tokens a round."""
-    return lambda sums: round_of(sums, k, whole) / tokens_of(sums, k, whole)
+    """Passes a token with k draft tokens a step."""
+    return lambda sums: step_of(sums, k, whole) / tokens_of(sums, k, whole)
 
 
 def default(whole: Sums) -> Pace:

@@ -12,7 +12,7 @@ from specdecpp.decoder import encode
 from specdecpp.demo import DEV_PROMPTS, PROMPTS
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
-from specdecpp.request import as_prompt
+from specdecpp.policy_spec import as_prompt
 from specdecpp.training.prompts import Source, gather, sources
 
 DEV_SHARE = 0.3

@@ -2,8 +2,8 @@
 
     labels with branches -> traces of a development and a test split -> settings chosen on the first, replayed on the second
 
-A replay is exact in law under token verification (`replay.replay`), counts forward passes only, and gives all rules the same
-coins. The oracles say what could be had: with hindsight, with a perfect score of drawn tokens, and before sampling.
+A replay is exact in distribution under token verification (`replay.replay`), counts forward passes only, and gives all rules
+the same coins. The oracles say what could be had: with hindsight, with a perfect score of drawn tokens, and before sampling.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import REFERENCE, Pair, short_name
 from specdecpp.policies import Fixed, Policy
+from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Trace
-from specdecpp.request import label_of, spec_of
 from specdecpp.training import shards
 from specdecpp.training.evaluate import labels_for
 from specdecpp.training.measures import reliability
@@ -52,7 +52,7 @@ class Recording:
 
     @property
     def longest(self) -> int:
-        """The most candidates of a round that can be replayed."""
+        """The most draft tokens of a step that can be replayed."""
         return min(trace.branch_size for trace in (*self.dev, *self.test))
 
     @property
@@ -161,7 +161,7 @@ class Stage:
             "others, once for all data sets. Only forward passes are counted, and a head's time where it was measured."
         ]
         if any(p.max_tokens > longest for rule in self.asked for p in (*rule.settings, *rule.beside)):
-            said.append(f"The recorded branches have {longest} tokens, and so no round has more candidates than that.")
+            said.append(f"The recorded branches have {longest} tokens, and so no step has more draft tokens than that.")
         policies = {p for rule in self.rules for p in (*rule.settings, *rule.beside)}
         return said + head_notes(policies, temperatures=[self.recording.temperature])
 
@@ -216,7 +216,7 @@ def within(rule: Contender, longest: int) -> Contender | None:
 
 
 def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
-    """A replay as sums over prompts, for one run of each; of what drafting costs, `head_s` a candidate is the head's."""
+    """A replay as sums over prompts, for one run of each; of what drafting costs, `head_s` a draft token is the head's."""
     num = played.repeats
     seconds = float(played.seconds.sum())
     num_drafted = int(played.drafted.sum() + played.dropped.sum())
@@ -251,7 +251,7 @@ def results_of(stage: Stage, machine: Machine, *, labels: Path | str, pair: Pair
 
 
 def calibration_of(recording: Recording, head: AcceptanceHead) -> dict[str, dict[str, list[float]]]:
-    """How often candidates are accepted that the head gives some probability, by data set: for a reliability diagram.
+    """How often draft tokens are accepted that the head gives some probability, by data set: for a reliability diagram.
 
     Every position counts as its two outcomes: the answer's token with weight b_i, the rejected one with the rest.
     """

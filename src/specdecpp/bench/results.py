@@ -60,7 +60,7 @@ class Row:
     """Of `tokens_per_second`: 95 % over prompts."""
     lossless: bool = True
     mean_tv: float = 0.0
-    """Total variation a token from the target's law (`Metrics.mean_tv`)."""
+    """Total variation a token from the target's distribution (`Metrics.mean_tv`)."""
 
     @property
     def arena(self) -> tuple[str, float, str]:
@@ -107,11 +107,11 @@ class Results:
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
-        from specdecpp import machine
+        from specdecpp import cache_dir
 
         path = writable(path)
         try:
-            machine.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+            cache_dir.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
         except OSError as error:
             raise DataError(f"the results cannot be written to {path} ({error.strerror}). Name another file.") from error
 
@@ -193,17 +193,17 @@ def head_about(head: "AcceptanceHead") -> dict[str, Any]:
 
 def _about(pair: "Pair") -> dict[str, Any]:
     """The two models: names without folders, fingerprints, and how they were run."""
-    runners = {"target": pair.target, "draft": pair.draft}
+    backends = {"target": pair.target, "draft": pair.draft}
     prints = {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint}
-    return {"runners": pair.runners} | {
+    return {"runners": pair.backends} | {
         role: {
             "name": pair.names[role],
             "fingerprint": prints[role],
-            "runner": type(runner).__name__,
-            "device": str(runner.device),
-            "dtype": str(getattr(getattr(runner, "model", runner), "dtype", None)).removeprefix("torch."),
+            "runner": type(backend).__name__,
+            "device": str(backend.device),
+            "dtype": str(getattr(getattr(backend, "model", backend), "dtype", None)).removeprefix("torch."),
         }
-        for role, runner in runners.items()
+        for role, backend in backends.items()
     }
 
 

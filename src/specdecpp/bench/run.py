@@ -4,7 +4,7 @@
 
 Fair means: the same code for all, the target alone included; settings chosen on other prompts than those
 that are measured, once for all data sets, apart by verification and temperature; everything of one temperature interleaved
-prompt by prompt in an order that rotates, after an untimed round, so that a slow moment of the machine falls on all; rates
+prompt by prompt in an order that rotates, after an untimed step, so that a slow moment of the machine falls on all; rates
 are ratios of sums, and intervals resample prompts.
 """
 
@@ -21,7 +21,7 @@ from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Policy, SpecDecPP
-from specdecpp.request import VERIFICATION_NAMES, label_of, spec_of
+from specdecpp.policy_spec import VERIFICATION_NAMES, label_of, spec_of
 from specdecpp.sampling import Sampling
 from specdecpp.verify import at, check_lossless, is_lossless, verifications
 

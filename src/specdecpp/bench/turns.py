@@ -1,9 +1,9 @@
-"""Rounds in turns on practice prompts: every length for a few rounds, then the default rule for as long, prompt by prompt.
+"""Steps in turns on practice prompts: every length for a few steps, then the default rule for as long, prompt by prompt.
 
 Every answer has the target's distribution whatever the lengths, so one answer serves all of them: acceptance is pooled over
-the rounds that reached a depth, and what a round takes is known by its length. A machine's speed drifts within a second, and
+the steps that reached a depth, and what a step takes is known by its length. A machine's speed drifts within a second, and
 others use it too: a stint is told by its median, in passes of the target alone of the same visit, and stints are averaged as
-ratios are (geometrically). Nothing here is counted in tokens: a length has rounds for `STINT_S`, whoever asks says when to
+ratios are (geometrically). Nothing here is counted in tokens: a length has steps for `STINT_S`, whoever asks says when to
 stop, and what was seen until then is in `Turns.sums`, prompt by prompt.
 """
 
@@ -21,14 +21,14 @@ from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling
-from specdecpp.session import Round, Session
+from specdecpp.session import Session, Step
 
 LENGTHS = (0, 1, 2, 4, 8, 16)
 FIRST = 4
 """The longest length of the first visits; later ones go up to twice the length that pays best."""
 STINT_S, LEAST, MOST = 0.02, 3, 24
-"""How long a length has its turn, and how many rounds at least and at most. The first half is not timed: it finds other things
-in the caches of the processor than rounds that follow others of their length."""
+"""How long a length has its turn, and how many steps at least and at most. The first half is not timed: it finds other things
+in the caches of the processor than steps that follow others of their length."""
 ANSWER = 96
 """Tokens of a practice answer, at least."""
 OPENING = JOINING = 1 / 3
@@ -46,7 +46,7 @@ class Sums:
     both in passes of the target alone; the row of length 0 has the logarithm of its seconds.
     depths: draft tokens tested at depth 1, 2, ... and, of these, those accepted in expectation.
     reading: times a prompt was read and its seconds, by the target; and the same of what drafting adds.
-    default: tokens of the default rule, what its rounds take by their lengths, and its head, in passes of the target alone;
+    default: tokens of the default rule, what its steps take by their lengths, and its head, in passes of the target alone;
     stints, and logarithms of what they took over that (by their medians); draft tokens.
     """
 
@@ -91,7 +91,7 @@ class _Asked(Fixed):
 
 
 class Turns:
-    """Rounds in turns on some prompts with a pair. `longest` gives the longest length to try from what was seen until then."""
+    """Steps in turns on some prompts with a pair. `longest` gives the longest length to try from what was seen until then."""
 
     def __init__(self, pair: Pair, prompts: Sequence[Sequence[int]], sampling: Sampling, *, max_tokens: int, seed: int):
         self.prompts, self.sampling = prompts, sampling
@@ -102,7 +102,7 @@ class Turns:
         """Asked without a seed: what it learns is kept, and later requests begin with it (`policies.experience`)."""
         self.has_joined = False
         self.alone_s = self.step_s = 0.0
-        """Seconds of the target alone, and what a draft token adds to a round, as they were seen last."""
+        """Seconds of the target alone, and what a draft token adds to a step, as they were seen last."""
         self._pair = pair
         self._lengths = [_Lengths(self, place) for place in range(len(prompts))]
         self._sessions: list[Session | None] = [None] * len(prompts)
@@ -149,12 +149,12 @@ class Turns:
         session, self.has_joined = self._sessions[place], True
         if session is None or session.finish_reason:
             session = self._sessions[place] = self.started(self.default, place, seed=None)
-        rounds: list[Round] = []
+        steps: list[Step] = []
         if _read(session, until):
             until = min(until, perf_counter() + seconds)
             while session.finish_reason is None and perf_counter() < until:
-                rounds.append(session.step())
-        timed = rounds[1:]  # the first finds the caches of others, and may read the prompt
+                steps.append(session.step())
+        timed = steps[1:]  # the first finds the caches of others, and may read the prompt
         if timed and self.alone_s:
             expected = [1 + r.num_drafted * self.step_s / self.alone_s for r in timed]
             ratio = median(_seconds(r) / self.alone_s / passes for r, passes in zip(timed, expected, strict=True))
@@ -202,25 +202,25 @@ class _Lengths:
 
     def _stint(self, session: Session, k: int, until: float) -> float:
         session._memory = k
-        rounds: list[Round] = []
+        steps: list[Step] = []
         began, quickest_s = perf_counter(), inf
-        while session.finish_reason is None and len(rounds) < MOST:
-            if (rounds and perf_counter() >= until) or (len(rounds) >= LEAST and len(rounds) * quickest_s >= STINT_S):
+        while session.finish_reason is None and len(steps) < MOST:
+            if (steps and perf_counter() >= until) or (len(steps) >= LEAST and len(steps) * quickest_s >= STINT_S):
                 break
-            rounds.append(session.step())
-            quickest_s = min(quickest_s, _seconds(rounds[-1]))
+            steps.append(session.step())
+            quickest_s = min(quickest_s, _seconds(steps[-1]))
         is_first = k > 0 and not self.has_drafted and self.num_answers == 1
-        self.has_drafted = self.has_drafted or (k > 0 and bool(rounds))
-        self._note(k, rounds, is_first=is_first)
+        self.has_drafted = self.has_drafted or (k > 0 and bool(steps))
+        self._note(k, steps, is_first=is_first)
         return perf_counter() - began
 
-    def _note(self, k: int, rounds: Sequence[Round], *, is_first: bool) -> None:
-        """Take in a stint. `is_first`: its first round is the first of the prompt that drafts."""
+    def _note(self, k: int, steps: Sequence[Step], *, is_first: bool) -> None:
+        """Take in a stint. `is_first`: its first step is the first of the prompt that drafts."""
         seen, practice = Sums.empty(), self.practice
-        for r in rounds:
+        for r in steps:
             if not r.finish_reason:
                 _test(seen.depths, r)
-        timed = [r for r in rounds[max(1, len(rounds) // 2) :] if r.num_drafted == k]  # the end of an answer cuts rounds short
+        timed = [r for r in steps[max(1, len(steps) // 2) :] if r.num_drafted == k]  # the end of an answer cuts steps short
         if timed:
             draft_s, pass_s = (median(map(part, timed)) for part in (_drafting, _passing))
             if k == 0:
@@ -230,12 +230,12 @@ class _Lengths:
                 practice.step_s = max(0.0, draft_s + pass_s - practice.alone_s) / k
                 seen.lengths[LENGTHS.index(k)] = 1.0, log(draft_s / practice.alone_s), log(pass_s / practice.alone_s)
             if is_first:  # what it took beyond the others: the draft has read the prompt
-                seen.reading[1] = 1.0, max(0.0, _drafting(rounds[0]) - draft_s)
+                seen.reading[1] = 1.0, max(0.0, _drafting(steps[0]) - draft_s)
         practice.add(self.place, seen)
 
 
-def _test(depths: Float[np.ndarray, "D 2"], r: Round) -> None:
-    """Take in the draft tokens of a round that were tested: accepted in expectation where that is known, else by what became
+def _test(depths: Float[np.ndarray, "D 2"], r: Step) -> None:
+    """Take in the draft tokens of a step that were tested: accepted in expectation where that is known, else by what became
     of them."""
     num = min(r.num_accepted + 1, r.num_drafted)
     accepted = r.overlaps if len(r.overlaps) >= num else [float(i < r.num_accepted) for i in range(num)]
@@ -251,13 +251,13 @@ def _read(session: Session, until: float) -> bool:
     return True
 
 
-def _seconds(r: Round) -> float:
+def _seconds(r: Step) -> float:
     return _drafting(r) + _passing(r)
 
 
-def _drafting(r: Round) -> float:
+def _drafting(r: Step) -> float:
     return r.draft_s + r.head_s
 
 
-def _passing(r: Round) -> float:
+def _passing(r: Step) -> float:
     return r.verify_s + r.other_s

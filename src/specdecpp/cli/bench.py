@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
+    BackendOption,
     Device,
     Draft,
     DType,
@@ -15,7 +16,6 @@ from specdecpp.cli.common import (
     Head,
     Json,
     Lossy,
-    RunnerOption,
     Seed,
     Target,
     check_names,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from specdecpp.bench.results import Results
     from specdecpp.bench.run import BenchPlan
     from specdecpp.loading.pair import Pair
-    from specdecpp.request import PolicySpec
+    from specdecpp.policy_spec import PolicySpec
 
 EXAMPLES = (
     "specdecpp bench --quick",
@@ -86,7 +86,7 @@ def bench(
         typer.Option(metavar="SWEEP", help="Show more settings: specdecpp.threshold=0.3,0.5; repeatable."),
     ] = None,
     verify_lossless: Annotated[
-        bool, typer.Option("--verify-lossless", help="Test every answer against the target's law.")
+        bool, typer.Option("--verify-lossless", help="Test every answer against the target's distribution.")
     ] = False,
     lossy: Lossy = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and settings.")] = False,
@@ -102,7 +102,7 @@ def bench(
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
-    runner: RunnerOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Compare every rule by the clock.
 
@@ -117,7 +117,7 @@ def bench(
         from specdecpp.bench import contestants, questions
         from specdecpp.bench.machines import Machine
         from specdecpp.bench.run import QUICK, USUAL, BenchPlan
-        from specdecpp.request import parse_policy
+        from specdecpp.policy_spec import parse_policy
         from specdecpp.verify import is_lossless, verifications
 
         if labels is not None:
@@ -132,7 +132,9 @@ def bench(
         if c or costs:
             raise ValueError("--c and --costs are for --replay LABELS: by the clock a machine has its own costs.")
         if lossy and verify_lossless:
-            raise ValueError("--lossy permits other laws than the target's, and --verify-lossless tests for it. Give one.")
+            raise ValueError(
+                "--lossy permits other distributions than the target's, and --verify-lossless tests for it. Give one."
+            )
         with_lossy = ("token", *(name for name, kind in verifications().items() if not is_lossless(kind)))
         size = QUICK if quick else USUAL
         size = size.changed(num_dev=num_dev, num_test=num, num_cycles=cycles, max_tokens=max_tokens)
@@ -153,7 +155,7 @@ def bench(
             check_names(target, draft, head, spec)
         texts = questions.read(data or (), prompt or ())
         check_out(out)
-        pair = load(name, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(name, draft, head, dtype=dtype, device=device, backend=backend)
         rules = contestants.field_for(specs, swept, [pair.head] if pair.head else [], quick=quick)
         sets = [questions.encoded(pair, of, num_dev=size.num_dev, num_test=size.num_test) for of in texts]
         code = _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep))
@@ -233,8 +235,8 @@ def _race(
     as_json: bool,
     is_whole: bool,
 ) -> int:
-    """Run the bench and report it, as far as it came where it is interrupted: the exit code, 1 where the law of the target was
-    not kept, 130 for an interrupt."""
+    """Run the bench and report it, as far as it came where it is interrupted: the exit code, 1 where the distribution of the
+    target was not kept, 130 for an interrupt."""
     from specdecpp.bench import lossless
     from specdecpp.bench.machines import Machine
     from specdecpp.bench.run import Bench, results_of
@@ -256,7 +258,7 @@ def _race(
     if not as_json:
         _show_times(done)
     if found and not found.is_kept:
-        print("error: the law of the target was not kept; the notes say where.", file=sys.stderr)
+        print("error: the distribution of the target was not kept; the notes say where.", file=sys.stderr)
         return 1
     return 130 if done.is_partial else 0
 

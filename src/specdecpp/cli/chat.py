@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
+    BackendOption,
     Device,
     DraftOrCopies,
     DType,
     DTypeOption,
     Head,
-    RunnerOption,
     Target,
     check_names,
     load,
@@ -46,19 +46,19 @@ def chat(
     top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = None,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
-    runner: RunnerOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Talk to a pair in the terminal: it remembers, and shows its speed."""
     with told():
         from specdecpp.decoder import Decoder
         from specdecpp.errors import PairError
-        from specdecpp.request import check_sampling, parse_policy
+        from specdecpp.policy_spec import check_sampling, parse_policy
 
         spec = None if policy is None else parse_policy(policy)
         check_names(target, draft, head, spec, copies=True)
         options: Options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
         check_sampling(options)
-        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
         if not getattr(pair.tokenizer, "chat_template", None):
             raise PairError(
                 "the target's tokenizer has no chat template, so there is no telling who said what. Name a chat model "
@@ -119,21 +119,21 @@ def answered(decoder: "Decoder", messages: Messages, options: "Options") -> str:
     from specdecpp.decoder import metrics_of
 
     session = decoder.start(messages, **options)
-    rounds, said, ending = [], "", ""
+    steps, said, ending = [], "", ""
     try:
         session.prefill()
         while session.finish_reason is None:
-            rounds.append(session.step())
-            said += rounds[-1].text
-            write(rounds[-1].text)
+            steps.append(session.step())
+            said += steps[-1].text
+            write(steps[-1].text)
     except KeyboardInterrupt:
         ending = ", stopped"
         session.release()
     if session.finish_reason == "length":
         ending = ", as many as asked for"
     write("" if said.endswith("\n") else "\n")
-    if rounds and (ending or sys.stderr.isatty()):
-        metrics = metrics_of(session, rounds)
+    if steps and (ending or sys.stderr.isatty()):
+        metrics = metrics_of(session, steps)
         figures = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.0f} a second"
         print(f"[{figures}, {metrics.mean_acceptance_length:.2f} a pass{ending}]", file=sys.stderr)
     return said

@@ -9,13 +9,13 @@ import typer
 
 from specdecpp.cli.bench import Builder, Data
 from specdecpp.cli.common import (
+    BackendOption,
     Device,
     Draft,
     DType,
     DTypeOption,
     Head,
     Json,
-    RunnerOption,
     Seed,
     TopP,
     check_names,
@@ -52,11 +52,11 @@ def check(
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
-    runner: RunnerOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
-    Real rounds on practice prompts: what a draft token and a target pass cost here, how often the target accepts what is
+    Real steps on practice prompts: what a draft token and a target pass cost here, how often the target accepts what is
     drafted, which length or rule is therefore fastest, and what stands in the way. The estimate is refined until it is
     tight or the time is over, loading not counted; Ctrl-C ends it with what is known.
     """
@@ -73,7 +73,7 @@ def check(
         target = usual(target, draft, head)
         texts = questions.read(data or (), prompt or ())
         started = perf_counter()
-        pair = load(target, draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(target, draft, head, dtype=dtype, device=device, backend=backend)
         print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
         sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
         found = _checked(checking.Checking(pair, sets, trial), trial)

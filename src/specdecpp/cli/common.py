@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import PairWarning, SpecdecError, UnsoundError, first_line
 from specdecpp.loading import PAIRS
 
 if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
-    from specdecpp.request import PolicySpec
+    from specdecpp.policy_spec import PolicySpec
 
 Examples = tuple[str, str]
 BATCHED = ("lean", "eager")
-"""The runners that can read whole batches, which offline work needs."""
+"""The backends that can read whole batches, which offline work needs."""
 
 
 class DType(StrEnum):
@@ -39,7 +39,7 @@ class DType(StrEnum):
 
 def kind_of(name: str) -> str:
     """The name of a verification. Raises `typer.BadParameter` for another."""
-    from specdecpp.request import VERIFICATION_NAMES
+    from specdecpp.policy_spec import VERIFICATION_NAMES
 
     if name not in VERIFICATION_NAMES:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, VERIFICATION_NAMES))}.")
@@ -52,12 +52,15 @@ DraftOrCopies = Annotated[str | None, typer.Option("--draft", metavar="NAME", he
 TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the likeliest tokens of this mass.")]
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
-Verification = Annotated[str, typer.Option(metavar="KIND", parser=kind_of, help="Test candidates by token, block or compare.")]
+Verification = Annotated[
+    str, typer.Option(metavar="KIND", parser=kind_of, help="Test draft tokens by token, block or compare.")
+]
 Lossy = Annotated[
-    bool, typer.Option("--lossy", help="Permit other laws than the target's: fuzzy, chow, opt, token-cascade, typical, tv.")
+    bool,
+    typer.Option("--lossy", help="Permit other distributions than the target's: fuzzy, chow, opt, token-cascade, typical, tv."),
 ]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
-RunnerOption = Annotated[
+BackendOption = Annotated[
     str | None,
     typer.Option(
         "--runner",
@@ -93,7 +96,7 @@ def check_names(
 ) -> None:
     """Refuse, before models are loaded, names that cannot make a pair, and a policy that lacks its head.
 
-    `copies`: a target may stand alone, candidates are then copied from the text.
+    `copies`: a target may stand alone, draft tokens are then copied from the text.
     """
     if target is not None and target not in PAIRS and draft is None and head is not None:
         raise ValueError("a head needs --draft: it judges what a draft model proposes. Name the one it was trained for.")
@@ -125,7 +128,7 @@ def load(
     *,
     dtype: DType,
     device: str | None,
-    runner: str | tuple[str, ...] | None = None,
+    backend: str | tuple[str, ...] | None = None,
     quiet: bool = False,
 ) -> "Pair":
     """The pair, with the messages of transformers off, and on a terminal a spinner that says what is being done."""
@@ -138,13 +141,13 @@ def load(
         check_device(device)
         silence(target, draft)
         warnings.simplefilter("always", PairWarning)
-        pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, runner=cast(Any, runner))
+        pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, backend=cast(Any, backend))
     for warning in caught:
         if issubclass(warning.category, PairWarning):
             print(f"warning: {warning.message}", file=sys.stderr)
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if (trouble := machine.trouble()) and not quiet:
+    if (trouble := cache_dir.trouble()) and not quiet:
         print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
     return pair
 

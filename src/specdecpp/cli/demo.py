@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
+    BackendOption,
     Device,
     Draft,
     DType,
     DTypeOption,
     Head,
     Json,
-    RunnerOption,
     Seed,
     Target,
     check_names,
@@ -55,7 +55,7 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the result: no live text, no progress.")] = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
-    runner: RunnerOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Watch a pair decode, then compare policies.
 
@@ -70,7 +70,7 @@ def demo(
         plan = DemoPlan.usual(
             name, max_tokens=max_tokens, num_prompts=num, num_cycles=cycles, temperature=temperature, top_p=top_p, seed=seed
         )
-        pair = load(name, draft, head, dtype=dtype, device=device, runner=runner, quiet=quiet)
+        pair = load(name, draft, head, dtype=dtype, device=device, backend=backend, quiet=quiet)
         if target is None and head is None and name == "reference" and not quiet:
             print(NO_SMOLLM2, file=sys.stderr)
         comparison = _run_demo(pair, plan, stderr=as_json, quiet=quiet)
@@ -103,8 +103,8 @@ def _live(pair: "Pair", plan: "DemoPlan", out: "Console") -> None:
     """SpecDec++ answering the first prompts, every token in the style of its origin."""
     from specdecpp import demo
     from specdecpp.decoder import Decoder
+    from specdecpp.policy_spec import as_prompt, watched
     from specdecpp.report import render
-    from specdecpp.request import as_prompt, watched
 
     decoder = Decoder(pair)
     options = {"max_tokens": plan.max_tokens, "temperature": plan.temperature, "top_p": plan.top_p, "seed": plan.seed}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
+    BackendOption,
     Device,
     DraftOrCopies,
     DType,
@@ -13,7 +14,6 @@ from specdecpp.cli.common import (
     Head,
     Json,
     Lossy,
-    RunnerOption,
     Target,
     Verification,
     check_names,
@@ -62,20 +62,18 @@ def generate(
         bool | None,
         typer.Option("--chat/--raw", help="A user message, or plain text.  [default: by template]"),
     ] = None,
-    show_rounds: Annotated[
-        bool, typer.Option("--show-rounds", help="Tell accepted, corrected and bonus tokens apart.")
-    ] = False,
+    show_steps: Annotated[bool, typer.Option("--show-rounds", help="Tell accepted, corrected and bonus tokens apart.")] = False,
     as_json: Json = False,
     is_stats: Annotated[
         bool | None, typer.Option("--stats/--no-stats", help="Figures on stderr.  [default: if a terminal]")
     ] = None,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
-    runner: RunnerOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     with told():
-        from specdecpp.request import as_prompt, check_sampling, parse_policy, spec_of, to_dict
+        from specdecpp.policy_spec import as_prompt, check_sampling, parse_policy, spec_of, to_dict
         from specdecpp.sampling import asked
 
         spec = None if policy is None else parse_policy(policy)
@@ -92,11 +90,11 @@ def generate(
             "seed": seed,
         }
         check_sampling(options)
-        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
         is_greedy = asked(options, pair.sampling).is_greedy
         rule = None if spec is None else spec.build(pair.head)
         decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
-        output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_rounds=show_rounds, options=options)
+        output = _answer(decoder, as_prompt(pair, text, chat=chat), silent=as_json, show_steps=show_steps, options=options)
         name = spec_of(decoder.policy)
         if as_json:
             print_json(to_dict(output, policy=name, seed=seed))
@@ -127,15 +125,15 @@ def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: boo
     return Decoder(pair, policy=policy, verification=verifications()[kind], lossless=lossless)
 
 
-def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_rounds: bool, options: "Options") -> "Output":
+def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_steps: bool, options: "Options") -> "Output":
     """Decode, writing the text as it is decided: plain, or in styles where a terminal can show them."""
+    from specdecpp.policy_spec import watched
     from specdecpp.report import render
-    from specdecpp.request import watched
 
     out = render.console()
     if silent:
         return watched(decoder, prompt, lambda _: None, **options)
-    if not (show_rounds and out.is_terminal):
+    if not (show_steps and out.is_terminal):
         output = watched(decoder, prompt, lambda r: write(r.text), **options)
         write("" if output.text.endswith("\n") else "\n")
         return output

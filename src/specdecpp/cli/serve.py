@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from specdecpp.cli.common import (
+    BackendOption,
     Device,
     DraftOrCopies,
     DType,
     DTypeOption,
     Head,
-    RunnerOption,
     Target,
     Verification,
     check_names,
@@ -55,11 +55,11 @@ def serve(
     grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
-    runner: RunnerOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Serve a pair to OpenAI's clients, until Ctrl-C."""
     with told():
-        from specdecpp.request import parse_policy
+        from specdecpp.policy_spec import parse_policy
         from specdecpp.serving import Limits, check_extra
 
         check_extra()
@@ -81,7 +81,7 @@ def serve(
         )
         check_own(verification)
         listening = server.bound(host, port)
-        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, runner=runner)
+        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
         setup = Setup(
             limits=limits,
             policy=None if spec is None else spec.build(pair.head),

@@ -42,7 +42,7 @@ STAGES = {
     for label, key in (("ECE", "ece"), ("Brier", "brier"), ("AUROC", "auroc"))
 }
 LIVE_ROWS, LIVE_TOKENS = 64, 128
-"""Prompts that are decoded to calibrate on rounds, and the most tokens of an answer."""
+"""Prompts that are decoded to calibrate on steps, and the most tokens of an answer."""
 
 
 class RecipeStage(StrEnum):
@@ -68,7 +68,7 @@ def train(
     ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Calibrate on rounds of the pair at this temperature; 0 beside the one that samples."),
+        typer.Option(metavar="X", help="Calibrate on steps of the pair at this temperature; 0 beside the one that samples."),
     ] = None,
     yes: Yes = False,
     ray: Ray = None,
@@ -132,7 +132,7 @@ def collected(recipe: "Recipe", *, yes: bool, ray: str | None, quiet: bool, is_w
     if threads := shards.about(recipe.labels).get("threads"):
         torch.set_num_threads(threads)  # the number of threads changes the last digits
     plan = recipe.pair
-    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, runner=BATCHED)
+    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, backend=BATCHED)
     check = partial(pipeline.check_splits, recipe) if is_whole else lambda splits: None
     try:
         with interruptible(), _progress(quiet=quiet) as tell:
@@ -239,7 +239,7 @@ def tell_trained(
 def calibrated_on_rounds(
     recipe: "Recipe", heads: "Mapping[str, AcceptanceHead]", temperature: float, *, quiet: bool
 ) -> "dict[str, AcceptanceHead]":
-    """The heads calibrated on rounds of the recipe's pair, on the prompts of the labels, and saved."""
+    """The heads calibrated on steps of the recipe's pair, on the prompts of the labels, and saved."""
     from specdecpp.training import shards
     from specdecpp.training.calibrate import calibrate_live
 
@@ -300,7 +300,7 @@ def tell_evaluated(recipe: "Recipe", heads: "Mapping[str, AcceptanceHead]", foun
         _show(found, verdicts(found), names)
     if bare := [s for s, scores in found.items() if all(scores["head"][k] is None for k in PRODUCT_FIGURES)]:
         print(
-            f"note: the labels of {', '.join(bare)} have no branches, so there are no figures for rounds. Let collect.branches "
+            f"note: the labels of {', '.join(bare)} have no branches, so there are no figures for steps. Let collect.branches "
             "in the recipe include this split, and collect into another folder.",
             file=sys.stderr,
         )
@@ -323,7 +323,7 @@ def _show(evaluation: Mapping[str, Any], said: list[str], paths: Mapping[str, st
 
 
 def _table(scores: Mapping[str, Mapping[str, Any]], paths: Mapping[str, str]) -> "Table":
-    """One row per score; heads in the accent colour, the best of the rounds in bold."""
+    """One row per score; heads in the accent colour, the best of the steps in bold."""
     from specdecpp.report import render
 
     table = render.plain_table("score", *COLUMNS, gap=2)

@@ -1,4 +1,4 @@
-"""Costs of a step: seconds of a candidate, and of a target pass by the number of positions it reads.
+"""Costs of a step: seconds of a draft token, and of a target pass by the number of positions it reads.
 
 A cost model is a value: measured on the machine (`measuring.measure`), given by hand, or made up to ask about other hardware
 (`Costs.relative`). Policies that weigh drafting against verification read it from the draft they are shown.
@@ -22,17 +22,17 @@ _FURTHER = ("head_s", "start_s", "switch_s", "other_s", "read_along")
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """`draft_s` seconds a candidate; `passes` maps positions of a target pass (candidates + 1) to seconds; `start_s` is what
-    the first candidate of a round takes beyond that, with the caches as the target left them; `head_s` what a head that judges
-    it would add to a candidate: part of it for a rule that asks one (`policies.head.costs_for` sees to that). `switch_s` is
-    what the first round with candidates after rounds without any takes beyond the others, together with the plain rounds after
-    it: each model finds the processor's caches full of the other. `other_s` is the part of every pass that is no pass: what a
-    request's round takes beside it, which no other request shares. `read_along` is the share of the draft's work on a prompt
-    that the target's pass over it does (`runners.ReadsBoth`). `num_together` is how many requests take the steps together, of
-    whose seconds this tells one's share (`shared`).
+    """`draft_s` seconds a draft token; `passes` maps positions of a target pass (draft tokens + 1) to seconds; `start_s` is
+    what the first draft token of a step takes beyond that, with the caches as the target left them; `head_s` what a head that
+    judges it would add to a draft token: part of it for a rule that asks one (`policies.head.costs_for` sees to that).
+    `switch_s` is what the first step with draft tokens after steps without any takes beyond the others, together with the plain
+    steps after it: each model finds the processor's caches full of the other. `other_s` is the part of every pass that is no
+    pass: what a request's step takes beside it, which no other request shares. `read_along` is the share of the draft's work on
+    a prompt that the target's pass over it does (`backends.ReadsBoth`). `num_together` is how many requests take the steps
+    together, of whose seconds this tells one's share (`shared`).
 
     Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
-    taken to be cheaper than a narrower one, so a noisy measurement cannot make candidates look better than free.
+    taken to be cheaper than a narrower one, so a noisy measurement cannot make draft tokens look better than free.
 
     >>> Costs(draft_s=0.2, passes={1: 1.0, 5: 1.4}).verify_s(3)
     1.2
@@ -72,7 +72,7 @@ class Costs:
 
     @classmethod
     def relative(cls, c: float) -> "Costs":
-        """The paper's machine in units of a target pass: a candidate costs c, a pass 1, however wide."""
+        """The paper's machine in units of a target pass: a draft token costs c, a pass 1, however wide."""
         return cls(draft_s=c, passes={1: 1.0})
 
     @classmethod
@@ -92,7 +92,7 @@ class Costs:
             raise ValueError(f"costs are an object with draft_s and passes, got {values!r}") from error
 
     def with_head(self) -> "Costs":
-        """Where a head judges every candidate: its time is part of drafting."""
+        """Where a head judges every draft token: its time is part of drafting."""
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
     def shared(self, num: int) -> "Costs":
@@ -110,10 +110,10 @@ class Costs:
         return 1 << (self.num_together - 1).bit_length()
 
     def verify_s(self, num_positions: int) -> float:
-        """Seconds of one target pass over so many positions, the unread token and the candidates; with candidates, of the
-        round's start too."""
+        """Seconds of one target pass over so many positions, the unread token and the draft tokens; with draft tokens, of the
+        step's start too."""
         known = self._verify_s  # pyright: ignore[reportAttributeAccessIssue]
-        if num_positions not in known:  # a policy asks for each candidate again
+        if num_positions not in known:  # a policy asks for each draft token again
             known[num_positions] = self.pass_s(num_positions) + self.start_s * (num_positions > 1)
         return known[num_positions]
 
@@ -123,7 +123,7 @@ class Costs:
         return _along(widths, seconds, num_positions)
 
     def round_s(self, num_drafted: int) -> float:
-        """Seconds of a round with so many candidates, after rounds of its like."""
+        """Seconds of a step with so many draft tokens, after steps of its like."""
         return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
 
     def draft_pass_s(self, num_rows: int) -> float:
@@ -144,11 +144,11 @@ class Costs:
         return max(LEAST_READ, math.ceil(saved_s / each_s)) if each_s > 0 else sys.maxsize
 
     def step_s(self, num_drafted: int) -> float:
-        """Seconds that one more candidate adds to a round that has `num_drafted`: its draft step and the wider pass."""
+        """Seconds that one more draft token adds to a step that has `num_drafted`: its draft step and the wider pass."""
         return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
 
     def best_length(self, acceptance: float, lengths: range) -> int:
-        """The number of candidates that makes most tokens a second where each is accepted with one and the same probability.
+        """The number of draft tokens that makes most tokens a second where each is accepted with one and the same probability.
 
         argmax_g (1 + a + ... + a^g)/(g t_d + t_t(g + 1)), the shortest of equals.
 
@@ -159,12 +159,12 @@ class Costs:
 
 
 def is_switch(before: int, now: int) -> bool:
-    """Tell whether a round with `now` candidates, after one with `before`, is one that takes `Costs.switch_s` more."""
+    """Tell whether a step with `now` draft tokens, after one with `before`, is one that takes `Costs.switch_s` more."""
     return now > 0 and before == 0
 
 
 def chain_tokens(acceptance: float, num_drafted: int) -> float:
-    """1 + a + ... + a^k: the tokens a round makes on average where each of k candidates is accepted with probability a."""
+    """1 + a + ... + a^k: the tokens a step makes on average where each of k draft tokens is accepted with probability a."""
     return sum(acceptance**k for k in range(num_drafted + 1))
 
 
@@ -197,6 +197,6 @@ def _shared(costs: Costs, num: int) -> Costs:
     )
 
 
-@lru_cache(maxsize=1024)  # asked before every candidate, with what changes at most once a round
+@lru_cache(maxsize=1024)  # asked before every draft token, with what changes at most once a step
 def _best_length(costs: Costs, acceptance: float, lengths: range) -> int:
     return max(lengths, key=lambda k: chain_tokens(acceptance, k) / costs.round_s(k))

@@ -1,15 +1,15 @@
-"""Costs of a pair on this machine: measured once, kept for later processes, corrected by the rounds of requests.
+"""Costs of a pair on this machine: measured once, kept for later processes, corrected by the steps of requests.
 
-The figures are kept for the pair and the machine (`machine.remember`), so that a later process weighs the same costs and a
+The figures are kept for the pair and the machine (`cache_dir.remember`), so that a later process weighs the same costs and a
 seed gives the same answer there; those of a machine that was busy meanwhile only for ten minutes. Beside them stands what the
-rounds of requests have made of them since (`CostClock`): requests without a seed begin there. Where the two are at odds, the
+steps of requests have made of them since (`CostClock`): requests without a seed begin there. Where the two are at odds, the
 measurement was wrong, and a later process takes the other for both.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.costs.clock import are_wrong
 from specdecpp.costs.curve import Costs
 from specdecpp.costs.measuring import BUDGET_S, CANDIDATES, costs_of, timed
@@ -32,7 +32,7 @@ class Known:
     """Tell whether it was measured just now."""
     is_steady: bool = True
     spread: float = 1.0
-    """Of equal rounds, how far the median lies above the fastest, at most."""
+    """Of equal steps, how far the median lies above the fastest, at most."""
 
 
 def measured(pair: Pair) -> Costs:
@@ -42,7 +42,7 @@ def measured(pair: Pair) -> Costs:
 
 def known(pair: Pair) -> Known:
     """Costs that an earlier process has kept of a pair, else measured now and kept."""
-    found = machine.recall("costs", _about(pair)) if pair.is_identified else None
+    found = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
     try:
         if found:
             costs, now = Costs.parse(found), Costs.parse(found["now"])
@@ -57,7 +57,9 @@ def known(pair: Pair) -> Known:
     cycles, practice = timed(pair, BUDGET_S)
     costs = costs_of(pair, cycles)
     times = [[r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in CANDIDATES]
-    told = Known(costs=costs, now=costs, practice=practice, is_steady=machine.is_steady(times), spread=machine.spread(times))
+    told = Known(
+        costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times), spread=cache_dir.spread(times)
+    )
     if pair.is_identified:
         keep(pair, told)
     return told
@@ -66,7 +68,7 @@ def known(pair: Pair) -> Known:
 def keep(pair: Pair, known: Known) -> None:
     """Keep it for later processes."""
     told = _figures(known.costs) | {"now": _figures(known.now), "practice": known.practice.told(), "spread": known.spread}
-    machine.remember("costs", _about(pair), told, is_steady=known.is_steady)
+    cache_dir.remember("costs", _about(pair), told, is_steady=known.is_steady)
 
 
 def _figures(costs: Costs) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def _figures(costs: Costs) -> dict[str, Any]:
 def _about(pair: Pair) -> dict[str, Any]:
     """Facts that the figures depend on."""
     card = pair.head.card if pair.head else None
-    runners = pair.target, pair.draft
+    backends = pair.target, pair.draft
     return {
         "method": METHOD,
         "head": card and [card.form, card.hidden_size, card.width, card.num_layers, card.scalars],
@@ -85,8 +87,8 @@ def _about(pair: Pair) -> dict[str, Any]:
         "draft": pair.draft_fingerprint,
         "models": pair.identities,
         "code": code(),
-        "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in runners],
-        "devices": [str(r.device) for r in runners],
-        "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in runners],
-        **machine.about(),
+        "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in backends],
+        "devices": [str(r.device) for r in backends],
+        "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in backends],
+        **cache_dir.about(),
     }

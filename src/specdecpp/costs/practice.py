@@ -1,11 +1,11 @@
 """Practice: what a pair makes of a few prompts of ours, before anybody has asked it anything.
 
-    PROMPTS -> rounds of given lengths, timed (`measuring`) -> Practice -> past: what a rule begins its first request with
+    PROMPTS -> steps of given lengths, timed (`measuring`) -> Practice -> past: what a rule begins its first request with
 
-The rounds that tell what steps cost have real drafts of a real text, so they also tell how many draft tokens this pair accepts
+The steps that tell what steps cost have real drafts of a real text, so they also tell how many draft tokens this pair accepts
 and what its q says of that. Greedy requests and sampled ones differ in both, so half of the prompts are answered at temperature
-0 and half as the target's own config asks. A round of k draft tokens holds the round that a rule would have stopped earlier:
-its first tokens have the same distribution. So the rule itself is run over the rounds, and learns what it would have gained.
+0 and half as the target's own config asks. A step of k draft tokens holds the step that a rule would have stopped earlier:
+its first tokens have the same distribution. So the rule itself is run over the steps, and learns what it would have gained.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +27,12 @@ PROMPTS = (
 )
 """An odd number of them, so that each is answered in both ways when they are gone through twice."""
 ENOUGH = 12
-"""Rounds of one way of sampling; where there are fewer, those of the other way count too, which say more than nothing."""
+"""Steps of one way of sampling; where there are fewer, those of the other way count too, which say more than nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Practised:
-    """A round of given length; `policies.Outcome` without times."""
+    """A step of given length; `policies.Outcome` without times."""
 
     num_drafted: int
     num_accepted: int
@@ -50,7 +50,7 @@ class Practised:
         return self.num_accepted + 1
 
     def cut(self, num: int, costs: Costs) -> "Practised":
-        """The round that the rule would have stopped after `num` draft tokens, at these costs."""
+        """The step that the rule would have stopped after `num` draft tokens, at these costs."""
         accepted = min(self.num_accepted, num)
         overlaps = self.overlaps[: min(accepted + 1, num)]
         judged = self.judged[:num]
@@ -66,7 +66,7 @@ class Practised:
 
 @dataclass(frozen=True, kw_only=True)
 class Practice:
-    """Rounds of practice, greedy and sampled; `judge` says whose estimates `Practised.judged` are."""
+    """Steps of practice, greedy and sampled; `judge` says whose estimates `Practised.judged` are."""
 
     greedy: tuple[Practised, ...] = ()
     sampled: tuple[Practised, ...] = ()
@@ -76,10 +76,10 @@ class Practice:
     def parse(cls, values: Any) -> "Practice":
         """From what JSON has of it. Raises ValueError for anything else."""
         try:
-            rounds = {name: tuple(map(_tried, values[name])) for name in ("greedy", "sampled")}
-            return cls(judge=str(values["judge"]), **rounds)
+            steps = {name: tuple(map(_tried, values[name])) for name in ("greedy", "sampled")}
+            return cls(judge=str(values["judge"]), **steps)
         except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"practice has greedy and sampled rounds and a judge, got {values!r}") from error
+            raise ValueError(f"practice has greedy and sampled steps and a judge, got {values!r}") from error
 
     def told(self) -> dict[str, Any]:
         """Parse the JSON form."""
@@ -89,14 +89,14 @@ class Practice:
         }
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
-        """Statistics that the rule carries on from these rounds (`Policy.carry`); None without any, or where others judged
+        """Statistics that the rule carries on from these steps (`Policy.carry`); None without any, or where others judged
         them."""
         own, other = (self.greedy, self.sampled) if is_greedy else (self.sampled, self.greedy)
-        rounds = own if len(own) >= ENOUGH else other + own
-        if not rounds or self.judge != judge_name(policy):
+        steps = own if len(own) >= ENOUGH else other + own
+        if not steps or self.judge != judge_name(policy):
             return None
         memory = policy.begin(policy.start(), num_tokens=0, is_greedy=is_greedy)
-        for one in rounds:
+        for one in steps:
             rule = policy.rule(memory, costs, one.num_drafted)
             survivals = accumulate(rule.read(one.judged), mul, initial=1.0)
             num = next((k for k, s in enumerate(survivals) if s < rule.least[k]), one.num_drafted)
@@ -107,7 +107,7 @@ class Practice:
 def _tried(values: Sequence[Any]) -> Practised:
     num, accepted, judged, overlaps = values
     if not 0 <= accepted <= num == len(judged):
-        raise TypeError("a round that cannot be")
+        raise TypeError("a step that cannot be")
     return Practised(
         num_drafted=num, num_accepted=accepted, judged=tuple(map(float, judged)), overlaps=tuple(map(float, overlaps))
     )
@@ -135,10 +135,10 @@ def texts(pair: Any) -> list[list[int]]:
     return found if max(map(max, found)) < pair.target.vocab_size else []
 
 
-def practice_of(rounds: Iterable[tuple[bool, Any]], judge: str) -> Practice:
-    """The rounds with draft tokens, each with whether it was greedy."""
+def practice_of(steps: Iterable[tuple[bool, Any]], judge: str) -> Practice:
+    """The steps with draft tokens, each with whether it was greedy."""
     found: dict[bool, list[Practised]] = {True: [], False: []}
-    for is_greedy, r in rounds:
+    for is_greedy, r in steps:
         if r.num_drafted and len(r.judged) == r.num_drafted:
             of = {"num_drafted": r.num_drafted, "num_accepted": r.num_accepted}
             found[is_greedy].append(Practised(**of, judged=tuple(r.judged), overlaps=tuple(r.overlaps)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.bench import check
 from specdecpp.bench.questions import Questions
 from specdecpp.distillation.plan import DistilPlan
@@ -54,7 +54,7 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Say = lambda doin
     trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=max(8, min(96, plan.max_tokens)))
     found = check.check(pair, [asked], trial, tell=lambda spent: tell(f"checking the pair: {spent}"))
     done = {**card, "head": HEAD, "check": advice.to_dict(found)}
-    machine.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
+    cache_dir.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
     return done
 
 

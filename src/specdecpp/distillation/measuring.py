@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from specdecpp.backends import trimmed
 from specdecpp.distillation.text import TextPiece
-from specdecpp.runners import trimmed
 from specdecpp.sampling import Sampling, probabilities
 
 SETTINGS: Mapping[str, Sampling] = {

@@ -3,7 +3,7 @@
     embedding, layers 0 .. E-1   the target's, frozen: their states are computed once (`text`)
     layers E .. E+T-1            the draft's own, started from the target's E-th and its last ones (`start`), and trained
     last norm                    started from the target's, trained
-    output layer                 the target's rows of the likeliest tokens (`runners.trimmed`)
+    output layer                 the target's rows of the likeliest tokens (`backends.trimmed`)
 
 It is a model of the target's own class with fewer layers, so that whatever runs the target runs the draft.
 """
@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from specdecpp import machine
-from specdecpp.errors import RunnerError
-from specdecpp.runners import families, trimmed
+from specdecpp import cache_dir
+from specdecpp.backends import families, trimmed
+from specdecpp.errors import BackendError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class Shape:
 
 
 def check(target: Any, shape: Shape | None = None) -> None:
-    """Raise `RunnerError` for a target that no draft can be cut from, or not this one."""
+    """Raise `BackendError` for a target that no draft can be cut from, or not this one."""
     name = type(target).__name__
     if reason := families.refusal(target):
-        raise RunnerError(
-            f"no draft can be cut from {name}: {reason}. Name a model of a family that the compiled runner knows."
+        raise BackendError(
+            f"no draft can be cut from {name}: {reason}. Name a model of a family that the compiled backend knows."
         )
     num = int(target.config.num_hidden_layers)
     if shape is not None and shape.kept + shape.own >= num:
-        raise RunnerError(
+        raise BackendError(
             f"a draft of {shape.kept}+{shape.own} layers is no smaller than {name} with its {num}. Ask for fewer."
         )
 
@@ -127,7 +127,7 @@ class _Products(nn.Module):
 
 def with_half_products(model: Any) -> Any:
     """The model with its matrices in bfloat16 and all else as it was: a whole model in bfloat16 may be a third off
-    (`runners.probe` compares with float32)."""
+    (`backends.probe` compares with float32)."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
@@ -139,7 +139,7 @@ def is_fast_at_half(device: torch.device) -> bool:
     """Tell whether products in bfloat16 take less time than in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    flags = machine.processor().split()
+    flags = cache_dir.processor().split()
     return device.type == "cpu" and any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
 
 

@@ -61,7 +61,7 @@ def _inverse(step: Tensor) -> Tensor:
 
 
 def _half(scale: Tensor) -> Tensor:
-    """Round to two bytes."""
+    """Step to two bytes."""
     return scale.half().float()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import specdecpp
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.decoder import encode
 from specdecpp.distillation import measuring, network, saving, shapes, start, text
 from specdecpp.distillation.network import Shape
@@ -30,10 +30,10 @@ from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
 from specdecpp.distillation.writing import WrittenTexts, writer_of
-from specdecpp.errors import DataError, RunnerError
+from specdecpp.errors import BackendError, DataError
 from specdecpp.loading.pair import Pair, common_vocabulary, short_name
 from specdecpp.loading.tokenizers import check_same_tokenizer
-from specdecpp.request import as_prompt
+from specdecpp.policy_spec import as_prompt
 from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
 from specdecpp.training.prompts import Prompt, gather
@@ -78,7 +78,7 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None 
     themselves.
 
     Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or that
-    another run works in, and for damaged files in it; `PairError` and `RunnerError` for a target that cannot be loaded or cut.
+    another run works in, and for damaged files in it; `PairError` and `BackendError` for a target that cannot be loaded or cut.
     """
     with claimed(plan.out):
         return _distilled(plan, tell, ray)
@@ -116,7 +116,7 @@ def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
         "acceptance": figures,
         "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
     }
-    machine.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
+    cache_dir.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
     tell(DistilStep(doing="measuring", done=1.0))
     return card
 
@@ -147,7 +147,7 @@ class _Begun:
 
 
 def _begun(name: str, target: Target, asked: Shape | None) -> _Begun:
-    """Raises `PairError` for a model that could not be the target's draft, `RunnerError` for a shape that is not its own."""
+    """Raises `PairError` for a model that could not be the target's draft, `BackendError` for a shape that is not its own."""
     small = Target(name, target.device)
     network.check(small.model)
     check_same_tokenizer(target.tokenizer, small.tokenizer)
@@ -158,7 +158,7 @@ def _begun(name: str, target: Target, asked: Shape | None) -> _Begun:
     num = len(small.model.model.layers)
     if shape is None or asked.kept > shape.kept or asked.kept + asked.own != num:
         kept = "none" if shape is None else shape.kept
-        raise RunnerError(
+        raise BackendError(
             f"{name} has {num} layers, {kept} of them from the target, so it cannot go on as {asked.kept}+{asked.own}. Keep as "
             "many of them or fewer, or leave the layers out."
         )
@@ -223,7 +223,7 @@ def _settled(
         shard_tokens=num,
         tried=tuple(asdict(candidate) for candidate in tried),
     )
-    machine.write(path, json.dumps(asdict(settled), indent=1) + "\n")
+    cache_dir.write(path, json.dumps(asdict(settled), indent=1) + "\n")
     return settled
 
 
@@ -237,11 +237,11 @@ def _raised(plan: DistilPlan, settled: Settled) -> Settled:
     if num_shards <= settled.num_shards:
         return settled
     if (plan.out / STATE).exists():
-        with machine.whole(plan.out / START) as part:
+        with cache_dir.whole(plan.out / START) as part:
             torch.save(trained_layers(plan.out / STATE), part)
         (plan.out / STATE).unlink()
     more = replace(settled, num_shards=num_shards)
-    machine.write(plan.out / PLAN, json.dumps(asdict(more), indent=1) + "\n")
+    cache_dir.write(plan.out / PLAN, json.dumps(asdict(more), indent=1) + "\n")
     return more
 
 
@@ -323,7 +323,7 @@ def _trained(
         elif small is None and start.can_fit(model):
             first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
             start.fit(draft, target.quick, first, shape)
-        with machine.whole(plan.out / START) as part:
+        with cache_dir.whole(plan.out / START) as part:
             torch.save(own_weights(own), part)
     put(own, saved(plan.out / START))
     rows = torch.full((vocab_size,), -1)

@@ -13,7 +13,7 @@ from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.target import Target
-from specdecpp.errors import RunnerError, first_line
+from specdecpp.errors import BackendError, first_line
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf_cutting import cut
 
@@ -21,7 +21,7 @@ DRAFT, FILE = "draft", "draft.gguf"
 
 
 def check(target: Target, small: Target | None) -> None:
-    """Raise `RunnerError` for a draft that could not be written, before it costs anything. `small` is the model that it is
+    """Raise `BackendError` for a draft that could not be written, before it costs anything. `small` is the model that it is
     trained from where its layers are not the target's."""
     if precision_of(target) is None:
         return
@@ -29,7 +29,7 @@ def check(target: Target, small: Target | None) -> None:
         if gguf_writing.refusal(small.model) is None:
             gguf_writing.Vocabulary.of(target.tokenizer, size=int(small.model.config.vocab_size))
     elif reason := gguf_writing.refusal(target.model):
-        raise RunnerError(
+        raise BackendError(
             f"a draft of {target.name} cannot be written as a GGUF file: {reason}. Name the target's checkpoint instead of its "
             "file: the draft is then a checkpoint too."
         )
@@ -38,7 +38,7 @@ def check(target: Target, small: Target | None) -> None:
 def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -> list[str]:
     """Write both, each whole or not at all; their names, the one to use first. `is_cut`: the first layers are the target's.
 
-    Raises `RunnerError` where the file cannot be written; the checkpoint is there then.
+    Raises `BackendError` where the file cannot be written; the checkpoint is there then.
     """
     part = out / f"{DRAFT}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -59,7 +59,7 @@ def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -
         else:
             gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
     except Exception as error:  # of a disk, of gguf, of numpy: hours of training stand behind it
-        raise RunnerError(
+        raise BackendError(
             f"the draft is trained and {out / FILE} could not be written ({first_line(error)}). Nothing is lost: the draft is "
             f"the checkpoint {out / DRAFT}, which loads as it is. Run the same command again to go on from here."
         ) from error

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from specdecpp.backends import Model
 from specdecpp.costs import chain_tokens
 from specdecpp.distillation import network, start
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TextPiece
-from specdecpp.runners import Runner
 
 PER_DOUBLING, WORTH = 0.04, 100_000
 MOST = 0.95
@@ -58,7 +58,7 @@ def choose(
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
     num = min(int(model.config.vocab_size) for model in (target, target if small is None else small.model))
     share = shares(pieces, int(target.config.vocab_size))[:num]
-    passes = {n: s for n, s in zip(WIDTHS, _seconds(of.runner(target, None), WIDTHS), strict=True)}
+    passes = {n: s for n, s in zip(WIDTHS, _seconds(of.backend(target, None), WIDTHS), strict=True)}
     found = []
     for shape in [fixed] if fixed else shapes(target) if small is None else [small.shape]:
         draft = network.draft(target, shape) if small is None else small.model
@@ -68,7 +68,7 @@ def choose(
         for tokens in [shape.tokens] if fixed else [*(n for n in TOKENS if n < len(share) / 2), None]:
             ids = None if tokens is None else share.topk(tokens).indices.sort().values.tolist()
             draft.config.output_ids = ids
-            (step_s,) = _seconds(of.runner(draft, shape) if small is None else small.runner(draft, None), (1,))
+            (step_s,) = _seconds(of.backend(draft, shape) if small is None else small.backend(draft, None), (1,))
             covered = 1.0 if ids is None else float(share[ids].sum())
             found.append(_candidate(replace(shape, tokens=tokens), step_s, accepted * covered, passes, num_tokens))
         draft.config.output_ids = None
@@ -127,9 +127,9 @@ def _between(passes: Mapping[int, float], rows: int) -> float:
     return passes[low] + (passes[high] - passes[low]) * (rows - low) / (high - low)
 
 
-def _seconds(runner: Runner, widths: tuple[int, ...]) -> list[float]:
+def _seconds(backend: Model, widths: tuple[int, ...]) -> list[float]:
     """Seconds of passes of so many rows, behind a short text."""
-    cache = runner.new_cache()
+    cache = backend.new_cache()
     cache.extend([0] * CONTEXT, rows=1)
     times: dict[int, list[float]] = {n: [] for n in widths}
     for _ in range(REPEATS):

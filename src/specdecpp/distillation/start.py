@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.backends import families
 from specdecpp.distillation.network import Shape, batched, caught, layers_of, tail
-from specdecpp.runners import families
 
 RIDGE = 1e-5
 """Of the mean square of a feature, added to the diagonal."""

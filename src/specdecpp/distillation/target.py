@@ -1,4 +1,4 @@
-"""The target of a distillation: its weights for what torch does, and a runner that writes text. A small model to start from is
+"""The target of a distillation: its weights for what torch does, and a backend that writes text. A small model to start from is
 loaded in the same way."""
 
 from collections.abc import Iterator
@@ -8,24 +8,24 @@ from typing import Any
 
 import torch
 
+from specdecpp.backends import EagerModel, LeanModel, Model, NativeModel
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.models import Checkpoint, Model
+from specdecpp.loading.models import Checkpoint, ModelSource
 from specdecpp.loading.pair import known_ends
 from specdecpp.loading.tokenizers import check_spells
-from specdecpp.runners import EagerRunner, LeanRunner, NativeRunner, Runner
 
 
 @dataclass(frozen=True)
 class Target:
-    """A checkpoint or a GGUF file. Raises `PairError` and `RunnerError` for what cannot be loaded, or cannot be cut."""
+    """A checkpoint or a GGUF file. Raises `PairError` and `BackendError` for what cannot be loaded, or cannot be cut."""
 
     name: str
     device: str | None = None
 
     @cached_property
-    def source(self) -> Model:
+    def source(self) -> ModelSource:
         where = {"dtype": torch.float32, "device": self.device, "device_map": None}
         return GGUF(self.name, **where) if is_gguf(self.name) else Checkpoint(self.name, **where)
 
@@ -68,30 +68,30 @@ class Target:
         return self.writer.max_length
 
     @cached_property
-    def writer(self) -> NativeRunner | EagerRunner:
+    def writer(self) -> NativeModel | EagerModel:
         """A model that reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's
         weights are quantised (a per cent off, and twice as fast); transformers elsewhere."""
         source, refusals = self.source, self.source.refusals
         for kind in ("native-int8", "native"):
             if refusals[kind] is None:
-                found = source.runner(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
-                assert isinstance(found, NativeRunner), "both kinds are"
+                found = source.backend(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
+                assert isinstance(found, NativeModel), "both kinds are"
                 return found
-        return EagerRunner(self.quick)
+        return EagerModel(self.quick)
 
-    def runner(self, model: Any, shape: Shape | None) -> Runner:
+    def backend(self, model: Any, shape: Shape | None) -> Model:
         """A model as it would be run here: the target (no shape), or a draft of it whose own layers are stored as the target's
         are. For timing: what it computes is not looked at."""
-        if model.device.type != "cpu" or NativeRunner.refusal(model) is not None:
-            return LeanRunner(model, probe=False)
+        if model.device.type != "cpu" or NativeModel.refusal(model) is not None:
+            return LeanModel(model, probe=False)
         if not isinstance(self.source, GGUF):
-            return NativeRunner(model, probe=False)
+            return NativeModel(model, probe=False)
         stored = self.source.stored
         if shape is not None:
             layers = network.layers_of(len(self.model.model.layers), shape)
             names = {name: f"model.layers.{layers[int(i)]}.{rest}" for name, i, rest in _layered(model)}
             stored = {name: stored[names.get(name) or name] for name, _ in model.named_parameters()}
-        return NativeRunner(model, stored=stored, probe=False)
+        return NativeModel(model, stored=stored, probe=False)
 
 
 def _layered(model: Any) -> Iterator[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.distillation.network import batched, caught
 from specdecpp.errors import DataError, first_line
 
@@ -86,7 +86,7 @@ def encoded(pieces: Sequence[TextPiece]) -> bytes:
 
 
 def write(folder: Path, index: int, content: bytes) -> None:
-    machine.write(folder / name_of(index), content)
+    cache_dir.write(folder / name_of(index), content)
 
 
 def done(folder: Path) -> list[int]:

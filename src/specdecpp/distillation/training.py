@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import functional_call
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.distillation import text
 from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.rounding import layers
@@ -176,7 +176,7 @@ class Student:
 
     def keep(self, path: Path, origin: Mapping[str, Any]) -> None:
         state = {"origin": dict(origin), "step": self.step, "optimiser": self.optimiser.state_dict()}
-        with machine.whole(path) as part:
+        with cache_dir.whole(path) as part:
             torch.save(state | {"own": [p.detach() for p in self.own]}, part)
 
     def go_on(self, path: Path, origin: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
     prompts -> slots of a batch, one pass a step -> a token for each, the state at the cut, the likeliest tokens -> pieces
 
-On a CPU the compiled runner reads many sequences in a pass (`NativeRunner.forward_seen`), and a slot takes the next prompt as
+On a CPU the compiled backend reads many sequences in a pass (`NativeModel.forward_seen`), and a slot takes the next prompt as
 soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
 answer is the same in whatever company it was written. Elsewhere transformers writes (`training.responses`) and reads again what
 it wrote (`text.read`); there several shards are written together, always the same ones, since the bits of a row depend on
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdecpp.backends import EagerModel, NativeModel
+from specdecpp.backends.native import NativeCache
 from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TOP, TextPiece, encoded, read
 from specdecpp.errors import PairError
-from specdecpp.runners import EagerRunner, NativeRunner
-from specdecpp.runners.native import NativeCache
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.responses import sample_responses
 
@@ -39,7 +39,7 @@ WIDE, TOGETHER = 256, 8
 class Writer:
     """Who writes and how. `layer` is the one whose input is the state that is kept; `context` the most tokens of a text."""
 
-    runner: NativeRunner | EagerRunner
+    backend: NativeModel | EagerModel
     sampling: Sampling
     max_tokens: int
     ends: Collection[int]
@@ -48,13 +48,13 @@ class Writer:
 
     def pieces(self, prompts: Sequence[Sequence[int]], *, seed: tuple[int, ...]) -> list[TextPiece]:
         """One for each prompt (ids). The answers depend on the prompts, the seed and each prompt's place."""
-        if isinstance(self.runner, NativeRunner) and not self.sampling.needs_seen:
-            found = dict(self._written(self.runner, prompts, seed))
+        if isinstance(self.backend, NativeModel) and not self.sampling.needs_seen:
+            found = dict(self._written(self.backend, prompts, seed))
             return [found[i] for i in range(len(prompts))]
-        runner: Any = self.runner
-        generator = torch.Generator(device=runner.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
+        backend: Any = self.backend
+        generator = torch.Generator(device=backend.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
         answers = sample_responses(
-            runner,
+            backend,
             prompts,
             sampling=self.sampling,
             max_tokens=self.max_tokens,
@@ -64,27 +64,29 @@ class Writer:
             slots=WIDE,
         )
         parts = [slice(i, i + SHARD) for i in range(0, len(prompts), SHARD)]
-        return [piece for at in parts for piece in read(runner.model, prompts[at], answers[at], layer=self.layer)]
+        return [piece for at in parts for piece in read(backend.model, prompts[at], answers[at], layer=self.layer)]
 
     def _written(
-        self, runner: NativeRunner, prompts: Sequence[Sequence[int]], seed: tuple[int, ...]
+        self, backend: NativeModel, prompts: Sequence[Sequence[int]], seed: tuple[int, ...]
     ) -> Iterator[tuple[int, TextPiece]]:
         waiting = iter(range(len(prompts)))
         slots: list[_Slot] = []
         while True:
             more = islice(waiting, SLOTS - len(slots))
-            slots += [_Slot(i, list(prompts[i]), runner.new_cache(), _uniforms(seed, i), self._limit(prompts[i])) for i in more]
+            slots += [
+                _Slot(i, list(prompts[i]), backend.new_cache(), _uniforms(seed, i), self._limit(prompts[i])) for i in more
+            ]
             if not slots:
                 return
             unread = [(slot.cache, slot.ids[slot.cache.length :]) for slot in slots]
-            logits, states = runner.forward_seen(unread, layer=self.layer)
+            logits, states = backend.forward_seen(unread, layer=self.layer)
             p = probabilities(logits, self.sampling)
             best = logits.topk(min(TOP, logits.shape[-1]), -1)
             log_p = best.values - logits.logsumexp(-1, keepdim=True)
             for row, slot in enumerate(slots):
                 slot.states.append(states[row].bfloat16())
                 slot.said.append((best.indices[row], log_p[row]))
-                slot.ids.append(runner.draw(p[row], slot.uniforms.random()))
+                slot.ids.append(backend.draw(p[row], slot.uniforms.random()))
             for slot in slots:
                 if slot.ids[-1] in self.ends or slot.num_answer == slot.limit:
                     yield slot.place, slot.piece()
@@ -124,7 +126,7 @@ def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:
 
 def writer_of(plan: DistilPlan, target: Target, layer: int) -> Writer:
     return Writer(
-        runner=target.writer,
+        backend=target.writer,
         sampling=plan.sampling,
         max_tokens=plan.max_tokens,
         ends=target.ends,
@@ -154,7 +156,7 @@ class WrittenTexts:
     @staticmethod
     def together(target: Target) -> int:
         """Shards of a group."""
-        return 1 if isinstance(target.writer, NativeRunner) else TOGETHER
+        return 1 if isinstance(target.writer, NativeModel) else TOGETHER
 
     def __call__(self, index: int, items: Sequence[Sequence[Sequence[int]]]) -> tuple[list[bytes], int]:
         """In a worker: (the files of a group of shards, how many tokens were written), from the prompts (ids) of each."""

@@ -1,8 +1,8 @@
-"""Candidates without a draft model: what followed the last tokens where they stood before, in the prompt or the answer.
+"""Draft tokens without a draft model: what followed the last tokens where they stood before, in the prompt or the answer.
 
 An index of n-grams over the committed text gives the latest place that continues like its end (prompt lookup, Saxena 2023;
-SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975). A candidate is certain given the text: q is one-hot. The evidence for it
-is how long the match is and how often in a row the n-gram was followed by the same token. `rounds.copying` runs its rounds.
+SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975). A draft token is certain given the text: q is one-hot. The evidence for
+it is how long the match is and how often in a row the n-gram was followed by the same token. `steps.copying` runs its steps.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdecpp.runners.protocol import Cache
+from specdecpp.backends.base import Cache
 
 ORDERS = 4
 """n-grams of 1 to so many tokens are indexed: at most as many entries a token of the text."""
@@ -28,7 +28,7 @@ class Match:
     count: int = 0
 
     def confidence(self, i: int) -> float:
-        """The estimate in place of q for candidate i: odds of a quarter of the length, times count^1.5. A rule's score learns
+        """The estimate in place of q for draft token i: odds of a quarter of the length, times count^1.5. A rule's score learns
         the rest.
 
         Of what SmolLM2 writes at temperature 0.8 this says .20 of a single match of one token and .50, .67 of four and eight,
@@ -42,7 +42,7 @@ class Match:
 
 
 class SuffixDrafter(Cache):
-    """A draft whose candidates are copied from the text. It has the shape of a model and of its cache, and no forward pass.
+    """A draft whose draft tokens are copied from the text. It has the shape of a model and of its cache, and no forward pass.
 
     It reads committed tokens only, so that a rejection leaves nothing behind. Memory and time are linear in the text.
 

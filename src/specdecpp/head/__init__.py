@@ -5,7 +5,7 @@ There are two forms. They differ in when a draft token Y_t can be judged:
 lagged       from e_t, the draft's state *at* Y_t: D_h residual blocks x + SiLU(W x + b), then a linear output, the logit of
              acceptance (Huang et al. 2025, section 3.2). The forward pass on Y_t has then been paid for.
 look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small table, and from scalars such as log q(Y_t):
-             as soon as Y_t is drawn. The table is the head's own, so every runner can feed it.
+             as soon as Y_t is drawn. The table is the head's own, so every backend can feed it.
 
 | file | holds |
 |---|---|
@@ -15,7 +15,7 @@ look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small ta
 | rows.py | `RowEstimator`, the same for one row in numpy |
 | files.py | a head on disk: `head.safetensors` and `head.json`, or the form that the authors publish theirs in |
 
-The compiled code (`runners/native/cpp/round.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
+The compiled code (`backends/native/cpp/step.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
 """
 
 from specdecpp.head.card import CARD, DIGEST, WEIGHTS, Calibration, HeadCard

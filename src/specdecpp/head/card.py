@@ -51,7 +51,7 @@ class HeadCard:
     hidden_size: int
     num_layers: int = 3
     form: str = "lagged"
-    """`lagged` or `look_ahead`: whether it reads the state at the candidate, or the one before and the candidate."""
+    """`lagged` or `look_ahead`: whether it reads the state at the draft token, or the one before and the draft token."""
     scalars: tuple[str, ...] = ()
     width: int | None = None
     """Of the blocks; None: `hidden_size`, and without scalars no layer stands before them."""
@@ -62,7 +62,7 @@ class HeadCard:
     sampling: dict[str, Any] | None = None
     calibration: Calibration = field(default_factory=Calibration)
     greedy: Calibration | None = None
-    """That of temperature 0, where a candidate is accepted for sure or not at all; None: as when sampling."""
+    """That of temperature 0, where a draft token is accepted for sure or not at all; None: as when sampling."""
     stopping: dict[str, Any] = field(default_factory=dict)
     """How `SpecDecPP` stops best with this head, tuned on a development split; empty when nobody tuned it."""
     notes: dict[str, Any] = field(default_factory=dict)

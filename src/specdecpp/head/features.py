@@ -3,10 +3,10 @@
     log_q      log q(Y), at least that of 1e-30, so that no scalar is infinite
     entropy    H(q) in nats
     gap        the lead of the likeliest token over the second; 0 where there is no second
-    depth      the place of the token in its round, from 1
+    depth      the place of the token in its step, from 1
 
 Under greedy drafting nothing is drawn, and q is the softmax of the logits at T = 1. `rows` makes them of distributions, for
-any rows at once; `recorded` of numbers that are known already; `of_last` of one round that a host decodes step by step.
+any rows at once; `recorded` of numbers that are known already; `of_last` of one step that a host decodes step by step.
 """
 
 import math
@@ -23,7 +23,7 @@ LEAST_Q = 1e-30
 
 @runtime_checkable
 class Drawn(Protocol):
-    """A round as `of_last` reads it: `policies.Candidates` has it."""
+    """A step as `of_last` reads it: `policies.Draft tokens` has it."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -80,7 +80,7 @@ def recorded(names: Sequence[str], known: Mapping[str, Tensor], *, like: Float[T
 
 
 def of_last(names: Sequence[str], draft: Drawn) -> tuple[float, ...]:
-    """The scalars `names` of the last token of a round, from what the round has worked out already."""
+    """The scalars `names` of the last token of a step, from what the step has worked out already."""
     made = {
         "log_q": lambda: math.log(max(draft.confidence(-1), LEAST_Q)),
         "entropy": lambda: draft.entropy(-1),

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, save
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import HeadError
 from specdecpp.head.card import CARD, DIGEST, WEIGHTS, HeadCard
 from specdecpp.head.model import AcceptanceHead
@@ -23,8 +23,8 @@ def write(head: AcceptanceHead, folder: Path) -> None:
     weights = save({k: v.detach().float().cpu().contiguous() for k, v in head.state_dict().items()})
     card = json.dumps(json.loads(head.card.to_json()) | {DIGEST: _digest(weights)}, indent=2) + "\n"
     try:
-        machine.write(folder / WEIGHTS, weights)
-        machine.write(folder / CARD, card)
+        cache_dir.write(folder / WEIGHTS, weights)
+        cache_dir.write(folder / CARD, card)
     except OSError as error:
         raise HeadError(f"the head cannot be written into {folder} ({error.strerror}). Name another folder.") from error
 
@@ -98,7 +98,7 @@ def _read_reference(folder: Path) -> AcceptanceHead:
     config = json.loads(config_path.read_text(encoding="utf-8"))
     is_bin = weights.suffix == ".bin"
     state = torch.load(weights, map_location="cpu", weights_only=True) if is_bin else load(weights.read_bytes())
-    state = {name: tensor.float() for name, tensor in state.items()}  # before the subtraction below, which would round
+    state = {name: tensor.float() for name, tensor in state.items()}  # before the subtraction below, which would step
     num_layers = int(config["num_layers"])
     head = AcceptanceHead(HeadCard(hidden_size=int(config["hidden_size"]), num_layers=num_layers, notes={"form": "reference"}))
     # Tied blocks may be stored once: safetensors drops duplicates and keeps the first name.

@@ -3,8 +3,8 @@
     LogitsProcessorList -> (Sampling, what is left) -> Processed(cache, what is left)
 
 A list is read as a `Sampling` where that means the same thing in the same order; any other list is applied as it is, to the
-logits of both models and position by position. Speculative decoding keeps the law of whatever p is, and this p is that of
-`generate` (Leviathan et al. 2023, appendix A.1), as long as a processor is a function of the tokens and the logits.
+logits of both models and position by position. Speculative decoding keeps the distribution of whatever p is, and this p is that
+of `generate` (Leviathan et al. 2023, appendix A.1), as long as a processor is a function of the tokens and the logits.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from transformers.generation.logits_process import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from specdecpp.runners import Cache
+from specdecpp.backends import Cache
 from specdecpp.sampling import Sampling, at_least_float32
 
 _REMEMBERING = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
@@ -52,7 +52,7 @@ def as_sampling(
     for processor in processors:
         if isinstance(processor, _REMEMBERING):
             raise ValueError(
-                f"{type(processor).__name__} remembers the tokens it has seen, and candidates may be taken back. "
+                f"{type(processor).__name__} remembers the tokens it has seen, and draft tokens may be taken back. "
                 "Leave it out, or use generate without a draft."
             )
     kinds = [type(processor) for processor in processors]
@@ -81,9 +81,9 @@ def _is_plain(processor: Any, num_padding: int) -> bool:
 class Processed(Cache):
     """A cache whose logits have gone through logits processors of transformers.
 
-    `before` are tokens that the processors see in front of what the runner reads, as padding.
+    `before` are tokens that the processors see in front of what the backend reads, as padding.
 
-    >>> runner = Processed(cache, LogitsProcessorList([NoRepeatNGramLogitsProcessor(3)]))    # doctest: +SKIP
+    >>> backend = Processed(cache, LogitsProcessorList([NoRepeatNGramLogitsProcessor(3)]))    # doctest: +SKIP
     """
 
     def __init__(self, cache: Cache, processors: LogitsProcessorList, *, before: tuple[int, ...] = ()):

@@ -26,7 +26,7 @@ class EncodedPrompt:
         if input_ids.shape[0] != 1:
             raise ValueError(
                 f"speculative decoding here runs one sequence at a time, got {input_ids.shape[0]} (a batch, beams or "
-                "num_return_sequences): rounds of several sequences end at different places. Call generate for each."
+                "num_return_sequences): steps of several sequences end at different places. Call generate for each."
             )
         _check_options(config, more)
         ids, num_padding = input_ids[0].tolist(), _num_padding(more.get("attention_mask"))
@@ -34,7 +34,7 @@ class EncodedPrompt:
         expected = list(range(len(ids) - num_padding))
         if positions is not None and positions.flatten()[num_padding:].tolist() != expected:
             raise ValueError(
-                "position_ids other than 0, 1, 2, ... are not supported: the runners count for themselves. Leave them out."
+                "position_ids other than 0, 1, 2, ... are not supported: the backends count for themselves. Leave them out."
             )
         return cls(padding=tuple(ids[:num_padding]), tokens=ids[num_padding:])
 
@@ -61,7 +61,7 @@ def _check_options(config: Any, more: dict[str, Any]) -> None:
             raise ValueError(f"{name} is not supported: the target reads several positions at once, and keeps none of them.")
     if config.cache_implementation not in (None, "dynamic"):
         raise ValueError(
-            f"cache_implementation={config.cache_implementation!r} is not supported: candidates that are rejected are cut "
+            f"cache_implementation={config.cache_implementation!r} is not supported: draft tokens that are rejected are cut "
             "from the cache. Leave it out."
         )
     cache = more.get("cache", more.get("past_key_values"))  # renamed in transformers 5.24

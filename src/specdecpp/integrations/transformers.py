@@ -4,8 +4,8 @@
 
 What `generate` has prepared is honoured: the model's generation config, its logits processors and stopping criteria, the
 streamer, the kind of output. Where the processors are those that `Sampling` knows, tokens are those of `Decoder` for the same
-seed; any others are applied to both models' logits (`processors.Processed`), so the law is still that of sampling without a
-draft.
+seed; any others are applied to both models' logits (`processors.Processed`), so the distribution is still that of sampling
+without a draft.
 
 Under tensor parallelism (a target loaded in shards, a process for each) every process runs this same loop: the seed, the
 costs and the end of an answer are those of the first one, so that all of them run the same passes.
@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from specdecpp.backends import EagerModel
 from specdecpp.costs.known import measured
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import default_policy
@@ -36,12 +37,11 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.runners import EagerRunner
 from specdecpp.sampling import streams
-from specdecpp.session import Round, Session
+from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, Verification, at, check_lossless, check_rule, is_lossless
 
-MakeRunner = Callable[..., EagerRunner]
+MakeModel = Callable[..., EagerModel]
 _KEPT_IN = "_specdecpp_runners"
 _FOREVER = 1e9
 T = TypeVar("T")
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """The output of `generate` with `return_dict_in_generate=True`: the sequences, and what the rounds cost."""
+    """The output of `generate` with `return_dict_in_generate=True`: the sequences, and what the steps cost."""
 
     metrics: Metrics | None = None
     lossless: bool | None = None
@@ -63,15 +63,15 @@ def custom_generate(
     verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
     costs: Costs | None = None,
     seed: int | None = None,
-    runner: MakeRunner = EagerRunner,
+    backend: MakeModel = EagerModel,
     lossless: bool = True,
 ) -> Callable[..., Any]:
     """A decoding loop for the `custom_generate` of `generate`.
 
     `draft` is a causal LM of transformers, or its local path or hub name; `head` an acceptance head or where it lies. `policy`,
     `verification`, `costs` and `lossless` are those of `Decoder`. Without `seed`, torch's global generator gives one, so that
-    `set_seed` works as it does in transformers. `runner` runs both models: `EagerRunner` leaves their weights as they are,
-    `LeanRunner` is faster and lays out the storage of the weights anew.
+    `set_seed` works as it does in transformers. `backend` runs both models: `EagerModel` leaves their weights as they are,
+    `LeanModel` is faster and lays out the storage of the weights anew.
 
     The loop raises ValueError for what it cannot do (batches, beams, scores, a cache that is passed in), with the reason.
 
@@ -82,7 +82,7 @@ def custom_generate(
         check_lossless(verification, lossless=lossless)
     else:
         check_rule(policy, verification, lossless=lossless)
-    loop = _Loop(draft, head=head, policy=policy, verification=verification, costs=costs, seed=seed, runner=runner)
+    loop = _Loop(draft, head=head, policy=policy, verification=verification, costs=costs, seed=seed, backend=backend)
 
     def generate(
         model: Any,
@@ -97,10 +97,10 @@ def custom_generate(
         prompt = EncodedPrompt.of(input_ids, generation_config, more)
         with _evaluating(model, loop.draft):
             session, ranks = loop.session(model, prompt, logits_processor, generation_config)
-            sequences, rounds = _decoded(session, input_ids, stopping_criteria, streamer, ranks)
+            sequences, steps = _decoded(session, input_ids, stopping_criteria, streamer, ranks)
         if not generation_config.return_dict_in_generate:
             return sequences
-        metrics = Metrics.of(rounds, prefill_s=session.prefill_s, num_prompt_tokens=len(prompt.tokens))
+        metrics = Metrics.of(steps, prefill_s=session.prefill_s, num_prompt_tokens=len(prompt.tokens))
         return SpeculativeOutput(sequences=sequences, metrics=metrics, lossless=session.is_lossless)  # pyright: ignore[reportArgumentType]
 
     return generate
@@ -108,7 +108,7 @@ def custom_generate(
 
 @dataclass(frozen=True, kw_only=True)
 class _Match:
-    """A target beside the draft: both in runners, what steps cost where the rule asks, and who else runs the target."""
+    """A target beside the draft: both in backends, what steps cost where the rule asks, and who else runs the target."""
 
     pair: Pair
     policy: Policy
@@ -128,19 +128,19 @@ class _Loop:
         verification: Verification,
         costs: Costs | None,
         seed: int | None,
-        runner: MakeRunner,
+        backend: MakeModel,
     ):
         self._is_named = isinstance(draft, str | Path)
         self.draft = Checkpoint(draft, dtype="auto", device=None, device_map=None).model if self._is_named else draft
         self._head = AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head
         self._policy, self._verification, self._costs = policy, verification, costs
-        self._seed, self._runner = seed, runner
+        self._seed, self._backend = seed, backend
         self._matches: dict[Any, _Match] = {}
 
     def session(
         self, model: Any, prompt: EncodedPrompt, processors: LogitsProcessorList, config: Any
     ) -> tuple[Session, "_Ranks"]:
-        """A request, ready for its first round."""
+        """A request, ready for its first step."""
         sampling, others = as_sampling(processors, is_greedy=not config.do_sample, num_padding=len(prompt.padding))
         if self._verification.greedy_only and not sampling.is_greedy:
             raise UnsoundError(
@@ -182,8 +182,8 @@ class _Loop:
         vocab_size = _vocab_size(model, self.draft)
         is_told = self._head is not None or (self._policy is not None and (self._policy.needs_costs or heads(self._policy)))
         pair = Pair(
-            target=_runner(model, self._runner, vocab_size),
-            draft=_runner(self.draft, self._runner, vocab_size),
+            target=_backend(model, self._backend, vocab_size),
+            draft=_backend(self.draft, self._backend, vocab_size),
             tokenizer=None,
             head=None if self._head is None else self._head.to(self.draft.device),
             target_fingerprint=fingerprint(model) if is_told and ranks.is_alone else None,  # of a shard it says nothing
@@ -238,9 +238,9 @@ class _Ranks:
         return found[0]
 
 
-def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, ranks: _Ranks) -> tuple[Tensor, list[Round]]:
-    """Run the rounds; what follows the token at which a criterion is met is dropped, as if it had not been decoded yet."""
-    rounds: list[Round] = []
+def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, ranks: _Ranks) -> tuple[Tensor, list[Step]]:
+    """Run the steps; what follows the token at which a criterion is met is dropped, as if it had not been decoded yet."""
+    steps: list[Step] = []
     while session.finish_reason is None:
         outcome = session.step()
         num_kept, is_met = ranks.first(_until_met(input_ids, outcome.tokens, criteria))
@@ -249,14 +249,14 @@ def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, 
             kept = outcome.pieces[:num_kept]
             num_accepted = sum(piece.origin == "accepted" for piece in kept)
             outcome = replace(outcome, pieces=kept, num_accepted=num_accepted, finish_reason="stop")
-        rounds.append(outcome)
+        steps.append(outcome)
         input_ids = _appended(input_ids, outcome.tokens)
         if streamer is not None:
             for token in outcome.tokens:
                 streamer.put(torch.tensor([token]))
     if streamer is not None:
         streamer.end()
-    return input_ids, rounds
+    return input_ids, steps
 
 
 def _until_met(input_ids: Tensor, tokens: list[int], criteria: Any) -> tuple[int, bool]:
@@ -272,24 +272,24 @@ def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Facts that a runner depends on: it is made anew where this has changed."""
+    """Facts that a backend depends on: it is made anew where this has changed."""
     output = model.get_output_embeddings()
     return model, output, output.weight.device, output.weight.dtype
 
 
-class _Runners(dict[Any, EagerRunner]):
-    """Runners of a model, kept with it. A copy of the model, or one that was saved, begins without any."""
+class _Models(dict[Any, EagerModel]):
+    """Backends of a model, kept with it. A copy of the model, or one that was saved, begins without any."""
 
-    def __deepcopy__(self, memo: Any) -> "_Runners":
-        return _Runners()
+    def __deepcopy__(self, memo: Any) -> "_Models":
+        return _Models()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Runners, ()
+        return _Models, ()
 
 
-def _runner(model: Any, make: MakeRunner, vocab_size: int) -> EagerRunner:
-    """A runner for the model, kept with it: each one listens at its output layer, and puts the cache to the test."""
-    kept = vars(model).setdefault(_KEPT_IN, _Runners())
+def _backend(model: Any, make: MakeModel, vocab_size: int) -> EagerModel:
+    """A backend for the model, kept with it: each one listens at its output layer, and puts the cache to the test."""
+    kept = vars(model).setdefault(_KEPT_IN, _Models())
     key = make, vocab_size, *_state(model)[1:]
     if key not in kept:
         kept[key] = make(model, vocab_size=vocab_size)

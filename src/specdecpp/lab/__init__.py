@@ -2,15 +2,15 @@
 
 | rule | stops when | looks at | file |
 |---|---|---|---|
-| `Heuristic` | k candidates, k + 2 after a round accepted whole, else k - 1 | outcomes | history.py |
-| `AcceptanceEMA` | one candidate more than was accepted lately | outcomes | history.py |
+| `Heuristic` | k draft tokens, k + 2 after a step accepted whole, else k - 1 | outcomes | history.py |
+| `AcceptanceEMA` | one draft token more than was accepted lately | outcomes | history.py |
 | `ArgmaxLength` | the length that is fastest at the acceptance so far, or lately | outcomes, costs | history.py |
 | `UCBSpecStop` | the length that may be the fastest, by an upper bound | outcomes, costs | history.py |
 | `Cascade` | the length that was fastest in a test, none where that did not pay | outcomes, costs | history.py |
 | `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
-| `OnlineLogistic` | another would not raise the round's tokens a second | q, outcomes, costs | logistic.py |
-| `Disco` | a classifier of the last candidate < threshold | q | logistic.py |
+| `OnlineLogistic` | another would not raise the step's tokens a second | q, outcomes, costs | logistic.py |
+| `Disco` | a classifier of the last draft token < threshold | q | logistic.py |
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
 | `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |

@@ -1,12 +1,12 @@
-"""Rules on the draft's own probabilities whose threshold follows how many candidates are accepted.
+"""Rules on the draft's own probabilities whose threshold follows how many draft tokens are accepted.
 
-After every round, with m a running mean of the accepted share (Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168):
+After every step, with m a running mean of the accepted share (Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168):
 
     m  <- 0.5 m + 0.5 accepted/drafted
-    t' <- t + 0.01 where m < 0.9, else t - 0.01, or t if the round was as long as it may be: it was not t that stopped it
+    t' <- t + 0.01 where m < 0.9, else t - 0.01, or t if the step was as long as it may be: it was not t that stopped it
     t  <- 0.9 t + 0.1 t'
 
-So the threshold moves by 0.001 a round: it drifts over thousands of tokens, and hardly within one short answer.
+So the threshold moves by 0.001 a step: it drifts over thousands of tokens, and hardly within one short answer.
 """
 
 import math
@@ -58,7 +58,7 @@ class AdaptivePolicy(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftVerify(AdaptivePolicy):
-    """Stop once the last candidate has q(x) < threshold, the threshold following outcomes (Zhang et al. 2023).
+    """Stop once the last draft token has q(x) < threshold, the threshold following outcomes (Zhang et al. 2023).
 
     It starts at 0.5, their value for sampling; for greedy decoding theirs is 0.8.
     """
@@ -73,7 +73,7 @@ class DraftVerify(AdaptivePolicy):
 class AdaptiveEntropy(AdaptivePolicy):
     """Stop once 1 - sqrt(gamma * H(q)) < threshold, H in nats: AdaEDL (Agrawal et al. 2024, arXiv 2410.18351; gamma 0.2).
 
-    The left side approximates a lower bound on the chance that the candidate is accepted. That the threshold adapts is
+    The left side approximates a lower bound on the chance that the draft token is accepted. That the threshold adapts is
     theirs; here it moves as in Draft & Verify, and its start of 0.4 is ours.
     """
 

@@ -1,15 +1,15 @@
-"""Copies from the text beside a draft model: a round takes those that the text offers where they promise more than the model's
-rounds have brought, else the model drafts by its own rule (SuffixDecoding's hybrid, Oliaro et al. 2024, arXiv 2411.04975).
+"""Copies from the text beside a draft model: a step takes those that the text offers where they promise more than the model's
+steps have brought, else the model drafts by its own rule (SuffixDecoding's hybrid, Oliaro et al. 2024, arXiv 2411.04975).
 
 Both are weighed in tokens beyond those that their seconds bring at the rate rho of the request so far (`cost_aware`):
 
     copies   S_1 + S_1 S_2 + ... - rho (t_target(k + 1) - t_target(1))      by the match in the text, read by a learned score
-    model    mean over its rounds of  tokens - 1 - rho (seconds - t_target(1))
+    model    mean over its steps of  tokens - 1 - rho (seconds - t_target(1))
 
-Behind a round of the model's copies have to be worth a draft step more: what they bring the draft has to read when it goes on.
+Behind a step of the model's copies have to be worth a draft step more: what they bring the draft has to read when it goes on.
 
-What is asked is the text and what became of earlier rounds, never this round's draws, so a round is an adapted one of either
-kind and keeps the target's law (tests/test_copies.py).
+What is asked is the text and what became of earlier steps, never this step's draws, so a step is an adapted one of either
+kind and keeps the target's distribution (tests/test_copies.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from specdecpp.drafters import SuffixDrafter
+from specdecpp.drafters.copying import Copying, propose
 from specdecpp.policies.account import Account
 from specdecpp.policies.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.gains import Gains
 from specdecpp.policies.protocol import FREE, Policy, Rule, rule_of
-from specdecpp.rounds.copying import Copying, propose
 from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
 
 COPIED = "copied"
-"""`Round.extra` of a round of copies."""
+"""`Step.extra` of a step of copies."""
 WEIGHT = 2
-"""Rounds of the model's that are taken to have brought what the target alone brings, before there were any."""
+"""Steps of the model's that are taken to have brought what the target alone brings, before there were any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Both:
-    """Statistics of copies, with the sums of all rounds; the memory of the model's rule, and what its rounds brought."""
+    """Statistics of copies, with the sums of all steps; the memory of the model's rule, and what its steps brought."""
 
     copies: Account
     memory: Any
@@ -89,11 +89,11 @@ class WithCopies(Around):
         return max(self.copies.limit(memory.copies), self.policy.limit(memory.memory))
 
     def rule(self, memory: Both, costs: "Costs | None", limit: int) -> Rule | None:
-        """The rule of the model's rounds."""
+        """The rule of the model's steps."""
         return rule_of(self.policy, memory.memory, costs, limit)
 
     def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
-        """Tell whether copies with these estimates promise more than a round of the model's."""
+        """Tell whether copies with these estimates promise more than a step of the model's."""
         copied, gains, target_s = copied_costs(costs), memory.gains, costs.verify_s(1)
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))
@@ -122,17 +122,17 @@ class WithCopies(Around):
 
 
 def copied_costs(costs: "Costs") -> "Costs":
-    """Where candidates are copied they cost what the wider pass does."""
+    """Where draft tokens are copied they cost what the wider pass does."""
     return replace(costs, draft_s=0.0, start_s=0.0, switch_s=0.0, head_s=0.0, other_s=0.0, read_along=0.0, num_together=1)
 
 
 def catch_up_s(costs: "Costs") -> float:
-    """Seconds that the draft takes to read what copies have brought, as a beginning with one candidate."""
+    """Seconds that the draft takes to read what copies have brought, as a beginning with one draft token."""
     return costs.start_s + costs.draft_s
 
 
 class Either:
-    """Runs the rounds of `WithCopies`. Each request is two, with the same target: one over an index of its text and one over
+    """Runs the steps of `WithCopies`. Each request is two, with the same target: one over an index of its text and one over
     its draft model, which reads what copies have brought when it is next asked."""
 
     has_batches = False
@@ -150,7 +150,7 @@ class Either:
         return [self._one(plan) for plan in plans]
 
     def _one(self, plan: Plan) -> Result:
-        """The round of copies, if these promise more, else that of the model."""
+        """The step of copies, if these promise more, else that of the model."""
         policy, memory, costs = plan.request.policy, plan.decision.memory, plan.costs
         assert isinstance(policy, WithCopies)
         assert costs is not None, "the session gives costs to a policy that needs them"

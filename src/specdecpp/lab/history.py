@@ -1,6 +1,6 @@
-"""Rules that follow the outcomes of earlier rounds: the coming round is as long as what was accepted lately makes worth while.
+"""Rules that follow the outcomes of earlier steps: the coming step is as long as what was accepted lately makes worth while.
 
-They look at no candidate, so a round's length is known before it begins.
+They look at no draft token, so a step's length is known before it begins.
 """
 
 import math
@@ -30,7 +30,7 @@ class Priced(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Heuristic(Policy):
-    """k += 2 after a round that accepted everything, else k = max(1, k - 1): the "heuristic" schedule of transformers."""
+    """k += 2 after a step that accepted everything, else k = max(1, k - 1): the "heuristic" schedule of transformers."""
 
     short: ClassVar[str] = "heuristic:start_tokens"
     start_tokens: int = 5
@@ -52,10 +52,10 @@ class Heuristic(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceEMA(Policy):
-    """One candidate more than was accepted lately: gamma = round(L) + 1, L = (1 - eta) L + eta * accepted (eta 0.3).
+    """One draft token more than was accepted lately: gamma = round(L) + 1, L = (1 - eta) L + eta * accepted (eta 0.3).
 
     GammaTune (Gautam et al. 2025, arXiv 2504.00030) and the adaptive steps of SGLang follow such a running mean. The one more
-    is what lets the length grow again: a round that accepts everything lies above the mean. Starts at `start_tokens`.
+    is what lets the length grow again: a step that accepts everything lies above the mean. Starts at `start_tokens`.
     """
 
     short: ClassVar[str] = "ema:start_tokens"
@@ -80,7 +80,7 @@ class AcceptanceEMA(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Candidates tested so far and those of them that were accepted, older ones fading."""
+    """Draft tokens tested so far and those of them that were accepted, older ones fading."""
 
     num_tested: float = 0.0
     num_accepted: float = 0.0
@@ -92,10 +92,10 @@ class ArgmaxLength(Priced):
 
         gamma = argmax_g  (1 - a^(g+1))/(1 - a) / (g t_draft + t_target(g + 1))
 
-    after Leviathan et al. 2023 (theorem 3.8), with a the share of the tested candidates that was accepted: what comes after a
-    rejection was not tested and counts for nothing. With `fading` every round's candidates weigh (1 - fading) times those of
+    after Leviathan et al. 2023 (theorem 3.8), with a the share of the tested draft tokens that was accepted: what comes after a
+    rejection was not tested and counts for nothing. With `fading` every step's draft tokens weigh (1 - fading) times those of
     the next, so a is a moving average that knows what a rejection hides (vllm#44336 keeps one for each place, EMA of 0.1).
-    `prior` is a before anything was tested, and counts for `prior_tokens` candidates. With `min_tokens=0` it may give up
+    `prior` is a before anything was tested, and counts for `prior_tokens` draft tokens. With `min_tokens=0` it may give up
     drafting for good.
     """
 
@@ -125,7 +125,7 @@ class ArgmaxLength(Priced):
         )
 
     def acceptance(self, memory: Counts) -> float:
-        """a: of the candidates tested so far, the prior's included."""
+        """a: of the draft tokens tested so far, the prior's included."""
         return (memory.num_accepted + self.prior_tokens * self.prior) / (memory.num_tested + self.prior_tokens)
 
     def rule(self, memory: Counts, costs: "Costs | None", limit: int) -> Rule:
@@ -136,17 +136,17 @@ class ArgmaxLength(Priced):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSums:
-    """Sums of each length: how many rounds had it, the tokens they made, and their seconds."""
+    """Sums of each length: how many steps had it, the tokens they made, and their seconds."""
 
-    rounds: tuple[float, ...]
+    steps: tuple[float, ...]
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def least(self, k: int, width: float) -> float:
         """The time a token of length k, less its confidence of this width; -inf for a length that was never drafted."""
-        if not self.rounds[k]:
+        if not self.steps[k]:
             return -math.inf
-        return (self.seconds[k] - width * math.sqrt(self.rounds[k])) / self.tokens[k]
+        return (self.seconds[k] - width * math.sqrt(self.steps[k])) / self.tokens[k]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +155,10 @@ class UCBSpecStop(Priced):
 
         k = argmin_k  seconds_k / tokens_k  -  exploration * t_draft * sqrt(rounds_k ln n) / tokens_k
 
-    over the n rounds so far, sums over those with k candidates (Sun et al. 2026, arXiv 2606.20591, algorithm 1). Each length
+    over the n steps so far, sums over those with k draft tokens (Sun et al. 2026, arXiv 2606.20591, algorithm 1). Each length
     from 1 to `max_tokens` is tried once first. Their bonus is 1 ms where a draft step takes 1 ms, and 10 are the most. It
     was made for slow links between draft and target, and goes on learning from request to request, as it does here where
-    requests have no seed. A round that had no room for its length counts for the length that it had.
+    requests have no seed. A step that had no room for its length counts for the length that it had.
     """
 
     short: ClassVar[str] = "ucb-specstop:exploration"
@@ -172,7 +172,7 @@ class UCBSpecStop(Priced):
 
     def start(self) -> LengthSums:
         none = (0.0,) * (self.max_tokens + 1)
-        return LengthSums(rounds=none, tokens=none, seconds=none)
+        return LengthSums(steps=none, tokens=none, seconds=none)
 
     def resume(self, past: Mapping[str, Any]) -> LengthSums:
         columns = [past.get(name) for name in ("rounds", "tokens", "seconds")]
@@ -180,14 +180,14 @@ class UCBSpecStop(Priced):
         return LengthSums(**{name: tuple(past[name]) for name in ("rounds", "tokens", "seconds")}) if sound else self.start()
 
     def carry(self, past: Mapping[str, Any] | None, memory: LengthSums) -> Mapping[str, Any]:
-        return {"rounds": memory.rounds, "tokens": memory.tokens, "seconds": memory.seconds}
+        return {"rounds": memory.steps, "tokens": memory.tokens, "seconds": memory.seconds}
 
     def learn(self, memory: LengthSums, outcome: "Outcome") -> LengthSums:
         k = outcome.num_drafted
         if not 0 < k <= self.max_tokens:
             return memory
         return LengthSums(
-            rounds=_plus(memory.rounds, k, 1.0),
+            steps=_plus(memory.steps, k, 1.0),
             tokens=_plus(memory.tokens, k, float(outcome.num_tokens)),
             seconds=_plus(memory.seconds, k, outcome.expected_s),
         )
@@ -195,16 +195,16 @@ class UCBSpecStop(Priced):
     def rule(self, memory: LengthSums, costs: "Costs | None", limit: int) -> Rule:
         assert costs is not None, "the session gives costs to a policy that needs them"
         lengths = range(max(1, self.min_tokens), self.max_tokens + 1)
-        width = self.exploration * costs.draft_s * math.sqrt(math.log(max(1.0, sum(memory.rounds))))
+        width = self.exploration * costs.draft_s * math.sqrt(math.log(max(1.0, sum(memory.steps))))
         best = min(lengths, key=lambda k: memory.least(k, width), default=0)
         return _exactly(best, f"length {best}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Where a request stands: `num_tokens` drafted in each of `num_left` more rounds, and what the rounds of a trial made.
+    """Where a request stands: `num_tokens` drafted in each of `num_left` more steps, and what the steps of a trial made.
 
-    `target_s` is 0 until the round without candidates that begins a request. `trials` are lengths and their utilities.
+    `target_s` is 0 until the step without draft tokens that begins a request. `trials` are lengths and their utilities.
     """
 
     num_tokens: int = 0
@@ -223,20 +223,20 @@ class Cascade(Priced):
     """The length that a test found to be the fastest, none where it was slower than the target alone: Cascade (Saxena et al.
     2025, arXiv 2506.20675).
 
-    The utility of a length is how many tokens its rounds make over how many passes of the target they take,
+    The utility of a length is how many tokens its steps make over how many passes of the target they take,
 
         U = tokens / (seconds / t_target),
 
-    the speed-up over the target alone. A request goes round in two phases.
+    the speed-up over the target alone. A request goes step in two phases.
 
-    - test: at most 4 trials of 4 rounds each, the first with the length that has been best so far, then uphill by one: on in
+    - test: at most 4 trials of 4 steps each, the first with the length that has been best so far, then uphill by one: on in
       the direction in which U grows, back once where it falls. It ends early where two trials differ by less than 10 %, where
-      a maximum has been passed, or where one candidate does not pay (U < 1).
-    - set: 16 rounds of the length with the largest U, of none if that is below 1. Each time there is none twice as many rounds
+      a maximum has been passed, or where one draft token does not pay (U < 1).
+    - set: 16 steps of the length with the largest U, of none if that is below 1. Each time there is none twice as many steps
       follow before the next test.
 
-    Those numbers are theirs. Theirs reads the clock, and the target's own time off a few rounds without candidates, again
-    every 100; here seconds are the cost model's, so that a seed gives the same rounds again, and one such round suffices. They
+    Those numbers are theirs. Theirs reads the clock, and the target's own time off a few steps without draft tokens, again
+    every 100; here seconds are the cost model's, so that a seed gives the same steps again, and one such step suffices. They
     do not say with which length a request begins, by how much a step goes up, or whether a length that pays undoes the
     doubling: 3, 1, yes.
 
@@ -245,22 +245,22 @@ class Cascade(Priced):
 
     short: ClassVar[str] = "cascade:start_tokens"
     start_tokens: int = 3
-    trial_rounds: int = 4
+    trial_steps: int = 4
     max_trials: int = 4
-    set_rounds: int = 16
+    set_steps: int = 16
     max_tokens: int = 7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        phases = self.trial_rounds, self.max_trials, self.set_rounds
+        phases = self.trial_steps, self.max_trials, self.set_steps
         if not 1 <= self.start_tokens <= self.max_tokens or min(phases) < 1:
             raise ValueError(
-                "Cascade needs 1 <= start_tokens <= max_tokens, and trial_rounds, max_trials and set_rounds of at least 1, got "
+                "Cascade needs 1 <= start_tokens <= max_tokens, and trial_steps, max_trials and set_steps of at least 1, got "
                 f"start_tokens={self.start_tokens}, max_tokens={self.max_tokens} and {phases}"
             )
 
     def start(self) -> Phase:
-        return Phase(best=self.start_tokens, pause=self.set_rounds)
+        return Phase(best=self.start_tokens, pause=self.set_steps)
 
     def limit(self, memory: Phase) -> int:
         return max(self.min_tokens, memory.num_tokens)
@@ -281,13 +281,13 @@ class Cascade(Priced):
         return self._set(memory) if following is None else self._trial(memory, following)
 
     def _trial(self, memory: Phase, num_tokens: int) -> Phase:
-        return replace(memory, num_tokens=num_tokens, num_left=self.trial_rounds, is_test=True, made=0, seconds=0.0)
+        return replace(memory, num_tokens=num_tokens, num_left=self.trial_steps, is_test=True, made=0, seconds=0.0)
 
     def _set(self, memory: Phase) -> Phase:
         best, utility = max(memory.trials, key=lambda trial: trial[1])
         if utility < 1:
             return replace(memory, num_tokens=0, num_left=memory.pause, is_test=False, pause=2 * memory.pause)
-        return replace(memory, num_tokens=best, num_left=self.set_rounds, is_test=False, best=best, pause=self.set_rounds)
+        return replace(memory, num_tokens=best, num_left=self.set_steps, is_test=False, best=best, pause=self.set_steps)
 
     def _uphill(self, trials: tuple[tuple[int, float], ...]) -> int | None:
         """The length of the next trial; None where the test is over."""
@@ -304,7 +304,7 @@ class Cascade(Priced):
 
 
 def _exactly(num: int, words: str) -> Rule:
-    """So many candidates."""
+    """So many draft tokens."""
     return Rule(Evidence.NOTHING, (-math.inf,) * num + (math.inf,), words)
 
 

@@ -1,8 +1,8 @@
-"""Rules that ask a logistic regression on what the draft knows whether candidates will be accepted: one learned while decoding,
-one fitted before.
+"""Rules that ask a logistic regression on what the draft knows whether draft tokens will be accepted: one learned while
+decoding, one fitted before.
 
-Neither compares one number with a threshold that is known when the round begins, so both are asked candidate by candidate
-(`Policy.stop`), and the host runs their rounds.
+Neither compares one number with a threshold that is known when the step begins, so both are asked draft token by draft token
+(`Policy.stop`), and the host runs their steps.
 """
 
 import math
@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import Candidates, Policy, check_probability
+from specdecpp.policies.protocol import DraftSoFar, Policy, check_probability
 from specdecpp.policies.score import REST, logit
 
 if TYPE_CHECKING:
@@ -28,42 +28,42 @@ RIDGE = 1e-3
 class LogisticFit:
     """logit P(accepted) = slope * x + intercepts[k] with x = logit(q), and what the next Newton step needs.
 
-    `sums` are, of the candidates at each place, their number, weights w, w x, and residuals r; `shared` w x^2 and r x of all.
+    `sums` are, of the draft tokens at each place, their number, weights w, w x, and residuals r; `shared` w x^2 and r x of all.
     """
 
     slope: float
     intercepts: tuple[float, ...]
     sums: tuple[tuple[float, float, float, float], ...]
     shared: tuple[float, float] = (0.0, 0.0)
-    num_rounds: int = 0
+    num_steps: int = 0
     num_fits: int = 0
     num_tested: int = 0
     num_accepted: int = 0
     mean: float = 1 / (1 + math.exp(-START))
-    """Share of the candidates that was accepted, those before the last step."""
+    """Share of the draft tokens that was accepted, those before the last step."""
 
     def chance(self, x: float, k: int) -> float:
-        """P(accepted) of a candidate at place k whose logit(q) is x."""
+        """P(accepted) of a draft token at place k whose logit(q) is x."""
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, self.slope * x + self.intercepts[k]))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineLogistic(HeadPolicy):
-    """Draft while it is expected to raise the tokens per second of the round, by the estimator of vLLM's adaptive verification.
+    """Draft while it is expected to raise the tokens per second of the step, by the estimator of vLLM's adaptive verification.
 
     Its estimate (vllm#52228; the verification vllm#47808): logit P(accepted) = slope * logit(q) + an intercept for each place,
-    from one damped Newton step over every 100 rounds, n/(n + 50) of it for n candidates; whole rounds until three steps were
-    taken. All these figures are theirs, and so are the 7 candidates of their first report.
+    from one damped Newton step over every 100 steps, n/(n + 50) of it for n draft tokens; whole steps until three steps were
+    taken. All these figures are theirs, and so are the 7 draft tokens of their first report.
 
-    There all candidates are drafted, and as many verified as maximise the expected tokens per second of the whole batch. To
-    choose by a candidate's own q whether it is verified is biased at temperature > 0; a request that is alone is spared, as how
-    many are verified comes from the round before. Here the same aim stops the draft instead, behind a candidate that stays,
-    which is exact and saves what drafting the others takes. So with k candidates of survival S_1 ... S_k, and m the share that
-    was accepted lately, drafting goes on while
+    There all draft tokens are drafted, and as many verified as maximise the expected tokens per second of the whole batch. To
+    choose by a draft token's own q whether it is verified is biased at temperature > 0; a request that is alone is spared, as
+    how many are verified comes from the step before. Here the same aim stops the draft instead, behind a draft token that
+    stays, which is exact and saves what drafting the others takes. So with k draft tokens of survival S_1 ... S_k, and m the
+    share that was accepted lately, drafting goes on while
 
         (1 + S_1 + ... + S_k + S_k m) / t(k + 1)  >  (1 + S_1 + ... + S_k) / t(k)
 
-    A first candidate is always drafted, as it is there. Their fit lives as long as the server; requests without a seed hand
+    A first draft token is always drafted, as it is there. Their fit lives as long as the server; requests without a seed hand
     this one on. 1 - q is taken to be at least .01.
     """
 
@@ -104,7 +104,7 @@ class OnlineLogistic(HeadPolicy):
     def carry(self, past: Mapping[str, Any] | None, memory: LogisticFit) -> Mapping[str, Any]:
         return vars(memory).copy()
 
-    def stop(self, draft: Candidates, memory: LogisticFit) -> str | None:
+    def stop(self, draft: DraftSoFar, memory: LogisticFit) -> str | None:
         k = draft.num_tokens
         if not k or memory.num_fits < self.warm_up:
             return None
@@ -130,11 +130,11 @@ class OnlineLogistic(HeadPolicy):
             memory,
             sums=tuple(sums),
             shared=(across, along),
-            num_rounds=memory.num_rounds + 1,
+            num_steps=memory.num_steps + 1,
             num_tested=memory.num_tested + len(tested),
             num_accepted=memory.num_accepted + num,
         )
-        return memory if memory.num_rounds < self.fit_every else self._step(memory)
+        return memory if memory.num_steps < self.fit_every else self._step(memory)
 
     def _step(self, memory: LogisticFit) -> LogisticFit:
         """One Newton step. Intercepts are eliminated first: what is left is one equation for the slope."""
@@ -157,18 +157,18 @@ class OnlineLogistic(HeadPolicy):
 
 
 def _logit_q(estimate: float) -> float:
-    """logit(q) of a candidate that was judged by its q (`score.by_q`)."""
+    """logit(q) of a draft token that was judged by its q (`score.by_q`)."""
     return logit(2 - 1 / estimate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disco(Policy):
-    """Stop once a classifier gives the last candidate less than `threshold`: DISCO (Mamou et al. 2024, arXiv 2405.04304).
+    """Stop once a classifier gives the last draft token less than `threshold`: DISCO (Mamou et al. 2024, arXiv 2405.04304).
 
         logit P(accepted) = bias + by_rest log(1 - q) + by_entropy H(q) + by_gap gap + by_depth k
 
-    Theirs is a network of two layers on the ten largest probabilities, the entropy and the place in the round; its threshold
-    and the most candidates are tuned on held-out prompts. This one is linear in what every recording has (what more features
+    Theirs is a network of two layers on the ten largest probabilities, the entropy and the place in the step; its threshold
+    and the most draft tokens are tuned on held-out prompts. This one is linear in what every recording has (what more features
     bring is .003 of .53 nats, docs/how-it-works.md). Weights and threshold are those of the reference pair at temperature 1,
     fitted on development prompts by `benchmarks/rules.py`, which fits the weights anew for every pair and sampling.
     """
@@ -185,7 +185,7 @@ class Disco(Policy):
         super().__post_init__()
         check_probability("Disco.threshold", self.threshold)
 
-    def stop(self, draft: Candidates, memory: Any) -> str | None:
+    def stop(self, draft: DraftSoFar, memory: Any) -> str | None:
         if not draft.num_tokens:
             return None
         rest = math.log(max(1 - draft.confidence(-1), REST))

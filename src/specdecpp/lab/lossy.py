@@ -1,14 +1,15 @@
-"""Verifications that do not keep the target's law p, each with the law m(p, q) that it keeps instead: by lossless=False.
+"""Verifications that do not keep the target's distribution p, each with the distribution m(p, q) that it keeps instead: by
+lossless=False.
 
 All of them are the ratio test of m where the lossless one has p: accept Y ~ q with probability min(1, m(Y)/q(Y)), else draw
-norm((m - q)+). So a token with a candidate in its place has the law
+norm((m - q)+). So a token with a draft token in its place has the distribution
 
     min(m, q) + (m - q)+  =  m,      rejected with probability TV(m, q), the least that any test for m can have,
 
-and the token after the last candidate has the law p. Because it is the least, a rule whose authors test candidates otherwise
-(Fuzzy SD rejects outright and draws from p, typical acceptance too) has their law here and accepts at least as often. How many
-tokens are not the target's is the sum of TV(m, p) over places: the share of tokens that differ from the target's draws when
-both are coupled as well as laws can be.
+and the token after the last draft token has the distribution p. Because it is the least, a rule whose authors test draft tokens
+otherwise (Fuzzy SD rejects outright and draws from p, typical acceptance too) has their distribution here and accepts at least
+as often. How many tokens are not the target's is the sum of TV(m, p) over places: the share of tokens that differ from the
+target's draws when both are coupled as well as distributions can be.
 
 Temperature 0 (`AtZero`): p and q are taken at temperature 1, and the token is the likeliest of m(p, q).
 
@@ -46,7 +47,7 @@ def divergence(kind: Divergence, p: Float[Tensor, "*rows V"], q: Float[Tensor, "
 
 @dataclass(frozen=True)
 class Lossy:
-    """A verification by the law that it keeps, `law(p, q)`."""
+    """A verification by the distribution that it keeps, `distribution(p, q)`."""
 
     allows_dropping: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
@@ -59,8 +60,8 @@ class Lossy:
         """Its form at temperature 0; None for the target's own text."""
         return AtZero(self) if self.changes_greedy else None
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
-        """m(p, q), the law of a token whose candidate was drawn from q."""
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+        """m(p, q), the distribution of a token whose draft token was drawn from q."""
         raise NotImplementedError
 
     def __call__(
@@ -69,14 +70,14 @@ class Lossy:
         num = len(tokens)
         if num == 0:
             return Verdict(num_accepted=0, next_token=randomness.categorical(p[0]))
-        m = self.law(p[:num], q)
+        m = self.distribution(p[:num], q)
         accepted = randomness.bernoulli(token_acceptance(m, q, tokens)).tolist()
         count = accepted.index(False) if False in accepted else num
-        law = p[num] if count == num else residual(m[count], q[count])
+        distribution = p[num] if count == num else residual(m[count], q[count])
         spent = [*variation(m, p[:num]).tolist(), 0.0]
         overlaps = tuple(overlap(m, q).tolist()[: count + 1])
         return Verdict(
-            num_accepted=count, next_token=randomness.categorical(law), tv=tuple(spent[: count + 1]), overlaps=overlaps
+            num_accepted=count, next_token=randomness.categorical(distribution), tv=tuple(spent[: count + 1]), overlaps=overlaps
         )
 
 
@@ -92,7 +93,7 @@ class Fuzzy(Lossy):
         if self.by not in ("kl", "js", "tv"):
             raise ValueError(f"there is no divergence {self.by!r}. There are kl, js and tv.")
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         return torch.where((divergence(self.by, p, q) <= self.threshold)[..., None], q, p)
 
 
@@ -105,7 +106,7 @@ class Chow(Lossy):
     def __post_init__(self) -> None:
         _check("alpha", self.alpha)
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         return torch.where(q.amax(-1, keepdim=True) < 1 - self.alpha, p, q)
 
 
@@ -118,7 +119,7 @@ class OptimalDeferral(Lossy):
     def __post_init__(self) -> None:
         _check("alpha", self.alpha, most=float("inf"))
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         return torch.where((q.amax(-1) < p.amax(-1) - self.alpha * variation(p, q))[..., None], p, q)
 
 
@@ -140,7 +141,7 @@ class TokenCascade(Lossy):
     def __post_init__(self) -> None:
         _check("alpha", self.alpha)
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         return trusting(p, q, p >= (1 - self.alpha) * p.amax(-1, keepdim=True))
 
 
@@ -164,7 +165,7 @@ class Typical(Lossy):
         """delta, as it is used."""
         return self.epsilon**0.5 if self.delta is None else self.delta
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         entropy = -torch.where(p > 0, p * p.log(), 0.0).sum(-1, keepdim=True)
         return trusting(p, q, p > (self.share * (-entropy).exp()).clamp(max=self.epsilon))
 
@@ -173,8 +174,8 @@ class Typical(Lossy):
 class TVBudget(Lossy):
     """At most `eps` of total variation a token: m = p + min(1, eps/TV(p, q)) (q - p).
 
-    No law within the budget is rejected less often: TV(m, q) >= TV(p, q) - TV(m, p) >= TV(p, q) - eps, which this one reaches.
-    At temperature 0, where any other token than the target's is a variation of 1, it is greedy and exact.
+    No distribution within the budget is rejected less often: TV(m, q) >= TV(p, q) - TV(m, p) >= TV(p, q) - eps, which this one
+    reaches. At temperature 0, where any other token than the target's is a variation of 1, it is greedy and exact.
     """
 
     changes_greedy: ClassVar[bool] = False
@@ -183,14 +184,14 @@ class TVBudget(Lossy):
     def __post_init__(self) -> None:
         _check("eps", self.eps)
 
-    def law(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def distribution(self, p: Float[Tensor, "*rows V"], q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         share = (self.eps / variation(p, q).clamp(min=1e-30)).clamp(max=1.0)[..., None]
         return p + share * (q - p)
 
 
 @dataclass(frozen=True)
 class AtZero:
-    """A lossy rule at temperature 0: accept while the candidate is the likeliest token of m(p, q), p and q at temperature
+    """A lossy rule at temperature 0: accept while the draft token is the likeliest token of m(p, q), p and q at temperature
     1."""
 
     rule: Lossy
@@ -202,8 +203,8 @@ class AtZero:
     def __call__(
         self, p: Float[Tensor, "K1 V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"], randomness: Randomness
     ) -> Verdict:
-        num, best, law = len(tokens), p.argmax(-1), p.softmax(-1)
-        kept = torch.cat([self.rule.law(law[:num], q).argmax(-1), best[num:]]) if num else best
+        num, best, distribution = len(tokens), p.argmax(-1), p.softmax(-1)
+        kept = torch.cat([self.rule.distribution(distribution[:num], q).argmax(-1), best[num:]]) if num else best
         chosen = kept.tolist()
         count = next((i for i, token in enumerate(tokens.tolist()) if chosen[i] != token), num)
         return Verdict(num_accepted=count, next_token=chosen[count], tv=tuple((kept != best)[: count + 1].double().tolist()))

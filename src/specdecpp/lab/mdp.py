@@ -1,15 +1,16 @@
-"""The decision process behind a round: draft one more, or verify? Solved exactly where acceptance is a known Markov chain.
+"""The decision process behind a step: draft one more, or verify? Solved exactly where acceptance is a known Markov chain.
 
-    Process -> Lattice (all that a round can come to) -> Plan (where to go on) -> RoundTally (tokens, candidates) -> tokens/s
+    Process -> Lattice (all that a step can come to) -> Plan (where to go on) -> StepTally (tokens, draft tokens) -> tokens/s
 
-Candidate i is accepted with probability a_i = min(1, p/q) if those before it were, so k candidates all survive with
-probability S_k = a_1 ... a_k, and a round with N of them makes 1 + S_1 + ... + S_N tokens on average: one is always the
-target's own. Rounds are taken to renew: each begins in a state drawn from `Process.start`, whatever came before. What is
-maximised is then rho = E[tokens]/E[seconds] of a round, and by Dinkelbach (1967) the best plan is the one that maximises
+Draft token i is accepted with probability a_i = min(1, p/q) if those before it were, so k draft tokens all survive with
+probability S_k = a_1 ... a_k, and a step with N of them makes 1 + S_1 + ... + S_N tokens on average: one is always the
+target's own. Steps are taken to renew: each begins in a state drawn from `Process.start`, whatever came before. What is
+maximised is then rho = E[tokens]/E[seconds] of a step, and by Dinkelbach (1967) the best plan is the one that maximises
 E[tokens] - rho E[seconds] at its own rho.
 
-Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs and the theorem; Yin et al. 2024 for the law of
-rejections. docs/how-it-works.md tells the same in prose. The letters: M situations, E edges, n states, K most candidates.
+Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs and the theorem; Yin et al. 2024 for the
+distribution of rejections. docs/how-it-works.md tells the same in prose. The letters: M situations, E edges, n states, K most
+draft tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from specdecpp.costs import Costs
 
 Plan = tuple[Bool[np.ndarray, " _"], ...]
-"""For k = 0..K-1 candidates, and for every situation of that layer: whether to draft one more."""
+"""For k = 0..K-1 draft tokens, and for every situation of that layer: whether to draft one more."""
 
 
 def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> float:
@@ -37,11 +38,11 @@ def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> floa
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RoundTally:
-    """Sums of rounds: tokens, and `rounds[k]`, how many of the rounds had k candidates. Counts, or means per round.
+class StepTally:
+    """Sums of steps: tokens, and `steps[k]`, how many of the steps had k draft tokens. Counts, or means per step.
 
     It generalises R_d and R_v to target passes that take longer the more positions they read. Counting supposes that every
-    round ends with a token of the target's own, which fails only where an answer is cut.
+    step ends with a token of the target's own, which fails only where an answer is cut.
     """
 
     num_tokens: float
@@ -57,7 +58,7 @@ class RoundTally:
 
     @property
     def discard_rate(self) -> float:
-        """R_d: candidates that do not end in the output, per token."""
+        """R_d: draft tokens that do not end in the output, per token."""
         return (self.num_drafted - (self.num_tokens - self.num_rounds)) / self.num_tokens
 
     @property
@@ -78,12 +79,12 @@ class RoundTally:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Process:
-    """How acceptance develops along a round: a Markov chain, one step a candidate, whose states the rule observes.
+    """How acceptance develops along a step: a Markov chain, one step a draft token, whose states the rule observes.
 
-    s_0 ~ `start` is what is known before anything is drafted. Drafting candidate k draws s_k from `transition[s_{k-1}]`,
+    s_0 ~ `start` is what is known before anything is drafted. Drafting draft token k draws s_k from `transition[s_{k-1}]`,
     and then `acceptance[s_k]` is known: a look-ahead score, free of error. (A score with errors is a process too: its states
     are the values of the score, its acceptances what the score means on average, as long as they multiply.) `unjudged[s]`
-    is the expected acceptance of candidates that are drawn but not judged yet: 1 here, less in `lagged`.
+    is the expected acceptance of draft tokens that are drawn but not judged yet: 1 here, less in `lagged`.
 
     Raises ValueError where shapes disagree or rows are not probabilities.
     """
@@ -107,7 +108,7 @@ class Process:
 
     @classmethod
     def constant(cls, acceptance: float) -> "Process":
-        """Every candidate is accepted with the same probability."""
+        """Every draft token is accepted with the same probability."""
         return cls.iid([acceptance], [1.0])
 
     @classmethod
@@ -122,14 +123,14 @@ class Process:
 
     @property
     def next_acceptance(self) -> Float[np.ndarray, " n"]:
-        """m(s): the expected acceptance of the next candidate."""
+        """m(s): the expected acceptance of the next draft token."""
         return self.transition @ (self.acceptance * self.unjudged)
 
     def lagged(self) -> "Process":
-        """A process seen one token later: a candidate is judged by the step that draws its successor.
+        """A process seen one token later: a draft token is judged by the step that draws its successor.
 
-        With k candidates s_{k-1} is known, so E[S_k] = S_{k-1} m(s_{k-1}). Three copies of the states: nothing drafted, one
-        candidate and nothing judged, and from then on.
+        With k draft tokens s_{k-1} is known, so E[S_k] = S_{k-1} m(s_{k-1}). Three copies of the states: nothing drafted, one
+        draft token and nothing judged, and from then on.
         """
         num = len(self.acceptance)
         zero, one, nothing = np.zeros((num, num)), np.eye(num), np.ones(num)
@@ -143,7 +144,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LatticeLayer:
-    """The M situations with k candidates: the state, S of the judged candidates, E[S_k], and E edges from layer k - 1."""
+    """The M situations with k draft tokens: the state, S of the judged draft tokens, E[S_k], and E edges from layer k - 1."""
 
     state: Int[np.ndarray, " M"]
     survival: Float[np.ndarray, " M"]
@@ -153,17 +154,17 @@ class LatticeLayer:
     chance: Float[np.ndarray, " E"]
 
     def spread(self, mass: Float[np.ndarray, " _"]) -> Float[np.ndarray, " M"]:
-        """Mass on the layer before, one candidate later."""
+        """Mass on the layer before, one draft token later."""
         return np.bincount(self.target, self.chance * mass[self.source], minlength=len(self.state))
 
     def expect(self, values: Float[np.ndarray, " M"], num_sources: int) -> Float[np.ndarray, " _"]:
-        """Seen from the layer before: the expected value after one more candidate."""
+        """Seen from the layer before: the expected value after one more draft token."""
         return np.bincount(self.source, self.chance * values[self.target], minlength=num_sources)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lattice:
-    """All that a round of at most K candidates can come to: survival times state, exactly, as a graph of layers 0..K.
+    """All that a step of at most K draft tokens can come to: survival times state, exactly, as a graph of layers 0..K.
 
     Survival is a product, so what it was made of matters and the order does not: a layer has at most
     n C(k + n - 1, n - 1) situations instead of n^k paths.
@@ -200,34 +201,34 @@ class Lattice:
     def max_tokens(self) -> int:
         return len(self.layers) - 1
 
-    def tally(self, plan: Plan) -> RoundTally:
-        """The expected tokens of a round under a plan, and the law of its number of candidates."""
+    def tally(self, plan: Plan) -> StepTally:
+        """The expected tokens of a step under a plan, and the distribution of its number of draft tokens."""
         mass, num_tokens, rounds = self.start, 1.0, []
         for go, layer in zip(plan, self.layers[1:], strict=True):
             rounds.append(mass[~go].sum())
             mass = layer.spread(mass * go)
             num_tokens += float(mass @ layer.gain)
-        return RoundTally(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
+        return StepTally(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
 
 
 def fixed(lattice: Lattice, k: int) -> Plan:
-    """Draft k candidates, whatever they are (K if k is larger)."""
+    """Draft k draft tokens, whatever they are (K if k is larger)."""
     return tuple(np.full(len(layer.state), depth < k) for depth, layer in enumerate(lattice.layers[:-1]))
 
 
 def threshold(lattice: Lattice, h: float) -> Plan:
-    """SpecDec++: stop once 1 - S > h, where S is the product over the judged candidates."""
+    """SpecDec++: stop once 1 - S > h, where S is the product over the judged draft tokens."""
     return tuple(1 - layer.survival <= h for layer in lattice.layers[:-1])
 
 
 def look_ahead(lattice: Lattice, costs: Costs, *, rate: float, steps: int | None = None) -> Plan:
-    """Go on where it pays at `rate` tokens/s, looking at most so many candidates ahead; None looks to the end of the round.
+    """Go on where it pays at `rate` tokens/s, looking at most so many draft tokens ahead; None looks to the end of the step.
 
     steps = 1 is the renewal-reward rule S m > rate (t_draft + dt_verify). More steps may be stopped after each of them, by
     what was seen. With None the plan maximises E[tokens] - rate E[seconds] (backward induction). ValueError for steps < 1.
     """
     if steps is not None and steps < 1:
-        raise ValueError(f"a rule looks at least one candidate ahead, got steps={steps}")
+        raise ValueError(f"a rule looks at least one draft token ahead, got steps={steps}")
     worth = [np.zeros(len(layer.state)) for layer in lattice.layers]
     going: list[np.ndarray] = []
     for _ in range(lattice.max_tokens if steps is None else steps):
@@ -246,7 +247,7 @@ class Optimum:
     """The best plan, what it comes to, and the rates on the way to it, rising, from the target alone (tokens/s)."""
 
     plan: Plan
-    tally: RoundTally
+    tally: StepTally
     rates: tuple[float, ...]
 
     @property
@@ -262,7 +263,7 @@ def optimum(lattice: Lattice, costs: Costs) -> Optimum:
     (4.0, 1.788)
     """
 
-    def best(rate: float) -> RoundTally:
+    def best(rate: float) -> StepTally:
         return lattice.tally(look_ahead(lattice, costs, rate=rate))
 
     rates = _dinkelbach(best, costs)
@@ -273,7 +274,7 @@ def optimum(lattice: Lattice, costs: Costs) -> Optimum:
 def settled_rate(lattice: Lattice, costs: Costs, *, steps: int, precision: float = 1e-9) -> float:
     """Where `look_ahead` with few steps comes to rest when it is fed the tokens/s it makes itself.
 
-    Below the result it makes more than it is fed, above it less. Where its speed jumps there, it hovers: some rounds are
+    Below the result it makes more than it is fed, above it less. Where its speed jumps there, it hovers: some steps are
     drafted by the plan of a lower rate and some by that of a higher one, and the mean is the result.
     """
     low, high = 1 / costs.verify_s(1), hindsight(lattice, costs).tokens_per_second(costs)
@@ -284,29 +285,31 @@ def settled_rate(lattice: Lattice, costs: Costs, *, steps: int, precision: float
     return low
 
 
-def hindsight(lattice: Lattice, costs: Costs) -> RoundTally:
-    """The bound that no rule passes: it knows beforehand how many candidates L would be accepted, and drafts none in vain.
+def hindsight(lattice: Lattice, costs: Costs) -> StepTally:
+    """The bound that no rule passes: it knows beforehand how many draft tokens L would be accepted, and drafts none in vain.
 
     Of each run it drafts what pays, all of it where c < 1 and a pass takes the same at any width. Then, with no bound on the
-    number of candidates, its speed-up is 1/(c + (1 - c) TV): see docs/how-it-works.md for what that supposes.
+    number of draft tokens, its speed-up is 1/(c + (1 - c) TV): see docs/how-it-works.md for what that supposes.
     """
     most = lattice.max_tokens
     mass, reaches = lattice.start, [1.0]
     for layer in lattice.layers[1:]:
         mass = layer.spread(mass)
         reaches.append(float(mass @ layer.gain))
-    law = -np.diff([*reaches, 0.0])  # P(L = l), the last one P(L >= K)
+    distribution = -np.diff([*reaches, 0.0])  # P(L = l), the last one P(L >= K)
     tokens, seconds = np.arange(1.0, most + 2), np.array([costs.round_s(k) for k in range(most + 1)])
 
-    def best(rate: float) -> RoundTally:
+    def best(rate: float) -> StepTally:
         value = tokens - rate * seconds
         drafted = [int(value[: length + 1].argmax()) for length in range(most + 1)]
-        return RoundTally(num_tokens=float(law @ tokens[drafted]), rounds=np.bincount(drafted, law, minlength=most + 1))
+        return StepTally(
+            num_tokens=float(distribution @ tokens[drafted]), rounds=np.bincount(drafted, distribution, minlength=most + 1)
+        )
 
     return best(_dinkelbach(best, costs)[-1])
 
 
-def _dinkelbach(best: Callable[[float], RoundTally], costs: Costs) -> tuple[float, ...]:
+def _dinkelbach(best: Callable[[float], StepTally], costs: Costs) -> tuple[float, ...]:
     """Rates that rise until they stand, where `best(rate)` maximises E[tokens] - rate E[seconds] over finitely many rules."""
     rates = [1 / costs.verify_s(1)]
     while (rate := best(rates[-1]).tokens_per_second(costs)) > rates[-1]:
@@ -316,7 +319,7 @@ def _dinkelbach(best: Callable[[float], RoundTally], costs: Costs) -> tuple[floa
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound:
-    """The theorem's (c2 + D)/(c1 + c2 + D) for the M situations of a layer: stop where P(some candidate is rejected) is at
+    """The theorem's (c2 + D)/(c1 + c2 + D) for the M situations of a layer: stop where P(some draft token is rejected) is at
     least `rejection`. c1 and c2 in seconds, as in the paper; D, which the paper cannot compute, too."""
 
     c1: float
@@ -330,7 +333,7 @@ class Bound:
 
 
 def bounds(lattice: Lattice, costs: Costs, plan: Plan) -> tuple[Bound, ...]:
-    """The theorem's bound for k = 0..K-1 candidates, where going on means: one more, and then as the plan says.
+    """The theorem's bound for k = 0..K-1 draft tokens, where going on means: one more, and then as the plan says.
 
     If something is rejected already, going on wastes c1 = t_draft + dt_verify at the least. If nothing is, it brings G tokens,
     each worth 1/rho seconds at the rate of the plan, for U seconds: this is c2 + D = G/rho - U, with c2 = t_target - t_draft.

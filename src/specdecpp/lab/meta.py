@@ -1,10 +1,10 @@
 """Rules made of rules: one that finds out which of several is best here, and one that stops drafting where it does not pay.
 
-Both weigh what a round brought in tokens against the seconds that the cost model has it take, never the clock's, so a seed
-gives the same rounds again. Neither draws at random. Both begin anew with every request.
+Both weigh what a step brought in tokens against the seconds that the cost model has it take, never the clock's, so a seed
+gives the same steps again. Neither draws at random. Both begin anew with every request.
 
-A head judges every candidate before anybody asks whether to stop, whichever rule the round follows. So all parts that have
-a head must have the same one and read it alike, and a part that looks at dropped candidates makes the whole drop them.
+A head judges every draft token before anybody asks whether to stop, whichever rule the step follows. So all parts that have
+a head must have the same one and read it alike, and a part that looks at dropped draft tokens makes the whole drop them.
 """
 
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdecpp.costs import Costs
-    from specdecpp.policies.protocol import Candidates, Outcome
+    from specdecpp.policies.protocol import DraftSoFar, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Arm:
     """Sums of an arm so far, and its own memory."""
 
     memory: Any
-    num_rounds: int = 0
+    num_steps: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
 
@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Arms:
-    """All arms, and the one the coming round follows."""
+    """All arms, and the one the coming step follows."""
 
     arms: tuple[Arm, ...]
     chosen: int = 0
@@ -50,13 +50,13 @@ class Arms:
 class Bandit(Priced):
     """Follow the rule that has made most tokens a second so far, trying the others now and then: UCB1 (Auer et al. 2002).
 
-    A round follows the arm with the largest  rate_i + exploration * rate * sqrt(2 ln n / n_i), where rate_i is the arm's
-    tokens per second, rate that of all arms together and n_i of the n rounds were its own; untried arms come first, in order.
+    A step follows the arm with the largest  rate_i + exploration * rate * sqrt(2 ln n / n_i), where rate_i is the arm's
+    tokens per second, rate that of all arms together and n_i of the n steps were its own; untried arms come first, in order.
     Bandits over stopping rules: TapOut (Sridhar et al. 2025, arXiv 2511.02017); over configurations: BanditSpec (Hou et al.
-    2025, arXiv 2505.15141). The exploration of 0.3 is ours: an answer has tens of rounds, so the textbook's 1 would only try.
+    2025, arXiv 2505.15141). The exploration of 0.3 is ours: an answer has tens of steps, so the textbook's 1 would only try.
 
-    Only the arm that was followed learns from a round. Raises ValueError for fewer than two arms, a bandit among them, arms
-    with different heads, and arms of which only some drop their last candidate.
+    Only the arm that was followed learns from a step. Raises ValueError for fewer than two arms, a bandit among them, arms
+    with different heads, and arms of which only some drop their last draft token.
 
     >>> from specdecpp.policies import CumulativeConfidence, Fixed
     >>> policy = Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.2)))
@@ -76,12 +76,12 @@ class Bandit(Priced):
         if not self.exploration >= 0:
             raise ValueError(f"Bandit needs exploration of at least 0, got {self.exploration}")
         if len({arm.drops_last for arm in self.arms}) > 1:
-            raise ValueError("some arms drop their last candidate and some keep it. Use drop=True for all or none of them.")
+            raise ValueError("some arms drop their last draft token and some keep it. Use drop=True for all or none of them.")
         judges = [judge for arm in self.arms if (judge := judge_of(arm)) is not None]
         if any(not _judge_alike(judges[0], judge) for judge in judges[1:]):
             raise ValueError(
-                "the arms have different heads, or read one head's raw score and its probabilities, and a candidate is judged "
-                "once. Use one head with one setting of calibrated, or none."
+                "the arms have different heads, or read one head's raw score and its probabilities, and a draft token is "
+                "judged once. Use one head with one setting of calibrated, or none."
             )
         object.__setattr__(self, "_judge", judges[0] if judges else None)
         object.__setattr__(self, "max_tokens", max(arm.max_tokens for arm in self.arms))
@@ -98,7 +98,7 @@ class Bandit(Priced):
     def looks_ahead(self) -> bool:
         return self._judge is not None and self._judge.looks_ahead
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
+    def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
         return None if self._judge is None else self._judge.judge(draft, hidden)
 
     def start(self) -> Arms:
@@ -115,7 +115,7 @@ class Bandit(Priced):
     def rule(self, memory: Arms, costs: "Costs | None", limit: int) -> Rule | None:
         return rule_of(self.arms[memory.chosen], memory.arms[memory.chosen].memory, costs, limit)
 
-    def stop(self, draft: "Candidates", memory: Arms) -> Stop | str | None:
+    def stop(self, draft: "DraftSoFar", memory: Arms) -> Stop | str | None:
         if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
             return rule.stop(draft)
         arm = self.arms[memory.chosen]
@@ -125,7 +125,7 @@ class Bandit(Priced):
         own = memory.arms[memory.chosen]
         own = Arm(
             memory=self.arms[memory.chosen].learn(own.memory, outcome),
-            num_rounds=own.num_rounds + 1,
+            num_steps=own.num_steps + 1,
             num_tokens=own.num_tokens + outcome.num_tokens,
             seconds=own.seconds + outcome.expected_s,
         )
@@ -135,22 +135,22 @@ class Bandit(Priced):
     def _best(self, arms: tuple[Arm, ...]) -> int:
         """The first untried arm, or the one with the largest upper bound; the first of equals."""
         for i, arm in enumerate(arms):
-            if not arm.num_rounds:
+            if not arm.num_steps:
                 return i
         rate = sum(arm.num_tokens for arm in arms) / sum(arm.seconds for arm in arms)
-        width = self.exploration * rate * math.sqrt(2 * math.log(sum(arm.num_rounds for arm in arms)))
-        bounds = [arm.rate + width / math.sqrt(arm.num_rounds) for arm in arms]
+        width = self.exploration * rate * math.sqrt(2 * math.log(sum(arm.num_steps for arm in arms)))
+        bounds = [arm.rate + width / math.sqrt(arm.num_steps) for arm in arms]
         return bounds.index(max(bounds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Tokens and seconds of rounds with candidates, older ones fading, and how many rounds ago the last of them was."""
+    """Tokens and seconds of steps with draft tokens, older ones fading, and how many steps ago the last of them was."""
 
     memory: Any
     num_tokens: float = 0.0
     seconds: float = 0.0
-    num_rounds: int = 0
+    num_steps: int = 0
     idle: int = 0
 
 
@@ -158,9 +158,9 @@ class Gain:
 class AutoOff(Around):
     """Another rule, switched off while drafting is slower than the target alone.
 
-    Drafting gains  tokens/seconds * t_target(1)  over the target alone, a ratio of running sums in which every round with
-    candidates weighs (1 - fading) times the next one. Once `patience` such rounds have been seen and the gain is below 1 no
-    candidate is drafted, but for a probe after every `probe_every` rounds. The defaults are ours. The draft reads what it
+    Drafting gains  tokens/seconds * t_target(1)  over the target alone, a ratio of running sums in which every step with
+    draft tokens weighs (1 - fading) times the next one. Once `patience` such steps have been seen and the gain is below 1 no
+    draft token is drafted, but for a probe after every `probe_every` steps. The defaults are ours. The draft reads what it
     has missed at the next probe, in one pass that the cost model does not count.
 
     >>> from specdecpp.policies import CumulativeConfidence
@@ -187,7 +187,7 @@ class AutoOff(Around):
         return replace(memory, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy))
 
     def rule(self, memory: Gain, costs: "Costs | None", limit: int) -> Rule | None:
-        """The rule of the policy; while it is off, one that no candidate passes."""
+        """The rule of the policy; while it is off, one that no draft token passes."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         target_s = costs.verify_s(1)
         if self.is_off(memory, target_s):
@@ -204,13 +204,13 @@ class AutoOff(Around):
             memory=inner,
             num_tokens=(1 - self.fading) * memory.num_tokens + outcome.num_tokens,
             seconds=(1 - self.fading) * memory.seconds + outcome.expected_s,
-            num_rounds=memory.num_rounds + 1,
+            num_steps=memory.num_steps + 1,
         )
 
     def is_off(self, memory: Gain, target_s: float) -> bool:
-        """Tell whether the coming round is the target's alone, which takes `target_s`."""
+        """Tell whether the coming step is the target's alone, which takes `target_s`."""
         is_slower = memory.num_tokens * target_s < memory.seconds
-        return memory.num_rounds >= self.patience and is_slower and memory.idle < self.probe_every
+        return memory.num_steps >= self.patience and is_slower and memory.idle < self.probe_every
 
 
 def _has_bandit(policy: Policy) -> bool:

@@ -2,12 +2,12 @@
 
 | oracle | knows | decides |
 |---|---|---|
-| hindsight | the coins: which candidates will be accepted | drafts of those what pays, and none in vain |
-| perfect probability | min(1, p/q) of every drawn candidate, and 1 - TV of the next position | the cost-aware rule |
+| hindsight | the coins: which draft tokens will be accepted | drafts of those what pays, and none in vain |
+| perfect probability | min(1, p/q) of every drawn draft token, and 1 - TV of the next position | the cost-aware rule |
 | pre-sampling | 1 - TV of every position, not what was drawn there | the cost-aware rule, before each draw |
 
 Always say which one. Hindsight is a bound on every policy, answer by answer, on the same coins. The other two follow the
-cost-aware rule, S m > rho (t_draft + dt_verify), with rho the rate that they achieve. Where acceptance develops along a round
+cost-aware rule, S m > rho (t_draft + dt_verify), with rho the rate that they achieve. Where acceptance develops along a step
 that rule is good and not quite the best: they are what perfect scores would bring to it, and not a bound.
 """
 
@@ -21,25 +21,25 @@ from jaxtyping import Int
 
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab.history import Priced
-from specdecpp.policies import Candidates, Costs
+from specdecpp.policies import Costs, DraftSoFar
 from specdecpp.policies.cost_aware import prices_of_more
 from specdecpp.replay.replay import replay, thrown
-from specdecpp.replay.replayed import Replayed, ReplayedRound, prices
+from specdecpp.replay.replayed import Replayed, ReplayedStep, prices
 from specdecpp.replay.trace import Opinion, Trace
 
-ROUNDS_OF_SEARCH, CLOSE = 12, 1e-5
+STEPS_OF_SEARCH, CLOSE = 12, 1e-5
 _TRUTH: Hashable = "truth"
 
 
 def hindsight(
     traces: Sequence[Trace], costs: Costs, *, seed: int = 0, repeats: int = 1, max_tokens: int | None = None
 ) -> Replayed:
-    """The least time any rule could take on the same coins: it knows them. None: rounds of any length.
+    """The least time any rule could take on the same coins: it knows them. None: steps of any length.
 
-    A run of acceptable candidates is drafted in as many rounds as pay, all in one where a pass takes the same at any width.
+    A run of acceptable draft tokens is drafted in as many steps as pay, all in one where a pass takes the same at any width.
     """
 
-    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[ReplayedRound]:
+    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[ReplayedStep]:
         return chain.from_iterable(_shortest(trace, run, costs, max_tokens) for run in runs.tolist())
 
     return Replayed.of(
@@ -67,12 +67,12 @@ def pre_sampling(traces: Sequence[Trace], costs: Costs, **options: Any) -> Repla
     return _settled([_knowing(trace, _of_positions) for trace in traces], costs, **options)
 
 
-def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int | None) -> list[ReplayedRound]:
-    """The rounds of the least total time from the start to the end of an answer, found backwards from its end."""
+def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int | None) -> list[ReplayedStep]:
+    """The steps of the least total time from the start to the end of an answer, found backwards from its end."""
     num = len(trace)
     most = num if max_tokens is None else min(max_tokens, num)
     seconds = prices(costs, most)
-    left = np.zeros((num + 1, 2))  # by whether the round before had candidates: if not, the first of them takes a switch
+    left = np.zeros((num + 1, 2))  # by whether the step before had draft tokens: if not, the first of them takes a switch
     chosen = np.zeros((num, 2, 2), dtype=int)
     for at in range(num - 1, -1, -1):
         room = min(trace.num_places - at, most)
@@ -88,19 +88,19 @@ def _shortest(trace: Trace, runs: Sequence[int], costs: Costs, max_tokens: int |
             left[at, before] = least = min(took)
             best = [way for way, each in zip(ways, took, strict=True) if each == least]
             chosen[at, before] = max(best, key=lambda way: (way[1], -way[0]))
-    rounds, at, before = [], 0, 1
+    steps, at, before = [], 0, 1
     while at < num:
         k, accepted = chosen[at, before].tolist()
-        rounds.append(ReplayedRound(min(accepted + 1, num - at), k, accepted, *seconds[k]))
+        steps.append(ReplayedStep(min(accepted + 1, num - at), k, accepted, *seconds[k]))
         at, before = at + accepted + 1, min(k, 1)
-    return rounds
+    return steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CostRule(Priced):
-    """Go on if j more candidates pay for some j >= 1 (see `policies.cost_aware`), with opinions that are right.
+    """Go on if j more draft tokens pay for some j >= 1 (see `policies.cost_aware`), with opinions that are right.
 
-    `rate` in tokens/s; `mean` is what is expected of the candidates after the next one.
+    `rate` in tokens/s; `mean` is what is expected of the draft tokens after the next one.
     """
 
     rate: float
@@ -112,7 +112,7 @@ class _CostRule(Priced):
     def looks_ahead(self) -> bool:
         return True
 
-    def judge(self, draft: Candidates, hidden: Any) -> None:
+    def judge(self, draft: DraftSoFar, hidden: Any) -> None:
         raise NotImplementedError("an oracle is not asked: what it knows is recorded")
 
     def stop(self, draft: Any, memory: Any) -> str | None:
@@ -132,7 +132,7 @@ def _settled(traces: Sequence[Trace], costs: Costs, *, max_tokens: int | None = 
     mean = float(np.concatenate([trace.overlap for trace in traces]).mean())  # 1 - TV of a position
     rule = _CostRule(rate=1 / costs.verify_s(1), mean=mean, max_tokens=most)
     best = replay(traces, rule, costs, **options)
-    for _ in range(ROUNDS_OF_SEARCH):
+    for _ in range(STEPS_OF_SEARCH):
         found = replay(traces, replace(rule, rate=best.tokens_per_second), costs, **options)
         if found.tokens_per_second <= best.tokens_per_second * (1 + CLOSE):
             break

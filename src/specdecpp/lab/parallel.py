@@ -1,10 +1,10 @@
-"""Several candidates from one pass of a draft: heads on its last state, one for each further place (Medusa, Cai et al. 2024,
+"""Several draft tokens from one pass of a draft: heads on its last state, one for each further place (Medusa, Cai et al. 2024,
 arXiv 2401.10774; on a draft model's state ParallelSpec, Xiao et al. 2024, arXiv 2410.05589).
 
     pass -> state h -> q_1 -> Y_1,   h + silu(W_1 h) -> q_2 -> Y_2,   h + silu(W_2 h) -> q_3 -> Y_3,   pass -> ...
 
-The law of a place does not depend on the candidates before it, so it is worth less, and costs an output layer instead of a
-pass. It has the shape of a runner: rules, verifications and costs are those of any draft.
+The distribution of a place does not depend on the draft tokens before it, so it is worth less, and costs an output layer
+instead of a pass. It has the shape of a backend: rules, verifications and costs are those of any draft.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specdecpp import machine
+from specdecpp import cache_dir
+from specdecpp.backends.base import Cache, Model
 from specdecpp.errors import DataError
-from specdecpp.runners.protocol import Cache, Runner
 
 WEIGHTS = "parallel.safetensors"
 
@@ -53,7 +53,7 @@ class ParallelHeads(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `parallel.safetensors` into a folder."""
         weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        machine.write(Path(folder) / WEIGHTS, save(weights))
+        cache_dir.write(Path(folder) / WEIGHTS, save(weights))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "ParallelHeads":
@@ -69,23 +69,23 @@ class ParallelHeads(nn.Module):
 
 
 class ParallelDraft(Cache):
-    """A draft that reads the text, and not its own candidates while a head has a place for them. See `runners.Runner`.
+    """A draft that reads the text, and not its own draft tokens while a head has a place for them. See `backends.Backend`.
 
-    `output` gives the logits of the hidden states of `base`. A rollback, as every round ends with, makes the next token one
+    `output` gives the logits of the hidden states of `base`. A rollback, as every step ends with, makes the next token one
     of the text: what was drafted meanwhile and stayed is then read with it, in one pass.
 
     >>> draft = ParallelDraft(pair.draft, heads, model.get_output_embeddings())                    # doctest: +SKIP
     >>> pair = dataclasses.replace(pair, draft=draft, draft_fingerprint=None)                      # doctest: +SKIP
     """
 
-    def __init__(self, base: Runner, heads: ParallelHeads, output: Output):
+    def __init__(self, base: Model, heads: ParallelHeads, output: Output):
         super().__init__(base)
         self.base, self.heads, self._output = base.new_cache(), heads, output
         self._forget()
 
     def _forget(self) -> None:
         self._unread: list[int] = []  # tokens that the base has not read
-        self._state: Tensor | None = None  # of the last one that it has read, while candidates are drafted behind it
+        self._state: Tensor | None = None  # of the last one that it has read, while draft tokens are drafted behind it
         self._num = 0  # heads that have been asked since
 
     @property
@@ -94,7 +94,8 @@ class ParallelDraft(Cache):
 
     @torch.inference_mode()
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens; logits and states of the last `rows`: by a head for one candidate behind the text, else by a pass."""
+        """Append tokens; logits and states of the last `rows`: by a head for one draft token behind the text, else by a
+        pass."""
         if self._state is not None and len(tokens) == rows == 1 and self._num < len(self.heads):
             state = self.heads(self._state, self._num)
             self._unread += tokens

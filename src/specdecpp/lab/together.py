@@ -2,8 +2,8 @@
 
     Traces -> a Play each, `at_once` of them in turns -> rows of a turn -> seconds -> Together
 
-In a turn each answer that is being decoded has one round, as in the decoder (`scheduler.step`): pass j of the draft reads a
-row of each round with at least j candidates, and one pass of the target reads all rows that are to be verified. Another answer
+In a turn each answer that is being decoded has one step, as in the decoder (`scheduler.step`): pass j of the draft reads a
+row of each step with at least j draft tokens, and one pass of the target reads all rows that are to be verified. Another answer
 begins as soon as one has ended. A rule that weighs costs sees its share (`Costs.shared`). Prompts are not counted, and answers
 never depend on each other: each is the recording's own (`replay`), whatever rule chooses the lengths.
 """
@@ -16,21 +16,21 @@ from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import costs_for
 from specdecpp.replay.replay import Play, Player, thrown
-from specdecpp.replay.replayed import ReplayedRound
+from specdecpp.replay.replayed import ReplayedStep
 from specdecpp.replay.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tetris:
-    """The selection of TETRIS (Wu et al. 2025), for comparison: each answer drafts `k` candidates, and of all of them the
+    """The selection of TETRIS (Wu et al. 2025), for comparison: each answer drafts `k` draft tokens, and of all of them the
     `slots` with the largest products of q are verified.
 
-    A product that has the candidate's own q in it (`own`, as published) chooses by what was drawn: sound for deterministic
-    drafts only, and refused by `replay_together` for recordings of others. Without it the score is known before the candidate
-    is sampled. A round is then an adapted stopping of the drafts of all requests together, and jointly the answers keep the
-    target's law (tests/test_together.py enumerates it, and how far `own` is from it).
+    A product that has the draft token's own q in it (`own`, as published) chooses by what was drawn: sound for deterministic
+    drafts only, and refused by `replay_together` for recordings of others. Without it the score is known before the draft token
+    is sampled. A step is then an adapted stopping of the drafts of all requests together, and jointly the answers keep the
+    target's distribution (tests/test_together.py enumerates it, and how far `own` is from it).
 
-    Raises ValueError for fewer than no slots, and for no candidate.
+    Raises ValueError for fewer than no slots, and for no draft token.
     """
 
     slots: int
@@ -42,7 +42,7 @@ class Tetris:
             raise ValueError(f"slots must be at least 0 and k at least 1, got {self.slots} and {self.k}")
 
     def lengths(self, survivals: Sequence[Sequence[float]]) -> list[int]:
-        """How many candidates of each request are verified, of the products of q over its first 0, 1, ..., k candidates.
+        """How many draft tokens of each request are verified, of the products of q over its first 0, 1, ..., k draft tokens.
 
         >>> Tetris(slots=3).lengths([[1.0, 0.9, 0.1], [1.0, 0.5, 0.4]])
         [2, 1]
@@ -84,7 +84,8 @@ def replay_together(
     repeats: int = 1,
     max_tokens: int | None = None,
 ) -> Together:
-    """Decode every answer `repeats` times with a policy, `at_once` of them at a time: exactly in law under token verification.
+    """Decode every answer `repeats` times with a policy, `at_once` of them at a time: exactly in distribution under token
+    verification.
 
     `costs` say what passes over more rows take: `Costs.passes` of the target, and of the draft `Costs.draft_pass_s`. A seed
     gives every policy the same coins, as in `replay`, whose sums this gives for one at once. Raises ValueError as `replay`
@@ -98,8 +99,8 @@ def replay_together(
     rule = Fixed(k=policy.k) if isinstance(policy, Tetris) else policy
     if chooser is not None and chooser.own and any(((t.odds > 0) & (t.odds < 1)).any() for t in traces):
         raise ValueError(
-            "Tetris(own=True) chooses candidates by their own q, which only deterministic drafts can bear, and these odds come "
-            "from sampling. Say own=False, or replay it on labels made at temperature 0."
+            "Tetris(own=True) chooses draft tokens by their own q, which only deterministic drafts can bear, and these odds "
+            "come from sampling. Say own=False, or replay it on labels made at temperature 0."
         )
     costs = costs_for(rule, costs)
     waiting = _plays(traces, rule, costs.shared(at_once), seed=seed, repeats=repeats, max_tokens=max_tokens)
@@ -123,8 +124,8 @@ def replay_together(
     return Together(at_once=at_once, num_turns=num_turns, seconds=seconds, **sums)
 
 
-def seconds_of(turn: Sequence[ReplayedRound], costs: Costs) -> float:
-    """Seconds of a turn with these rounds, but for a switch."""
+def seconds_of(turn: Sequence[ReplayedStep], costs: Costs) -> float:
+    """Seconds of a turn with these steps, but for a switch."""
     drafted = [r.num_drafted + r.num_dropped for r in turn]
     draft_s = sum(costs.draft_pass_s(sum(num >= j for num in drafted)) for j in range(1, 1 + max(drafted)))
     verified = sum(r.num_drafted for r in turn)
@@ -140,8 +141,8 @@ def _plays(
             yield Play(Player(trace, policy, costs, max_tokens=max_tokens), row)
 
 
-def _chosen(running: Sequence[Play], chooser: Tetris) -> list[ReplayedRound]:
-    """A round of each, of which the candidates that are verified are chosen over all of them."""
+def _chosen(running: Sequence[Play], chooser: Tetris) -> list[ReplayedStep]:
+    """A step of each, of which the draft tokens that are verified are chosen over all of them."""
     limits = [play.open().limit for play in running]
     counts = chooser.lengths([play.survivals(limit) for play, limit in zip(running, limits, strict=True)])
     return [play.close(num, limit - num) for play, num, limit in zip(running, counts, limits, strict=True)]

@@ -1,4 +1,4 @@
-"""The runners of a model, each made once, and put to the test once on a machine.
+"""The backends of a model, each made once, and put to the test once on a machine.
 
 A passed test is remembered for the model, the code that runs it and the machine; a failed one is run and reported again.
 """
@@ -9,31 +9,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specdecpp import machine, runners
-from specdecpp.errors import RunnerError
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, Runner
-from specdecpp.runners.families import Sketch
-from specdecpp.runners.native import NativeRunner, compiler, library
+from specdecpp import backends, cache_dir
+from specdecpp.backends import EagerModel, GraphModel, LeanModel, Model
+from specdecpp.backends.families import Sketch
+from specdecpp.backends.native import NativeModel, compiler, library
+from specdecpp.errors import BackendError
 
 CLASSES = {
-    "graphs": GraphRunner,
-    "native": NativeRunner,
-    "native-int8": NativeRunner,
-    "lean": LeanRunner,
-    "eager": EagerRunner,
+    "graphs": GraphModel,
+    "native": NativeModel,
+    "native-int8": NativeModel,
+    "lean": LeanModel,
+    "eager": EagerModel,
 }
-"""All kinds of runners but llama.cpp, which has its own copy of a file."""
+"""All kinds of backends but llama.cpp, which has its own copy of a file."""
 log = logging.getLogger("specdecpp.loading")
 
 
-class Runners:
-    """The runners of a model by kind, over one copy of its weights in each layout."""
+class Backends:
+    """The backends of a model by kind, over one copy of its weights in each layout."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, int], Any] = {}
 
-    def get(self, kind: str, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Runner:
-        """A model of this kind over `of.model`, or over `more`. `num_threads` is for native. Raises `RunnerError`.
+    def get(self, kind: str, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Model:
+        """A model of this kind over `of.model`, or over `more`. `num_threads` is for native. Raises `BackendError`.
 
         With `is_checked` false one that was not tested, to be timed only.
         """
@@ -45,25 +45,25 @@ class Runners:
                 if not is_checked:
                     return CLASSES[kind](model, vocab_size=vocab_size, probe=False, **more)
                 made = _checked(CLASSES[kind], model, of, vocab_size=vocab_size, **more)
-            except RunnerError as error:
+            except BackendError as error:
                 made = error
             self._made[kind, vocab_size] = made
-        if isinstance(made, RunnerError):
+        if isinstance(made, BackendError):
             raise made
-        return made.with_threads(num_threads) if isinstance(made, NativeRunner) else made
+        return made.with_threads(num_threads) if isinstance(made, NativeModel) else made
 
 
-def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Runner:
-    facts = {"runner": kind.__name__, "model": of.identity, "vocab_size": vocab_size, "code": code(), **machine.about()}
-    if kind is NativeRunner:
+def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Model:
+    facts = {"runner": kind.__name__, "model": of.identity, "vocab_size": vocab_size, "code": code(), **cache_dir.about()}
+    if kind is NativeModel:
         facts |= {"compiled": library.origin(), "activations": more.get("activations")}
-    is_known = machine.recall("check", facts) is not None
+    is_known = cache_dir.recall("check", facts) is not None
     if not is_known:
         log.info("comparing %s with transformers on %s", kind.__name__, of.name)
         model = of.skeleton if isinstance(model, Sketch) else model
     made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
     if not is_known:
-        machine.remember("check", facts, {})
+        cache_dir.remember("check", facts, {})
     return made
 
 
@@ -72,7 +72,7 @@ def code() -> str:
     """Sixteen hex digits of what runs models here: our sources, the compiler and transformers."""
     import transformers
 
-    folder = Path(runners.__file__).parent
+    folder = Path(backends.__file__).parent
     sources = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".hpp"))
     digest = hashlib.sha256(f"{transformers.__version__} {compiler()}".encode())
     for path in sources:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecpp import machine
-from specdecpp.runners import trimmed
+from specdecpp import cache_dir
+from specdecpp.backends import trimmed
 
 FORMAT = 1
 """Counts up when the same weights get another fingerprint."""
@@ -56,13 +56,13 @@ def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str
 
     before = state(files)
     of = {"files": before, "dtype": str(dtype), "format": FORMAT, "transformers": transformers.__version__}
-    found = (machine.recall("fingerprint", of) or {}).get("fingerprint") if before else None
+    found = (cache_dir.recall("fingerprint", of) or {}).get("fingerprint") if before else None
     if isinstance(found, str):
         return found
     made = make()
     newest_s = max((max(times) / 1e9 for *_, times in before), default=0.0)
     if before and state(files) == before and time.time() - newest_s > SETTLED_S:
-        machine.remember("fingerprint", of, {"fingerprint": made})
+        cache_dir.remember("fingerprint", of, {"fingerprint": made})
     return made
 
 

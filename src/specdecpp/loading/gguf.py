@@ -1,6 +1,6 @@
-"""A GGUF file as one model of a pair, and the runners it can have.
+"""A GGUF file as one model of a pair, and the backends it can have.
 
-    GGUF -> .runner(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
+    GGUF -> .backend(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
 Files of the architectures in `gguf_config.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
 llama-cpp-python is installed.
@@ -18,27 +18,27 @@ from typing import Any, ClassVar
 
 import torch
 
-from specdecpp import machine
-from specdecpp.errors import MissingExtraError, PairError, RunnerError
-from specdecpp.loading.checks import CLASSES, Runners, code
+from specdecpp import cache_dir
+from specdecpp.backends import LeanModel, Model, trimmed
+from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
+from specdecpp.backends.native import NativeModel
+from specdecpp.backends.native.weights import DTYPES
+from specdecpp.errors import BackendError, MissingExtraError, PairError
+from specdecpp.loading.checks import CLASSES, Backends, code
 from specdecpp.loading.gguf_config import OUTPUT_IDS, unsupported
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
 from specdecpp.loading.gguf_tokenizer import ends_of, same_keys, tokenizer_of
 from specdecpp.loading.tokenizers import load_tokenizer
-from specdecpp.runners import LeanRunner, Runner, trimmed
-from specdecpp.runners.gguf import GGUFFile, GGUFRunner
-from specdecpp.runners.native import NativeRunner
-from specdecpp.runners.native.weights import DTYPES
 
 log = logging.getLogger("specdecpp.loading")
 
 
 class GGUF:
     """A GGUF file. dtype and device are those of its values written out ("auto": bfloat16 on a GPU that has it, where a pass
-    takes as long as its bytes, else float32), for all runners but native and llama.cpp.
+    takes as long as its bytes, else float32), for all backends but native and llama.cpp.
 
-    Raises `RunnerError` for a file that is damaged, `MissingExtraError` for one of another architecture without llama.cpp.
+    Raises `BackendError` for a file that is damaged, `MissingExtraError` for one of another architecture without llama.cpp.
     """
 
     def __init__(self, path: str | Path, *, dtype: Any = "auto", device: Any = None, device_map: Any = None):
@@ -56,7 +56,7 @@ class GGUF:
             )
         self._source = None if self._unsupported else _source(self._header)
         self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
-        self._runners = Runners()
+        self._backends = Backends()
         self._digest = self._inspected()
 
     @cached_property
@@ -66,23 +66,23 @@ class GGUF:
 
     @cached_property
     def model(self) -> Any:
-        """A model of transformers with the file's values. Raises `RunnerError` for a file that is run by llama.cpp only."""
+        """A model of transformers with the file's values. Raises `BackendError` for a file that is run by llama.cpp only."""
         return self._read.model(self._dtype).to(self._device)
 
     @property
     def stored(self) -> Mapping[str, Stored]:
-        """The weights as they lie in the file, by transformers' names. Raises `RunnerError` as `model` does."""
+        """The weights as they lie in the file, by transformers' names. Raises `BackendError` as `model` does."""
         return self._read.stored
 
     @property
     def skeleton(self) -> Any:
-        """The model of transformers without its weights. Raises `RunnerError` as `model` does."""
+        """The model of transformers without its weights. Raises `BackendError` as `model` does."""
         return self._read.skeleton
 
     @property
     def _read(self) -> GGUFSource:
         if self._source is None:
-            raise RunnerError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
+            raise BackendError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
         return self._source
 
     @property
@@ -103,15 +103,15 @@ class GGUF:
     def _inspected(self) -> str:
         """The digest of all that the model computes with, remembered while the file stays the same.
 
-        Raises `RunnerError` where a number is not finite: such a model may compute nonsense for some texts only.
+        Raises `BackendError` where a number is not finite: such a model may compute nonsense for some texts only.
         """
         state = self._header.state
-        known = (machine.recall("gguf", state) or {}).get("digest")
+        known = (cache_dir.recall("gguf", state) or {}).get("digest")
         if isinstance(known, str) and re.fullmatch("[0-9a-f]{32}", known):
             return known
         log.info("reading all of %s", self.name)
         digest = _digest(self._header)
-        machine.remember("gguf", state, {"digest": digest})
+        cache_dir.remember("gguf", state, {"digest": digest})
         return digest
 
     @property
@@ -145,7 +145,7 @@ class GGUF:
         return ends_of(self._header, num_rows=self.num_rows)
 
     def copied_bytes(self, kind: str) -> int:
-        """Bytes of the machine's memory that a runner of this kind takes for weights."""
+        """Bytes of the machine's memory that a backend of this kind takes for weights."""
         if kind in ("native", "native-int8"):
             return self.num_bytes
         if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
@@ -154,7 +154,7 @@ class GGUF:
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:
-        """The reason against each kind of runner; None where there is none."""
+        """The reason against each kind of backend; None where there is none."""
         llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
         if self._device.type != "cpu":
             llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
@@ -162,39 +162,40 @@ class GGUF:
             return dict.fromkeys(CLASSES, self._unsupported) | {"llama.cpp": llama_cpp}
         skeleton, is_cuda = self._source.described, self._device.type == "cuda"
         native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
-        native = native or NativeRunner.refusal(skeleton, is_stored=True)
+        native = native or NativeModel.refusal(skeleton, is_stored=True)
         is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
         return {
-            "graphs": LeanRunner.refusal(skeleton) if is_cuda else "its weights are not on a GPU",
+            "graphs": LeanModel.refusal(skeleton) if is_cuda else "its weights are not on a GPU",
             "native": native,
             "native-int8": native or (None if is_quantised else "its weights are not quantised"),
             "llama.cpp": llama_cpp,
-            "lean": LeanRunner.refusal(skeleton),
+            "lean": LeanModel.refusal(skeleton),
             "eager": None,
         }
 
-    def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
-        """An empty runner. `num_threads` is for native and llama.cpp; the others have what torch has. Raises `RunnerError`."""
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Model:
+        """An empty backend. `num_threads` is for native and llama.cpp; the others have what torch has. Raises
+        `BackendError`."""
         if kind == "llama.cpp":
-            return GGUFRunner(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
+            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
         more: dict[str, Any] = {"is_checked": is_checked}
-        if CLASSES[kind] is NativeRunner:
+        if CLASSES[kind] is NativeModel:
             more |= {"model": self._read.described, "stored": self._read.stored}
             more |= {"activations": "int8"} if kind == "native-int8" else {}
-        return self._runners.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, **more)
+        return self._backends.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, **more)
 
 
 def _source(header: Header) -> GGUFSource:
     """The model in a file, from what was kept of it where the file and the code are the same."""
     of = {**header.state, "code": code()}
     try:
-        if known := machine.recall("sketch", of):
+        if known := cache_dir.recall("sketch", of):
             return GGUFSource(header, known)
     except (KeyError, TypeError):
         pass  # of another version, or damaged
     source = GGUFSource(header)
     if told := source.told():
-        machine.remember("sketch", of, told)
+        cache_dir.remember("sketch", of, told)
     return source
 
 

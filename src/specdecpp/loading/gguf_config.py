@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from specdecpp.backends import trimmed
 from specdecpp.loading.gguf_header import Header
-from specdecpp.runners import trimmed
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",  # Mistral's files, too, call themselves so
@@ -56,7 +56,7 @@ def unsupported(header: Header) -> str | None:
 
 
 def configured(header: Header) -> Any:
-    """The configuration. Raises `RunnerError` for one that contradicts itself or the tensors, or that transformers refuses."""
+    """The configuration. Raises `BackendError` for one that contradicts itself or the tensors, or that transformers refuses."""
     import transformers
 
     architecture = header.text("general.architecture")
@@ -207,7 +207,7 @@ def _check_widths(header: Header, found: dict[str, Any]) -> None:
 
 
 def check_shape(header: Header, name: str, shape: tuple[int, ...]) -> None:
-    """Raise `RunnerError` unless the tensor is there, in the shape that the metadata ask for."""
+    """Raise `BackendError` unless the tensor is there, in the shape that the metadata ask for."""
     entry = header.tensors.get(name)
     if entry is None or entry.shape != shape:
         found = f"no {name}" if entry is None else f"{name} of {list(entry.shape)}"

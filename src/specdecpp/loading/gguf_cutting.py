@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from specdecpp import machine
-from specdecpp.errors import RunnerError
+from specdecpp import cache_dir
+from specdecpp.backends import trimmed
+from specdecpp.errors import BackendError
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf_config import OUTPUT_IDS
-from specdecpp.runners import trimmed
 
 _OWN = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture", "general.alignment")
 """Keys that a writer adds by itself."""
@@ -40,15 +40,15 @@ def cut(
     """Write a GGUF file with the first layers of another, whole or not at all.
 
     `model`, of transformers, has these layers too and more of its own, which are written behind them in `precision`, with its
-    last norm and the tokens that it scores (`runners.trimmed`). Raises `RunnerError` unless the file has more layers than asked
-    for, and for a model of an architecture that cannot be written (`gguf_writing`).
+    last norm and the tokens that it scores (`backends.trimmed`). Raises `BackendError` unless the file has more layers than
+    asked for, and for a model of an architecture that cannot be written (`gguf_writing`).
     """
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
     architecture, num = _about(reader)
     if not (0 if model is not None else 1) <= layers < num:
-        raise RunnerError(
+        raise BackendError(
             f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
         )
     if model is None:
@@ -64,7 +64,7 @@ def pared(path: str | Path, out: str | Path, layers: int) -> None:
 
     reader = GGUFReader(path)
     architecture, num = _about(reader)
-    with machine.whole(out) as part:
+    with cache_dir.whole(out) as part:
         writer = GGUFWriter(part, architecture)
         writer.add_block_count(num)
         writer.add_uint32(_KEPT, layers)
@@ -76,7 +76,7 @@ def pared(path: str | Path, out: str | Path, layers: int) -> None:
 def grow(path: str | Path, own: str | Path, out: str | Path) -> None:
     """Write the file that `pared` made `own` of, from the file that it was cut from: the same tensors, byte for byte.
 
-    Whole or not at all. Raises `RunnerError` where the two are not of one architecture, or the other has too few layers.
+    Whole or not at all. Raises `BackendError` where the two are not of one architecture, or the other has too few layers.
     """
     from gguf import GGUFReader
 
@@ -84,7 +84,7 @@ def grow(path: str | Path, own: str | Path, out: str | Path) -> None:
     (architecture, num), (other, whole) = _about(reader), _about(part)
     layers = _value(part, _KEPT)
     if architecture != other or layers > num:
-        raise RunnerError(
+        raise BackendError(
             f"{Path(own).name} stands on {layers} layers of {other}, and {Path(path).name} has {num} of {architecture}. Give "
             "the file that it was cut from."
         )
@@ -97,7 +97,7 @@ def _write(reader: Any, out: str | Path, layers: int, own: Tensors, *, whole: in
     from gguf import GGUFValueType, GGUFWriter
 
     architecture, num = _about(reader)
-    with machine.whole(out) as part:
+    with cache_dir.whole(out) as part:
         writer = GGUFWriter(part, architecture)
         for name, field in reader.fields.items():
             if name in (*_OWN, gguf_writing.FINGERPRINT, OUTPUT_IDS):  # it is another model now

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 
 CHUNK = 2**22
 """Bytes that are read at a time where a few will do."""
@@ -36,7 +36,8 @@ _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it agai
 
 
 class File:
-    """The bytes of a file, by plain reads. Raises `RunnerError` where it cannot be read, or was changed since it was opened."""
+    """The bytes of a file, by plain reads. Raises `BackendError` where it cannot be read, or was changed since it was
+    opened."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -58,14 +59,14 @@ class File:
         except OSError as error:
             raise self._unreadable(error) from error
         if rest or (now.st_size, now.st_mtime_ns) != (self.stat.st_size, self.stat.st_mtime_ns):
-            raise RunnerError(
+            raise BackendError(
                 f"{self.path.name} was changed while it was read: it had {self.stat.st_size} bytes when it was opened, and has "
                 f"{now.st_size} now. Load it again when nothing writes to it ({self.path})."
             )
         return found
 
-    def _unreadable(self, error: OSError) -> RunnerError:
-        return RunnerError(f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be.")
+    def _unreadable(self, error: OSError) -> BackendError:
+        return BackendError(f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be.")
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,13 @@ class TensorInfo:
 
 
 class Header:
-    """Metadata and tensors of one file. Raises `RunnerError`, which says what is wrong in which file."""
+    """Metadata and tensors of one file. Raises `BackendError`, which says what is wrong in which file."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._at = 0
         if not self.path.is_file():
-            raise RunnerError(f"there is no file {self.path}. Give the path of a GGUF file.")
+            raise BackendError(f"there is no file {self.path}. Give the path of a GGUF file.")
         self._file, self._seen = File(self.path), b""
         stat = self._file.stat
         self._size = stat.st_size
@@ -174,8 +175,8 @@ class Header:
             self.fail(f"has a text in {key} that is not UTF-8")
 
     def fail(self, what: str, advice: str = _ADVICE) -> NoReturn:
-        """Raise `RunnerError`: the file `what`, and what to do."""
-        raise RunnerError(f"{self.path.name} {what}. {advice} ({self.path}).")
+        """Raise `BackendError`: the file `what`, and what to do."""
+        raise BackendError(f"{self.path.name} {what}. {advice} ({self.path}).")
 
     # Reading
 

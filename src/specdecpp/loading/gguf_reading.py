@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specdecpp.errors import RunnerError
+from specdecpp.backends.families import Sketch, refusal
+from specdecpp.errors import BackendError
 from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, num_heads, unsupported
 from specdecpp.loading.gguf_header import Header, TensorInfo, opened
-from specdecpp.runners.families import Sketch, refusal
 
 _NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
 
@@ -56,7 +56,7 @@ class GGUFSource:
     """A model in a GGUF file, of an architecture of `FAMILIES`. `known` is what `told` gave for the same file before: then a
     sketch stands for the model, and transformers' modelling need not be imported.
 
-    Raises `RunnerError`: what is wrong in which file.
+    Raises `BackendError`: what is wrong in which file.
 
     >>> GGUFSource("model.gguf").stored["model.embed_tokens.weight"].kind                     # doctest: +SKIP
     'Q8_0'
@@ -66,7 +66,7 @@ class GGUFSource:
         self.header = path if isinstance(path, Header) else opened(path)
         self.path = self.header.path
         if reason := unsupported(self.header):
-            raise RunnerError(f"{self.path.name} cannot be read here: {reason}.")
+            raise BackendError(f"{self.path.name} cannot be read here: {reason}.")
         self._names: dict[str, str] = dict(known["names"]) if known else self._found()
         self.described: Any = Sketch.parse(known["sketch"]) if known else self.skeleton
         self.stored: Mapping[str, Stored] = {name: self._stored(name, own) for name, own in self._names.items()}
@@ -175,7 +175,7 @@ _EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2"
 def checked_parts(header: Header) -> Iterator[tuple[str, TensorInfo, np.ndarray]]:
     """Every byte of the tensors, in the order of their names, some rows at a time.
 
-    Raises `RunnerError` for values or scales that are infinite or no numbers.
+    Raises `BackendError` for values or scales that are infinite or no numbers.
     """
     for name, entry in sorted(header.tensors.items()):
         for part in entry.parts():

@@ -53,7 +53,7 @@ _ENDS = {f"<|{name}|>" for name in _NAMED_ENDS} | {"<end_of_turn>", "<eos>", "<E
 def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     """A fast tokenizer of transformers, made of the tokenizer.json in the file, else of the keys of GGUF.
 
-    Raises `RunnerError` for one that is damaged, of a kind that is not known here, or with ids that the model has no row for.
+    Raises `BackendError` for one that is damaged, of a kind that is not known here, or with ids that the model has no row for.
     """
     from tokenizers import Tokenizer
 

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecpp import __version__, machine
-from specdecpp.errors import RunnerError
+from specdecpp import __version__, cache_dir
+from specdecpp.backends import trimmed
+from specdecpp.backends.families import described
+from specdecpp.backends.lean import LeanModel
+from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_config import OUTPUT_IDS
 from specdecpp.loading.gguf_tokenizer import WHOLE_WORDS, cutting
 from specdecpp.loading.models import end_ids
-from specdecpp.runners import trimmed
-from specdecpp.runners.families import described
-from specdecpp.runners.lean import LeanRunner
 
 FINGERPRINT = "specdecpp.fingerprint"
 """The metadata key of the checkpoint's fingerprint."""
@@ -76,14 +76,14 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, *, size: int) -> "Vocabulary":
-        """Read a fast tokenizer of transformers. Raises `RunnerError` for one that llama.cpp would cut differently."""
+        """Read a fast tokenizer of transformers. Raises `BackendError` for one that llama.cpp would cut differently."""
         whole = _whole(tokenizer)
         named = {i: token for token, i in whole["model"]["vocab"].items()}
         kinds = dict.fromkeys(named, 1)
         for added in whole["added_tokens"]:
             named[added["id"]], kinds[added["id"]] = added["content"], 3 if added["special"] else 4
         if max(named) >= size:
-            raise RunnerError(
+            raise BackendError(
                 f"the tokenizer has ids up to {max(named)}, but the model scores {size}. Give the model's own tokenizer."
             )
         return cls(
@@ -97,7 +97,7 @@ class Vocabulary:
 def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision = Precision.f32, name: str = "model") -> None:
     """Write a causal LM of transformers and its tokenizer to a GGUF file, whole or not at all.
 
-    Raises `RunnerError` for a model or tokenizer outside the families it can write (Llama, Mistral, Qwen2, Qwen3 with
+    Raises `BackendError` for a model or tokenizer outside the families it can write (Llama, Mistral, Qwen2, Qwen3 with
     byte-level BPE).
 
     >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0)                      # doctest: +SKIP
@@ -109,7 +109,7 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
     vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
     tensors = list(_tensors(model, architecture))
     kinds = [_kind(tensor, precision, own=own) for own, tensor in tensors]
-    with machine.whole(path) as part:
+    with cache_dir.whole(path) as part:
         writer = gguf.GGUFWriter(part, architecture)
         try:
             _describe(writer, model, name=name, precision=precision)
@@ -125,12 +125,12 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
 
 def _check(model: Any) -> None:
     if reason := refusal(model):
-        raise RunnerError(f"{type(model).__name__} cannot be written here: {reason}. {_ADVICE} families.")
+        raise BackendError(f"{type(model).__name__} cannot be written here: {reason}. {_ADVICE} families.")
 
 
 def refusal(model: Any) -> str | None:
     """The reason why a model cannot be written; None where it can. Lean's families can that are Llamas to GGUF."""
-    if reason := LeanRunner.refusal(model):
+    if reason := LeanModel.refusal(model):
         return reason
     if type(model).__name__ not in _ARCHITECTURES:
         return f"it is not one of {', '.join(_ARCHITECTURES)}"
@@ -146,7 +146,7 @@ def refusal(model: Any) -> str | None:
 def quantised(
     model: Any, architecture: str, precision: Precision, *, is_wanted: Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:
-    """Weights by GGUF's names, those that are wanted: their bytes as they are stored, and the type. Raises `RunnerError`."""
+    """Weights by GGUF's names, those that are wanted: their bytes as they are stored, and the type. Raises `BackendError`."""
     import gguf
 
     _check(model)
@@ -276,22 +276,22 @@ def _write_tensors(writer: Any, tensors: list[tuple[str, Tensor]], kinds: list[A
 
 
 def _whole(tokenizer: Any) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE. Raises `RunnerError` for another tokenizer."""
+    """The tokenizer.json of a byte-level BPE. Raises `BackendError` for another tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = json.loads(backend.to_str()) if backend is not None else {}
     if (whole.get("decoder") or {}).get("type") != "ByteLevel" or (whole.get("model") or {}).get("type") != "BPE":
-        raise RunnerError(f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. {_ADVICE} kinds.")
+        raise BackendError(f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. {_ADVICE} kinds.")
     return whole
 
 
 def _splitter(whole: dict[str, Any]) -> str:
-    """llama.cpp's name of the way a text is cut. Raises `RunnerError` for one that has no name here."""
+    """llama.cpp's name of the way a text is cut. Raises `BackendError` for one that has no name here."""
     found, are_whole = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
     for way in _WAYS:
         if found == _steps(json.loads(cutting(way).__getstate__())) and are_whole is (way in WHOLE_WORDS):
             return way
     pattern = next((step["pattern"].get("Regex") for step in found if step.get("type") == "Split"), "no pattern")
-    raise RunnerError(f"the tokenizer cuts texts in a way that has no name here ({pattern}). {_ADVICE} ways.")
+    raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({pattern}). {_ADVICE} ways.")
 
 
 def _steps(cut: dict[str, Any] | None) -> list[dict[str, Any]]:

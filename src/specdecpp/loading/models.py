@@ -1,6 +1,6 @@
-"""A model by its name: a checkpoint of transformers (or a GGUF file, `gguf`), and the runners it can have.
+"""A model by its name: a checkpoint of transformers (or a GGUF file, `gguf`), and the backends it can have.
 
-    name -> Checkpoint | GGUF -> .runner(kind)
+    name -> Checkpoint | GGUF -> .backend(kind)
 
 A checkpoint is run in CUDA graphs (`graphs`), by code compiled for the machine (`native`), by torch with few operations
 (`lean`) or by transformers (`eager`).
@@ -13,19 +13,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from specdecpp.backends import GraphModel, LeanModel, Model
+from specdecpp.backends.native import NativeModel
 from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
-from specdecpp.loading.checks import Runners
+from specdecpp.loading.checks import Backends
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.tokenizers import check_path, hint, load_tokenizer, reason_of
-from specdecpp.runners import GraphRunner, LeanRunner, Runner
-from specdecpp.runners.native import NativeRunner
 from specdecpp.sampling import Sampling
 
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BY_NAME = ("native-int8",)
-"""Kinds that are never chosen automatically: they change the model that is decoded (`NativeRunner`, activations)."""
+"""Kinds that are never chosen automatically: they change the model that is decoded (`NativeModel`, activations)."""
 log = logging.getLogger("specdecpp.loading")
 
 _SIZES = {
@@ -47,7 +47,7 @@ class Checkpoint:
     def __init__(self, name: str | Path, *, dtype: Any, device: Any, device_map: Any):
         self.name = str(name)
         self._where = {"dtype": dtype, "device": device, "device_map": device_map}
-        self._runners = Runners()
+        self._backends = Backends()
 
     @cached_property
     def model(self) -> Any:
@@ -66,7 +66,7 @@ class Checkpoint:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def copied_bytes(self, kind: str) -> int:
-        """Bytes of the machine's memory that a runner of this kind takes for weights in the layout it reads."""
+        """Bytes of the machine's memory that a backend of this kind takes for weights in the layout it reads."""
         return self.num_bytes if kind in ("native", "lean") and self.model.device.type == "cpu" else 0
 
     @cached_property
@@ -100,25 +100,25 @@ class Checkpoint:
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:
-        """The reason against each kind of runner; None where there is none."""
+        """The reason against each kind of backend; None where there is none."""
         return {
-            "graphs": GraphRunner.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
-            "native": NativeRunner.refusal(self.model),
+            "graphs": GraphModel.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
+            "native": NativeModel.refusal(self.model),
             "native-int8": "its weights are not quantised (name a GGUF file)",
             "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
-            "lean": LeanRunner.refusal(self.model),
+            "lean": LeanModel.refusal(self.model),
             "eager": None,
         }
 
-    def runner(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Runner:
-        """An empty runner. `num_threads` is for native; the others have what torch has. Raises `RunnerError`."""
-        return self._runners.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Model:
+        """An empty backend. `num_threads` is for native; the others have what torch has. Raises `BackendError`."""
+        return self._backends.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
 
 
-Model = Checkpoint | GGUF
+ModelSource = Checkpoint | GGUF
 
 
-def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = None) -> Model:
+def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = None) -> ModelSource:
     """A GGUF file or a checkpoint, by its name."""
     kind = GGUF if is_gguf(name) else Checkpoint
     return kind(name, dtype=dtype, device=device, device_map=device_map)

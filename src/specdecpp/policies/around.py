@@ -8,12 +8,12 @@ from specdecpp.policies.protocol import Policy, Stop
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecpp.policies.protocol import Candidates
+    from specdecpp.policies.protocol import DraftSoFar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around(Policy):
-    """Judges and drops candidates as `policy` does, and drafts no more of them; whether it drafts is for `rule` to say."""
+    """Judges and drops draft tokens as `policy` does, and drafts no more of them; whether it drafts is for `rule` to say."""
 
     policy: Policy
     min_tokens: int = field(default=0, init=False, repr=False)
@@ -38,13 +38,13 @@ class Around(Policy):
     def needs_costs(self) -> bool:
         return True
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
+    def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
         return self.policy.judge(draft, hidden)
 
     def limit(self, memory: Any) -> int:
         return self.policy.limit(memory.memory)
 
-    def stop(self, draft: "Candidates", memory: Any) -> Stop | str | None:
+    def stop(self, draft: "DraftSoFar", memory: Any) -> Stop | str | None:
         if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
             return rule.stop(draft)
         return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)

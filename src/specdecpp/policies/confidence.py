@@ -1,6 +1,6 @@
 """Rules that read the draft's own probabilities, which cost nothing.
 
-q(x) is the probability under the distribution the candidate was drawn from. With greedy drafting that distribution is
+q(x) is the probability under the distribution the draft token was drawn from. With greedy drafting that distribution is
 one-hot and says nothing; the unwarped softmax (temperature 1) is read instead.
 """
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MaxConfidence(Policy):
-    """Stop once the last candidate has q(x) < threshold: the dynamic rule of transformers (default 0.4, at most 20).
+    """Stop once the last draft token has q(x) < threshold: the dynamic rule of transformers (default 0.4, at most 20).
 
-    `drop=True` also removes that candidate, as `p-min` does in llama.cpp (0.75 and at most 16, of the argmax among its ten
-    likeliest). There candidates are the draft's argmax and are compared with the target's own draw, at any temperature. With
-    candidates that are drawn it is sound under `CompareVerification` and for greedy decoding only, and the Decoder refuses it
-    elsewhere: kept, as it is without `drop`, the last candidate costs a row of the pass.
+    `drop=True` also removes that draft token, as `p-min` does in llama.cpp (0.75 and at most 16, of the argmax among its ten
+    likeliest). There draft tokens are the draft's argmax and are compared with the target's own draw, at any temperature. With
+    draft tokens that are drawn it is sound under `CompareVerification` and for greedy decoding only, and the Decoder refuses it
+    elsewhere: kept, as it is without `drop`, the last draft token costs a row of the pass.
     """
 
     short: ClassVar[str] = "max-confidence:threshold"
@@ -42,9 +42,9 @@ class MaxConfidence(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class CumulativeConfidence(Policy):
-    """Stop once the product of q over the round falls below the threshold (default 0.2).
+    """Stop once the product of q over the step falls below the threshold (default 0.2).
 
-    The free baseline that any trained head has to beat: it estimates the survival of the whole round, at no cost.
+    The free baseline that any trained head has to beat: it estimates the survival of the whole step, at no cost.
     """
 
     short: ClassVar[str] = "cumulative:threshold"

@@ -1,13 +1,13 @@
-"""Stop when further candidates no longer pay: no threshold, only costs.
+"""Stop when further draft tokens no longer pay: no threshold, only costs.
 
-Rounds renew, so tokens per second are E[tokens]/E[seconds] of a round, and by Dinkelbach's argument another candidate pays
+Steps renew, so tokens per second are E[tokens]/E[seconds] of a step, and by Dinkelbach's argument another draft token pays
 if the chance that it ends in the output is worth the time it adds, at the rate rho that is being achieved:
 
     continue  iff  S_k * m  >  rho * (t_draft + t_target(k + 2) - t_target(k + 1))
 
-S_k is the chance that everything so far is accepted, m the chance that the next candidate then is. That is exact where m is
+S_k is the chance that everything so far is accepted, m the chance that the next draft token then is. That is exact where m is
 constant and time grows evenly. Where a pass takes a step up and is then flat, going on may pay for what comes after the next
-candidate. So the rule asks for any j >= 1 whether j more pay:
+draft token. So the rule asks for any j >= 1 whether j more pay:
 
     S_k * m * (1 + a + ... + a^(j-1))  >  rho * (j t_draft + t_target(k + 1 + j) - t_target(k + 1))
 
@@ -42,21 +42,21 @@ BY_Q = Belief(Score(bias=-0.15, slope=0.85))
 """What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at
 .7 with top_p .9."""
 BY_Q_GREEDY = Belief(Score(bias=-0.2, slope=1.3))
-"""The same where candidates are the likeliest tokens, and accepted if they are the target's: q says more there."""
+"""The same where draft tokens are the likeliest tokens, and accepted if they are the target's: q says more there."""
 BOUND = 1.0
 """Standard errors by which the gain of drafting is taken to lie above its mean."""
 VARIANCE = 0.5
-"""Of the gain of a round, tokens squared, before there is anything to go by."""
+"""Of the gain of a step, tokens squared, before there is anything to go by."""
 KNOWN = 12
-"""What earlier requests teach of it counts for so many rounds of a request's own, where they had as many."""
+"""What earlier requests teach of it counts for so many steps of a request's own, where they had as many."""
 TRIAL = 4
-"""Rounds with candidates where they are not expected to pay, once it is looked whether they do."""
+"""Steps with draft tokens where they are not expected to pay, once it is looked whether they do."""
 NEW = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
 LOOK = 8
-"""Tokens after which it is asked again whether to draft; a round of the target alone may take less than the asking."""
+"""Tokens after which it is asked again whether to draft; a step of the target alone may take less than the asking."""
 STAY = 64
-"""Rounds with candidates over which a beginning should pay: what the draft has to read first, and the switch."""
+"""Steps with draft tokens over which a beginning should pay: what the draft has to read first, and the switch."""
 UP = 1 + 2**-50
 """More than the threshold is asked for, not as much."""
 FADING = 1 / 16
@@ -66,20 +66,20 @@ RESUMED = 0.1, 0.0, 0.02
 _CARRIED = "num_tested", "num_accepted"
 _GAINS = Gains._fields
 _NOISE = 1e-9
-"""Two costs a candidate that differ by less are those of an even curve, rounded."""
+"""Two costs a draft token that differ by less are those of an even curve, rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostAware(HeadPolicy):
-    """Go on while the next candidate's chance of ending in the output is worth the time it adds. Nothing to tune, for any
+    """Go on while the next draft token's chance of ending in the output is worth the time it adds. Nothing to tune, for any
     pair.
 
     Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
     the request's own outcomes corrects either. m is the acceptance of the request so far, and rho the rate it has achieved, at
     least the target's own. Before there is anything to go by, they are those of a chain with acceptance `prior`, which counts
-    for `prior_rounds` rounds.
+    for `prior_steps` steps.
 
-    Nothing is drafted where rounds with candidates would not pay even if they gained what can be hoped. Then a few are tried
+    Nothing is drafted where steps with draft tokens would not pay even if they gained what can be hoped. Then a few are tried
     now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`) and to read, stays below
     `regret` of the time that the target alone would have taken for all requests of the pair that taught this one.
 
@@ -89,7 +89,7 @@ class CostAware(HeadPolicy):
     short: ClassVar[str] = "cost-aware:prior"
     head: "AcceptanceHead | None" = None
     prior: float = 0.7
-    prior_rounds: int = 8
+    prior_steps: int = 8
     regret: float = 0.01
     calibrated: bool = field(default=True, init=False, repr=False)
 
@@ -97,8 +97,8 @@ class CostAware(HeadPolicy):
         super().__post_init__()
         check_probability("CostAware.prior", self.prior)
         check_probability("CostAware.regret", self.regret)
-        if self.prior_rounds < 1:
-            raise ValueError(f"CostAware needs prior_rounds of at least 1, got {self.prior_rounds}")
+        if self.prior_steps < 1:
+            raise ValueError(f"CostAware needs prior_steps of at least 1, got {self.prior_steps}")
 
     @property
     def needs_costs(self) -> bool:
@@ -143,10 +143,10 @@ class CostAware(HeadPolicy):
         return sums | means | {"gains": faded}
 
     def learn(self, memory: Account, outcome: "Outcome") -> Account:
-        return memory.with_round(outcome)
+        return memory.with_step(outcome)
 
     def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
-        """All terms but S are known when a round begins, and each plan asks for an S above some number."""
+        """All terms but S are known when a step begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         if memory.is_off and memory.num_tokens % LOOK:
             return _none(limit)
@@ -160,14 +160,14 @@ class CostAware(HeadPolicy):
         if not mean > 0 or not self._drafts(memory, costs):
             return _none(limit)
         each = prices_of_more(costs, self.max_tokens, mean)
-        # A head that lags has not judged the last candidate.
+        # A head that lags has not judged the last draft token.
         scale = UP * rho / (mean if self.looks_ahead else mean**2)
         return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1 : limit + 1])), score=memory.belief.score)
 
     def cut(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int | None:
         """The prefix that brings the most tokens beyond those that its time would bring at the rate achieved.
 
-        All candidates are known, so the whole is weighed and not each next one; what does not pay has cost nothing.
+        All draft tokens are known, so the whole is weighed and not each next one; what does not pay has cost nothing.
         """
         if type(self) is not CostAware:
             return None  # a subclass has its own say in `rule`
@@ -179,40 +179,40 @@ class CostAware(HeadPolicy):
         return max(best, min(self.min_tokens, len(estimates)))
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
-        """Tell whether the coming round has a candidate: where drafting may pay, in a trial, and where a trial may begin."""
+        """Tell whether the coming step has a draft token: where drafting may pay, in a trial, and where a trial may begin."""
         mean, most = self.gain(memory, costs)
         if memory.num_running:
             return most >= 0 or memory.num_running < TRIAL
         target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
         if most >= 0 and STAY * expected_gain(mean, (most - mean) / BOUND) * target_s >= begin_s:
             return True
-        # Candidates that are not expected to pay may be tried for some rounds, to see whether that has changed.
+        # Draft tokens that are not expected to pay may be tried for some steps, to see whether that has changed.
         loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
         num_tokens = NEW + memory.num_tokens_before + memory.num_tokens
         return memory.lost_before + memory.lost + loss_s / target_s < self.regret * num_tokens
 
     def rate(self, memory: Account, costs: Costs) -> float:
-        """rho: tokens per second so far, the prior's rounds included; at least that of the target alone."""
-        tokens, seconds = _prior(costs, self._before(memory.acceptance_before), self.prior_rounds, self.max_tokens)
+        """rho: tokens per second so far, the prior's steps included; at least that of the target alone."""
+        tokens, seconds = _prior(costs, self._before(memory.acceptance_before), self.prior_steps, self.max_tokens)
         return max((memory.num_tokens + tokens) / (memory.seconds + seconds), 1 / costs.verify_s(1))
 
     def mean_acceptance(self, memory: Account) -> float:
-        """a: of the candidates tested so far, the prior's rounds included."""
-        return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_rounds)
+        """a: of the draft tokens tested so far, the prior's steps included."""
+        return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_steps)
 
     def gain(self, memory: Account, costs: Costs) -> tuple[float, float]:
-        """(Mean, upper bound) of what a round with candidates brings over the target alone in its time, in tokens.
+        """(Mean, upper bound) of what a step with draft tokens brings over the target alone in its time, in tokens.
 
         An upper bound, as what was drafted for nothing is seen at once, and what was not drafted never. Of many requests
         together each needs to find out its share only.
         """
         own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.gains_before))
         seen = min(before.num, KNOWN)
-        hoped = max(1.0, self.prior_rounds - seen)  # the less is left of what was seen, the more is hoped for again
+        hoped = max(1.0, self.prior_steps - seen)  # the less is left of what was seen, the more is hoped for again
         num = own.num + seen + hoped
         hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
         mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
-        variance = (own.num * own.variance + self.prior_rounds * VARIANCE) / (own.num + self.prior_rounds)
+        variance = (own.num * own.variance + self.prior_steps * VARIANCE) / (own.num + self.prior_steps)
         return mean, mean + BOUND * math.sqrt(variance / (num * costs.load))
 
     def _before(self, acceptance: float | None) -> float:
@@ -232,13 +232,13 @@ def expected_gain(mean: float, deviation: float) -> float:
 
 
 def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
-    """S_1, S_2, ...: of each candidate, the chance that it and all before it are accepted."""
+    """S_1, S_2, ...: of each draft token, the chance that it and all before it are accepted."""
     return accumulate(map(score, estimates), mul)
 
 
 @lru_cache(maxsize=64)
 def _none(limit: int) -> Rule:
-    """No candidate."""
+    """No draft token."""
     return Rule(Evidence.SURVIVAL, (math.inf,) * (limit + 1))
 
 
@@ -261,14 +261,14 @@ def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 
 def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
-    """Seconds for each candidate's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no
+    """Seconds for each draft token's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no
     more."""
     one_more, longer = _plans(costs, max_tokens)
     if not longer:
         return one_more
     least, tokens, power = list(one_more), [0.0], 1.0
     for _ in range(HORIZON):
-        tokens.append(tokens[-1] + power)  # chain_tokens(mean, j - 1) of j candidates
+        tokens.append(tokens[-1] + power)  # chain_tokens(mean, j - 1) of j draft tokens
         power *= mean
     for num, j, seconds in longer:
         if (price := seconds / tokens[j]) < least[num]:
@@ -278,10 +278,10 @@ def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float
 
 @lru_cache(maxsize=64)
 def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tuple[int, int, float], ...]]:
-    """Seconds that one more candidate adds after 0, 1, ... of them; and, of plans for several, (candidates so far, j,
+    """Seconds that one more draft token adds after 0, 1, ... of them; and, of plans for several, (draft tokens so far, j,
     seconds).
 
-    Later candidates of a plan are worth less than its first, so it can only pay where it costs less a candidate than every
+    Later draft tokens of a plan are worth less than its first, so it can only pay where it costs less a draft token than every
     shorter one does: behind a step of the curve. Where that grows evenly there is none.
     """
     seconds = [costs.round_s(num) for num in range(max_tokens + 1)]
@@ -296,15 +296,15 @@ def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tupl
     return (*one_more, math.inf), tuple(longer)
 
 
-@lru_cache(maxsize=256)  # asked before every candidate, with what changes at most once a round
-def _prior(costs: Costs, acceptance: float, num_rounds: int, max_tokens: int) -> tuple[float, float]:
-    """(tokens, seconds) of the prior's rounds: of the length that is best for a chain."""
+@lru_cache(maxsize=256)  # asked before every draft token, with what changes at most once a step
+def _prior(costs: Costs, acceptance: float, num_steps: int, max_tokens: int) -> tuple[float, float]:
+    """(tokens, seconds) of the prior's steps: of the length that is best for a chain."""
     k = costs.best_length(acceptance, range(max_tokens + 1))
-    return num_rounds * chain_tokens(acceptance, k), num_rounds * costs.round_s(k)
+    return num_steps * chain_tokens(acceptance, k), num_steps * costs.round_s(k)
 
 
 @lru_cache(maxsize=256)
 def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
-    """Tokens that the best round with candidates brings a chain over the target alone."""
+    """Tokens that the best step with draft tokens brings a chain over the target alone."""
     k = costs.best_length(acceptance, range(1, max(max_tokens, 1) + 1))
     return chain_tokens(acceptance, k) - costs.round_s(k) / costs.verify_s(1)

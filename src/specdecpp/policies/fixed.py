@@ -9,7 +9,7 @@ from specdecpp.policies.protocol import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Policy):
-    """Always k candidates (Leviathan et al. 2023).
+    """Always k draft tokens (Leviathan et al. 2023).
 
     >>> Fixed(3)
     Fixed(k=3)
@@ -27,5 +27,5 @@ class Fixed(Policy):
 
 
 def NoDraft() -> Fixed:
-    """No candidates: the target alone, run by the same code. It is `Fixed(0)`."""
+    """No draft tokens: the target alone, run by the same code. It is `Fixed(0)`."""
     return Fixed(0)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from specdecpp.costs import Costs
     from specdecpp.head import AcceptanceHead, Estimator
-    from specdecpp.policies.protocol import Candidates
+    from specdecpp.policies.protocol import DraftSoFar
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPolicy(Policy):
-    """Base of the rules that have a head judge every candidate.
+    """Base of the rules that have a head judge every draft token.
 
     `calibrated=True` reads probabilities, and warns where nobody has checked them; `False` the head's raw score.
     """
@@ -47,10 +47,10 @@ class HeadPolicy(Policy):
         return self.head is None or self.head.card.form == "look_ahead"
 
     def estimator(self, *, is_greedy: bool) -> "Estimator":
-        """The head's estimator for sampled or for greedy candidates."""
+        """The head's estimator for sampled or for greedy draft tokens."""
         return self._estimate_greedy if is_greedy else self._estimate
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float:
+    def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float:
         if self.head is None:
             return by_q(draft.confidence(-1))
         from specdecpp.head import features  # it imports torch, which theory does without
@@ -63,8 +63,8 @@ class HeadPolicy(Policy):
 class SpecDecPP(HeadPolicy):
     """Stop once 1 - prod_i head(Y_i) > threshold, within [min_tokens, max_tokens] = [2, 20] (Huang et al. 2025).
 
-    A lagged head judges a candidate by the forward pass that also yields its successor; that successor is free and is
-    kept. A look-ahead head judges it as soon as it is drawn, so no pass is spent on a candidate that is judged hopeless.
+    A lagged head judges a draft token by the forward pass that also yields its successor; that successor is free and is
+    kept. A look-ahead head judges it as soon as it is drawn, so no pass is spent on a draft token that is judged hopeless.
 
     `calibrated=False` reads the head's raw score, which a weighted loss has biased downwards on purpose (the paper's
     setting: 0.7 with w_rej = 6); `calibrated=True` reads probabilities, and warns where nobody has checked them.
@@ -97,12 +97,12 @@ def takes_head(kind: type[Policy]) -> bool:
 
 
 def costs_for(policy: Policy, costs: "Costs") -> "Costs":
-    """Costs of a step under a rule: where heads judge every candidate, their time is part of drafting."""
+    """Costs of a step under a rule: where heads judge every draft token, their time is part of drafting."""
     return costs.with_head() if heads(policy) else costs
 
 
 def judge_of(policy: Policy) -> Policy | None:
-    """The rule that judges candidates when this one is followed, itself or one that it is made of; None where nobody does."""
+    """The rule that judges draft tokens when this one is followed, itself or one that it is made of; None where nobody does."""
     for part in policy.parts:
         if (judge := judge_of(part)) is not None:
             return judge
@@ -110,7 +110,7 @@ def judge_of(policy: Policy) -> Policy | None:
 
 
 def judges_plainly(judge: Policy) -> bool:
-    """Tell whether a rule says of a candidate what its head says, or q without one: a subclass may judge in a way of its
+    """Tell whether a rule says of a draft token what its head says, or q without one: a subclass may judge in a way of its
     own."""
     if not (isinstance(judge, HeadPolicy) and type(judge).judge is HeadPolicy.judge):
         return False

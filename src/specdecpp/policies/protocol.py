@@ -1,12 +1,12 @@
 """The protocol of a stopping rule.
 
-A policy is a frozen configuration with pure methods. What it must remember between the rounds of a request is an opaque
-`memory` that the session keeps for it. Within a round it sees only the draft's side: the candidates so far, their q, the
+A policy is a frozen configuration with pure methods. What it must remember between the steps of a request is an opaque
+`memory` that the session keeps for it. Within a step it sees only the draft's side: the draft tokens so far, their q, the
 head's estimates. It never sees the target's probabilities.
 
-Why that is lossless: whether to go on is a function of the candidates already drawn, and the last of them stays. They are then
-an *adapted* stopping of the draft's own process, for which token and block verification keep the target's distribution
-(enumerated in tests/test_law.py). Dropping the last candidate after looking at it is not adapted, and is refused.
+Why that is lossless: whether to go on is a function of the draft tokens already drawn, and the last of them stays. They are
+then an *adapted* stopping of the draft's own process, for which token and block verification keep the target's distribution
+(enumerated in tests/test_law.py). Dropping the last draft token after looking at it is not adapted, and is refused.
 """
 
 import math
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Candidates(Protocol):
-    """A round as a policy sees it: `step.Draft` while decoding, `replay.replay` in a recording.
+class DraftSoFar(Protocol):
+    """A step as a policy sees it: `step.Draft` while decoding, `replay.replay` in a recording.
 
-    Candidates are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
+    Draft tokens are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
     """
 
     @property
@@ -48,12 +48,12 @@ class Candidates(Protocol):
 
     @property
     def cumulative_confidence(self) -> float:
-        """The product of q over all candidates."""
+        """The product of q over all draft tokens."""
         ...
 
     @property
     def is_greedy(self) -> bool:
-        """Tell whether candidates are the draft's argmax rather than draws."""
+        """Tell whether draft tokens are the draft's argmax rather than draws."""
         ...
 
     @property
@@ -62,23 +62,23 @@ class Candidates(Protocol):
         ...
 
     def confidence(self, i: int) -> float:
-        """q of candidate i."""
+        """q of draft token i."""
         ...
 
     def entropy(self, i: int) -> float:
-        """Entropy of q at candidate i, nats."""
+        """Entropy of q at draft token i, nats."""
         ...
 
     def gap(self, i: int) -> float:
-        """How far the two largest probabilities of q lie apart at candidate i."""
+        """How far the two largest probabilities of q lie apart at draft token i."""
         ...
 
 
 @runtime_checkable
 class Outcome(Timed, Protocol):
-    """A finished round as a policy sees it: `session.Round` while decoding.
+    """A finished step as a policy sees it: `session.Step` while decoding.
 
-    `expected_s` is what the cost model, `costs` as they were then, has such a round take, the others are seconds by the clock.
+    `expected_s` is what the cost model, `costs` as they were then, has such a step take, the others are seconds by the clock.
     A rule that is to give the same stops for the same seed learns from these two only.
     """
 
@@ -88,12 +88,12 @@ class Outcome(Timed, Protocol):
     def num_accepted(self) -> int: ...
     @property
     def judged(self) -> Sequence[float]:
-        """Estimates of the first candidates, in order, before any score: what `Candidates.judged` was in the end."""
+        """Estimates of the first draft tokens, in order, before any score: what `Draft tokens.judged` was in the end."""
         ...
 
     @property
     def overlaps(self) -> Sequence[float]:
-        """Chances of each candidate that was tested: how likely a draw from q in its place is accepted, sum min(p, q). Empty
+        """Chances of each draft token that was tested: how likely a draw from q in its place is accepted, sum min(p, q). Empty
         where that is not known."""
         ...
 
@@ -104,18 +104,18 @@ class Outcome(Timed, Protocol):
 
 
 class Evidence(Enum):
-    """A number that a rule watches while the draft goes on. All of them are 1 before the first candidate."""
+    """A number that a rule watches while the draft goes on. All of them are 1 before the first draft token."""
 
     NOTHING = auto()
     LAST_Q = auto()
-    """q of the last candidate."""
+    """q of the last draft token."""
     PRODUCT_OF_Q = auto()
     NEGATIVE_ENTROPY = auto()
-    """Minus the entropy of q at the last candidate, nats."""
+    """Minus the entropy of q at the last draft token, nats."""
     SURVIVAL = auto()
     """The product of the estimates of what was judged, each as the rule's score reads it."""
 
-    def of(self, draft: Candidates) -> float:
+    def of(self, draft: DraftSoFar) -> float:
         """The number now."""
         if not draft.num_tokens:
             return 1.0
@@ -159,9 +159,9 @@ LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When to stop in one round, in numbers that are known when it begins, so that every engine can follow it.
+    """When to stop in one step, in numbers that are known when it begins, so that every engine can follow it.
 
-    After k candidates drafting goes on while the evidence is at least `least[k]`; past its end there is no threshold.
+    After k draft tokens drafting goes on while the evidence is at least `least[k]`; past its end there is no threshold.
     `words` say why where the evidence does not. `score` turns estimates into probabilities; None takes them as they are.
     """
 
@@ -170,14 +170,14 @@ class Rule:
     words: str = ""
     score: Score | None = None
 
-    def stop(self, draft: Candidates) -> Stop | None:
-        """Why no further candidate is wanted; None to go on."""
+    def stop(self, draft: DraftSoFar) -> Stop | None:
+        """Why no further draft token is wanted; None to go on."""
         k = draft.num_tokens
         if k >= len(self.least) or (value := self.value(draft)) >= self.least[k]:
             return None
         return self.why(k, value)
 
-    def value(self, draft: Candidates) -> float:
+    def value(self, draft: DraftSoFar) -> float:
         """The evidence now."""
         if self.score is None or self.evidence is not Evidence.SURVIVAL:
             return self.evidence.of(draft)
@@ -188,7 +188,7 @@ class Rule:
         return list(judged if self.score is None else map(self.score, judged))
 
     def why(self, k: int, value: float) -> Stop:
-        """The reason of a stop after k candidates, the evidence being `value`."""
+        """The reason of a stop after k draft tokens, the evidence being `value`."""
         return Stop(self.words, self.evidence, value, self.least[k])
 
 
@@ -198,7 +198,7 @@ FREE = Rule()
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Base of every rule: bounds on the number of candidates, and three hooks.
+    """Base of every rule: bounds on the number of draft tokens, and three hooks.
 
     Write your own by overriding `stop`:
 
@@ -222,12 +222,12 @@ class Policy:
 
     @property
     def drops_last(self) -> bool:
-        """Tell whether the rule removes the last candidate when it stops, having looked at it."""
+        """Tell whether the rule removes the last draft token when it stops, having looked at it."""
         return False
 
     @property
     def looks_ahead(self) -> bool:
-        """Tell whether `judge` is asked about a candidate as soon as it is drawn, or only once the draft has read it."""
+        """Tell whether `judge` is asked about a draft token as soon as it is drawn, or only once the draft has read it."""
         return False
 
     @property
@@ -242,7 +242,7 @@ class Policy:
 
     @property
     def most_drafted(self) -> int:
-        """The most candidates of any round, for those who bound it."""
+        """The most draft tokens of any step, for those who bound it."""
         return self.max_tokens
 
     @classmethod
@@ -255,17 +255,17 @@ class Policy:
         return None
 
     def engine(self) -> Any:
-        """The engine of a rule that drafts no chain of one draft's candidates (`rounds.Engine`); None for the others,
+        """The engine of a rule that drafts no chain of one draft's draft tokens (`steps.Engine`); None for the others,
         which any engine runs."""
         return None
 
     def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
         """Raise `UnsoundError` or ValueError where the rule does not go with this verification, or this draft."""
 
-    def judge(self, draft: "Candidates", hidden: "Tensor") -> float | None:
-        """P(accepted) of the last candidate, as a head says; None without a head.
+    def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
+        """P(accepted) of the last draft token, as a head says; None without a head.
 
-        `hidden` [D] is the draft's state after reading that candidate or, where the rule looks ahead, the state that gave
+        `hidden` [D] is the draft's state after reading that draft token or, where the rule looks ahead, the state that gave
         its q: the draft has not read it yet.
         """
         return None
@@ -281,7 +281,7 @@ class Policy:
     def begin(self, memory: Any, *, num_tokens: int, is_greedy: bool) -> Any:
         """The memory that `start` or `resume` gave, for a request with `num_tokens` that the draft would have to read first.
 
-        `is_greedy`: its candidates are the likeliest tokens.
+        `is_greedy`: its draft tokens are the likeliest tokens.
         """
         return memory
 
@@ -293,36 +293,37 @@ class Policy:
         return None
 
     def limit(self, memory: Any) -> int:
-        """The most candidates of the coming round."""
+        """The most draft tokens of the coming step."""
         return self.max_tokens
 
     def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
-        """How the coming round of at most `limit` candidates stops; None where only `stop` can say it."""
+        """How the coming step of at most `limit` draft tokens stops; None where only `stop` can say it."""
         return FREE
 
-    def stop(self, draft: "Candidates", memory: Any) -> "Stop | str | None":
-        """A reason to stop before the next candidate is paid for, or None to go on. Not asked below `min_tokens`.
+    def stop(self, draft: "DraftSoFar", memory: Any) -> "Stop | str | None":
+        """A reason to stop before the next draft token is paid for, or None to go on. Not asked below `min_tokens`.
 
-        It follows from `rule`. Override it for what no threshold can say: it is then asked candidate by candidate, on the
+        It follows from `rule`. Override it for what no threshold can say: it is then asked draft token by draft token, on the
         host (docs/decoding.md says what that costs).
         """
         rule = self.rule(memory, draft.costs, self.max_tokens)
         return None if rule is None else rule.stop(draft)
 
     def cut(self, memory: Any, estimates: Sequence[float], costs: "Costs") -> int | None:
-        """How many of the first candidates are verified, where all of them are at hand and nothing has been paid for (copies).
+        """How many of the first draft tokens are verified, where all of them are at hand and nothing has been paid for
+        (copies).
 
         `estimates` are their chances of acceptance as the draft gives them. None: as `rule` says, one after the other.
         """
         return None
 
     def learn(self, memory: Any, outcome: "Outcome") -> Any:
-        """The memory after a round."""
+        """The memory after a step."""
         return memory
 
 
 def rule_of(policy: Policy, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
-    """The rule of the coming round, which asks nothing below the policy's least number of candidates.
+    """The rule of the coming step, which asks nothing below the policy's least number of draft tokens.
 
     None where the policy has to be asked: where a subclass has overridden what the rule stands for.
     """
@@ -344,7 +345,7 @@ def _says_its_rule(kind: type[Policy]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How one round of a request ends: at most `limit` candidates, and the policy's rule. What every engine follows."""
+    """How one step of a request ends: at most `limit` draft tokens, and the policy's rule. What every engine follows."""
 
     policy: Policy
     memory: Any
@@ -359,7 +360,7 @@ class Decision:
 
     @property
     def may_draft(self) -> bool:
-        """Tell whether there may be a candidate at all."""
+        """Tell whether there may be a draft token at all."""
         least = () if self.rule is None else self.rule.least
         return self.limit > 0 and not (least and least[0] > 1.0)
 
@@ -372,8 +373,8 @@ class Decision:
         """Estimates as the rule reads them."""
         return list(judged) if self.rule is None else self.rule.read(judged)
 
-    def stop(self, draft: Candidates) -> "Stop | None":
-        """Why no further candidate is wanted; None to go on. Asked before each candidate below the limit."""
+    def stop(self, draft: DraftSoFar) -> "Stop | None":
+        """Why no further draft token is wanted; None to go on. Asked before each draft token below the limit."""
         if self.rule is not None:
             return self.rule.stop(draft)
         if draft.num_tokens < self.policy.min_tokens:
@@ -383,7 +384,7 @@ class Decision:
 
 
 def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int, *, copies: bool = False) -> Decision:
-    """The policy's decision for the coming round, for which there is room for so many candidates.
+    """The policy's decision for the coming step, for which there is room for so many draft tokens.
 
     `copies`: they are all at hand, and a policy that weighs them as a whole (`Policy.cut`) has no rule.
     """

@@ -1,4 +1,4 @@
-"""From an estimate to a probability: what the outcomes of rounds say of P(accepted), two numbers for any pair.
+"""From an estimate to a probability: what the outcomes of steps say of P(accepted), two numbers for any pair.
 
     logit P(accepted) = bias + slope * logit(estimate)
 
@@ -7,8 +7,8 @@ tells more than log q, the entropy of q or its gap (docs/how-it-works.md): accep
 probability to other tokens. A head's estimates are corrected in the same way, where sampling or prompts are not those it was
 calibrated on.
 
-The two numbers are learned from what became of candidates that were tested. Those behind a rejection are not among them:
-given that a candidate is tested, whether it is accepted is a coin with that very probability, so leaving out the untested
+The two numbers are learned from what became of draft tokens that were tested. Those behind a rejection are not among them:
+given that a draft token is tested, whether it is accepted is a coin with that very probability, so leaving out the untested
 ones introduces no bias. The posterior is kept as a normal distribution, and each coin moves it by one step of
 Newton's method (an extended Kalman filter for logistic regression).
 """
@@ -25,7 +25,7 @@ _LIMIT = math.log((1 - LEAST) / LEAST)
 
 
 def by_q(q: float) -> float:
-    """The estimate of a candidate that was drawn with probability q, where no head is asked.
+    """The estimate of a draft token that was drawn with probability q, where no head is asked.
 
     >>> by_q(0.5)
     0.6666666666666666
@@ -57,7 +57,7 @@ class Belief(NamedTuple):
     var_slope: float = 0.04
 
     def after(self, estimates: Iterable[float], num_accepted: int) -> "Belief":
-        """Update after candidates were tested, of which the first so many were accepted."""
+        """Update after draft tokens were tested, of which the first so many were accepted."""
         bias, slope = self.score.bias, self.score.slope
         var_bias, cov, var_slope = self.var_bias, self.cov, self.var_slope
         for i, estimate in enumerate(estimates):

@@ -3,7 +3,7 @@
 | file | what is in it |
 |---|---|
 | trace.py | a recorded answer as any policy meets it |
-| replay.py | any policy on recorded answers, exactly in law, at any costs |
+| replay.py | any policy on recorded answers, exactly in distribution, at any costs |
 | replayed.py | what it did: sums for every answer, and the rates that follow |
 | intervals.py | intervals over prompts |
 

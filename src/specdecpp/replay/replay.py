@@ -1,24 +1,25 @@
 """Exact replay: what any stopping rule would have done on recorded answers, at any costs, without the target model.
 
-    Trace (a recorded answer) + coins + policy -> Rounds -> Replayed (sums for each answer, rates)
+    Trace (a recorded answer) + coins + policy -> Steps -> Replayed (sums for each answer, rates)
 
-The coupling. Take an answer X ~ p with p and q at each position. Under token verification a round that
-reaches position i meets there, in law, X_i itself with probability b_i = min(1, q(X_i)/p(X_i)), and it is accepted; otherwise
-a draw from norm((q - p)+), which is rejected, and the correction is X_i. A bonus is X_i too. Since min(p, q) + (p - q)+ = p,
-and a rejected candidate and its correction are independent, the answer is X whatever the rule does, and only the bookkeeping
-is random: one coin a position, and after a rejected candidate the draft's own continuation, which is recorded as a branch.
-No position is met twice, so one coin and one branch for each make a replayed answer exact in law, and two rules that are
-given the same coins differ by what they decide only. tests/test_replay.py enumerates the joint law of text and rounds.
+The coupling. Take an answer X ~ p with p and q at each position. Under token verification a step that
+reaches position i meets there, in distribution, X_i itself with probability b_i = min(1, q(X_i)/p(X_i)), and it is accepted;
+otherwise a draw from norm((q - p)+), which is rejected, and the correction is X_i. A bonus is X_i too. Since min(p, q) + (p -
+q)+ = p, and a rejected draft token and its correction are independent, the answer is X whatever the rule does, and only the
+bookkeeping is random: one coin a position, and after a rejected draft token the draft's own continuation, which is recorded as
+a branch. No position is met twice, so one coin and one branch for each make a replayed answer exact in distribution, and two
+rules that are given the same coins differ by what they decide only. tests/test_replay.py enumerates the joint distribution of
+text and steps.
 
 The very policy objects of the decoder run here, under the decision that every engine follows (`policies.protocol.decide`):
 
-- a round has at most `policy.limit(memory)` candidates and no more than the places left, one of which is the target's own;
-  whether to stop is asked before each candidate, not at the limit, not after an end of text.
-- a lagged head has judged all candidates but the last, a look-ahead head all of them; a score that looks at the depth is
-  that of the candidate's place in the round.
-- a candidate that ends the text ends drafting; if it is accepted the answer ends with it and nothing follows.
-- a rule that drops the last candidate pays for it and has it neither verified nor counted as drafted.
-- `policy.learn` is called after every round, with seconds of the cost model; costs stay what they are (no `CostClock`).
+- a step has at most `policy.limit(memory)` draft tokens and no more than the places left, one of which is the target's own;
+  whether to stop is asked before each draft token, not at the limit, not after an end of text.
+- a lagged head has judged all draft tokens but the last, a look-ahead head all of them; a score that looks at the depth is
+  that of the draft token's place in the step.
+- a draft token that ends the text ends drafting; if it is accepted the answer ends with it and nothing follows.
+- a rule that drops the last draft token pays for it and has it neither verified nor counted as drafted.
+- `policy.learn` is called after every step, with seconds of the cost model; costs stay what they are (no `CostClock`).
 
 Not replayed: block verification, which has no such coupling, and stop strings.
 
@@ -38,12 +39,12 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
 from specdecpp.policies.protocol import FREE, Decision, decide
 from specdecpp.policies.score import by_q
-from specdecpp.replay.replayed import Replayed, ReplayedRound, prices
+from specdecpp.replay.replayed import Replayed, ReplayedStep, prices
 from specdecpp.replay.trace import Opinion, Trace
 
 
 class TraceView:
-    """A round of a trace as a policy sees it: `policies.Candidates`. Nothing is worked out before it is asked for."""
+    """A step of a trace as a policy sees it: `policies.Draft tokens`. Nothing is worked out before it is asked for."""
 
     def __init__(self, trace: Trace, opinion: Opinion | None, costs: Costs | None, *, looks_ahead: bool):
         self.costs = costs
@@ -58,7 +59,7 @@ class TraceView:
         self.begin(0, 0)
 
     def begin(self, start: int, rejected: int) -> None:
-        """Show a new round, of which the candidate at position `rejected` is the first that is none of the answer's."""
+        """Show a new step, of which the draft token at position `rejected` is the first that is none of the answer's."""
         self.num_tokens = 0
         self._start, self._num_whole = start, rejected - start
         self._offset = rejected * self._width + 1 - self._num_whole
@@ -77,7 +78,7 @@ class TraceView:
 
     @property
     def is_greedy(self) -> bool:
-        """Recorded candidates are draws."""
+        """Recorded draft tokens are draws."""
         return False
 
     @property
@@ -121,7 +122,7 @@ class TraceView:
     def _index(self, i: int) -> int:
         k = i + self.num_tokens if i < 0 else i
         if not 0 <= k < self.num_tokens:
-            raise IndexError(f"there is no candidate {i} among {self.num_tokens}")
+            raise IndexError(f"there is no draft token {i} among {self.num_tokens}")
         return k
 
     def _place(self, k: int) -> int:
@@ -137,9 +138,9 @@ def _flat(values: np.ndarray | None) -> Any:
 
 
 class Player:
-    """A policy that is ready to be replayed on one trace; `rounds` decodes the answer once.
+    """A policy that is ready to be replayed on one trace; `steps` decodes the answer once.
 
-    `max_tokens` bounds every round from outside, as few tokens left would: for a policy that goes further than the branches.
+    `max_tokens` bounds every step from outside, as few tokens left would: for a policy that goes further than the branches.
     Raises ValueError where the trace cannot say what the policy would have seen.
     """
 
@@ -154,7 +155,7 @@ class Player:
         self._bounded(policy.max_tokens)
         if policy.drops_last and not trace.is_greedy:
             raise ValueError(
-                f"{type(policy).__name__} drops a candidate that it has looked at, which only verifications without q can "
+                f"{type(policy).__name__} drops a draft token that it has looked at, which only verifications without q can "
                 "bear, and these odds come from sampling with q. Replay it on labels made at temperature 0."
             )
         opinion = _opinion(trace, policy)
@@ -163,14 +164,14 @@ class Player:
         self._ends, self._overlaps = trace.ends(), trace.overlap.tolist()
         self._prices = prices(costs, trace.branch_size)
 
-    def rounds(self, runs: Sequence[int]) -> Iterator[ReplayedRound]:
-        """Round by round; `runs` is a row of `Trace.runs`."""
+    def steps(self, runs: Sequence[int]) -> Iterator[ReplayedStep]:
+        """Step by step; `runs` is a row of `Trace.runs`."""
         play = Play(self, runs)
         while not play.is_over:
             yield play.round()
 
     def _draft(self, decision: Decision) -> tuple[int, int]:
-        """(candidates to be verified, candidates dropped)."""
+        """(draft tokens to be verified, draft tokens dropped)."""
         policy, view = self.policy, self._view
         for count in range(policy.min_tokens, decision.limit):
             view.num_tokens = count
@@ -184,15 +185,15 @@ class Player:
         bounded = limit if self._bound is None else min(limit, self._bound)
         if bounded > self.trace.branch_size:
             raise ValueError(
-                f"{type(self.policy).__name__} may draft {limit} candidates and the recorded branches have "
-                f"{self.trace.branch_size} tokens. Give the policy max_tokens={self.trace.branch_size}, bound every round with "
+                f"{type(self.policy).__name__} may draft {limit} draft tokens and the recorded branches have "
+                f"{self.trace.branch_size} tokens. Give the policy max_tokens={self.trace.branch_size}, bound every step with "
                 "replay(..., max_tokens=...), or collect labels with longer branches."
             )
         return bounded
 
 
 class Play:
-    """One answer being decoded by a player, round by round. A player has one at a time."""
+    """One answer being decoded by a player, step by step. A player has one at a time."""
 
     def __init__(self, player: Player, runs: Sequence[int]):
         self._player, self._runs = player, runs
@@ -204,7 +205,7 @@ class Play:
     def is_over(self) -> bool:
         return self._at >= len(self._player.trace)
 
-    def round(self) -> ReplayedRound:
+    def round(self) -> ReplayedStep:
         """The next one, as the policy has it."""
         decision = self.open()
         return self.close(*((decision.limit, 0) if decision.rule is FREE else self._player._draft(decision)))
@@ -218,14 +219,14 @@ class Play:
         return decide(of.policy, self._memory, of.costs, room)
 
     def survivals(self, num: int) -> list[float]:
-        """Products of q in an open round over the first 0, 1, ..., `num` candidates."""
+        """Products of q in an open step over the first 0, 1, ..., `num` draft tokens."""
         view, found = self._player._view, []
         for view.num_tokens in range(num + 1):
             found.append(view.cumulative_confidence)
         return found
 
-    def close(self, count: int, num_dropped: int = 0) -> ReplayedRound:
-        """Have so many candidates verified, and learn."""
+    def close(self, count: int, num_dropped: int = 0) -> ReplayedStep:
+        """Have so many draft tokens verified, and learn."""
         of, view = self._player, self._player._view
         accepted = min(count, self._runs[self._at] - self._at)
         emitted = min(accepted + 1, len(of.trace) - self._at)
@@ -235,7 +236,7 @@ class Play:
         judged = view.judged[:count] if of._judges else ()
         took = expected_s, draft_s, verify_s
         overlaps = () if of.trace.is_greedy else of._overlaps[self._at : self._at + min(accepted + 1, count)]
-        outcome = ReplayedRound(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs, overlaps=overlaps)
+        outcome = ReplayedStep(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs, overlaps=overlaps)
         self._memory = of.policy.learn(self._memory, outcome)
         self._before, self._at = count, self._at + emitted
         return outcome
@@ -248,7 +249,7 @@ def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
         return None
     name = type(judge).__name__
     if not (hasattr(judge, "head") and hasattr(judge, "calibrated")):
-        raise ValueError(f"{name} judges candidates; a replay needs its attributes `head` and `calibrated` to know how.")
+        raise ValueError(f"{name} judges draft tokens; a replay needs its attributes `head` and `calibrated` to know how.")
     if (opinion := trace.opinions.get((judge.head, judge.calibrated))) is None:
         raise ValueError(
             f"{name} asks a head (calibrated={judge.calibrated}) that has not judged these traces. Give that very head to "
@@ -262,10 +263,10 @@ def _opinion(trace: Trace, policy: Policy) -> Opinion | None:
 def replay(
     traces: Sequence[Trace], policy: Policy, costs: Costs, *, seed: int = 0, repeats: int = 1, max_tokens: int | None = None
 ) -> Replayed:
-    """Decode every answer `repeats` times with a policy, exactly in law under token verification (see the module).
+    """Decode every answer `repeats` times with a policy, exactly in distribution under token verification (see the module).
 
     A seed gives the same coins to every policy, for each trace by its place in the list: compare policies on equal lists.
-    Of a policy that asks a head, its time `costs.head_s` is part of a candidate's. `max_tokens` bounds every round from
+    Of a policy that asks a head, its time `costs.head_s` is part of a draft token's. `max_tokens` bounds every step from
     outside. Raises ValueError for a policy that goes further than the branches and is not bounded, or that asks a
     head which has not judged the traces.
 
@@ -275,9 +276,9 @@ def replay(
 
     costs = costs_for(policy, costs)
 
-    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[ReplayedRound]:
+    def played(trace: Trace, runs: Int[np.ndarray, "R N"]) -> Iterator[ReplayedStep]:
         player = Player(trace, policy, costs, max_tokens=max_tokens)
-        return chain.from_iterable(map(player.rounds, runs.tolist()))
+        return chain.from_iterable(map(player.steps, runs.tolist()))
 
     return Replayed.of(
         map(played, traces, thrown(traces, seed=seed, repeats=repeats)),

@@ -1,4 +1,4 @@
-"""Results of a replayed policy: rounds, their sums for every answer, and the rates that follow."""
+"""Results of a replayed policy: steps, their sums for every answer, and the rates that follow."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ from specdecpp.policies import Costs
 from specdecpp.replay.intervals import Interval, ratio, ratio_of_ratios
 
 
-class ReplayedRound(NamedTuple):
-    """Outcome of a replayed round: `policies.Outcome`. Seconds are those of the cost model."""
+class ReplayedStep(NamedTuple):
+    """Outcome of a replayed step: `policies.Outcome`. Seconds are those of the cost model."""
 
     num_tokens: int
     num_drafted: int
@@ -32,7 +32,7 @@ class ReplayedRound(NamedTuple):
 
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
-    """expected_s, draft_s and verify_s of a round with 0..max_tokens candidates."""
+    """expected_s, draft_s and verify_s of a step with 0..max_tokens draft tokens."""
     return [(costs.round_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
 
 
@@ -51,7 +51,7 @@ class Rates:
 
     @property
     def seconds(self) -> Float[np.ndarray, " A"]:
-        """Seconds of all rounds, by the costs."""
+        """Seconds of all steps, by the costs."""
         raise NotImplementedError
 
     @property
@@ -95,7 +95,7 @@ class Rates:
         raise NotImplementedError
 
     def at(self: R, costs: Costs) -> R:
-        """Rounds at other costs. Raises ValueError for a rule that would have acted differently there."""
+        """Steps at other costs. Raises ValueError for a rule that would have acted differently there."""
         if self.is_priced:
             raise ValueError("this rule looks at the costs: replay it again at the others")
         return replace(self, costs=costs)
@@ -105,8 +105,8 @@ class Rates:
 class Replayed(Rates):
     """Chains replayed, summed over `repeats` runs.
 
-    `histogram[a, k]` counts the rounds of answer a with k candidates, of which most else is made; `switches` the rounds
-    with candidates that came after one without.
+    `histogram[a, k]` counts the steps of answer a with k draft tokens, of which most else is made; `switches` the steps
+    with draft tokens that came after one without.
     """
 
     repeats: int
@@ -117,15 +117,15 @@ class Replayed(Rates):
 
     @classmethod
     def of(
-        cls, played: Iterable[Iterable[ReplayedRound]], *, sources: tuple[str, ...], costs: Costs, repeats: int, is_priced: bool
+        cls, played: Iterable[Iterable[ReplayedStep]], *, sources: tuple[str, ...], costs: Costs, repeats: int, is_priced: bool
     ) -> "Replayed":
-        """Add up the rounds of every answer."""
+        """Add up the steps of every answer."""
         rows, drafted = [], []
-        for rounds in played:
+        for steps in played:
             tokens = accepted = dropped = switches = 0
             before = 1
             counts: Counter[int] = Counter()
-            for r in rounds:
+            for r in steps:
                 tokens += r.num_tokens
                 accepted += r.num_accepted
                 dropped += r.num_dropped
@@ -170,7 +170,7 @@ class Replayed(Rates):
 
     @property
     def discard_rate(self) -> float:
-        """R_d: candidates that do not end in the output, per token."""
+        """R_d: draft tokens that do not end in the output, per token."""
         return (self.num_drafted - self.num_accepted) / self.num_tokens
 
     @property

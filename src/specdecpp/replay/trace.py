@@ -1,7 +1,7 @@
 """A recorded answer as any policy may meet it: what `replay` decodes again and again.
 
 Shapes: N tokens of an answer; K of a branch; W = 1 + K columns, of which column 0 of row i is about the answer's token X_i
-and columns 1..K are about the branch at i; D = 1, or K scores of each token, by its place in the round.
+and columns 1..K are about the branch at i; D = 1, or K scores of each token, by its place in the step.
 """
 
 from collections.abc import Hashable, Mapping
@@ -20,7 +20,7 @@ ROUNDING = 1e-3
 class Opinion:
     """Opinions on every token of a trace, as probabilities: by a head, or by an oracle, which is right.
 
-    `next` is about the position after the token; `first` about the first candidate of a round at i, which only oracles know.
+    `next` is about the position after the token; `first` about the first draft token of a step at i, which only oracles know.
     """
 
     accept: Float[np.ndarray, "N W D"]
@@ -34,7 +34,7 @@ class Trace:
 
     `odds` are the b_i and `overlap` is 1 - TV(p_i, q_i). log_q, entropy (nats) and gap are of the distribution that gave the
     token. `branch_length` counts the tokens of each branch, `is_closed` says where the last of them ends the text, and
-    `is_ended` whether the answer's last token does; else the answer was cut. Candidates may stand at the first `num_places`
+    `is_ended` whether the answer's last token does; else the answer was cut. Draft tokens may stand at the first `num_places`
     positions: as many as max_tokens or the context allow, less one for the target's own token.
 
     `opinions[head, calibrated]` are those of the very head object that a policy holds. `truth` is min(1, p/q) of every token
@@ -65,7 +65,7 @@ class Trace:
         if not (len(self) and (self.is_ended or self.num_places < len(self))):
             raise ValueError(
                 f"a trace has a token, and one that was cut ends with the target's own, got {len(self)} tokens of which "
-                f"{self.num_places} may be candidates. num_places is one less than the tokens the answer could have had."
+                f"{self.num_places} may be draft tokens. num_places is one less than the tokens the answer could have had."
             )
         if (broken := np.flatnonzero(is_met & ~self.is_sure & ~is_whole)).size:
             i = int(broken[0])
@@ -80,12 +80,12 @@ class Trace:
 
     @property
     def branch_size(self) -> int:
-        """K: the most candidates of a round that can be replayed."""
+        """K: the most draft tokens of a step that can be replayed."""
         return self.tokens.shape[1] - 1
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Tell whether nothing was left to chance: at temperature 0 a candidate is the target's token or is not."""
+        """Tell whether nothing was left to chance: at temperature 0 a draft token is the target's token or is not."""
         return not ((self.odds > 0) & (self.odds < 1)).any()
 
     @property
@@ -94,7 +94,7 @@ class Trace:
         return (self.branch_length == 0) & (self.odds >= 1 - ROUNDING)
 
     def runs(self, coins: Float[np.ndarray, "R N"]) -> Int[np.ndarray, "R N"]:
-        """For every start of a round the position of its first rejection, N where there is none. Coins lie in [0, 1)."""
+        """For every start of a step the position of its first rejection, N where there is none. Coins lie in [0, 1)."""
         is_accepted = (coins < self.odds) | self.is_sure
         rejections = np.where(is_accepted, len(self), np.arange(len(self)))
         return np.minimum.accumulate(rejections[:, ::-1], axis=1)[:, ::-1]

@@ -27,7 +27,7 @@ FAULTS = {
     "verification": (
         "verification is not flat",
         "wide passes as quick as narrow ones",
-        "A GPU reads several tokens in the time of one, and a larger target hides more; here short rounds pay.",
+        "A GPU reads several tokens in the time of one, and a larger target hides more; here short steps pay.",
     ),
     "head": (
         "the head takes too long",
@@ -66,7 +66,7 @@ def sentences(check: Check) -> list[str]:
         f"one over a single one, and the target accepts {100 * check.acceptance:.0f} % of what is drafted"
         f"{f' (by depth: {depths} %)' if depths else ''}.",
         *([f"The default rule, {own.label}, makes it {_both(own)}."] if own and own is not best else []),
-        *([f"Passes are run by {check.runners.rstrip('.')}."] if check.runners else []),
+        *([f"Passes are run by {check.backends.rstrip('.')}."] if check.backends else []),
     ]
     advice = [sentence for _, sentence in sorted(_advice(check), reverse=True)]
     if check.is_worth is not True:

@@ -5,13 +5,13 @@ from typing import Any
 
 from specdecpp.training.measures import Reliability
 
-PANELS = {"token": "per token", "product": "whole round"}
+PANELS = {"token": "per token", "product": "whole step"}
 _WIDTH = 78
 _SCALE = ("0", ".5", "1")
 
 
 def text(figures: Mapping[str, Any], *, ascii_only: bool = False) -> str:
-    """The diagram of one score as text of at most 80 columns: a line for each bin, per token and whole rounds side by side.
+    """The diagram of one score as text of at most 80 columns: a line for each bin, per token and whole steps side by side.
 
     The bar is what was true, the upright stroke what was said: a bar that falls short of its stroke was promised too much.
     """

@@ -23,7 +23,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from specdecpp.demo import Comparison
     from specdecpp.metrics import Metrics
-    from specdecpp.session import Round
+    from specdecpp.session import Step
 
 ACCENT = "cyan"
 ORIGINS = {"accepted": ACCENT, "correction": "bold underline", "bonus": "italic dim"}
@@ -53,7 +53,7 @@ def width_of(out: Console) -> int:
 
 
 class LiveText:
-    """Prints rounds as they come, every token in the style of its origin, words kept whole within the width."""
+    """Prints steps as they come, every token in the style of its origin, words kept whole within the width."""
 
     def __init__(self, out: Console, *, indent: int = 2):
         self.out, self.indent = out, indent
@@ -63,7 +63,7 @@ class LiveText:
         self._blanks = ""
         self._word: list[tuple[str, str]] = []
 
-    def push(self, outcome: "Round") -> None:
+    def push(self, outcome: "Step") -> None:
         for piece in outcome.pieces:
             self.counts[piece.origin] += 1
             for part in _WORDS.findall(piece.text):

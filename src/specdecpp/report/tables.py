@@ -24,7 +24,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def signed(value: float | None) -> str:
-    """A gain in percent; what rounds to nothing has no sign.
+    """A gain in percent; what steps to nothing has no sign.
 
     >>> signed(0.0816), signed(None)
     ('+8.2', '-')

@@ -1,6 +1,6 @@
 """Colours and typeface of pages and pictures: one palette in two themes, one typeface. The report and the playground share it.
 
-One accent colour, for what is ours. `SIGNAL` is for what went wrong: a candidate that was rejected, a request that failed.
+One accent colour, for what is ours. `SIGNAL` is for what went wrong: a draft token that was rejected, a request that failed.
 """
 
 LIGHT = {

@@ -1,7 +1,7 @@
-"""Serve a pair to clients of OpenAI's API: one model pair, many requests, a round at a time.
+"""Serve a pair to clients of OpenAI's API: one model pair, many requests, a step at a time.
 
-    requests (what may be asked) -> intake (checked, tokens, a decoder) -> engine (rounds of all, one thread)
-        -> answers (rounds become choices) -> routes (HTTP, streams of events) <- gate (key, log line)
+    requests (what may be asked) -> intake (checked, tokens, a decoder) -> engine (steps of all, one thread)
+        -> answers (steps become choices) -> routes (HTTP, streams of events) <- gate (key, log line)
 
 Needs the extra [serve]. `create_app` gives the ASGI application, `specdecpp serve` runs it.
 """

@@ -1,4 +1,4 @@
-"""Rounds become choices, in the two shapes of OpenAI's API: whole, or in chunks, each with the rounds that came together.
+"""Steps become choices, in the two shapes of OpenAI's API: whole, or in chunks, each with the steps that came together.
 
 Both carry our block `speculative`: the metrics of the request under vLLM's names, its rates and where its time went.
 """
@@ -14,8 +14,8 @@ from typing import Any
 from specdecpp.metrics import Metrics
 from specdecpp.serving.evidence import Scored
 from specdecpp.serving.intake import RequestPlan, threshold
-from specdecpp.serving.work import Step, Work
-from specdecpp.session import Round
+from specdecpp.serving.work import Event, Work
+from specdecpp.session import Step
 from specdecpp.verify import at, is_lossless
 
 Json = dict[str, Any]
@@ -31,40 +31,40 @@ class Choice:
     num_prompt_tokens: int
     text: str = ""
     finish_reason: str = "length"
-    rounds: list[Round] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     scores: list[Scored] = field(default_factory=list)
     stories: list[Json] = field(default_factory=list)
     prefill_s: float = 0.0
     num_cached_tokens: int = 0
 
-    def add(self, step: Step) -> None:
-        self.text += step.round.text
-        self.rounds.append(step.round)
-        self.prefill_s, self.num_cached_tokens = step.prefill_s, step.num_cached_tokens
-        self.finish_reason = finish_reason(step.round) or self.finish_reason
-        if step.evidence is not None:
-            self.scores += step.evidence.scores
-            self.stories += [story_of(step)] if step.evidence.story else []
+    def add(self, event: Event) -> None:
+        self.text += event.step.text
+        self.steps.append(event.step)
+        self.prefill_s, self.num_cached_tokens = event.prefill_s, event.num_cached_tokens
+        self.finish_reason = finish_reason(event.step) or self.finish_reason
+        if event.evidence is not None:
+            self.scores += event.evidence.scores
+            self.stories += [story_of(event)] if event.evidence.story else []
 
     @property
     def metrics(self) -> Metrics:
         return Metrics.of(
-            self.rounds,
+            self.steps,
             prefill_s=self.prefill_s,
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
         )
 
 
-def finish_reason(outcome: Round) -> str | None:
+def finish_reason(outcome: Step) -> str | None:
     """OpenAI's word for why an answer ended: an end of text and a stop string are both "stop"."""
     return "stop" if outcome.finish_reason == "eos" else outcome.finish_reason
 
 
-def story_of(step: Step) -> Json:
-    """A round with its details and the time it was decided at."""
-    assert step.evidence is not None, "details were asked for"
-    return {**(step.evidence.story or {}), "at_s": step.at_s}
+def story_of(event: Event) -> Json:
+    """A step with its details and the time it was decided at."""
+    assert event.evidence is not None, "details were asked for"
+    return {**(event.evidence.story or {}), "at_s": event.at_s}
 
 
 class TextStyle:
@@ -77,10 +77,10 @@ class TextStyle:
         shape = {"index": choice.index, "text": choice.text, "logprobs": logprobs}
         return shape | {"finish_reason": choice.finish_reason}
 
-    def delta(self, steps: Sequence[Step], *, offset: int, scored: bool, is_first: bool) -> Json:
-        logprobs = _text_logprobs(_scores(steps), offset) if scored else None
-        shape = {"index": steps[-1].index, "text": _text(steps), "logprobs": logprobs}
-        return shape | {"finish_reason": finish_reason(steps[-1].round)}
+    def delta(self, events: Sequence[Event], *, offset: int, scored: bool, is_first: bool) -> Json:
+        logprobs = _text_logprobs(_scores(events), offset) if scored else None
+        shape = {"index": events[-1].index, "text": _text(events), "logprobs": logprobs}
+        return shape | {"finish_reason": finish_reason(events[-1].step)}
 
 
 class ChatStyle:
@@ -93,18 +93,18 @@ class ChatStyle:
         shape = {"index": choice.index, "message": message, "logprobs": _chat_logprobs(choice.scores) if scored else None}
         return shape | {"finish_reason": choice.finish_reason}
 
-    def delta(self, steps: Sequence[Step], *, offset: int, scored: bool, is_first: bool) -> Json:
-        delta = ({"role": "assistant"} if is_first else {}) | {"content": _text(steps)}
-        logprobs = _chat_logprobs(_scores(steps)) if scored else None
-        shape = {"index": steps[-1].index, "delta": delta, "logprobs": logprobs}
-        return shape | {"finish_reason": finish_reason(steps[-1].round)}
+    def delta(self, events: Sequence[Event], *, offset: int, scored: bool, is_first: bool) -> Json:
+        delta = ({"role": "assistant"} if is_first else {}) | {"content": _text(events)}
+        logprobs = _chat_logprobs(_scores(events)) if scored else None
+        shape = {"index": events[-1].index, "delta": delta, "logprobs": logprobs}
+        return shape | {"finish_reason": finish_reason(events[-1].step)}
 
 
 Style = TextStyle | ChatStyle
 
 
 class Answer:
-    """The reply to one request, folded step by step."""
+    """The reply to one request, folded event by event."""
 
     def __init__(self, plan: RequestPlan, style: Style, *, name: str, model: str, includes_usage: bool = False):
         self._plan, self._style, self._includes_usage = plan, style, includes_usage
@@ -116,10 +116,10 @@ class Answer:
     def _scored(self) -> bool:
         return self._plan.num_top is not None
 
-    def add(self, step: Step) -> None:
-        self.choices[step.index].add(step)
-        if self.first_text_s is None and step.round.text:
-            self.first_text_s = step.at_s
+    def add(self, event: Event) -> None:
+        self.choices[event.index].add(event)
+        if self.first_text_s is None and event.step.text:
+            self.first_text_s = event.at_s
 
     @property
     def metrics(self) -> Metrics:
@@ -165,28 +165,30 @@ class Answer:
         return body | {"speculative": speculative}
 
     def opening(self) -> Json | None:
-        """A first chunk before any round, where details are asked for: the rule, its threshold, what steps cost."""
+        """A first chunk before any step, where details are asked for: the rule, its threshold, what steps cost."""
         return self._chunk([], {"speculative": self._setting}) if self._plan.details else None
 
-    def chunks(self, steps: Sequence[Step], work: Work) -> list[Json]:
-        """Chunks of rounds that came together: a chunk for each answer, or for each round where details are asked for; none
-        for rounds of which nobody would see anything. Adds them too."""
-        groups = [[step] for step in steps] if self._plan.details else [list(g) for _, g in groupby(steps, attrgetter("index"))]
+    def chunks(self, events: Sequence[Event], work: Work) -> list[Json]:
+        """Chunks of steps that came together: a chunk for each answer, or for each step where details are asked for; none
+        for steps of which nobody would see anything. Adds them too."""
+        groups = (
+            [[event] for event in events] if self._plan.details else [list(g) for _, g in groupby(events, attrgetter("index"))]
+        )
         return [chunk for group in groups if (chunk := self._chunk_of(group, work))]
 
-    def _chunk_of(self, steps: Sequence[Step], work: Work) -> Json | None:
-        """A chunk with rounds of one answer."""
-        choice, last = self.choices[steps[-1].index], steps[-1]
-        is_first, offset = not choice.rounds, sum(scored.num_shown for scored in choice.scores)
-        for step in steps:
-            self.add(step)
-        is_shown = _text(steps) or last.round.finish_reason or self._plan.details or is_first
-        if not (is_shown or _scores(steps)):
+    def _chunk_of(self, events: Sequence[Event], work: Work) -> Json | None:
+        """A chunk with steps of one answer."""
+        choice, last = self.choices[events[-1].index], events[-1]
+        is_first, offset = not choice.steps, sum(scored.num_shown for scored in choice.scores)
+        for event in events:
+            self.add(event)
+        is_shown = _text(events) or last.step.finish_reason or self._plan.details or is_first
+        if not (is_shown or _scores(events)):
             return None
         extra = {"speculative": {"round": story_of(last)}} if self._plan.details else {}
-        if last.round.finish_reason is not None and last.index == len(self.choices) - 1:
+        if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             extra = {"speculative": extra.get("speculative", {}) | self.speculative(work)}
-        return self._chunk([self._style.delta(steps, offset=offset, scored=self._scored, is_first=is_first)], extra)
+        return self._chunk([self._style.delta(events, offset=offset, scored=self._scored, is_first=is_first)], extra)
 
     def closing(self) -> Json | None:
         """The usage, where the request asks for it."""
@@ -214,12 +216,12 @@ def event(data: Json) -> bytes:
     return b"data: " + _JSON.encode(data).encode() + b"\n\n"
 
 
-def _text(steps: Sequence[Step]) -> str:
-    return "".join(step.round.text for step in steps)
+def _text(events: Sequence[Event]) -> str:
+    return "".join(event.step.text for event in events)
 
 
-def _scores(steps: Sequence[Step]) -> list[Scored]:
-    return [scored for step in steps if step.evidence for scored in step.evidence.scores]
+def _scores(events: Sequence[Event]) -> list[Scored]:
+    return [scored for event in events if event.evidence for scored in event.evidence.scores]
 
 
 def _text_logprobs(scores: Sequence[Scored], offset: int) -> Json:

@@ -18,7 +18,7 @@ from specdecpp.scheduler import Read, step
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.memory import give_back
 from specdecpp.serving.refusals import Refusal
-from specdecpp.serving.work import End, Step, Work
+from specdecpp.serving.work import End, Event, Work
 
 log = logging.getLogger(__name__)
 FEW = 16
@@ -51,9 +51,9 @@ class Pace:
 
 
 class EngineThread:
-    """Runs the work that is submitted, turn by turn. `start` it once; `on_turn` hears of every turn's rounds, on its thread."""
+    """Runs the work that is submitted, turn by turn. `start` it once; `on_turn` hears of every turn's steps, on its thread."""
 
-    def __init__(self, limits: Limits, *, on_turn: Callable[[Sequence[Step]], None] = lambda steps: None):
+    def __init__(self, limits: Limits, *, on_turn: Callable[[Sequence[Event]], None] = lambda events: None):
         self._limits, self._on_turn = limits, on_turn
         self._changed = threading.Condition()
         self._running: deque[Work] = deque()
@@ -182,7 +182,7 @@ class EngineThread:
                 work.tell(end)
 
     def _turn(self, running: Sequence[Work]) -> None:
-        steps: list[Step] = []
+        events: list[Event] = []
         for work in running:
             self._guarded(work, work.begin)
         begun = {work: session for work in running if (session := work.session) is not None}
@@ -195,14 +195,14 @@ class EngineThread:
             elif isinstance(outcome, Read):
                 self._pace.learn(outcome.num_tokens, outcome.seconds)
             elif outcome is not None and (told := self._guarded(work, lambda work=work, of=outcome: work.note(of))) is not None:
-                steps.append(told)
+                events.append(told)
                 work.tell(told)
-        if steps:
-            self._on_turn(steps)
+        if events:
+            self._on_turn(events)
         for work in [work for work in running if work.is_done and work in self._running]:
             self._part_with(work, End())
 
-    def _guarded(self, work: Work, do: Callable[[], Step | None]) -> Step | None:
+    def _guarded(self, work: Work, do: Callable[[], Event | None]) -> Event | None:
         """Have what the models raise end one request, and not the others with it."""
         try:
             return do()

@@ -1,10 +1,10 @@
-"""Evidence of a round for those who ask: the target's log-probabilities, and p, q and estimates of every candidate.
+"""Evidence of a step for those who ask: the target's log-probabilities, and p, q and estimates of every draft token.
 
-A `Witness` is a session's `watch`: it keeps what a round was decided on and reads it afterwards, so a request that asks for
+A `Witness` is a session's `watch`: it keeps what a step was decided on and reads it afterwards, so a request that asks for
 nothing pays for nothing.
 
 Log-probabilities are the target's own, log softmax of its raw logits, before temperature, top-k, top-p and penalties: the
-convention of OpenAI and vLLM. p and q are what the round was decided on, under the sampling parameters of the request; at
+convention of OpenAI and vLLM. p and q are what the step was decided on, under the sampling parameters of the request; at
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdecpp.policies import protocol
 from specdecpp.sampling import Sampling, at_least_float32
-from specdecpp.session import Round
+from specdecpp.session import Step
 from specdecpp.step import Plan, Result
 
 _TEXTS: WeakKeyDictionary[Any, dict[tuple[int, bool], str]] = WeakKeyDictionary()
@@ -43,14 +43,14 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvidence:
-    """Evidence of one round: a score per token of the answer, the story of the round, or both."""
+    """Evidence of one step: a score per token of the answer, the story of the step, or both."""
 
     scores: tuple[Scored, ...] = ()
     story: dict[str, Any] | None = None
 
 
 class Witness:
-    """Watches a session, and tells about its last round.
+    """Watches a session, and tells about its last step.
 
     `num_top` likeliest tokens come with every score; None for no scores. `details` asks for the story.
     """
@@ -72,9 +72,9 @@ class Witness:
     def __call__(self, plan: Plan, result: Result) -> None:
         self._seen = plan, result
 
-    def evidence(self, outcome: Round) -> StepEvidence:
-        """Return the evidence of the round that has just been decided, and forget it."""
-        assert self._seen is not None, "the witness watched this round"
+    def evidence(self, outcome: Step) -> StepEvidence:
+        """Return the evidence of the step that has just been decided, and forget it."""
+        assert self._seen is not None, "the witness watched this step"
         (plan, result), self._seen = self._seen, None
         rows: Any = result.rows
         return StepEvidence(
@@ -82,8 +82,8 @@ class Witness:
             story=self._story(outcome, plan, result) if self._details else None,
         )
 
-    def _scores(self, outcome: Round, logits: Tensor) -> tuple[Scored, ...]:
-        """One for every token of the round but the one that ends the text."""
+    def _scores(self, outcome: Step, logits: Tensor) -> tuple[Scored, ...]:
+        """One for every token of the step but the one that ends the text."""
         tokens = [t for t in outcome.tokens if t not in self._ends]
         if not tokens:
             return ()
@@ -104,8 +104,8 @@ class Witness:
             for token, logprob, likeliest in zip(tokens, own, top, strict=True)
         )
 
-    def _story(self, outcome: Round, plan: Plan, result: Result) -> dict[str, Any]:
-        """A round as the playground draws it: its candidates with their fate, its tokens with their origin."""
+    def _story(self, outcome: Step, plan: Plan, result: Result) -> dict[str, Any]:
+        """A step as the playground draws it: its draft tokens with their fate, its tokens with their origin."""
         rows: Any = result.rows
         p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
         judged = plan.decision.read(result.judged)
@@ -146,15 +146,15 @@ class Witness:
 
 
 def _beside(survival: Sequence[float], least: Sequence[float]) -> list[float]:
-    """The threshold for each survival. Those of a lagged head come one candidate later, hence they are aligned at the end.
+    """The threshold for each survival. Those of a lagged head come one draft token later, hence they are aligned at the end.
 
     A threshold above 1, which no survival reaches, becomes 1: JSON has no infinity.
     """
     return [min(max(floor, 0.0), 1.0) for floor in least[len(least) - len(survival) :]]
 
 
-def _fate(i: int, outcome: Round) -> str:
-    """The fate of candidate i: those after the first rejected one, or after the end of the answer, are not looked at."""
+def _fate(i: int, outcome: Step) -> str:
+    """The fate of draft token i: those after the first rejected one, or after the end of the answer, are not looked at."""
     if i < outcome.num_accepted:
         return "accepted"
     is_rejected = i == outcome.num_accepted and outcome.pieces[-1].origin == "correction"

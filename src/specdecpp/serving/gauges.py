@@ -1,6 +1,6 @@
 """Counters of the server, in Prometheus' form. Each server has a registry of its own.
 
-Speculation is counted in vLLM's words, under our prefix: `drafts` are rounds.
+Speculation is counted in vLLM's words, under our prefix: `drafts` are steps.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specdecpp.serving.engine import EngineThread
-from specdecpp.serving.work import Step
+from specdecpp.serving.work import Event
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -27,9 +27,9 @@ class Gauges:
         self._prompt = Counter("specdecpp_prompt_tokens", "Tokens of prompts.", registry=r)
         self._generated = Counter("specdecpp_generation_tokens", "Tokens of answers.", registry=r)
         self._drafts = Counter("specdecpp_spec_decode_num_drafts", "Rounds.", registry=r)
-        self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "Candidates.", registry=r)
-        self._accepted = Counter("specdecpp_spec_decode_num_accepted_tokens", "Accepted candidates.", registry=r)
-        self._lengths = Histogram("specdecpp_accepted_per_round", "Candidates accepted.", buckets=LENGTHS, registry=r)
+        self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "DraftSoFar.", registry=r)
+        self._accepted = Counter("specdecpp_spec_decode_num_accepted_tokens", "Accepted draft tokens.", registry=r)
+        self._lengths = Histogram("specdecpp_accepted_per_round", "Draft tokens accepted.", buckets=LENGTHS, registry=r)
         seconds = Counter("specdecpp_stage_seconds", "Where the models' time goes.", ["stage"], registry=r)
         self._seconds = {stage: seconds.labels(stage) for stage in (*STAGES, "prefill")}
 
@@ -39,17 +39,17 @@ class Gauges:
         running.set_function(lambda: engine.num_running)
         waiting.set_function(lambda: engine.num_waiting)
 
-    def turn(self, steps: Sequence[Step]) -> None:
-        """Count the rounds of one turn."""
-        rounds = [step.round for step in steps]
-        self._generated.inc(sum(r.num_tokens for r in rounds))
-        self._drafts.inc(len(rounds))
-        self._drafted.inc(sum(r.num_drafted for r in rounds))
-        self._accepted.inc(sum(r.num_accepted for r in rounds))
-        for r in rounds:
+    def turn(self, events: Sequence[Event]) -> None:
+        """Count the steps of one turn."""
+        steps = [event.step for event in events]
+        self._generated.inc(sum(r.num_tokens for r in steps))
+        self._drafts.inc(len(steps))
+        self._drafted.inc(sum(r.num_drafted for r in steps))
+        self._accepted.inc(sum(r.num_accepted for r in steps))
+        for r in steps:
             self._lengths.observe(r.num_accepted)
         for stage, name in STAGES.items():
-            if seconds := sum(getattr(r, name) for r in rounds):
+            if seconds := sum(getattr(r, name) for r in steps):
                 self._seconds[stage].inc(seconds)
 
     def ended(

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdecpp.backends.kept import Forks
 from specdecpp.costs.known import measured
 from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, CumulativeConfidence, Policy, SpecDecPP
+from specdecpp.policy_spec import parse_policy, spec_of
 from specdecpp.prompt import encode
-from specdecpp.request import parse_policy, spec_of
-from specdecpp.runners.kept import Forks
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.evidence import Witness
 from specdecpp.serving.limits import Limits
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest, Speculative
-from specdecpp.serving.work import End, Part, Step, Work
+from specdecpp.serving.work import End, Event, Part, Work
 from specdecpp.session import Session
 from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
@@ -46,7 +46,7 @@ class RequestPlan:
     num_top: int | None = None
     details: bool = False
 
-    def work(self, tell: "Callable[[Step | End], None]", *, timeout_s: float) -> Work:
+    def work(self, tell: "Callable[[Event | End], None]", *, timeout_s: float) -> Work:
         """The work for the engine."""
         is_watched = self.num_top is not None or self.details
         return Work(
@@ -219,12 +219,14 @@ class Intake:
         """The rule that a request names. Raises ValueError for one that drafts without end."""
         policy = parse_policy(spec).build(self.pair.head)
         if (most := _longest(policy)) > self.limits.max_drafted:
-            raise ValueError(f"policy {spec!r} drafts up to {most} candidates, at most {self.limits.max_drafted} are allowed.")
+            raise ValueError(
+                f"policy {spec!r} drafts up to {most} draft tokens, at most {self.limits.max_drafted} are allowed."
+            )
         return policy
 
 
 def check_own(verification: str) -> None:
-    """Raise `UnsoundError` for a server's own verification that changes the law: only a request may ask for that."""
+    """Raise `UnsoundError` for a server's own verification that changes the distribution: only a request may ask for that."""
     if not is_lossless(verifications()[verification]):
         raise UnsoundError(
             f"a server's own verification is lossless, and {verification} is not. Leave it out; a request has it by "

@@ -23,9 +23,9 @@ class Limits:
     max_choices: int = 16
     """Answers of one request: prompts times `n`."""
     max_drafted: int = 64
-    """The most candidates a round may have under a policy that a request names."""
+    """The most draft tokens a step may have under a policy that a request names."""
     prefill_tokens: int = 256
-    """Tokens of prompts that are read in a turn, all requests together: a longer prompt is read in pieces, with the rounds of
+    """Tokens of prompts that are read in a turn, all requests together: a longer prompt is read in pieces, with the steps of
     others."""
     prefill_s: float = 0.1
     """Others wait so long in a turn for prompts to be read, by what their rows took before; where passes are shared the pieces

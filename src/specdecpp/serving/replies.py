@@ -8,23 +8,23 @@ from pydantic import BaseModel, Field
 class SpeculativeBlock(BaseModel):
     """Timings of an answer; seconds end in `_s`. The first names are those of vLLM's block of a request."""
 
-    mean_acceptance_length: float = Field(description="1 + accepted candidates per round.")
+    mean_acceptance_length: float = Field(description="1 + accepted draft tokens per step.")
     draft_acceptance_rate: float
-    acceptance_histogram: dict[str, int] = Field(description="How many rounds accepted 0, 1, 2, ... candidates.")
+    acceptance_histogram: dict[str, int] = Field(description="How many steps accepted 0, 1, 2, ... draft tokens.")
     drafted_histogram: dict[str, int]
     num_spec_steps: int = Field(description="Rounds.")
     num_accepted_draft_tokens: int
     num_draft_tokens: int
-    num_spec_tokens: int = Field(description="The most candidates of a round.")
+    num_spec_tokens: int = Field(description="The most draft tokens of a step.")
     num_tokens: int
     num_prompt_tokens: int
     num_cached_tokens: int = Field(description="Of the prompt, those that were in a cache.")
     policy: str
     verification: str
-    lossless: bool = Field(description="Whether the answer has the target's own law.")
+    lossless: bool = Field(description="Whether the answer has the target's own distribution.")
     tv: float = Field(description="Total variation from it, summed over tokens.")
     mean_tv: float
-    tokens_per_second: float = Field(description="Tokens over the time that this request's own rounds took.")
+    tokens_per_second: float = Field(description="Tokens over the time that this request's own steps took.")
     discard_rate: float
     verification_rate: float
     prefill_s: float
@@ -36,7 +36,7 @@ class SpeculativeBlock(BaseModel):
     time_shares: dict[str, float]
     queue_s: float | None
     time_to_first_token_s: float | None
-    rounds: list[list[dict[str, Any]]] | None = Field(default=None, description="With details: the rounds of every answer.")
+    steps: list[list[dict[str, Any]]] | None = Field(default=None, description="With details: the steps of every answer.")
 
 
 class PromptTokens(BaseModel):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specdecpp.request import VERIFICATION_NAMES
+from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.refusals import Refusal
 
 # name: the value that asks for nothing, beside null
@@ -59,9 +59,9 @@ class Speculative(_Body):
         default=None,
         description="When to stop drafting, as on the command line: cost-aware, cumulative:0.2, fixed:4, none, ...",
     )
-    verification: Kind | None = Field(default=None, description="How candidates are tested.")
-    lossless: bool = Field(default=True, description="false: the law may be another than the target's, as fuzzy has.")
-    details: bool = Field(default=False, description="Tell of every round: candidates, p, q, estimates, times.")
+    verification: Kind | None = Field(default=None, description="How draft tokens are tested.")
+    lossless: bool = Field(default=True, description="false: the distribution may be another than the target's, as fuzzy has.")
+    details: bool = Field(default=False, description="Tell of every step: draft tokens, p, q, estimates, times.")
 
 
 class StreamOptions(_Body):

@@ -20,11 +20,11 @@ from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.intake import Intake, RequestPlan
 from specdecpp.serving.refusals import Refusal
 from specdecpp.serving.requests import ChatRequest, CompletionRequest
-from specdecpp.serving.work import End, Step, Work
+from specdecpp.serving.work import End, Event, Work
 
 CLIENT_GONE = 499
 PAUSE_S = 1 / 30
-"""Rounds that come sooner after others are sent together: as often as a reader sees."""
+"""Steps that come sooner after others are sent together: as often as a reader sees."""
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 STREAM = {"text/event-stream": {"itemSchema": EVENT}}  # as FastAPI writes streams of its own
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -47,17 +47,17 @@ class House:
 
 
 class Post:
-    """From the engine's thread to the event loop. Rounds of all requests are delivered together, every `PAUSE_S` at most, and
+    """From the engine's thread to the event loop. Steps of all requests are delivered together, every `PAUSE_S` at most, and
     the first and the end of a request at once: each delivery wakes tasks that write to
     sockets, which takes a core from the models."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self._letters: deque[tuple[Channel, Step | End]] = deque()
+        self._letters: deque[tuple[Channel, Event | End]] = deque()
         self._is_due = False
         self._delivered = -math.inf
 
-    def put(self, channel: "Channel", what: Step | End, *, is_urgent: bool) -> None:
+    def put(self, channel: "Channel", what: Event | End, *, is_urgent: bool) -> None:
         """From any thread. What is put while a delivery is due goes with it: `_deliver` resets `_is_due` before it reads."""
         self._letters.append((channel, what))
         if (loop := self._loop()) is None or not (is_urgent or not self._is_due):
@@ -86,21 +86,21 @@ class Channel:
         loop = asyncio.get_running_loop()
         self._post = posts.setdefault(loop, Post(loop))
         self._has_begun = False
-        self._heard: list[Step | End] = []
+        self._heard: list[Event | End] = []
         self._has_heard = asyncio.Event()
 
-    def put(self, what: Step | End) -> None:
+    def put(self, what: Event | End) -> None:
         """From any thread."""
         self._post.put(self, what, is_urgent=isinstance(what, End) or not self._has_begun)
         self._has_begun = True
 
-    def receive(self, what: Step | End) -> None:
+    def receive(self, what: Event | End) -> None:
         """On the loop."""
         self._heard.append(what)
         self._has_heard.set()
 
-    async def steps(self) -> AsyncIterator[list[Step]]:
-        """Rounds as they come, those that came meanwhile together.
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """Steps as they come, those that came meanwhile together.
 
         Raises `Refusal` when the engine ended the work before it was done.
         """
@@ -110,8 +110,8 @@ class Channel:
             self._has_heard.clear()
             heard, self._heard = self._heard, []
             end = next((what for what in heard if isinstance(what, End)), None)
-            if steps := [what for what in heard if isinstance(what, Step)]:
-                yield steps
+            if events := [what for what in heard if isinstance(what, Event)]:
+                yield events
         if end.refusal is not None:
             raise end.refusal
 
@@ -180,7 +180,7 @@ async def _answer(body: CompletionRequest | ChatRequest, request: Request, style
 
 @dataclass(kw_only=True)
 class Exchange:
-    """One request and its answer, from the first round to the log."""
+    """One request and its answer, from the first step to the log."""
 
     house: House
     answer: Answer
@@ -209,8 +209,8 @@ class Exchange:
         try:
             if opening := self.answer.opening():
                 yield event(opening)
-            async for steps in self.channel.steps():
-                if chunks := self.answer.chunks(steps, self.work):
+            async for events in self.channel.events():
+                if chunks := self.answer.chunks(events, self.work):
                     yield b"".join(map(event, chunks))
             if closing := self.answer.closing():
                 yield event(closing)
@@ -221,9 +221,9 @@ class Exchange:
             yield event(refusal.body)
 
     async def _collect(self) -> dict[str, Any]:
-        async for steps in self.channel.steps():
-            for step in steps:
-                self.answer.add(step)
+        async for events in self.channel.events():
+            for one in events:
+                self.answer.add(one)
         self.outcome = "finished"
         return self.answer.whole(self.work)
 

@@ -8,7 +8,7 @@ from time import monotonic
 from specdecpp.decoder import Decoder, Options
 from specdecpp.serving.evidence import StepEvidence, Witness
 from specdecpp.serving.refusals import Refusal
-from specdecpp.session import Round, Session
+from specdecpp.session import Session, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +20,11 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """One round of answer `index`, `at_s` seconds after the request came."""
+class Event:
+    """One step of answer `index`, `at_s` seconds after the request came."""
 
     index: int
-    round: Round
+    step: Step
     evidence: StepEvidence | None
     prefill_s: float
     num_cached_tokens: int
@@ -41,8 +41,8 @@ class End:
 class Work:
     """One request: its answers to make, the session of the current one, and where to tell of it.
 
-    `tell` is called with every `Step`, on the engine's thread, and with one last `End`, on any. `witness` makes one for a
-    session whose rounds somebody asks about.
+    `tell` is called with every `Event`, on the engine's thread, and with one last `End`, on any. `witness` makes one for a
+    session whose steps somebody asks about.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Work:
         *,
         decoder: Decoder,
         parts: Sequence[Part],
-        tell: Callable[[Step | End], None],
+        tell: Callable[[Event | End], None],
         timeout_s: float,
         witness: Callable[[Session], Witness] | None = None,
     ):
@@ -66,8 +66,8 @@ class Work:
         self._stop: End | None = None
         self._has_ended, self._ending = False, threading.Lock()
 
-    def tell(self, what: Step | End) -> None:
-        """Pass on a round, or the one end; nothing after that."""
+    def tell(self, what: Event | End) -> None:
+        """Pass on a step, or the one end; nothing after that."""
         with self._ending:
             if self._has_ended:
                 return
@@ -99,14 +99,14 @@ class Work:
         if session.finish_reason is not None:  # there was no room for a single token
             self._next_part()
 
-    def note(self, outcome: Round) -> Step:
-        """Count a round of `session`, as it is told of."""
+    def note(self, outcome: Step) -> Event:
+        """Count a step of `session`, as it is told of."""
         session = self._session
-        assert session is not None, "a round is of a session"
+        assert session is not None, "a step is of a session"
         self.num_tokens += outcome.num_tokens
-        told = Step(
+        told = Event(
             index=self._at,
-            round=outcome,
+            step=outcome,
             evidence=self._witness.evidence(outcome) if self._witness else None,
             prefill_s=session.prefill_s,
             num_cached_tokens=session.num_cached_tokens,

@@ -2,8 +2,8 @@
 
 After one pass over a batch of clean texts its cache holds every prefix x, X_<i at once. A branch grows from each: its
 tokens stand at the positions after the prefix and attend to the prefix, to the branch and to nothing else. One token deep it
-is a *leaf*, the state at a candidate on the clean prefix, exactly. Deeper it is a *discarded
-branch*: a rejected candidate and what the draft goes on with. One level of many branches is one forward pass, and a
+is a *leaf*, the state at a draft token on the clean prefix, exactly. Deeper it is a *discarded
+branch*: a rejected draft token and what the draft goes on with. One level of many branches is one forward pass, and a
 tree of the target that grows with the same tokens says what it would have made of them.
 
 A model takes part if it obeys a mask [B, 1, queries, keys] and the positions it is given; that is put to the test.
@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from specdecpp.errors import RunnerError
+from specdecpp.backends import EagerModel
+from specdecpp.errors import BackendError
 from specdecpp.head import features
-from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.training.responses import draw, roomy_cache
 
@@ -34,7 +34,7 @@ PASS = 512
 class Branches:
     """One discarded branch at every position of an answer of N tokens, up to K tokens long.
 
-    token[i, 0] ~ norm((q_i - p_i)+) is the rejected candidate, the others are drawn from q after it. `length` counts the
+    token[i, 0] ~ norm((q_i - p_i)+) is the rejected draft token, the others are drawn from q after it. `length` counts the
     real ones: a branch ends after an end-of-text token and where the context ends; it is 0 where q_i <= p_i everywhere, so
     that nothing can be rejected, but for answers that rounding took out of both (`grow_branches`). log_q, entropy and gap are
     of the distribution that gave the token, `state` is the draft's state at it; beyond the length they are 0. What takes the
@@ -96,31 +96,31 @@ class BranchTree:
     then may another tree grow from the same cache.
     """
 
-    def __init__(self, runner: EagerRunner, cache: Cache, rows: BranchRows):
-        rows = rows.to(runner.device)
-        self.runner, self.cache, self.rows = runner, cache, rows
+    def __init__(self, backend: EagerModel, cache: Cache, rows: BranchRows):
+        rows = rows.to(backend.device)
+        self.backend, self.cache, self.rows = backend, cache, rows
         self.num_columns = int(cache.get_seq_length())
         self.num_levels = 0
         self._prefix = rows.scattered(rows.prefix)
-        columns = torch.arange(self.num_columns, device=runner.device)
+        columns = torch.arange(self.num_columns, device=backend.device)
         self._text = columns < self._prefix.unsqueeze(-1)
-        self._own = torch.eye(self._prefix.shape[1], dtype=torch.bool, device=runner.device).expand(len(self._prefix), -1, -1)
+        self._own = torch.eye(self._prefix.shape[1], dtype=torch.bool, device=backend.device).expand(len(self._prefix), -1, -1)
 
     def over(self, rows: BranchRows) -> "BranchTree":
         """A tree that grows from other positions of the same texts."""
-        return BranchTree(self.runner, self.cache, rows)
+        return BranchTree(self.backend, self.cache, rows)
 
     def grow(self, tokens: Int[Tensor, " M"]) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M D"]]:
         """One more token on each branch: the logits after it and the state at it."""
         self.num_levels += 1
         allowed = torch.cat([self._text, *[self._own] * self.num_levels], -1).unsqueeze(1)
-        dtype = self.runner.model.dtype
+        dtype = self.backend.model.dtype
         mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
         positions = self._prefix + self.num_levels - 1
-        if self.runner.max_length is not None:
-            positions = positions.clamp(max=self.runner.max_length - 1)  # past the context: read, and not used
-        logits, hidden = self.runner.offline_pass(
-            input_ids=self.rows.scattered(tokens.to(self.runner.device)),
+        if self.backend.max_length is not None:
+            positions = positions.clamp(max=self.backend.max_length - 1)  # past the context: read, and not used
+        logits, hidden = self.backend.offline_pass(
+            input_ids=self.rows.scattered(tokens.to(self.backend.device)),
             attention_mask=mask,
             position_ids=positions,
             cache=self.cache,
@@ -143,7 +143,7 @@ def believed(
 
 
 def rejected_distribution(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M V"], Bool[Tensor, " M"]]:
-    """(norm((q - p)+), whether a rejection is possible): the distribution of a rejected candidate; q where none can be.
+    """(norm((q - p)+), whether a rejection is possible): the distribution of a rejected draft token; q where none can be.
 
     Token verification rejects Y ~ q with probability 1 - min(1, p(Y)/q(Y)), so jointly with (q(Y) - p(Y))+.
     """
@@ -210,10 +210,10 @@ def grow_branches(
     growth: Growth,
     generator: torch.Generator,
 ) -> list[Branches]:
-    """Draw a rejected candidate at every position and let the draft go on from it; one `Branches` for each answer.
+    """Draw a rejected draft token at every position and let the draft go on from it; one `Branches` for each answer.
 
-    `distributions` are those of the clean texts, `odds` the chances that the candidate was the answer's own token. Where they
-    are 0 a candidate is rejected for certain, even if p = q: the answer was sampled by another pass, and rounding can take a
+    `distributions` are those of the clean texts, `odds` the chances that the draft token was the answer's own token. Where they
+    are 0 a draft token is rejected for certain, even if p = q: the answer was sampled by another pass, and rounding can take a
     token at the edge of a nucleus out of it, or decide a tie the other way. It is drawn from q then. `judge` is a tree of the
     target over the same texts, for log_ratio and overlap; None leaves them out. Logits are held of one level of one part of
     the positions at a time.
@@ -272,39 +272,39 @@ def half(states: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return states.clamp(-limit, limit).half()
 
 
-def check_tree_mask(runner: EagerRunner, *, longest: int, advice: str = ADVICE) -> None:
-    """Raise `RunnerError` with the advice unless the model obeys a tree attention mask on texts of up to `longest` tokens.
+def check_tree_mask(backend: EagerModel, *, longest: int, advice: str = ADVICE) -> None:
+    """Raise `BackendError` with the advice unless the model obeys a tree attention mask on texts of up to `longest` tokens.
 
     A leaf and a branch of two tokens are compared with the same tokens read in a row.
     """
-    name, window = type(runner.model).__name__, _window(runner.model.config.get_text_config())
+    name, window = type(backend.model).__name__, _window(backend.model.config.get_text_config())
     if window is not None and window < longest:
-        raise RunnerError(
+        raise BackendError(
             f"{name} attends to the last {window} tokens only and texts may have {longest}; a tree mask replaces the mask "
             f"that says so. {advice}"
         )
     try:
-        gap = _probe(runner)
+        gap = _probe(backend)
     except Exception as error:  # whatever a forward pass may raise that does not know such a mask
-        raise RunnerError(f"{name} fails under a tree attention mask ({type(error).__name__}: {error}). {advice}") from error
-    if not gap <= (1e-3 if runner.model.dtype in (torch.float32, torch.float64) else 5e-2):
-        raise RunnerError(
+        raise BackendError(f"{name} fails under a tree attention mask ({type(error).__name__}: {error}). {advice}") from error
+    if not gap <= (1e-3 if backend.model.dtype in (torch.float32, torch.float64) else 5e-2):
+        raise BackendError(
             f"{name} gives a branch other states under a tree attention mask than the same tokens in a row (relative "
             f"difference {gap:.3g}): it ignores the mask or the positions. {advice}"
         )
 
 
-def _probe(runner: EagerRunner) -> float:
+def _probe(backend: EagerModel) -> float:
     """The largest relative difference between branches of two tokens and the same tokens read in a row."""
-    text = [t % runner.vocab_size for t in (1, 5, 2, 7, 3, 4)]
-    cache, rows = roomy_cache(), BranchRows.of([2], [4], runner.device)
-    runner.offline_pass(input_ids=torch.tensor([text], device=runner.device), cache=cache)
-    tree, tokens = BranchTree(runner, cache, rows), (rows.prefix * 3 + 1) % runner.vocab_size
+    text = [t % backend.vocab_size for t in (1, 5, 2, 7, 3, 4)]
+    cache, rows = roomy_cache(), BranchRows.of([2], [4], backend.device)
+    backend.offline_pass(input_ids=torch.tensor([text], device=backend.device), cache=cache)
+    tree, tokens = BranchTree(backend, cache, rows), (rows.prefix * 3 + 1) % backend.vocab_size
     grown = torch.stack([tree.grow(tokens)[1], tree.grow(tokens.flip(0))[1]], 1).float()
     gaps = []
     for i, prefix in enumerate(rows.prefix.tolist()):
         branch = [int(tokens[i]), int(tokens.flip(0)[i])]
-        _, alone = runner.offline_pass(input_ids=torch.tensor([text[:prefix] + branch], device=runner.device))
+        _, alone = backend.offline_pass(input_ids=torch.tensor([text[:prefix] + branch], device=backend.device))
         gaps.append(float((alone[0, -2:].float() - grown[i]).abs().max() / alone.float().abs().max().clamp(min=1e-6)))
     return max(gaps)
 

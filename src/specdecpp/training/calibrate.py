@@ -2,8 +2,8 @@
 
 The closed form undoes the weight of rejections; what is left, a temperature and a bias of the logit, is fitted
 on labels that the head was not trained on, in the evidence that it meets in use: `calibrate_head` has collected ones,
-`calibrate_live` those of real rounds on the runner that serves. All of it goes into the head's card, with the figures before
-and after, per token and for the product over a round, which is what decides.
+`calibrate_live` those of real steps on the backend that serves. All of it goes into the head's card, with the figures before
+and after, per token and for the product over a step, which is what decides.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,8 +21,8 @@ from specdecpp.training.evaluate import Figures, figures, log_probabilities
 from specdecpp.training.labels import Record
 from specdecpp.training.live import Heard, listen
 from specdecpp.training.measures import Points, auroc, brier, ece, kl
-from specdecpp.training.rounds import Rounds, rounds
 from specdecpp.training.scores import Judged, Source, head_logits
+from specdecpp.training.steps import Steps, steps
 
 __all__ = ["auroc", "brier", "calibrate_head", "calibrate_live", "calibrated", "ece", "kl"]
 
@@ -32,9 +32,9 @@ STAGES = ("raw", "debiased", "calibrated")
 GREEDY = "calibration_greedy"
 """The card's note of the figures at temperature 0."""
 BEFORE = "before"
-"""The stage of a calibration that the card had, where another runner is to serve."""
-RUNNER = "calibrated_on"
-"""The card's note of the rounds that `calibrate_live` had."""
+"""The stage of a calibration that the card had, where another backend is to serve."""
+BACKEND = "calibrated_on"
+"""The card's note of the steps that `calibrate_live` had."""
 MIN_SLOPE, MAX_SLOPE = 0.01, 100.0  # of the logit: 1/temperature
 _RIDGE = 1e-6  # keeps the optimum finite where labels are all alike or perfectly separated
 
@@ -73,14 +73,14 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
     >>> head = calibrate_head(head, shards.read(folder, split="dev"))                            # doctest: +SKIP
     """
     judged: list[Judged] = []
-    played: list[Rounds | None] = []
+    played: list[Steps | None] = []
     for record in records:
         judged.append(head_logits(head, record, sources=IN_USE))
-        played.append(None if record.branches is None else rounds(record))
+        played.append(None if record.branches is None else steps(record))
     if not judged:
         raise DataError("there are no records to calibrate on. Name a split that the labels have.")
     after, stages = _fitted(head, judged, lambda calibration: _figures(judged, played, calibration))
-    notes = {name: value for name, value in head.card.notes.items() if name != RUNNER}
+    notes = {name: value for name, value in head.card.notes.items() if name != BACKEND}
     return head.with_card(calibration=after, notes=notes | {"calibration": stages})
 
 
@@ -93,15 +93,15 @@ def calibrate_live(
     max_tokens: int = 128,
     seed: int = 0,
 ) -> AcceptanceHead:
-    """The head with its calibration fitted on real rounds of the pair, which run as they will in service.
+    """The head with its calibration fitted on real steps of the pair, which run as they will in service.
 
-    `sampling` is that of the head's card unless given, and is written there. Temperature 0 is the exception: greedy candidates
-    have odds of their own, so what is fitted then becomes the card's `greedy`, its figures the notes `calibration_greedy`, and
-    the calibration for sampling stays. Beside the stages of `calibrate_head` the notes
+    `sampling` is that of the head's card unless given, and is written there. Temperature 0 is the exception: greedy draft
+    tokens have odds of their own, so what is fitted then becomes the card's `greedy`, its figures the notes
+    `calibration_greedy`, and the calibration for sampling stays. Beside the stages of `calibrate_head` the notes
     `calibration` have `before`, where the card had a calibration: how well it serves here. The note `calibrated_on` names
-    models, runners and prompts. The prompts must be none that the head was trained on.
+    models, backends and prompts. The prompts must be none that the head was trained on.
 
-    Raises `DataError` where no candidate was judged, `HeadError` for a head of another pair.
+    Raises `DataError` where no draft token was judged, `HeadError` for a head of another pair.
 
     >>> head = calibrate_live(pair.head, pair, ["Why is the sky blue?"], max_tokens=64)          # doctest: +SKIP
     """
@@ -110,14 +110,14 @@ def calibrate_live(
     judged = [of.per_token() for of in heard]
     if not any(len(of.label) for of in judged):
         raise DataError(
-            f"no candidate was judged in {len(heard)} answers of at most {max_tokens} tokens. Give more prompts, or longer "
+            f"no draft token was judged in {len(heard)} answers of at most {max_tokens} tokens. Give more prompts, or longer "
             "answers."
         )
     is_greedy = sampling.is_greedy
     stages = {BEFORE: head.card.calibration_at(is_greedy=is_greedy)} if head.card.is_calibrated else {}
     after, stages = _fitted(head, judged, lambda calibration: _heard_figures(heard, judged, calibration), stages)
     about = {
-        "runners": pair.runners,
+        "runners": pair.backends,
         **pair.names,
         "num_prompts": len(heard),
         "num_rounds": int(sum((of.depth == 1).sum() for of in heard)),
@@ -125,9 +125,9 @@ def calibrate_live(
         "seed": seed,
     }
     if is_greedy:
-        return head.with_card(greedy=after, notes=head.card.notes | {GREEDY: stages, RUNNER: about})
+        return head.with_card(greedy=after, notes=head.card.notes | {GREEDY: stages, BACKEND: about})
     return head.with_card(
-        calibration=after, sampling=asdict(sampling), notes=head.card.notes | {"calibration": stages, RUNNER: about}
+        calibration=after, sampling=asdict(sampling), notes=head.card.notes | {"calibration": stages, BACKEND: about}
     )
 
 
@@ -146,7 +146,7 @@ def _fitted(
     return after, {name: figures_of(calibration).values for name, calibration in stages.items()}
 
 
-def _figures(judged: list[Judged], played: list[Rounds | None], calibration: Calibration) -> Figures:
+def _figures(judged: list[Judged], played: list[Steps | None], calibration: Calibration) -> Figures:
     scored = [log_probabilities(j, calibration) for j in judged]
     pairs = [(r, r.scores(j)) for j, r in zip(scored, played, strict=True) if r is not None]
     return figures(scored, [r for r, _ in pairs], [product for _, product in pairs])
@@ -154,7 +154,7 @@ def _figures(judged: list[Judged], played: list[Rounds | None], calibration: Cal
 
 def _heard_figures(heard: list[Heard], judged: list[Judged], calibration: Calibration) -> Figures:
     scored = [log_probabilities(j, calibration) for j in judged]
-    played = [of.per_round(j.score) for of, j in zip(heard, scored, strict=True)]
+    played = [of.per_step(j.score) for of, j in zip(heard, scored, strict=True)]
     return figures(scored, played, [of.score for of in played])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import DataError, first_line
 from specdecpp.head import AcceptanceHead
 from specdecpp.training.plan import HeadPlan
@@ -93,7 +93,7 @@ class Training:
             "schedule": self.schedule.state_dict(),
         }
         try:
-            with machine.whole(self.folder / STATE) as part:
+            with cache_dir.whole(self.folder / STATE) as part:
                 torch.save(state, part)
             self.write_lines()
         except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
@@ -109,7 +109,7 @@ class Training:
 
     def write_lines(self) -> None:
         """`metrics.jsonl`, as the epochs so far make it."""
-        machine.write(self.folder / METRICS, "".join(json.dumps(asdict(e)) + "\n" for e in self.epochs))
+        cache_dir.write(self.folder / METRICS, "".join(json.dumps(asdict(e)) + "\n" for e in self.epochs))
 
 
 def saved(path: Path) -> Any:

@@ -27,7 +27,7 @@ from typing import Any, get_args
 import torch
 
 import specdecpp
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import DataError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
@@ -125,7 +125,7 @@ def _collected(
     counter.tell()
     try:
         if not (folder / shards.COLLECTION).exists():
-            machine.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
+            cache_dir.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
         for index, files in _made(recipe, pair, work, missing, counter, ray=ray):
             shards.write(folder, index, files)
             counter.finish(index)
@@ -207,7 +207,7 @@ def _work(recipe: Recipe, pair: Pair, provenance: Mapping[str, Any]) -> ShardWor
 
 def _settings(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> dict[str, Any]:
     """All that may change the bytes of a shard, where the files lie aside."""
-    target, draft = jobs.runners_of(pair)
+    target, draft = jobs.backends_of(pair)
     plan = json.loads(json.dumps(asdict(recipe.collect)))
     for source in plan["sources"]:
         source["path"] = Path(source["path"]).name
@@ -220,8 +220,8 @@ def _settings(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> dict[str
             "target": pair.target_fingerprint or fingerprint(target.model),
             "draft": pair.draft_fingerprint or fingerprint(draft.model),
             "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest()[:16],
-            "dtypes": [str(runner.model.dtype).removeprefix("torch.") for runner in (target, draft)],
-            "devices": [runner.device.type for runner in (target, draft)],
+            "dtypes": [str(backend.model.dtype).removeprefix("torch.") for backend in (target, draft)],
+            "devices": [backend.device.type for backend in (target, draft)],
             "ends": list(pair.ends),
         },
         "sampling": asdict(recipe.sampling),

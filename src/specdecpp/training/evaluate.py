@@ -1,10 +1,10 @@
 """Scores side by side on held-out labels: trained heads, and what the draft's own probabilities say for nothing.
 
-Per token, a score should tell candidates that will be accepted from those that will not. What decides when to stop is the
-round as a whole, so the figures that count are those of the round: the score of all its candidates against whether all of
-them are accepted, over the exact rounds of `rounds`. The free rival is cumulative q.
+Per token, a score should tell draft tokens that will be accepted from those that will not. What decides when to stop is the
+step as a whole, so the figures that count are those of the step: the score of all its draft tokens against whether all of
+them are accepted, over the exact steps of `steps`. The free rival is cumulative q.
 
-| score | per token | of a round |
+| score | per token | of a step |
 |---|---|---|
 | a head | calibrated probability | product |
 | max_q | q(Y) | least: the rule stops at the first bad token |
@@ -27,8 +27,8 @@ from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.training import shards
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl, log_loss, reliability
-from specdecpp.training.rounds import Fold, Rounds, rounds
 from specdecpp.training.scores import Judged, head_logits, log_q, minus_entropy
+from specdecpp.training.steps import Fold, Steps, steps
 
 RIVAL = "cumulative_q"
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
@@ -37,7 +37,7 @@ Evaluation = dict[str, dict[str, dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFunction:
-    """How a score judges a record, in logarithms where it is a probability, and how it adds up over a round."""
+    """How a score judges a record, in logarithms where it is a probability, and how it adds up over a step."""
 
     judge: Callable[[Record], Judged]
     fold: Fold = "product"
@@ -66,7 +66,7 @@ def evaluate(
 ) -> Evaluation:
     """{source: {score: figures}}: `head`, the others by their names, max_q, cumulative_q and entropy on the same labels.
 
-    Figures per token stand on `evidence` (see `scores`); those of the round are None where no record has branches.
+    Figures per token stand on `evidence` (see `scores`); those of the step are None where no record has branches.
     `*_error` is a standard error, by a jackknife over answers; `gain_product` is the AUROC of the product above that of
     cumulative q, paired. Raises `DataError` without records, or where a lagged head finds no states to read.
 
@@ -122,7 +122,7 @@ def labels_for(
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
-    """A line for each head and source: whether its product ranks rounds better than the free rule's, and by how much."""
+    """A line for each head and source: whether its product ranks steps better than the free rule's, and by how much."""
     said = []
     for source, scores in evaluation.items():
         for name in (name for name in scores if name not in FREE):
@@ -150,12 +150,12 @@ class Figures:
 
 def figures(
     judged: Sequence[Judged],
-    played: Sequence[Rounds] | Sequence[Judged],
+    played: Sequence[Steps] | Sequence[Judged],
     products: Sequence[np.ndarray],
     *,
     is_probability: bool = True,
 ) -> Figures:
-    """Figures of one score: `judged` has its points per token, `products` its score of all the rounds in `played`.
+    """Figures of one score: `judged` has its points per token, `products` its score of all the steps in `played`.
 
     Scores are logarithms of probabilities, or else ranks, for which only the AUROC has a meaning.
     """
@@ -163,13 +163,13 @@ def figures(
     token = _Points.joined(judged, [j.score for j in judged], is_probability=is_probability)
     values |= {"num_labels": len(token.label), "auroc_token": auroc(token.score, token.label, token.weight)}
     values |= token.calibration("token") | {"kl": token.measure(kl), "bins_token": token.bins()}
-    rounds = _Points.joined(played, products, is_probability=is_probability) if played else None
-    product = None if rounds is None else auroc_over_answers(rounds.score, rounds.label, rounds.weight, rounds.answer)
-    if rounds is None or product is None:
+    steps = _Points.joined(played, products, is_probability=is_probability) if played else None
+    product = None if steps is None else auroc_over_answers(steps.score, steps.label, steps.weight, steps.answer)
+    if steps is None or product is None:
         return Figures(values=values | dict.fromkeys(PRODUCT_FIGURES), product=None)
     values |= {"auroc_product": product.value, "auroc_product_error": product.error}
-    values["auroc_product_by_depth"] = rounds.by_depth(auroc, rounds.score)
-    values |= rounds.calibration("product") | {"log_loss_product": rounds.measure(log_loss), "bins_product": rounds.bins()}
+    values["auroc_product_by_depth"] = steps.by_depth(auroc, steps.score)
+    values |= steps.calibration("product") | {"log_loss_product": steps.measure(log_loss), "bins_product": steps.bins()}
     return Figures(values=values, product=product)
 
 
@@ -198,7 +198,7 @@ class _Points:
 
     @classmethod
     def joined(
-        cls, parts: Sequence[Judged] | Sequence[Rounds], scores: Sequence[np.ndarray], *, is_probability: bool
+        cls, parts: Sequence[Judged] | Sequence[Steps], scores: Sequence[np.ndarray], *, is_probability: bool
     ) -> "_Points":
         """The points of all answers, in order."""
         score = np.concatenate(scores)
@@ -235,12 +235,12 @@ class _Answers:
         self.scores = scores
         self.judged: dict[str, list[Judged]] = {name: [] for name in scores}
         self.products: dict[str, list[np.ndarray]] = {name: [] for name in scores}
-        self.rounds: list[Rounds] = []
+        self.steps: list[Steps] = []
 
     def add(self, record: Record) -> None:
-        played = None if record.branches is None else rounds(record)
+        played = None if record.branches is None else steps(record)
         if played is not None:
-            self.rounds.append(played)
+            self.steps.append(played)
         for name, score in self.scores.items():
             judged = score.judge(record)
             if played is not None:
@@ -249,7 +249,7 @@ class _Answers:
 
     def figures(self) -> dict[str, dict[str, Any]]:
         found = {
-            name: figures(self.judged[name], self.rounds, self.products[name], is_probability=score.is_probability)
+            name: figures(self.judged[name], self.steps, self.products[name], is_probability=score.is_probability)
             for name, score in self.scores.items()
         }
         rival = found[RIVAL].product

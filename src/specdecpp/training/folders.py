@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from specdecpp.cache_dir import PART
 from specdecpp.errors import DataError
-from specdecpp.machine import PART
 
 try:
     import fcntl

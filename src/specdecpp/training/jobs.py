@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdecpp.backends import EagerModel
 from specdecpp.decoder import encode
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.loading.pair import Pair
-from specdecpp.request import as_prompt
-from specdecpp.runners import EagerRunner
+from specdecpp.policy_spec import as_prompt
 from specdecpp.sampling import Sampling
 from specdecpp.training import shards
 from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
@@ -53,15 +53,15 @@ class ShardWork:
         )
 
 
-def runners_of(pair: Pair) -> tuple[EagerRunner, EagerRunner]:
-    """(target, draft). Raises `RunnerError` for runners that cannot run a batch."""
-    for role, runner in (("target", pair.target), ("draft", pair.draft)):
-        if not isinstance(runner, EagerRunner):
-            raise RunnerError(
-                f"collection runs whole batches, and the {role} is a {type(runner).__name__}. Use an EagerRunner."
+def backends_of(pair: Pair) -> tuple[EagerModel, EagerModel]:
+    """(target, draft). Raises `BackendError` for backends that cannot run a batch."""
+    for role, backend in (("target", pair.target), ("draft", pair.draft)):
+        if not isinstance(backend, EagerModel):
+            raise BackendError(
+                f"collection runs whole batches, and the {role} is a {type(backend).__name__}. Use an EagerModel."
             )
-    assert isinstance(pair.target, EagerRunner), "checked above"
-    assert isinstance(pair.draft, EagerRunner), "checked above"
+    assert isinstance(pair.target, EagerModel), "checked above"
+    assert isinstance(pair.draft, EagerModel), "checked above"
     return pair.target, pair.draft
 
 
@@ -84,8 +84,8 @@ def groups(items: Sequence[Question], *, size: int) -> list[list[Question]]:
 
 
 def check(pair: Pair, work: ShardWork, items: Sequence[Question]) -> None:
-    """Raise `RunnerError` if the pair cannot do what the plan asks."""
-    target, draft = runners_of(pair)
+    """Raise `BackendError` if the pair cannot do what the plan asks."""
+    target, draft = backends_of(pair)
     plan = work.plan
     has_branches = plan.branches is not None and any(plan.branches.includes(source=q.source, split=q.split) for q in items)
     if has_branches or "leaf" in plan.features:
@@ -108,7 +108,7 @@ def answer_all(
     pair: Pair, work: ShardWork, index: int, items: Sequence[Question], *, tick: Callable[[int], None] = lambda num_tokens: None
 ) -> list[Sampled]:
     """An answer of the target to each prompt."""
-    target, _ = runners_of(pair)
+    target, _ = backends_of(pair)
     generator = _generator(work.plan.seed, index, 0, target.device)
     answers: list[Sampled] = []
     for start in range(0, len(items), work.plan.batch):
@@ -131,7 +131,7 @@ def answer_all(
 
 def label_all(pair: Pair, work: ShardWork, answers: Sequence[Sampled], index: int) -> list[Record]:
     """The record of each answer; those that get branches go in batches of their own."""
-    target, draft = runners_of(pair)
+    target, draft = backends_of(pair)
     generator, branches = _generator(work.plan.seed, index, 1, draft.device), work.plan.branches
     has = [branches is not None and branches.includes(source=a.source, split=a.split) for a in answers]
     records: dict[int, Record] = {}

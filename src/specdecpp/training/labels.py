@@ -1,12 +1,12 @@
 """Labels by teacher forcing: what would have happened to a draft token at every position of an answer X ~ p.
 
 p and q at position i are the *warped* distributions after the clean prefix x, X_<i, under the sampling parameters that will
-be served. Candidates Y ~ q are drawn and scored against p; the draft's states that a head may read go with them:
+be served. Draft tokens Y ~ q are drawn and scored against p; the draft's states that a head may read go with them:
 
     states[i]      the state that gave q_i: what a look-ahead score reads; states[i + 1] is the state at X_i
     mixed[i]       the state at Z_i of the paper's mixed text: what the paper's head is trained on
     leaf[i]        the state at Y_i attending to x, X_<i only: what a lagged head meets in use, exactly
-    branches[i]    what follows a rejected candidate
+    branches[i]    what follows a rejected draft token
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdecpp.backends import EagerModel
 from specdecpp.head import features
-from specdecpp.runners import EagerRunner
 from specdecpp.sampling import Sampling, probabilities, seen_rows
 from specdecpp.training.branches import Branches, BranchRows, BranchTree, Distributions, Growth, believed, grow_branches, half
 from specdecpp.training.prompts import Split
@@ -26,7 +26,7 @@ from specdecpp.training.responses import draw, roomy_cache, seen_by
 TOP_K = 8
 KEEP = 0.15
 """How often the mixed text keeps the answer's token: r of the paper."""
-LONGEST_ROUND = 10
+LONGEST_STEP = 10
 BUDGET, NARROWEST = 2**25, 2**11
 """Logits of one label batch, B T V: about a gigabyte with all that is made of them. A smaller V counts as 2,048."""
 
@@ -47,7 +47,7 @@ class Sampled:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One answer X of N tokens with its labels. C candidates are drawn at every position; D is the draft's width.
+    """One answer X of N tokens with its labels. C draft tokens are drawn at every position; D is the draft's width.
 
     Logarithms are natural. Under greedy sampling log_q, entropy and top are of the softmax at T = 1, which is what a policy
     sees then, and log_ratio compares the two choices.
@@ -72,14 +72,14 @@ class Record:
     answer_log_ratio: Float[Tensor, " N"] | None = None
     """log p(X_i) - log q(X_i), unclipped; inf where the draft could not have proposed it. None in older collections."""
     answer_odds: Float[Tensor, " N"]
-    """b_i = min(1, q(X_i)/p(X_i)): the chance that the candidate was the answer's own token."""
+    """b_i = min(1, q(X_i)/p(X_i)): the chance that the draft token was the answer's own token."""
     depth: Int[Tensor, " N"]
-    """From 1: the depth of the position in a simulated round, which ends where a coin of b_i fails, or at a length uniform
+    """From 1: the depth of the position in a simulated step, which ends where a coin of b_i fails, or at a length uniform
     in 1..10."""
     states: Float[Tensor, "N1 D"]
     mixed: Float[Tensor, "N D"] | None = None
     is_mixed: Bool[Tensor, " N"] | None = None
-    """Tell whether Z_i is the draft's token candidate[i, 0]; the paper's loss is taken only there."""
+    """Tell whether Z_i is the draft's token draft token[i, 0]; the paper's loss is taken only there."""
     leaf: Float[Tensor, "N D"] | None = None
     branches: Branches | None = None
 
@@ -110,8 +110,8 @@ class Labelling:
 
 @torch.inference_mode()
 def label(
-    target: EagerRunner,
-    draft: EagerRunner,
+    target: EagerModel,
+    draft: EagerModel,
     answers: Sequence[Sampled],
     how: Labelling,
     generator: torch.Generator,
@@ -142,7 +142,7 @@ def batches(lengths: Sequence[int], *, vocab_size: int, budget: int = BUDGET) ->
 
 
 def _label_batch(
-    target: EagerRunner, draft: EagerRunner, answers: Sequence[Sampled], how: Labelling, generator: torch.Generator
+    target: EagerModel, draft: EagerModel, answers: Sequence[Sampled], how: Labelling, generator: torch.Generator
 ) -> list[Record]:
     """One padded batch: the clean pass of both models, the draws, then the draft's other passes."""
     texts, sizes = [[*a.prompt, *a.answer] for a in answers], [len(a.answer) for a in answers]
@@ -175,12 +175,12 @@ def _label_batch(
 
 
 def _clean(
-    runner: EagerRunner, texts: Sequence[Sequence[int]], rows: BranchRows, *, has_tree: bool
+    backend: EagerModel, texts: Sequence[Sequence[int]], rows: BranchRows, *, has_tree: bool
 ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], BranchTree | None]:
     """(logits, states, a tree that grows from the positions) of the answers as they are."""
     cache = roomy_cache() if has_tree else None
-    logits, hidden = runner.offline_pass(cache, **padded(texts, runner.device))
-    return logits, hidden, None if cache is None else BranchTree(runner, cache, rows)
+    logits, hidden = backend.offline_pass(cache, **padded(texts, backend.device))
+    return logits, hidden, None if cache is None else BranchTree(backend, cache, rows)
 
 
 def _records(
@@ -213,7 +213,7 @@ def padded(texts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Te
     return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
 
 
-def _seen(answers: Sequence[Sampled], draft: EagerRunner) -> Bool[Tensor, "M V"]:
+def _seen(answers: Sequence[Sampled], draft: EagerModel) -> Bool[Tensor, "M V"]:
     """The tokens before each position."""
     prompts = seen_by([a.prompt for a in answers], vocab_size=draft.vocab_size, device=draft.device)
     before = [torch.tensor(a.answer[:-1], dtype=torch.long) for a in answers]
@@ -221,7 +221,7 @@ def _seen(answers: Sequence[Sampled], draft: EagerRunner) -> Bool[Tensor, "M V"]
 
 
 def _columns(distributions: Distributions, x: Int[Tensor, " M"], draws: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw the candidates and score them and the answer's tokens."""
+    """Draw the draft tokens and score them and the answer's tokens."""
     p, q, belief = distributions.p, distributions.q, distributions.belief
     candidate, x = draw(q, draws, generator), x.unsqueeze(-1)
     # Rounding can take a token that was sampled out of the top-k of this pass; it then counts as accepted.
@@ -242,15 +242,15 @@ def _columns(distributions: Distributions, x: Int[Tensor, " M"], draws: int, gen
 def mixed_text(
     answer: Int[Tensor, " M"], candidate: Int[Tensor, " M"], generator: torch.Generator
 ) -> tuple[Int[Tensor, " M"], Bool[Tensor, " M"]]:
-    """(Z, whether Z_i is the candidate): X_i with probability `KEEP`, else Y_i."""
+    """(Z, whether Z_i is the draft token): X_i with probability `KEEP`, else Y_i."""
     is_mixed = torch.rand(len(answer), generator=generator, device=answer.device) >= KEEP
     return torch.where(is_mixed, candidate, answer), is_mixed
 
 
 def _depths(odds: Float[Tensor, " M"], sizes: Sequence[int], generator: torch.Generator) -> Int[Tensor, " M"]:
-    """The depth of each position in rounds that are simulated along each answer."""
+    """The depth of each position in steps that are simulated along each answer."""
     fails = torch.rand(len(odds), generator=generator, device=odds.device) >= odds
-    lengths = torch.randint(1, LONGEST_ROUND + 1, (len(odds),), generator=generator, device=odds.device)
+    lengths = torch.randint(1, LONGEST_STEP + 1, (len(odds),), generator=generator, device=odds.device)
     depths: list[int] = []
     for coins, drawn in zip(fails.cpu().split(list(sizes)), lengths.cpu().split(list(sizes)), strict=True):
         depth, longest = 0, 0

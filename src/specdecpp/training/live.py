@@ -1,14 +1,14 @@
-"""Labels from decoding itself: what a head says of the candidates of real rounds, and how likely each was to be accepted.
+"""Labels from decoding itself: what a head says of the draft tokens of real steps, and how likely each was to be accepted.
 
-    pair, head, prompts -> rounds in which the head judges every candidate and stops none -> Heard
+    pair, head, prompts -> steps in which the head judges every draft token and stops none -> Heard
 
 A head is trained on states from transformers, and serves with those of whatever runs the draft: llama.cpp, int8 weights,
-another temperature. Here the runner that serves makes the states. The label is not a coin but its odds, min(1, p/q), which
-verification knows. A candidate counts as much as it is likely that all before it are accepted, as only then its own
-acceptance decides anything; so weighted, the prefix of a candidate is in law a text of the target's, like
+another temperature. Here the backend that serves makes the states. The label is not a coin but its odds, min(1, p/q), which
+verification knows. A draft token counts as much as it is likely that all before it are accepted, as only then its own
+acceptance decides anything; so weighted, the prefix of a draft token is in distribution a text of the target's, like
 the clean prefix of collected labels. Used by `calibrate.calibrate_live`.
 
-Shapes: T judged candidates of an answer, K of a round.
+Shapes: T judged draft tokens of an answer, K of a step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,23 +33,23 @@ _SUREST = 1e-15  # a raw score is taken to lie this far from 0 and 1
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """The judged candidates of one answer in order: depth 1 begins a round."""
+    """The judged draft tokens of one answer in order: depth 1 begins a step."""
 
     score: Float[np.ndarray, " T"]
     """The head's raw logit."""
     label: Float[np.ndarray, " T"]
     """min(1, p/q)."""
     depth: Int[np.ndarray, " T"]
-    """The place in the round, from 1."""
+    """The place in the step, from 1."""
 
     def per_token(self) -> Judged:
-        """A point for each candidate, weighted by the probability that all before it are accepted."""
+        """A point for each draft token, weighted by the probability that all before it are accepted."""
         before = np.concatenate([[1.0], self._along(np.multiply, self.label)])[: len(self.label)]
         weight = np.where(self.depth == 1, 1.0, before)
         return Judged(score=self.score, label=self.label, weight=weight, depth=self.depth, source="live")
 
-    def per_round(self, log_probability: Float[np.ndarray, " T"]) -> Judged:
-        """A point for each round as far as it had come at each candidate: whether all so far are accepted."""
+    def per_step(self, log_probability: Float[np.ndarray, " T"]) -> Judged:
+        """A point for each step as far as it had come at each draft token: whether all so far are accepted."""
         return Judged(
             score=self._along(np.add, log_probability),
             label=self._along(np.multiply, self.label),
@@ -59,7 +59,7 @@ class Heard:
         )
 
     def _along(self, fold: np.ufunc, values: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
-        """Running sums or products, each round by itself."""
+        """Running sums or products, each step by itself."""
         return np.concatenate([fold.accumulate(part) for part in np.split(values, np.flatnonzero(self.depth == 1))])
 
 
@@ -73,16 +73,16 @@ def listen(
     length: int = LENGTH,
     seed: int = 0,
 ) -> Iterator[Heard]:
-    """Answer each prompt in rounds of up to `length` judged candidates, and note what the head said.
+    """Answer each prompt in steps of up to `length` judged draft tokens, and note what the head said.
 
-    Answer i has the seed `seed + i`. At temperature 0 a label is 1 where the candidate is the target's choice, else 0.
+    Answer i has the seed `seed + i`. At temperature 0 a label is 1 where the draft token is the target's choice, else 0.
     Raises `HeadError` for a head that does not fit the pair, `PromptError` for a prompt that it cannot read.
 
     >>> heard = next(listen(pair, pair.head, ["Why is the sky blue?"], sampling=Sampling()))     # doctest: +SKIP
     >>> heard.per_token().label.mean()                                                           # doctest: +SKIP
     """
     head = head.with_card().to(pair.draft.device)  # where `load_pair` has it
-    num_unjudged = head.card.form == "lagged"  # the last candidate of a round, which the draft has not read
+    num_unjudged = head.card.form == "lagged"  # the last draft token of a step, which the draft has not read
     policy = HeadPolicy(head=head, calibrated=False, max_tokens=length + num_unjudged)
     decoder = Decoder(pair, policy=policy)
     for i, prompt in enumerate(prompts):
@@ -94,25 +94,25 @@ def listen(
 
 
 class _Notes:
-    """A `session.Watch` that writes down what was said of each candidate, and what was true."""
+    """A `session.Watch` that writes down what was said of each draft token, and what was true."""
 
     def __init__(self) -> None:
-        self._rounds: list[tuple[list[float], list[float]]] = []
+        self._steps: list[tuple[list[float], list[float]]] = []
 
     def __call__(self, plan: Plan, result: Result) -> None:
         num = len(result.judged)
         if num:
-            self._rounds.append((list(result.judged), _acceptance(plan, result)[:num].tolist()))
+            self._steps.append((list(result.judged), _acceptance(plan, result)[:num].tolist()))
 
     def heard(self) -> Heard:
-        said = np.array([s for scores, _ in self._rounds for s in scores], float).clip(_SUREST, 1 - _SUREST)
-        true = np.array([a for _, labels in self._rounds for a in labels], float)
-        depth = np.array([k for scores, _ in self._rounds for k in range(1, len(scores) + 1)], int)
+        said = np.array([s for scores, _ in self._steps for s in scores], float).clip(_SUREST, 1 - _SUREST)
+        true = np.array([a for _, labels in self._steps for a in labels], float)
+        depth = np.array([k for scores, _ in self._steps for k in range(1, len(scores) + 1)], int)
         return Heard(score=np.log(said) - np.log1p(-said), label=true, depth=depth)
 
 
 def _acceptance(plan: Plan, result: Result) -> Float[Tensor, " K"]:
-    """min(1, p/q) of each candidate; under greedy drafting there is no q, and p is one-hot."""
+    """min(1, p/q) of each draft token; under greedy drafting there is no q, and p is one-hot."""
     rows = result.rows
     assert rows is not None, "a session that is watched asks for them"
     tokens = torch.tensor(result.tokens, device=rows.p.device)

@@ -1,6 +1,6 @@
 """How good a score is: AUROC, Brier score, KL divergence and calibration error against soft labels.
 
-A label P in [0, 1] is the probability that a candidate is accepted: its point counts P as accepted and 1 - P as rejected.
+A label P in [0, 1] is the probability that a draft token is accepted: its point counts P as accepted and 1 - P as rejected.
 Points have weights (none: 1 each), and everything is float64. What does not exist, such as the AUROC of labels that are all
 1, is nan. Used by `calibrate` and `evaluate`; the letters are N points, A answers, B bins.
 """

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import specdecpp
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.training import shards
@@ -112,7 +112,7 @@ def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evalu
     found = evaluate(heads[first], shards.read(recipe.labels, split=split), others=others)
     path = recipe.out / EVALUATION
     try:
-        machine.write(path, json.dumps(provenance(recipe, split) | found, indent=1) + "\n")
+        cache_dir.write(path, json.dumps(provenance(recipe, split) | found, indent=1) + "\n")
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error.strerror}). The heads are safe: mend that and run the same command again."

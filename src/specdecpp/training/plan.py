@@ -16,8 +16,8 @@ GRID = {"rejection_weight": (1.0, 3.0, 6.0, 12.0), "num_layers": (0, 1, 2, 3, 4)
 class HeadPlan:
     """One head: its form and how it is trained. The defaults are ours; `HeadPlan.paper()` is the paper's.
 
-    `text` is where a lagged head finds the state at the candidate: `mixed` or `leaf` (exact). `batch` counts
-    answers, of which every position has as many candidates as were drawn; the learning rate is reached after a share
+    `text` is where a lagged head finds the state at the draft token: `mixed` or `leaf` (exact). `batch` counts
+    answers, of which every position has as many draft tokens as were drawn; the learning rate is reached after a share
     `warmup` of the steps and falls as a cosine. Raises ValueError for what cannot be trained.
     """
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from specdecpp.detokenize import half_character
 from specdecpp.errors import DataError, MissingExtraError, first_line
-from specdecpp.text import half_character
 
 Row = dict[str, Any]
 Split = Literal["train", "dev", "test"]

@@ -45,7 +45,7 @@ class PairPlan:
         """The pair, without a head."""
         from specdecpp.loading.pair import load_pair
 
-        pair = load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device, runner=("lean", "eager"))
+        pair = load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device, backend=("lean", "eager"))
         return replace(pair, head=None)
 
 
@@ -69,7 +69,7 @@ class BranchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectPlan:
-    """The plan of `collect`. `draws` candidates are scored at every position; a shard holds the answers to `shard_size`
+    """The plan of `collect`. `draws` draft tokens are scored at every position; a shard holds the answers to `shard_size`
     prompts, sampled `batch` at a time."""
 
     sources: tuple[Source, ...]

@@ -1,7 +1,7 @@
 """Answers sampled from a target in batches: left-padded prompts, one cache; rows that have ended leave the batch or make room.
 
-The law of each answer is that of decoding with the target alone under the same `Sampling`; what differs from one request
-at a time is the rounding, since padding changes the order of sums. Works for every causal LM that `EagerRunner` takes.
+The distribution of each answer is that of decoding with the target alone under the same `Sampling`; what differs from one
+request at a time is the rounding, since padding changes the order of sums. Works for every causal LM that `EagerModel` takes.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from specdecpp.runners import EagerRunner
+from specdecpp.backends import EagerModel
 from specdecpp.sampling import Sampling, probabilities
 
 _STILL_FULL = 0.75
@@ -64,7 +64,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache() -> Cache:
-    """An empty cache of roomy layers, which keeps every position as the cache of `EagerRunner` does."""
+    """An empty cache of roomy layers, which keeps every position as the cache of `EagerModel` does."""
     return Cache(layer_class_to_replicate=RoomyLayer)
 
 
@@ -87,14 +87,14 @@ def seen_by(prompts: Sequence[Sequence[int]], *, vocab_size: int, device: torch.
 class _Batch:
     """Answers that are being written: the rows of one cache, each at its right end, with what was not read yet."""
 
-    def __init__(self, runner: EagerRunner, prompts: Sequence[Sequence[int]], sampling: Sampling, *, width: int = 1):
+    def __init__(self, backend: EagerModel, prompts: Sequence[Sequence[int]], sampling: Sampling, *, width: int = 1):
         """`width`: the fewest columns of what is read first."""
-        self._runner, self._sampling, self._cache = runner, sampling, roomy_cache()
-        device, width = runner.device, max(width, *map(len, prompts))
+        self._backend, self._sampling, self._cache = backend, sampling, roomy_cache()
+        device, width = backend.device, max(width, *map(len, prompts))
         self._ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
         self._mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        self._seen = seen_by(prompts, vocab_size=runner.vocab_size, device=device) if sampling.needs_seen else None
-        self._takes = inspect.signature(runner.model.forward).parameters
+        self._seen = seen_by(prompts, vocab_size=backend.vocab_size, device=device) if sampling.needs_seen else None
+        self._takes = inspect.signature(backend.model.forward).parameters
 
     def read(self, num: int) -> Float[Tensor, "B V"]:
         """Put the first `num` columns of what was not read into the cache; the logits of the last."""
@@ -103,7 +103,7 @@ class _Batch:
         more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         if "position_ids" in self._takes:
             more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        return self._runner.offline_pass(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
+        return self._backend.offline_pass(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
 
     def step(self, generator: torch.Generator) -> list[int]:
         """The next token of each row."""
@@ -115,7 +115,7 @@ class _Batch:
         return self._ids[:, 0].tolist()
 
     def keep(self, rows: list[int]) -> None:
-        kept = torch.tensor(rows, device=self._runner.device)
+        kept = torch.tensor(rows, device=self._backend.device)
         self._cache.batch_select_indices(kept)
         self._ids, self._mask = self._ids[kept], self._mask[kept]
         self._seen = None if self._seen is None else self._seen[kept]
@@ -146,7 +146,7 @@ def _at_right(x: Tensor, width: int, *, dim: int = 1) -> Tensor:
 
 @torch.inference_mode()
 def sample_responses(
-    runner: EagerRunner,
+    backend: EagerModel,
     prompts: Sequence[Sequence[int]],
     *,
     sampling: Sampling,
@@ -160,18 +160,18 @@ def sample_responses(
     """One answer (ids, the ending id included) to each prompt (ids, not empty), in one batch.
 
     An answer ends with an id of `ends`, after `max_tokens`, or where prompt and answer fill `max_length`, by default the
-    runner's. At most `slots` are written at once, by default all; as answers end, the next prompts take their places. Which
+    backend's. At most `slots` are written at once, by default all; as answers end, the next prompts take their places. Which
     answers keep each other company depends on the arguments only. `tick` is told of new tokens as they come. Raises ValueError
     for a prompt that leaves no room for an answer.
     """
-    longest, context = max(map(len, prompts)), max_length or runner.max_length
+    longest, context = max(map(len, prompts)), max_length or backend.max_length
     limits = [max_tokens if context is None else min(max_tokens, context - len(p)) for p in prompts]
     if min(limits) < 1:
         raise ValueError(f"a prompt of {longest} tokens leaves no room for an answer in a context of {context}; leave it out")
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))[:slots]
     full, waiting = len(rows), list(range(len(rows), len(prompts)))
-    batch = _Batch(runner, [prompts[row] for row in rows], sampling)
+    batch = _Batch(backend, [prompts[row] for row in rows], sampling)
     while True:
         is_open, before = [], sum(map(len, answers))
         for row, token in zip(rows, batch.step(generator), strict=True):
@@ -189,7 +189,7 @@ def sample_responses(
         if rows:
             batch.keep(kept)
         if next_rows:
-            following = _Batch(runner, [prompts[row] for row in next_rows], sampling, width=2 if rows else 1)
+            following = _Batch(backend, [prompts[row] for row in next_rows], sampling, width=2 if rows else 1)
             batch = batch.joined(following) if rows else following
         rows += next_rows
 

@@ -1,15 +1,15 @@
 """Scores of a record: a head (logits), or the draft's own probabilities, which cost nothing.
 
-A score judges every token a round may meet: the drawn candidates (for figures per token), the answer's own tokens and the
-tokens of the discarded branches (for the rounds of `rounds`). A look-ahead head reads the clean prefix, so all of them are
-exact. A lagged head reads the state *at* the token, and for the drawn candidates there are three sources:
+A score judges every token a step may meet: the drawn draft tokens (for figures per token), the answer's own tokens and the
+tokens of the discarded branches (for the steps of `steps`). A look-ahead head reads the clean prefix, so all of them are
+exact. A lagged head reads the state *at* the token, and for the drawn draft tokens there are three sources:
 
-    leaf      the candidate as a leaf on the clean prefix: what the head meets in use, exactly
-    mixed     the candidate in the paper's mixed text, where its prefix is mostly drawn tokens too
-    rounds    no drawn candidates: the answer's token with weight b_i and label 1, the rejected one with the rest and label 0,
-              which is how a candidate on the clean prefix falls out; exact, with hard labels
+    leaf      the draft token as a leaf on the clean prefix: what the head meets in use, exactly
+    mixed     the draft token in the paper's mixed text, where its prefix is mostly drawn tokens too
+    steps    no drawn draft tokens: the answer's token with weight b_i and label 1, the rejected one with the rest and label 0,
+              which is how a draft token on the clean prefix falls out; exact, with hard labels
 
-Shapes: N tokens of the answer, C candidates a position, K drafted, D hidden, T points.
+Shapes: N tokens of the answer, C draft tokens a position, K drafted, D hidden, T points.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, features
 from specdecpp.training.labels import Record
 
-LENGTH = 10  # of the rounds: the longest that the branches are recorded for
+LENGTH = 10  # of the steps: the longest that the branches are recorded for
 Source = Literal["clean", "leaf", "mixed", "rounds", "live"]
 """`live` is not of a record: see `training.live`."""
 
@@ -46,10 +46,10 @@ class ScoreInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One score on one record: T points per token with their labels, and the tokens of its rounds.
+    """One score on one record: T points per token with their labels, and the tokens of its steps.
 
-    answer[i, k] is about X_i as candidate k of a round, branch[i, k, m] about token k of the branch at i when its first
-    token is candidate m (both from 0). Padding of short branches has some value.
+    answer[i, k] is about X_i as draft token k of a step, branch[i, k, m] about token k of the branch at i when its first
+    token is draft token m (both from 0). Padding of short branches has some value.
     """
 
     score: Float[np.ndarray, " T"]
@@ -95,7 +95,7 @@ def minus_entropy(record: Record) -> Judged:
 
 
 def raw(head: AcceptanceHead, evidence: ScoreInputs, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """Raw logits of a head, where `depth` is each token's place in its round, from 1."""
+    """Raw logits of a head, where `depth` is each token's place in its step, from 1."""
     known = {"log_q": evidence.log_q, "entropy": evidence.entropy, "gap": evidence.gap, "depth": depth}
     device = head.output.weight.device
     scalars = features.recorded(head.card.scalars, known, like=evidence.log_q)
@@ -108,8 +108,8 @@ def logits(head: AcceptanceHead, evidence: ScoreInputs, depth: Int[Tensor, "*row
         return raw(head, evidence, depth).double().cpu().numpy()
 
 
-def candidate_evidence(record: Record, source: Source) -> ScoreInputs:
-    """About the drawn candidates: [N, C] on the clean prefix, [N] as a leaf, [M] at the M mixed positions."""
+def token_evidence(record: Record, source: Source) -> ScoreInputs:
+    """About the drawn draft tokens: [N, C] on the clean prefix, [N] as a leaf, [M] at the M mixed positions."""
     of = {"log_q": record.log_q, "token": record.candidate}
     about = {"entropy": record.entropy, "gap": record.gap}
     if source == "clean":
@@ -155,7 +155,7 @@ def _source(head: AcceptanceHead, record: Record, sources: Sequence[Source]) -> 
         if has.get(source):
             return source
     raise DataError(
-        f"a lagged head reads the state at the candidate, and the labels of {record.source} have no such states: neither "
+        f"a lagged head reads the state at the draft token, and the labels of {record.source} have no such states: neither "
         "leaf nor mixed among the features, and no branches. Add one of them to the recipe and run collect again."
     )
 
@@ -164,7 +164,7 @@ def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[
     """score, label, weight and depth of the points per token."""
     if source == "rounds":
         return _outcome_logits(head, record)
-    evidence = candidate_evidence(record, source)
+    evidence = token_evidence(record, source)
     label, depth = record.accept, record.depth[:, None].expand_as(record.candidate)
     if source != "clean":
         kept = slice(None) if source == "leaf" or record.is_mixed is None else record.is_mixed
@@ -174,7 +174,7 @@ def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[
 
 
 def _outcome_logits(head: AcceptanceHead, record: Record) -> dict[str, np.ndarray]:
-    """The two outcomes of every position: the answer's token is the candidate, or another one is rejected."""
+    """The two outcomes of every position: the answer's token is the draft token, or another one is rejected."""
     is_ahead = head.card.form == "look_ahead"
     rejected = branch_evidence(record, is_ahead=is_ahead)[:, 0]
     scores = [logits(head, e, record.depth) for e in (answer_evidence(record, is_ahead=is_ahead), rejected)]
@@ -198,14 +198,14 @@ def _round_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np
         return np.broadcast_to(of_answer[:, None], shape), np.broadcast_to(of_branch[..., None], (*shape, length))
     of_answer = np.stack([logits(head, answer, first[:, k]) for k in range(length)], -1)
     of_branch = np.zeros((*shape, length))
-    for m in range(length):  # past candidate K nothing is asked
+    for m in range(length):  # past draft token K nothing is asked
         rows = slice(0, length - m)
         of_branch[:, rows, m] = logits(head, branch[:, rows], first[:, rows] + m)
     return of_answer, of_branch
 
 
 def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None) -> Judged:
-    """A score that is read off the record: all drawn candidates, the same at every depth."""
+    """A score that is read off the record: all drawn draft tokens, the same at every depth."""
     score = _flat(drawn)
     depth = record.depth[:, None].expand_as(drawn).reshape(-1).numpy()
     wide = None, None

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from specdecpp import machine
+from specdecpp import cache_dir
 from specdecpp.errors import DataError, first_line
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
@@ -74,8 +74,8 @@ def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[byte
 
 def write(folder: Path, index: int, files: tuple[bytes, bytes]) -> None:
     """Put the two files of `encoded` into the folder, the parquet last."""
-    machine.write(folder / f"{name_of(index)}.safetensors", files[0])
-    machine.write(folder / f"{name_of(index)}.parquet", files[1])
+    cache_dir.write(folder / f"{name_of(index)}.safetensors", files[0])
+    cache_dir.write(folder / f"{name_of(index)}.parquet", files[1])
 
 
 def done(folder: Path) -> list[int]:

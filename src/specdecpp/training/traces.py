@@ -45,7 +45,7 @@ class Terms:
             raise DataError(f"the collection does not say on what terms answers ended: {error} is missing") from error
 
     def num_places(self, num_prompt_tokens: int) -> int:
-        """How many candidates fit after a prompt: one token less than the answer may have."""
+        """How many draft tokens fit after a prompt: one token less than the answer may have."""
         if self.max_length is None:
             return self.max_tokens - 1
         return min(self.max_tokens, self.max_length - num_prompt_tokens) - 1

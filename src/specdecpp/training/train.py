@@ -2,7 +2,7 @@
 
     records -> batches of answers -> evidence and soft labels -> head -> weighted cross-entropy -> AdamW, cosine -> head, card
 
-The paper's head (Huang et al. 2025, section 3.2) is `HeadPlan.paper()`: it reads the state at the candidate on
+The paper's head (Huang et al. 2025, section 3.2) is `HeadPlan.paper()`: it reads the state at the draft token on
 the mixed text, -w_acc P log s - w_rej (1 - P) log(1 - s), normalised by the sum of the weights. The draft is frozen, so all
 of its states are read from the labels: no epoch and no head of a grid runs a model again.
 """
@@ -27,7 +27,7 @@ from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.plan import HeadPlan
-from specdecpp.training.scores import ScoreInputs, candidate_evidence, head_logits, raw
+from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence
 from specdecpp.training.shards import COLLECTION
 
 Tell = Callable[[Epoch], None]
@@ -110,11 +110,11 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
 
 
 def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, dict[str, Tensor]]:
-    """Inputs of the head for M candidates of these answers, and their labels: accept, and depth."""
+    """Inputs of the head for M draft tokens of these answers, and their labels: accept, and depth."""
     evidence, targets = [], []
     for record in records:
         source = "clean" if plan.is_ahead else "leaf" if plan.text == "leaf" else "mixed"
-        found = candidate_evidence(record, source)
+        found = token_evidence(record, source)
         labels = {"accept": record.accept, "depth": record.depth[:, None].expand_as(record.accept)}
         if not plan.is_ahead:
             kept = record.is_mixed if source == "mixed" and record.is_mixed is not None else slice(None)

@@ -21,7 +21,7 @@ KINDS = {"accepted": "solid", "correction": "wavy", "bonus": "dotted"}
 
 
 def told(url: str, *, policy: str | None, prompt: str = PROMPT, path: str = "chat/completions", **asked: Any) -> dict[str, Any]:
-    """What the API itself says to the request that the page makes: the text, and the block with every round."""
+    """What the API itself says to the request that the page makes: the text, and the block with every step."""
     given = {"messages": [{"role": "user", "content": prompt}]} if path.startswith("chat") else {"prompt": prompt}
     speculative = {"details": True} | ({} if policy is None else {"policy": policy})
     body = {**given, "max_tokens": 48, "temperature": 1, "seed": 1, "speculative": speculative} | asked
@@ -85,7 +85,7 @@ def test_the_page_says_what_the_server_says(opened: Callable[..., Page], url: st
         generated(page, policies=("cumulative:0.2", "fixed:4"), seed=3, temperature=0.8)
         for i, policy in enumerate(("cumulative:0.2", "fixed:4")):
             expected = told(url, policy=policy, path=path, seed=3, temperature=0.8)
-            (rounds,) = expected["rounds"]
+            (steps,) = expected["rounds"]
             pieces = pieces_of(expected)
             answer = lane(page, i).locator(".answer")
             assert answer.text_content() == expected["text"]
@@ -93,10 +93,10 @@ def test_the_page_says_what_the_server_says(opened: Callable[..., Page], url: st
             kinds = [(span.get_attribute("class") or "").split()[0] for span in answer.locator(":scope > span").all()]
             assert kinds == [piece["origin"] for piece in pieces]
             bars = lane(page, i).locator(".strip button").all()
-            assert [int(bar.get_attribute("data-drafted") or -1) for bar in bars] == [r["num_drafted"] for r in rounds]
+            assert [int(bar.get_attribute("data-drafted") or -1) for bar in bars] == [r["num_drafted"] for r in steps]
             names = [bar.get_attribute("aria-label") or "" for bar in bars]
-            for number, (name, r) in enumerate(zip(names, rounds, strict=True), 1):
-                assert name.startswith(f"Round {number}: {r['num_drafted']} drafted, {r['num_accepted']} accepted;")
+            for number, (name, r) in enumerate(zip(names, steps, strict=True), 1):
+                assert name.startswith(f"Step {number}: {r['num_drafted']} drafted, {r['num_accepted']} accepted;")
                 assert name.endswith(r["stop_reason"])
 
 
@@ -129,25 +129,25 @@ def test_bars_are_as_high_as_candidates_were_drafted_and_accepted(opened: Callab
     """Catches heights that do not follow the counts, where the eye does not read the label."""
     page = opened(url)
     generated(page, policies=("cumulative:0.2",))
-    (rounds,) = told(url, policy="cumulative:0.2")["rounds"]
+    (steps,) = told(url, policy="cumulative:0.2")["rounds"]
     heights = [
         [float(bar.evaluate(f"bar => parseFloat(getComputedStyle(bar, '{part}').height)")) for part in ("::before", "::after")]
         for bar in lane(page).locator(".strip button").all()
     ]
-    most = max(r["num_drafted"] for r in rounds)
+    most = max(r["num_drafted"] for r in steps)
     unit = max(height for height, _ in heights) / most
     assert unit > 2
-    expected = [[unit * r["num_drafted"], unit * r["num_accepted"]] for r in rounds]
+    expected = [[unit * r["num_drafted"], unit * r["num_accepted"]] for r in steps]
     for found, wanted in zip(heights, expected, strict=True):
         assert found == pytest.approx(wanted, abs=3.1), "an empty outline has its border's height"
 
 
 def test_a_token_tells_p_q_estimate_and_outcome(opened: Callable[..., Page], url: str) -> None:
-    """Catches figures of another token, and a correction that does not name the candidate it replaced."""
+    """Catches figures of another token, and a correction that does not name the draft token it replaced."""
     page = opened(url)
     generated(page, policies=("specdecpp",))
-    (rounds,) = told(url, policy="specdecpp")["rounds"]
-    pieces = [(piece, r) for r in rounds for piece in r["pieces"]]
+    (steps,) = told(url, policy="specdecpp")["rounds"]
+    pieces = [(piece, r) for r in steps for piece in r["pieces"]]
     met: list[str] = []
     for span, (piece, r) in zip(lane(page).locator(".answer > span").all(), pieces, strict=True):
         if piece["origin"] != "correction" and met.count(piece["origin"]) > 2:
@@ -171,21 +171,22 @@ def test_a_token_tells_p_q_estimate_and_outcome(opened: Callable[..., Page], url
             assert rows["replaces"] == visible(lost["text"])
             assert rows["which had"] == f"p {chance(lost['p'])}, q {chance(lost['q'])}, estimate {chance(lost['estimate'])}"
     assert set(met) == set(KINDS)
-    assert any(0 < r["num_accepted"] < r["num_drafted"] for r in rounds), "one whose first candidate is not the replaced one"
+    assert any(0 < r["num_accepted"] < r["num_drafted"] for r in steps), "one whose first draft token is not the replaced one"
     page.mouse.move(1, 1)
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
 def test_the_curve_is_the_survival_of_the_round_in_hand(opened: Callable[..., Page], url: str) -> None:
-    """Catches a curve of another round, a threshold at another height, and marks that do not say what became of a candidate."""
+    """Catches a curve of another step, a threshold at another height, and marks that do not say what became of a draft
+    token."""
     page = opened(url)
     generated(page, policies=("cumulative:0.2",))
-    (rounds,) = told(url, policy="cumulative:0.2")["rounds"]
-    number = max(range(len(rounds)), key=lambda i: rounds[i]["num_drafted"])
+    (steps,) = told(url, policy="cumulative:0.2")["rounds"]
+    number = max(range(len(steps)), key=lambda i: steps[i]["num_drafted"])
     lane(page).locator(".strip button").nth(number).hover()
     figure = lane(page).locator("figure")
     expect(figure.locator("figcaption")).to_contain_text(
-        f"Round {number + 1}: survival, the product of q; dashed: the threshold, 0.20."
+        f"Step {number + 1}: survival, the product of q; dashed: the threshold, 0.20."
     )
     points = (figure.locator(".line").get_attribute("points") or "").split()
     heights = [float(point.split(",")[1]) for point in points]
@@ -193,15 +194,15 @@ def test_the_curve_is_the_survival_of_the_round_in_hand(opened: Callable[..., Pa
         float((figure.locator(kind).first.get_attribute("points") or "").split(",")[1].split()[0])
         for kind in (".axis", ".grid >> nth=1")
     )
-    assert [(zero - height) / (zero - one) for height in heights] == pytest.approx([1.0, *rounds[number]["survival"]], abs=1e-6)
+    assert [(zero - height) / (zero - one) for height in heights] == pytest.approx([1.0, *steps[number]["survival"]], abs=1e-6)
     dashed = float((figure.locator(".floor").get_attribute("points") or "").split(",")[1].split()[0])
     assert (zero - dashed) / (zero - one) == pytest.approx(0.2)
     marks = [(mark.get_attribute("class") or "").split()[1] for mark in figure.locator(".mark").all()]
-    assert marks == [candidate["outcome"] for candidate in rounds[number]["candidates"]]
+    assert marks == [candidate["outcome"] for candidate in steps[number]["candidates"]]
     card = page.get_by_role("tooltip")
-    assert f"{rounds[number]['num_drafted']} drafted" in (card.text_content() or "")
-    assert rounds[number]["stop_reason"] in (card.text_content() or "")
-    assert lane(page).locator(".answer .shown").count() == len(rounds[number]["pieces"])
+    assert f"{steps[number]['num_drafted']} drafted" in (card.text_content() or "")
+    assert steps[number]["stop_reason"] in (card.text_content() or "")
+    assert lane(page).locator(".answer .shown").count() == len(steps[number]["pieces"])
 
 
 def test_a_rule_without_a_constant_threshold_shows_that_of_every_step(opened: Callable[..., Page], url: str) -> None:
@@ -216,19 +217,19 @@ def test_a_rule_without_a_constant_threshold_shows_that_of_every_step(opened: Ca
 
 
 def test_the_tree_of_a_round_is_drawn_with_the_branch_that_was_accepted(opened: Callable[..., Page], url: str) -> None:
-    """Catches the tree of another round, children beside another parent, and a branch that is not the accepted one."""
+    """Catches the tree of another step, children beside another parent, and a branch that is not the accepted one."""
     page = opened(url)
     generated(page, policies=("tree:4x2",))
-    (rounds,) = told(url, policy="tree:4x2")["rounds"]
-    number = max(range(len(rounds)), key=lambda i: rounds[i]["num_accepted"])
-    tree = rounds[number]["tree"]
+    (steps,) = told(url, policy="tree:4x2")["rounds"]
+    number = max(range(len(steps)), key=lambda i: steps[i]["num_accepted"])
+    tree = steps[number]["tree"]
     lane(page).locator(".strip button").nth(number).hover()
     figure = lane(page).locator("figure")
-    expect(figure.locator("figcaption")).to_contain_text(f"Round {number + 1}: a tree of {len(tree)} candidates")
+    expect(figure.locator("figcaption")).to_contain_text(f"Step {number + 1}: a tree of {len(tree)} draft tokens")
     marks = figure.locator(".mark").all()
     assert [(mark.get_attribute("class") or "").split()[1] for mark in marks] == [node["outcome"] for node in tree]
     accepted = [visible(node["text"]) for node in tree if node["outcome"] == "accepted"]
-    assert len(accepted) == rounds[number]["num_accepted"] > 0
+    assert len(accepted) == steps[number]["num_accepted"] > 0
     expect(figure.locator("svg")).to_have_attribute("aria-label", re.compile(re.escape(f"accepted: {', '.join(accepted)}.")))
     boxes = [mark.bounding_box() for mark in marks]
     for node, box in zip(tree, boxes, strict=True):
@@ -319,9 +320,9 @@ def test_it_can_be_used_with_the_keyboard_alone(opened: Callable[..., Page], url
     page.keyboard.press("Tab")
     page.keyboard.press("End")
     num = lane(page).locator(".strip button").count()
-    expect(page.get_by_role("tooltip")).to_contain_text(f"Round {num}:")
+    expect(page.get_by_role("tooltip")).to_contain_text(f"Step {num}:")
     page.keyboard.press("Tab")
-    assert focus.evaluate("e => e.className") == "policy", "one tab stop for all tokens and one for all rounds"
+    assert focus.evaluate("e => e.className") == "policy", "one tab stop for all tokens and one for all steps"
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 

@@ -1,4 +1,5 @@
-"""Decoding from GGUF files: the target's own text under every rule, its law when sampling, heads that fit, and the verbs."""
+"""Decoding from GGUF files: the target's own text under every rule, its distribution when sampling, heads that fit, and the
+verbs."""
 
 import json
 from functools import cache
@@ -14,13 +15,13 @@ from typer.testing import CliRunner, Result
 import specdecpp as sd
 from specdecpp import cli
 from specdecpp.decoder import encode
-from specdecpp.errors import HeadError, PairError, RunnerError
+from specdecpp.errors import BackendError, HeadError, PairError
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE, Pair, load_pair
 from specdecpp.policies import Costs
-from specdecpp.request import KINDS, WRAPPERS, parse_policy
+from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model
 from specdecpp.training.calibrate import calibrate_live
@@ -55,12 +56,12 @@ HEAD = REFERENCE / "head"
 
 @pytest.fixture(scope="module")
 def pair(reference: Path) -> Pair:
-    return load_pair(reference / "target-f32.gguf", draft=reference / "draft-f32.gguf", head=HEAD, runner="llama.cpp")
+    return load_pair(reference / "target-f32.gguf", draft=reference / "draft-f32.gguf", head=HEAD, backend="llama.cpp")
 
 
 @pytest.fixture(scope="module")
 def eager() -> Pair:
-    return load_pair(runner="eager")
+    return load_pair(backend="eager")
 
 
 @cache
@@ -103,29 +104,29 @@ def test_the_same_seed_gives_the_text_of_the_eager_runner(kind: Any, pair: Pair,
         ]
         assert len(answers) == 2
         assert answers[0].tokens == answers[1].tokens
-        assert [r.num_drafted for r in answers[0].rounds] == [r.num_drafted for r in answers[1].rounds]
-        for ours, theirs in zip(answers[0].rounds, answers[1].rounds, strict=True):
+        assert [r.num_drafted for r in answers[0].steps] == [r.num_drafted for r in answers[1].steps]
+        for ours, theirs in zip(answers[0].steps, answers[1].steps, strict=True):
             assert ours.judged == pytest.approx(theirs.judged, abs=1e-3)
 
 
 def test_the_law_of_two_tokens_is_the_targets(tiny_files: Path, tiny: Any) -> None:
-    """Catches candidates that are accepted by the wrong ratio, with an int8 draft beside a float32 target: a chi-square test
-    of 3,000 answers against the exact law of transformers. It fails by chance for one set of seeds in 10,000."""
+    """Catches draft tokens that are accepted by the wrong ratio, with an int8 draft beside a float32 target: a chi-square test
+    of 3,000 answers against the exact distribution of transformers. It fails by chance for one set of seeds in 10,000."""
     sampling, prompt, num = Sampling(temperature=2.0, top_k=4), [5, 9, 20], 3000
-    law = {}
-    for first, chance in _law(tiny, prompt, sampling).items():
-        law |= {(first, second): chance * q for second, q in _law(tiny, [*prompt, first], sampling).items()}
-    pair = load_pair(tiny_files / "target.gguf", draft=tiny_files / "draft.gguf", runner="llama.cpp")
+    distribution = {}
+    for first, chance in _distribution(tiny, prompt, sampling).items():
+        distribution |= {(first, second): chance * q for second, q in _distribution(tiny, [*prompt, first], sampling).items()}
+    pair = load_pair(tiny_files / "target.gguf", draft=tiny_files / "draft.gguf", backend="llama.cpp")
     decoder = sd.Decoder(pair, policy=sd.Fixed(k=2))
-    counts = dict.fromkeys(law, 0)
+    counts = dict.fromkeys(distribution, 0)
     num_rejected = 0
     for seed in range(num):
         out = decoder.generate(prompt, max_tokens=2, seed=seed, temperature=2.0, top_k=4, ignore_eos=True)
         counts[out.tokens[0], out.tokens[1]] += 1
         num_rejected += out.metrics.num_draft_tokens - out.metrics.num_accepted_draft_tokens
     assert num_rejected > 100, "the comparison is vacuous"
-    common = [pair for pair in law if law[pair] * num >= 5]
-    cells = [(counts[pair], law[pair] * num) for pair in common]
+    common = [pair for pair in distribution if distribution[pair] * num >= 5]
+    cells = [(counts[pair], distribution[pair] * num) for pair in common]
     rest = num - sum(n for n, _ in cells), num - sum(e for _, e in cells)
     cells += [rest] if rest[1] >= 5 else []
     statistic = sum((n - e) ** 2 / e for n, e in cells)
@@ -136,8 +137,8 @@ def test_the_law_of_two_tokens_is_the_targets(tiny_files: Path, tiny: Any) -> No
 
 
 @torch.inference_mode()
-def _law(model: Any, tokens: list[int], sampling: Sampling) -> dict[int, float]:
-    """The next token's law by transformers: temperature, then top-k, written out again."""
+def _distribution(model: Any, tokens: list[int], sampling: Sampling) -> dict[int, float]:
+    """The next token's distribution by transformers: temperature, then top-k, written out again."""
     top = (model(torch.tensor([tokens])).logits[0, -1].double() / sampling.temperature).topk(sampling.top_k or 1)
     return dict(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
 
@@ -145,7 +146,7 @@ def _law(model: Any, tokens: list[int], sampling: Sampling) -> dict[int, float]:
 @pytest.mark.parametrize("precision", ["bf16", "q8_0"])
 def test_a_draft_in_fewer_bits_changes_nothing_but_the_pace(precision: str, reference: Path) -> None:
     """Catches a draft whose rounding reaches the text."""
-    pair = load_pair(reference / "target-f32.gguf", draft=reference / f"draft-{precision}.gguf", head=HEAD, runner="llama.cpp")
+    pair = load_pair(reference / "target-f32.gguf", draft=reference / f"draft-{precision}.gguf", head=HEAD, backend="llama.cpp")
     answers = [sd.Decoder(pair).generate(prompt, max_tokens=NUM_TOKENS, temperature=0) for prompt in PROMPTS]
     assert [list(a.tokens) for a in answers] == [own_text(tuple(encode(pair, prompt))) for prompt in PROMPTS]
 
@@ -156,12 +157,12 @@ def test_a_file_and_a_checkpoint_make_a_pair(reference: Path) -> None:
         (reference / "target-f32.gguf", REFERENCE / "draft"),
         (REFERENCE / "target", reference / "draft-q8_0.gguf"),
     ):
-        pair = load_pair(target, draft=draft, head=HEAD, dtype="float32", runner="native")
-        assert pair.ends == load_pair(runner="eager").ends
+        pair = load_pair(target, draft=draft, head=HEAD, dtype="float32", backend="native")
+        assert pair.ends == load_pair(backend="eager").ends
         out = sd.Decoder(pair).generate(PROMPTS[0], max_tokens=NUM_TOKENS, temperature=0)
         assert list(out.tokens) == own_text(tuple(encode(pair, PROMPTS[0])))
-        with pytest.raises(RunnerError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint"):
-            load_pair(target, draft=draft, runner="llama.cpp")
+        with pytest.raises(BackendError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint"):
+            load_pair(target, draft=draft, backend="llama.cpp")
 
 
 @pytest.mark.parametrize("precision", ["f32", "q8_0"])
@@ -169,9 +170,9 @@ def test_llama_cpp_and_the_reader_of_files_see_one_model(precision: str, referen
     """Catches rows of q and k, norms or angles that are put back otherwise than llama.cpp reads them: one file, two readers.
     llama.cpp multiplies int8 weights with activations in int8."""
     file = GGUF(reference / f"target-{precision}.gguf")
-    runners = [file.runner(kind, vocab_size=file.num_rows, num_threads=1) for kind in ("native", "llama.cpp")]
+    backends = [file.backend(kind, vocab_size=file.num_rows, num_threads=1) for kind in ("native", "llama.cpp")]
     tokens = file.tokenizer()(practice_prompts()[0]).input_ids
-    ours, theirs = (runner.new_cache().extend(tokens, rows=len(tokens))[0] for runner in runners)
+    ours, theirs = (backend.new_cache().extend(tokens, rows=len(tokens))[0] for backend in backends)
     assert float((ours - theirs).abs().max()) < {"f32": 5e-4, "q8_0": 0.5}[precision]
     assert file.ends(None) == (2,)
 
@@ -193,9 +194,9 @@ def test_a_file_with_llama_cpps_tokenizer_only(tokenizer: Any, tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(format_of.GGUFWriter, "add_string", lambda to, key, text: None if key == whole else add(to, key, text))
         path = converted("draft", tmp_path / "plain.gguf")
-    alone = load_pair(path, draft=path, runner="llama.cpp")
+    alone = load_pair(path, draft=path, backend="llama.cpp")
     tokenizer.save_pretrained(tmp_path)
-    beside = load_pair(path, draft=path, runner="llama.cpp")
+    beside = load_pair(path, draft=path, backend="llama.cpp")
     for text in ("Ann's 3 bags\n\n of 12 apples", *practice_prompts()[::40]):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         for loaded in (alone, beside):
@@ -222,7 +223,7 @@ def test_models_that_do_not_belong_together_are_refused(
         load_pair(target, draft=tmp_path / "swapped.gguf")
     with pytest.raises(HeadError, match="made for another target"):
         load_pair(tiny_files / "target.gguf", draft=reference / "draft-f32.gguf", head=HEAD)
-    with pytest.raises(RunnerError, match="there is no file"):
+    with pytest.raises(BackendError, match="there is no file"):
         load_pair(tmp_path / "nothing.gguf", draft=target)
 
 
@@ -232,7 +233,7 @@ def test_models_that_do_not_belong_together_are_refused(
 def test_a_head_is_calibrated_again_where_it_serves(reference: Path) -> None:
     """Catches states of llama.cpp that are not those the head reads: on an int8 draft the old calibration still holds to a
     few hundredths, and the new one is no worse."""
-    pair = load_pair(reference / "target-f32.gguf", draft=reference / "draft-q8_0.gguf", head=HEAD, runner="llama.cpp")
+    pair = load_pair(reference / "target-f32.gguf", draft=reference / "draft-q8_0.gguf", head=HEAD, backend="llama.cpp")
     assert pair.head is not None
     prompts = [[{"role": "user", "content": text}] for text in practice_prompts()[3::20]]
     head = calibrate_live(pair.head, pair, prompts, max_tokens=48)
@@ -269,7 +270,8 @@ def test_the_verbs_take_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--runner", "llama.cpp", "--max-tokens", 12]])
 def test_check_takes_files(options: list[object], reference: Path) -> None:
-    """Catches a pair of files that `check` cannot record in batches, which it does from their weights; another runner timed."""
+    """Catches a pair of files that `check` cannot record in batches, which it does from their weights; another backend
+    timed."""
     names = [reference / "target-f32.gguf", "--draft", reference / "draft-f32.gguf"]
     result = call("check", *names, "--prompts", 2, *options)
     assert result.exit_code == 0, result.stderr

@@ -1,4 +1,4 @@
-"""The llama.cpp runner by itself: its numbers are those of transformers, a rollback is exact, contexts are used again."""
+"""The llama.cpp backend by itself: its numbers are those of transformers, a rollback is exact, contexts are used again."""
 
 import gc
 import os
@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdecpp.errors import RunnerError
+from specdecpp.backends import Model
+from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
+from specdecpp.errors import BackendError
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
-from specdecpp.runners import Runner
-from specdecpp.runners.gguf import GGUFFile, GGUFRunner
 from specdecpp.testing import practice_prompts
 
 
@@ -53,10 +53,10 @@ def test_logits_and_states_are_those_of_transformers(role: str, reference: Path,
     model = load_model(REFERENCE / role, dtype=torch.float32, device=None, device_map=None)
     ids = tokenizer("\n".join(practice_prompts())).input_ids[:1024]
     logits, states = by_transformers(model, ids)
-    runner = GGUFRunner(reference / f"{role}-f32.gguf").new_cache()
-    assert isinstance(runner.model, Runner)
-    assert (runner.vocab_size, runner.hidden_size, runner.max_length) == (len(logits[0]), len(states[0]), 1024)
-    ours, hidden = runner.extend(ids, rows=len(ids))
+    backend = LlamaCppModel(reference / f"{role}-f32.gguf").new_cache()
+    assert isinstance(backend.model, Model)
+    assert (backend.vocab_size, backend.hidden_size, backend.max_length) == (len(logits[0]), len(states[0]), 1024)
+    ours, hidden = backend.extend(ids, rows=len(ids))
     assert (ours.dtype, hidden.dtype) == (torch.float32, torch.float32)
     for end, within in ((256, 1e-4), (1024, 5e-4)):
         torch.testing.assert_close(ours[:end], logits[:end], atol=within, rtol=0)
@@ -70,48 +70,48 @@ def test_rows_come_out_right_however_the_text_is_cut(steps: list[int], long: GGU
     ids = ids_of(sum(steps))
     logits, states = by_transformers(tiny, ids)
     for wanted in (1, 5, 10**9):
-        runner, end = GGUFRunner(long).new_cache(), 0
+        backend, end = LlamaCppModel(long).new_cache(), 0
         for step in steps:
             rows, end = min(step, wanted), end + step
-            ours, hidden = runner.extend(ids[end - step : end], rows=rows)
+            ours, hidden = backend.extend(ids[end - step : end], rows=rows)
             torch.testing.assert_close(ours, logits[end - rows : end], atol=2e-3, rtol=0)
             torch.testing.assert_close(hidden, states[end - rows : end], atol=2e-3, rtol=0)
-        assert runner.length == len(ids)
+        assert backend.length == len(ids)
     assert logits.std() > 1, "the comparison is vacuous"
 
 
 def test_rows_are_the_callers_own(target: GGUFFile):
     """Catches a view of llama.cpp's memory, which the next pass overwrites."""
-    runner = GGUFRunner(target).new_cache()
-    logits, hidden = runner.extend([5, 6, 7], rows=2)
+    backend = LlamaCppModel(target).new_cache()
+    logits, hidden = backend.extend([5, 6, 7], rows=2)
     before = logits.clone(), hidden.clone()
-    runner.extend([8, 9, 10], rows=3)
+    backend.extend([8, 9, 10], rows=3)
     assert torch.equal(logits, before[0])
     assert torch.equal(hidden, before[1])
 
 
 def test_the_vocabulary_can_be_cut(target: GGUFFile):
     """Catches rows past the tokenizer's ids that a draft would be sampled from."""
-    whole, cut = GGUFRunner(target).new_cache(), GGUFRunner(target, vocab_size=100).new_cache()
+    whole, cut = LlamaCppModel(target).new_cache(), LlamaCppModel(target, vocab_size=100).new_cache()
     assert torch.equal(whole.extend([5, 6], rows=2)[0][:, :100], cut.extend([5, 6], rows=2)[0])
     assert cut.vocab_size == 100
-    with pytest.raises(RunnerError, match=r"vocab_size=5000 asked of target-f32\.gguf, whose output layer has 4096 rows"):
-        GGUFRunner(target, vocab_size=5000).new_cache()
+    with pytest.raises(BackendError, match=r"vocab_size=5000 asked of target-f32\.gguf, whose output layer has 4096 rows"):
+        LlamaCppModel(target, vocab_size=5000).new_cache()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "q8_0"])
 def test_other_precisions_are_near(precision: str, reference: Path, target: GGUFFile):
     """Catches weights that are read in a wrong type, and a cut of a float16 cache that is not exact."""
     ids = ids_of(40)
-    own = GGUFRunner(target).new_cache().extend(ids, rows=40)[0]
-    runner = GGUFRunner(reference / f"target-{precision}.gguf").new_cache()
-    logits = runner.extend(ids, rows=40)[0]
+    own = LlamaCppModel(target).new_cache().extend(ids, rows=40)[0]
+    backend = LlamaCppModel(reference / f"target-{precision}.gguf").new_cache()
+    logits = backend.extend(ids, rows=40)[0]
     assert 1e-3 < (logits - own).abs().max() < 1
     assert (logits.argmax(-1) == own.argmax(-1)).float().mean() > 0.8
-    runner.rollback(30)
-    once = runner.extend(ids[30:], rows=10)[0]
-    runner.rollback(30)
-    assert torch.equal(runner.extend(ids[30:], rows=10)[0], once)
+    backend.rollback(30)
+    once = backend.extend(ids[30:], rows=10)[0]
+    backend.rollback(30)
+    assert torch.equal(backend.extend(ids[30:], rows=10)[0], once)
 
 
 # Rollback
@@ -122,44 +122,44 @@ def test_after_a_rollback_the_bits_are_the_same(long: GGUFFile):
     one token and by all."""
     ids = ids_of(2100)
     for kept, width in ((0, 4), (1, 6), (500, 21), (1020, 21), (1030, 1), (2047, 40)):
-        runner = GGUFRunner(long).new_cache()
+        backend = LlamaCppModel(long).new_cache()
         if kept:
-            runner.extend(ids[:kept], rows=1)
-        runner.extend(ids[kept : kept + width], rows=width)
-        runner.rollback(kept)
-        once = runner.extend(ids[kept : kept + width], rows=width)
+            backend.extend(ids[:kept], rows=1)
+        backend.extend(ids[kept : kept + width], rows=width)
+        backend.rollback(kept)
+        once = backend.extend(ids[kept : kept + width], rows=width)
         for _ in range(2):
-            runner.rollback(kept)
-            runner.extend(ids_of(width, seed=1), rows=width)
-            runner.rollback(kept)
-            again = runner.extend(ids[kept : kept + width], rows=width)
+            backend.rollback(kept)
+            backend.extend(ids_of(width, seed=1), rows=width)
+            backend.rollback(kept)
+            again = backend.extend(ids[kept : kept + width], rows=width)
             assert torch.equal(once[0], again[0])
             assert torch.equal(once[1], again[1])
 
 
 def test_a_partial_rollback_keeps_the_rest(long: GGUFFile, tiny: Any):
     """Catches a cut at the wrong position: what is decoded next must follow the kept tokens."""
-    runner, ids, other = GGUFRunner(long).new_cache(), ids_of(10), ids_of(3, seed=2)
-    runner.extend(ids, rows=1)
-    runner.rollback(7)
-    assert runner.length == 7
-    ours = runner.extend(other, rows=3)[0]
+    backend, ids, other = LlamaCppModel(long).new_cache(), ids_of(10), ids_of(3, seed=2)
+    backend.extend(ids, rows=1)
+    backend.rollback(7)
+    assert backend.length == 7
+    ours = backend.extend(other, rows=3)[0]
     torch.testing.assert_close(ours, by_transformers(tiny, ids[:7] + other)[0][-3:], atol=1e-3, rtol=0)
     for length in (-1, 11):
         with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 10"):
-            runner.rollback(length)
-    GGUFRunner(long).new_cache().rollback(0)
+            backend.rollback(length)
+    LlamaCppModel(long).new_cache().rollback(0)
 
 
 def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
-    """Catches an abort of the process, and a runner that is lost, after an id that the model does not have."""
-    runner = GGUFRunner(target).new_cache()
-    runner.extend([5, 6], rows=1)
-    expected = runner.model.new_cache().extend([5, 6, 7], rows=1)[0]
-    with pytest.raises(RunnerError, match=r"fails in a pass over 2 tokens \(status -1\): .*invalid token"):
-        runner.extend([7, 99999], rows=1)
-    assert runner.length == 2
-    torch.testing.assert_close(runner.extend([7], rows=1)[0], expected, atol=1e-4, rtol=0)
+    """Catches an abort of the process, and a backend that is lost, after an id that the model does not have."""
+    backend = LlamaCppModel(target).new_cache()
+    backend.extend([5, 6], rows=1)
+    expected = backend.model.new_cache().extend([5, 6, 7], rows=1)[0]
+    with pytest.raises(BackendError, match=r"fails in a pass over 2 tokens \(status -1\): .*invalid token"):
+        backend.extend([7, 99999], rows=1)
+    assert backend.length == 2
+    torch.testing.assert_close(backend.extend([7], rows=1)[0], expected, atol=1e-4, rtol=0)
 
 
 # Contexts
@@ -167,52 +167,52 @@ def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
 
 def test_runners_over_one_file_are_independent(target: GGUFFile):
     """Catches a shared cache, and one that holds what another request left in it."""
-    one = GGUFRunner(target).new_cache()
+    one = LlamaCppModel(target).new_cache()
     expected = one.extend(ids_of(30), rows=1)[0]
-    other = GGUFRunner(target, num_threads=2).new_cache()
+    other = LlamaCppModel(target, num_threads=2).new_cache()
     other.extend(ids_of(3, seed=1), rows=1)
     assert (one.length, other.length) == (30, 3)
     following = one.extend([9], rows=1)[0]
     del one, other
     gc.collect()
-    again = GGUFRunner(target).new_cache()
+    again = LlamaCppModel(target).new_cache()
     assert torch.equal(again.extend(ids_of(30), rows=1)[0], expected)
     assert torch.equal(again.extend([9], rows=1)[0], following)
 
 
 def test_contexts_are_used_again(long: GGUFFile):
-    """Catches a context for every request, a smaller one beside an idle larger one, and one that stays with a runner that
+    """Catches a context for every request, a smaller one beside an idle larger one, and one that stays with a backend that
     outgrew it."""
     for _ in range(5):
-        GGUFRunner(long).new_cache().extend([5], rows=1)
+        LlamaCppModel(long).new_cache().extend([5], rows=1)
     assert len(long.idle) == 1
-    runner = GGUFRunner(long).new_cache()
-    runner.extend(ids_of(1500), rows=1)
+    backend = LlamaCppModel(long).new_cache()
+    backend.extend(ids_of(1500), rows=1)
     assert [context.size for context in long.idle] == [1024]
-    del runner
+    del backend
     assert sorted(context.size for context in long.idle) == [1024, 2048]
-    runners = [GGUFRunner(long).new_cache() for _ in range(2)]
-    for runner in runners:
-        runner.extend([5], rows=1)
+    backends = [LlamaCppModel(long).new_cache() for _ in range(2)]
+    for backend in backends:
+        backend.extend([5], rows=1)
     assert not long.idle
 
 
 def test_no_more_contexts_are_kept_than_a_few(long: GGUFFile):
     """Catches memory that stays at its peak after many requests at once."""
-    runners = [GGUFRunner(long).new_cache() for _ in range(12)]
-    contexts = [weakref.ref(runner.extend([5], rows=1) and runner._context) for runner in runners]
+    backends = [LlamaCppModel(long).new_cache() for _ in range(12)]
+    contexts = [weakref.ref(backend.extend([5], rows=1) and backend._context) for backend in backends]
     assert len({context() for context in contexts}) == 12
-    runners.clear()
+    backends.clear()
     gc.collect()
     assert len(long.idle) == len([context for context in contexts if context() is not None]) == 8
 
 
 def test_a_context_is_no_larger_than_the_model_can_use(long: GGUFFile, target: GGUFFile):
     """Catches a cache for 4,096 positions of a model with 1,024, and doubling past the end."""
-    runner = GGUFRunner(long).new_cache()
-    runner.extend(ids_of(long.max_length), rows=1)
-    assert runner._context.size == long.max_length == 4096
-    other = GGUFRunner(target).new_cache()
+    backend = LlamaCppModel(long).new_cache()
+    backend.extend(ids_of(long.max_length), rows=1)
+    assert backend._context.size == long.max_length == 4096
+    other = LlamaCppModel(target).new_cache()
     other.extend(ids_of(1024), rows=1)
     assert other._context.size == 1024
 
@@ -220,12 +220,12 @@ def test_a_context_is_no_larger_than_the_model_can_use(long: GGUFFile, target: G
 def test_a_file_goes_with_its_last_runner(tiny_files: Path):
     """Catches weights and contexts that stay in memory, and a context that is given back after its file is gone."""
     file = GGUFFile(tiny_files / "target.gguf")
-    runner, gone = GGUFRunner(file).new_cache(), weakref.ref(file)
-    runner.extend([5], rows=1)
-    context = weakref.ref(runner._context)
+    backend, gone = LlamaCppModel(file).new_cache(), weakref.ref(file)
+    backend.extend([5], rows=1)
+    context = weakref.ref(backend._context)
     del file
     assert gone() is not None
-    del runner
+    del backend
     gc.collect()
     assert gone() is None
     assert context() is None
@@ -234,10 +234,10 @@ def test_a_file_goes_with_its_last_runner(tiny_files: Path):
 def test_threads_may_use_runners_over_one_file(long: GGUFFile):
     """Catches two threads that take the same idle context, and passes that mix."""
     texts = [ids_of(40, seed=seed) for seed in range(8)]
-    expected = [GGUFRunner(long).new_cache().extend(text, rows=1)[0] for text in texts]
+    expected = [LlamaCppModel(long).new_cache().extend(text, rows=1)[0] for text in texts]
 
     def turn(i: int) -> bool:
-        return all(torch.equal(GGUFRunner(long).new_cache().extend(texts[i], rows=1)[0], expected[i]) for _ in range(20))
+        return all(torch.equal(LlamaCppModel(long).new_cache().extend(texts[i], rows=1)[0], expected[i]) for _ in range(20))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(turn, range(8)))
@@ -245,12 +245,12 @@ def test_threads_may_use_runners_over_one_file(long: GGUFFile):
 
 
 def test_a_process_ends_in_peace_and_says_nothing(tiny_files: Path):
-    """Catches llama.cpp's messages on stderr, and a crash when the interpreter goes while runners are alive."""
+    """Catches llama.cpp's messages on stderr, and a crash when the interpreter goes while backends are alive."""
     code = (
-        "import sys; from specdecpp.runners.gguf import GGUFRunner, GGUFFile\n"
-        "kept = [GGUFRunner(sys.argv[1]).new_cache() for _ in range(2)]\n"
-        "for runner in kept: runner.extend(list(range(3, 1503)), rows=1)\n"
-        "runner.cycle = kept; print(runner.length)"
+        "import sys; from specdecpp.backends.llama_cpp import LlamaCppModel, GGUFFile\n"
+        "kept = [LlamaCppModel(sys.argv[1]).new_cache() for _ in range(2)]\n"
+        "for backend in kept: backend.extend(list(range(3, 1503)), rows=1)\n"
+        "backend.cycle = kept; print(backend.length)"
     )
     command = [sys.executable, "-c", code, str(tiny_files / "target.gguf")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=False)
@@ -262,7 +262,7 @@ def test_a_process_ends_in_peace_and_says_nothing(tiny_files: Path):
 
 def test_a_missing_or_damaged_file_is_named(reference: Path, tmp_path: Path):
     """Catches an abort, and an error that does not say which file or why."""
-    with pytest.raises(RunnerError, match=r"there is no file .*nothing\.gguf"):
+    with pytest.raises(BackendError, match=r"there is no file .*nothing\.gguf"):
         GGUFFile(tmp_path / "nothing.gguf")
     whole = (reference / "draft-f32.gguf").read_bytes()
     for num_bytes, reason in (
@@ -272,10 +272,10 @@ def test_a_missing_or_damaged_file_is_named(reference: Path, tmp_path: Path):
         (len(whole) - 40_000, "not within the file bounds"),
     ):
         (tmp_path / "cut.gguf").write_bytes(whole[:num_bytes])
-        with pytest.raises(RunnerError, match=rf"cannot read .*cut\.gguf \(.*{reason}.*\)\. If the file is damaged"):
+        with pytest.raises(BackendError, match=rf"cannot read .*cut\.gguf \(.*{reason}.*\)\. If the file is damaged"):
             GGUFFile(tmp_path / "cut.gguf")
     (tmp_path / "text.gguf").write_text("no weights", encoding="utf-8")
-    with pytest.raises(RunnerError, match="cannot read"):
+    with pytest.raises(BackendError, match="cannot read"):
         GGUFFile(tmp_path / "text.gguf")
 
 
@@ -298,7 +298,7 @@ def written(path: Path, architecture: str, values: dict[str, Any], tensors: dict
 
 
 def test_a_recurrent_model_is_refused(tmp_path: Path):
-    """Catches a state that cannot be rolled back: every rejected candidate would change the answer."""
+    """Catches a state that cannot be rolled back: every rejected draft token would change the answer."""
     sizes = {
         "ssm.conv_kernel": 4,
         "ssm.inner_size": 64,
@@ -320,7 +320,7 @@ def test_a_recurrent_model_is_refused(tmp_path: Path):
         "ssm_out.weight": (32, 64),
     }
     tensors = {"token_embd.weight": (8, 32), "output_norm.weight": (32,)} | {f"blk.0.{n}": s for n, s in of_block.items()}
-    with pytest.raises(RunnerError, match="keeps a recurrent state, which cannot be rolled back"):
+    with pytest.raises(BackendError, match="keeps a recurrent state, which cannot be rolled back"):
         GGUFFile(written(tmp_path / "mamba.gguf", "mamba", values, tensors))
 
 
@@ -334,5 +334,5 @@ def test_an_encoder_is_refused(tmp_path: Path):
         tensors |= {f"blk.0.{name}.weight": shape, f"blk.0.{name}.bias": shape[:1]}
     for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
         tensors |= {f"{name}.weight": (32,), f"{name}.bias": (32,)}
-    with pytest.raises(RunnerError, match="is an encoder or has one"):
+    with pytest.raises(BackendError, match="is an encoder or has one"):
         GGUFFile(written(tmp_path / "bert.gguf", "bert", values | {"feed_forward_length": 64}, tensors))

@@ -10,7 +10,7 @@ import transformers
 import triton
 from triton.backends.compiler import GPUTarget
 
-from specdecpp.runners import GraphRunner, fused, kernels, products
+from specdecpp.backends import GraphModel, fused, kernels, products
 
 SHAPE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 1, "head_dim": 64, "vocab_size": 304}
 SHAPE |= {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}
@@ -40,8 +40,8 @@ class Absent:
         return 0
 
 
-class Compiled(fused.FusedRunner):
-    """A runner that compiles what it would launch."""
+class Compiled(fused.FusedModel):
+    """A backend that compiles what it would launch."""
 
     found: Counter[str]
 
@@ -72,14 +72,14 @@ def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
     """Launches of passes of a model by kernel: few rows and many, a text in one portion and in several."""
     config = getattr(transformers, f"{kind}Config")(**SHAPE | KINDS[kind])
     build = CLASSES.get(kind) or getattr(transformers, f"{kind}ForCausalLM")
-    runner = GraphRunner(build(config).to(dtype).eval(), probe=False).new_cache()
-    static = runner.static
+    backend = GraphModel(build(config).to(dtype).eval(), probe=False).new_cache()
+    static = backend.static
     body = static.body = object.__new__(Compiled)
-    body.__dict__.update(fused.fused(runner.model).__dict__)
+    body.__dict__.update(fused.fused(backend.model).__dict__)
     body.is_new, body.found = capability >= 90, Counter()
     body.early = frozenset({"settle", "queries", "attend", "out", "gate", "down", "output"} if body.is_new else ())
     for span, width in ((256, 1), (512, 33)):
-        runner.make_room(span - 33)
+        backend.make_room(span - 33)
         static._pass(width, span)
     return body.found
 

@@ -1,5 +1,5 @@
 """Draws, stop tests and verdicts by kernels of our own against the functions of the host: distributions as they are and as
-integrated over uniforms, cuts with ties, every evidence, whole rounds."""
+integrated over uniforms, cuts with ties, every evidence, whole steps."""
 
 import math
 import os
@@ -16,12 +16,12 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from integration import Law, compared, completed, outcomes
-from laws import largest_difference
+from distributions import largest_difference
+from integration import Distribution, compared, completed, outcomes
 
+from specdecpp.backends.device_launches import RowKernels
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
-from specdecpp.rounds.device_launches import RowKernels
 from specdecpp.sampling import Sampling, inverted, penalised, probabilities, seen_rows
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
@@ -40,7 +40,7 @@ SAMPLINGS = {
 
 
 def record_of(vocab_size: int, num_rows: int) -> Any:
-    """What a round is written down in, as `device_steps.DeviceRecord` has it."""
+    """What a step is written down in, as `device_steps.DeviceRecord` has it."""
     wide: dict[str, Any] = {"dtype": torch.float64, "device": DEVICE}
     whole: dict[str, Any] = {"dtype": torch.long, "device": DEVICE}
     return SimpleNamespace(
@@ -113,7 +113,8 @@ def test_equal_logits_everywhere() -> None:
 @pytest.mark.parametrize("name", list(SAMPLINGS))
 def test_a_draw_is_the_hosts(name: str) -> None:
     """Catches a running sum that begins one token late, in another part or with another scale. The host's token for the same
-    uniform, and the law as integrated over them: q of the record is the length of the interval that gives the token."""
+    uniform, and the distribution as integrated over them: q of the record is the length of the interval that gives the
+    token."""
     sampling, vocab_size = SAMPLINGS[name], 1300
     logits = logits_of(vocab_size, 1, seed=1)
     record, kernels = record_of(vocab_size, 4), RowKernels(logits, 1)
@@ -229,7 +230,7 @@ def tables(vocab_size: int, num: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Judged:
-    """A verdict of the kernels on candidates drawn by them from rows of q."""
+    """A verdict of the kernels on draft tokens drawn by them from rows of q."""
 
     def __init__(self, p: Tensor, q: Tensor, sampling: Sampling, verification: Any):
         self.num, self.sampling, self.verification = len(q) - 1, sampling, verification
@@ -265,7 +266,7 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
         for prefix in torch.cartesian_prod(*[torch.arange(3)] * length).view(-1, length).tolist() if length else [[]]:
             p, q = tables(3, 0, seed=10 + sum(3**i * (1 + token) for i, token in enumerate(prefix)))
             made[tuple(prefix)] = p, q
-    plain, law = Sampling(), defaultdict(float)
+    plain, distribution = Sampling(), defaultdict(float)
     paths = torch.cartesian_prod(*[torch.arange(3)] * num).view(-1, num).tolist() if num else [[]]
     for path in paths:
         along = [tuple(path[:i]) for i in range(num + 1)]
@@ -279,19 +280,19 @@ def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
         for verdict, chance, uniforms in expected:
             for u in list(zip(*uniforms, strict=True))[: 1 + (num < 2)]:  # both ends of the piece, of long ones the first
                 assert verdicts.given(path, list(u)) == verdict
-            law[(*path[: verdict[0]], verdict[1])] += drawn * chance
-    own: Law = {(): 1.0}
+            distribution[(*path[: verdict[0]], verdict[1])] += drawn * chance
+    own: Distribution = {(): 1.0}
 
     def p_of(prefix: tuple[int, ...]) -> Tensor:
         return probabilities(made[prefix][0].double().cpu(), plain)[0]
 
-    assert largest_difference(completed(law, p_of, num + 1), completed(own, p_of, num + 1)) < 1e-9
+    assert largest_difference(completed(distribution, p_of, num + 1), completed(own, p_of, num + 1)) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["plain", "nucleus", "all", "penalised"])
 @pytest.mark.parametrize("kind", ["token", "block", "compare", "greedy"])
 def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
-    """Catches parts of a residual that are left out, contexts that lack the candidates, and overlaps of other rows."""
+    """Catches parts of a residual that are left out, contexts that lack the draft tokens, and overlaps of other rows."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}.get(kind)
     sampling, vocab_size, num = SAMPLINGS[name], 1500, 4
     if kind == "greedy":

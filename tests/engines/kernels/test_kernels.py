@@ -1,5 +1,6 @@
 """Passes whose small operations are kernels of our own, on a GPU where there is one and interpreted elsewhere: logits of
-transformers in every family, text that is read in parts, padded and forgotten, long texts in many portions, a round's law."""
+transformers in every family, text that is read in parts, padded and forgotten, long texts in many portions, a step's
+distribution."""
 
 import os
 import subprocess
@@ -13,13 +14,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from laws import unchecked
+from distributions import unchecked
 from test_lean import TEXT, built
 
 import specdecpp as sd
-from specdecpp.runners import EagerRunner, GraphRunner, LeanRunner, fused, kernels
-from specdecpp.runners.fused import FusedRunner
-from specdecpp.runners.static_cache import WIDTHS, span_of
+from specdecpp.backends import EagerModel, GraphModel, LeanModel, fused, kernels
+from specdecpp.backends.fused import FusedModel
+from specdecpp.backends.static_cache import WIDTHS, span_of
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,18 +28,18 @@ FAMILIES = ("llama", "qwen2", "qwen3", "wide-heads", "mistral-window", "gemma3-s
 
 
 def graphs(model: Any) -> Any:
-    runner = GraphRunner(model.to(DEVICE), probe=False).new_cache()
-    assert isinstance(runner.static.body, FusedRunner)
-    return runner
+    backend = GraphModel(model.to(DEVICE), probe=False).new_cache()
+    assert isinstance(backend.static.body, FusedModel)
+    return backend
 
 
 def noise(length: int) -> list[int]:
     return torch.randint(0, 64, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def parts(runner: Any, tokens: list[int], *cuts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def parts(backend: Any, tokens: list[int], *cuts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and states of all tokens, read in portions that end at these places."""
-    found = [runner.extend(tokens[a:b], rows=b - a) for a, b in zip((0, *cuts), (*cuts, len(tokens)), strict=True)]
+    found = [backend.extend(tokens[a:b], rows=b - a) for a, b in zip((0, *cuts), (*cuts, len(tokens)), strict=True)]
     logits, states = zip(*found, strict=True)
     return torch.cat(logits), torch.cat(states)
 
@@ -47,7 +48,7 @@ def parts(runner: Any, tokens: list[int], *cuts: int) -> tuple[torch.Tensor, tor
 def test_logits_and_states_are_those_of_transformers(variant: str) -> None:
     """Catches a wrong head, angle, norm, window or gate. Rows: 1, 2 of 2, 4 of 5, 5 of 5."""
     with unchecked():
-        expected = EagerRunner(built(variant).to(DEVICE)).new_cache().extend(TEXT, rows=len(TEXT))
+        expected = EagerModel(built(variant).to(DEVICE)).new_cache().extend(TEXT, rows=len(TEXT))
         for own, theirs in zip(parts(graphs(built(variant)), TEXT, 1, 3, 7), expected, strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
@@ -62,7 +63,7 @@ def test_every_width_of_wide_heads(variant: str) -> None:
     that are left out: heads that take two programs, inputs that warps share evenly, rows without padding."""
     text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
     with unchecked():
-        expected = LeanRunner(built(variant, **WIDE_HEADS).to(DEVICE), probe=False).new_cache().extend(text, rows=len(text))
+        expected = LeanModel(built(variant, **WIDE_HEADS).to(DEVICE), probe=False).new_cache().extend(text, rows=len(text))
         for own, theirs in zip(parts(graphs(built(variant, **WIDE_HEADS)), text, *ends[:-1]), expected, strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
@@ -74,10 +75,10 @@ def test_every_way_to_make_a_product(shape: fused.Tiling | None, monkeypatch: py
     monkeypatch.setattr(fused, "shape_of", lambda outputs, *_, **__: shape or (None if outputs > 128 else adding))
     text = noise(10)
     with unchecked():
-        expected = LeanRunner(built("qwen2", **WIDE_HEADS).to(DEVICE), probe=False).new_cache().extend(text, rows=len(text))
-        runner = graphs(built("qwen2", **WIDE_HEADS))
-        monkeypatch.setattr(runner.static.body, "early", frozenset({"queries", "out", "gate", "down", "output"}))
-        for own, theirs in zip(parts(runner, text, 1), expected, strict=True):
+        expected = LeanModel(built("qwen2", **WIDE_HEADS).to(DEVICE), probe=False).new_cache().extend(text, rows=len(text))
+        backend = graphs(built("qwen2", **WIDE_HEADS))
+        monkeypatch.setattr(backend.static.body, "early", frozenset({"queries", "out", "gate", "down", "output"}))
+        for own, theirs in zip(parts(backend, text, 1), expected, strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
 
@@ -87,10 +88,10 @@ def test_texts_that_end_where_a_portion_ends(length: int) -> None:
     text = noise(length + 3)
     with unchecked():
         own, theirs = (built("llama", **WIDE_HEADS) for _ in range(2))
-        expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).new_cache().extend(text, rows=3)
-        runner = graphs(own)
-        runner.extend(text[:length], rows=1)
-        torch.testing.assert_close(runner.extend(text[length:], rows=3)[0], expected, atol=1e-4, rtol=1e-4)
+        expected, _ = LeanModel(theirs.to(DEVICE), probe=False).new_cache().extend(text, rows=3)
+        backend = graphs(own)
+        backend.extend(text[:length], rows=1)
+        torch.testing.assert_close(backend.extend(text[length:], rows=3)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -100,8 +101,8 @@ def test_half_precision_is_as_close_as_without_kernels(dtype: torch.dtype) -> No
         pytest.skip("Triton's interpreter does not multiply bfloat16")
     with unchecked():
         half = built("llama").to(dtype)
-        exact, _ = EagerRunner(built("llama").to(dtype).float().to(DEVICE)).new_cache().extend(TEXT, rows=len(TEXT))
-        lean = LeanRunner(built("llama").to(DEVICE, dtype), probe=False).new_cache().extend(TEXT, rows=len(TEXT))[0]
+        exact, _ = EagerModel(built("llama").to(dtype).float().to(DEVICE)).new_cache().extend(TEXT, rows=len(TEXT))
+        lean = LeanModel(built("llama").to(DEVICE, dtype), probe=False).new_cache().extend(TEXT, rows=len(TEXT))[0]
         own, _ = parts(graphs(half), TEXT, 1, 3, 7)
     assert (own.float() - exact).abs().mean() < 2 * (lean.float() - exact).abs().mean()
 
@@ -119,31 +120,31 @@ def test_long_texts_are_put_together_from_portions(
     with unchecked():
         for variant in ("llama", "mistral-window"):
             own, theirs = (built(variant, num_hidden_layers=1, max_position_embeddings=2048) for _ in range(2))
-            expected, _ = LeanRunner(theirs.to(DEVICE), probe=False).new_cache().extend(text, rows=5)
-            runner = graphs(own)
-            runner.extend(text[:length], rows=1)
-            torch.testing.assert_close(runner.extend(text[length:], rows=5)[0], expected, atol=1e-4, rtol=1e-4)
+            expected, _ = LeanModel(theirs.to(DEVICE), probe=False).new_cache().extend(text, rows=5)
+            backend = graphs(own)
+            backend.extend(text[:length], rows=1)
+            torch.testing.assert_close(backend.extend(text[length:], rows=5)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_what_was_forgotten_and_what_was_padded_leaves_no_trace() -> None:
     """Catches a padded row that is seen and a forgotten one that is. The same call then gives the same bits."""
     with unchecked():
-        runner = graphs(built("qwen3"))
-        runner.extend(TEXT[:5], rows=1)
-        before, _ = runner.extend(TEXT[5:9], rows=4)  # padded to five
-        runner.rollback(5)
-        runner.extend([33, 34, 35, 36, 37], rows=1)
-        runner.rollback(5)
-        after, _ = runner.extend(TEXT[5:9], rows=4)
+        backend = graphs(built("qwen3"))
+        backend.extend(TEXT[:5], rows=1)
+        before, _ = backend.extend(TEXT[5:9], rows=4)  # padded to five
+        backend.rollback(5)
+        backend.extend([33, 34, 35, 36, 37], rows=1)
+        backend.rollback(5)
+        after, _ = backend.extend(TEXT[5:9], rows=4)
     assert torch.equal(before, after)
 
 
 def test_greedy_answers_are_those_of_the_target() -> None:
-    """Catches keys that a round leaves behind: a pair whose passes are fused, by rules that stop early and that do not."""
+    """Catches keys that a step leaves behind: a pair whose passes are fused, by rules that stop early and that do not."""
     target = tiny_model("llama", vocab_size=64, seed=1, num_hidden_layers=1, max_position_embeddings=512)
     draft = tiny_draft(target, noise=0.4)
     with unchecked():
-        own = [GraphRunner(m.to(DEVICE), probe=False) for m in (target, draft)]
+        own = [GraphModel(m.to(DEVICE), probe=False) for m in (target, draft)]
         pair = sd.Pair(target=own[0], draft=own[1], tokenizer=tiny_tokenizer())
         options = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
         rules = (sd.Fixed(k=0), sd.Fixed(k=3), sd.CumulativeConfidence(threshold=0.3))

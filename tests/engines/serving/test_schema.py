@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from served import Served, served
 
 from specdecpp import Pair
-from specdecpp.runners import NativeRunner
+from specdecpp.backends import NativeModel
 from specdecpp.serving.limits import Limits
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
@@ -41,9 +41,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module i
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """A tiny pair under the runner that shares passes, with a chat template, so that both endpoints answer."""
+    """A tiny pair under the backend that shares passes, with a chat template, so that both endpoints answer."""
     model = tiny_model("llama", seed=1, head_dim=16)
-    target, draft = (NativeRunner(of) for of in (model, tiny_draft(model)))
+    target, draft = (NativeModel(of) for of in (model, tiny_draft(model)))
     pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer())
     pair.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     with served(pair, limits=Limits(max_new_tokens=400), name="tiny") as running:

@@ -52,8 +52,8 @@ def answers(model: Any) -> dict[str, Any]:
             **inputs, max_new_tokens=32, eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, **options
         )
         metrics = getattr(output, "metrics", None)
-        rounds = metrics and [metrics.num_spec_steps, metrics.num_draft_tokens, metrics.num_accepted_draft_tokens]
-        return {"tokens": output.sequences[0].tolist(), "rounds": rounds}
+        steps = metrics and [metrics.num_spec_steps, metrics.num_draft_tokens, metrics.num_accepted_draft_tokens]
+        return {"tokens": output.sequences[0].tolist(), "rounds": steps}
 
     torch.manual_seed(RANK)  # generators that have gone apart: the first one's draw counts
     found = {

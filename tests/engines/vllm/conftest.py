@@ -66,7 +66,7 @@ def engine(spec: dict[str, Any] | None = None, ours: dict[str, Any] | None = Non
 
 
 def drafting(**changes: Any) -> dict[str, Any]:
-    """A speculative config: the reference draft, eight candidates at most, the true ratio test."""
+    """A speculative config: the reference draft, eight draft tokens at most, the true ratio test."""
     return {
         "method": "draft_model",
         "model": DRAFT,

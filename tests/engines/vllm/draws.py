@@ -1,8 +1,8 @@
-"""A program: sampled rounds of our speculator with vLLM's own sampler and rejection sampler, whose kernels are interpreted.
+"""A program: sampled steps of our speculator with vLLM's own sampler and rejection sampler, whose kernels are interpreted.
 
 CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python draws.py POLICY NUM
 
-Prints, for every pair of first two tokens, how often it came out and how likely the target has it; and the lengths of rounds.
+Prints, for every pair of first two tokens, how often it came out and how likely the target has it; and the lengths of steps.
 """
 
 import json
@@ -85,8 +85,8 @@ def main(policy: str, num: int) -> None:
         while len(request.tokens) < len(prompt) + 3:
             world.step(MOST)
         seen[tuple(request.tokens[len(prompt) + 1 :][:2])] += 1
-        lengths[request.rounds[0][0]] += 1
-        accepted[request.rounds[0][1]] += 1
+        lengths[request.steps[0][0]] += 1
+        accepted[request.steps[0][1]] += 1
         world.remove("a")
     first = [*prompt, int(target(prompt).argmax())]
     p = (target(first) / TEMPERATURE).softmax(-1)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import DRAFT, TARGET, drafting, engine, json_in
 
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm import configuring, register
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -64,7 +64,7 @@ def argmaxes(network: Table, context: list[int], num: int) -> list[int]:
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_draft_tokens_are_those_of_the_draft_whatever_happened_before(graphs: bool, draft: Table, target: Table) -> None:
-    """Catches a draft that reads too little, or too much, after rounds of other lengths, none, prompts in parts, and a slot's
+    """Catches a draft that reads too little, or too much, after steps of other lengths, none, prompts in parts, and a slot's
     next request: every draft token is the draft's own behind the true context (the cache notices anything else). As by graphs
     it also catches a pass that reads what is not in a buffer, and rows of padding that write."""
     found = world(draft, target, graphs=graphs)
@@ -96,7 +96,7 @@ def test_a_round_of_no_length_costs_nothing(draft: Table, target: Table) -> None
         found.step(0)
     assert not found.draft.passes
     found.step(2)
-    assert found.draft.passes == [[6], [2], [1]]  # the first six of its eight tokens, then a round
+    assert found.draft.passes == [[6], [2], [1]]  # the first six of its eight tokens, then a step
 
 
 def test_what_was_missed_is_read_in_passes_that_fit(draft: Table, target: Table) -> None:
@@ -134,7 +134,7 @@ def test_every_round_is_the_librarys_own(policy: str) -> None:
     """Catches a score, a threshold or a product that is not the rule's: a step late, of another request, at another scale."""
     from specdecpp.decoder import Decoder
     from specdecpp.loading.pair import load_pair
-    from specdecpp.request import parse_policy
+    from specdecpp.policy_spec import parse_policy
 
     ours = {"policy": policy} | ({} if policy.startswith("fixed") else {"ends": "now"})
     found = world(Whole(DRAFT), Whole(TARGET), ours, most=6, max_model_len=128, max_num_tokens=128)
@@ -148,9 +148,9 @@ def test_every_round_is_the_librarys_own(policy: str) -> None:
             found.step(3 if policy.startswith("fixed") else 6)
         request = found.requests[name]
         own = decoder.generate([*prompt, request.tokens[len(prompt)]], max_tokens=80, temperature=0.0, ignore_eos=True)
-        assert request.rounds == [(r.num_drafted, r.num_accepted) for r in own.rounds[: len(request.rounds)]]
+        assert request.steps == [(r.num_drafted, r.num_accepted) for r in own.steps[: len(request.steps)]]
         assert request.tokens[len(prompt) + 1 :] == list(own.tokens)[: len(request.tokens) - len(prompt) - 1]
-        assert policy.startswith("fixed") or len({num for num, _ in request.rounds}) >= 3
+        assert policy.startswith("fixed") or len({num for num, _ in request.steps}) >= 3
         found.remove(name)
 
 
@@ -158,7 +158,7 @@ PROMPTS = [[a, b, (a * b + 1) % 7] for a in range(3) for b in range(4)]
 
 
 def first_lengths(ends: str, draft: Table, target: Table) -> list[int]:
-    """Draft tokens of each prompt's first round, alone."""
+    """Draft tokens of each prompt's first step, alone."""
     found, lengths = world(draft, target, {"policy": "cumulative:0.3", "ends": ends}), []
     for prompt in PROMPTS:
         found.add("a", prompt)
@@ -192,7 +192,7 @@ def test_a_flag_that_is_read_late_ends_a_round_one_token_later(ends: str, draft:
 def test_the_second_runner_has_what_ours_builds_on(
     release: str, python: Callable[..., str], request: pytest.FixtureRequest
 ) -> None:
-    """Catches a release on the list of known ones whose runner, scheduler or rejection sampler has changed under us."""
+    """Catches a release on the list of known ones whose backend, scheduler or rejection sampler has changed under us."""
     path = "" if release == "installed" else str(request.getfixturevalue("newest"))
     assert json_in(python("names.py", PYTHONPATH=os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))) == []
 
@@ -205,7 +205,7 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
     sizes = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
     for spec, fits in ((FullAttentionSpec(**sizes), True), (SlidingWindowSpec(**sizes, sliding_window=32), False)):
         found.attn_groups = [[SimpleNamespace(kv_cache_spec=spec)]]
-        with nullcontext() if fits else pytest.raises(RunnerError, match="SlidingWindowSpec"):
+        with nullcontext() if fits else pytest.raises(BackendError, match="SlidingWindowSpec"):
             found.check_attention()
 
 
@@ -253,7 +253,7 @@ def test_engines_get_what_they_are_configured_for(monkeypatch: pytest.MonkeyPatc
     assert not configuring.attach(SimpleNamespace(additional_config={}))
     assert model_runner.init_speculator is init_speculator
     monkeypatch.setattr(model_runner, "init_speculator", test_engines_get_what_they_are_configured_for)
-    with pytest.raises(RunnerError, match=r"another plugin has replaced .*init_speculator by test_vllm"):
+    with pytest.raises(BackendError, match=r"another plugin has replaced .*init_speculator by test_vllm"):
         configuring.attach(fitting())
 
 

@@ -125,7 +125,7 @@ class Request:
     num_computed: int = 0
     draft: list[int] = field(default_factory=list)
     num_slots: int = 0
-    rounds: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
 
 class World:
@@ -215,7 +215,7 @@ class World:
             slots = [] if is_prefilling else r.draft[: r.num_slots]
             new = self.verify(r, slots)
             if slots:
-                r.rounds.append((sum(t >= 0 for t in slots), len(new) - 1))
+                r.steps.append((sum(t >= 0 for t in slots), len(new) - 1))
             r.tokens += new
             r.num_computed = len(r.tokens) - 1
             sampled.append(len(new))

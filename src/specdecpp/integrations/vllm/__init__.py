@@ -7,8 +7,8 @@ configured for it:
                       --additional-config '{"specdecpp": {}}'
 
     settings     what may be said there                 configuring  what can be followed, and the way into the engine
-    lengths      the length of a batch's rounds         scheduler    vLLM's, which asks for it
-    speculator   the passes of the draft, as graphs     stopping     a threshold that may end a round
+    lengths      the length of a batch's steps         scheduler    vLLM's, which asks for it
+    speculator   the passes of the draft, as graphs     stopping     a threshold that may end a step
 
 docs/transformers-and-vllm.md tells how to use it.
 """

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm.lengths import choices_up_to, schedule_of
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.settings import KEY, Settings
@@ -20,7 +20,7 @@ from specdecpp.policies import CostAware
 
 TESTED = ("0.32.0", "0.33.0")
 """Versions of vLLM that the tests know."""
-RUNNER, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
+BACKEND, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
 """Where vLLM looks up what drafts."""
 HOME = "vllm.v1.worker.gpu.spec_decode"
 OURS = "specdecpp.integrations.vllm.speculator"
@@ -28,7 +28,7 @@ SCHEDULER = "specdecpp.integrations.vllm.scheduler.Adaptive{}Scheduler"
 
 
 def configure(vllm_config: Any) -> None:
-    """Before an engine makes its workers and its scheduler: the lengths of rounds are ours to choose.
+    """Before an engine makes its workers and its scheduler: the lengths of steps are ours to choose.
 
     Raises ValueError where the configuration chooses them too, or cannot be followed.
     """
@@ -39,7 +39,7 @@ def configure(vllm_config: Any) -> None:
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
     if spec.num_speculative_tokens_per_batch_size or scheduler.scheduler_cls:
         raise ValueError(
-            f'additional_config["{KEY}"] chooses the lengths of rounds. Remove num_speculative_tokens_per_batch_size and '
+            f'additional_config["{KEY}"] chooses the lengths of steps. Remove num_speculative_tokens_per_batch_size and '
             "scheduler_cls, or the plugin."
         )
     policy = None if settings.policy is None else settings.policy.policy
@@ -55,7 +55,7 @@ def configure(vllm_config: Any) -> None:
 def attach(vllm_config: Any) -> bool:
     """Make an engine draft as it is configured, before its worker makes what drafts; False, and vLLM's own, if it is not.
 
-    Raises ValueError for a configuration that cannot be followed, `RunnerError` for an untested vLLM or a second plugin.
+    Raises ValueError for a configuration that cannot be followed, `BackendError` for an untested vLLM or a second plugin.
     """
     settings = Settings.of(vllm_config)
     if settings is None:
@@ -63,11 +63,11 @@ def attach(vllm_config: Any) -> bool:
         return False
     check(vllm_config, settings)
     check_version()
-    runner, ours = import_module(RUNNER), import_module(OURS).init_speculator
+    runner, ours = import_module(BACKEND), import_module(OURS).init_speculator
     found = getattr(runner, NAME)
     if found is not getattr(import_module(HOME), NAME) and found is not ours:
-        raise RunnerError(
-            f"another plugin has replaced {RUNNER}.{NAME} by {found.__module__}.{found.__qualname__}, and only one can draft. "
+        raise BackendError(
+            f"another plugin has replaced {BACKEND}.{NAME} by {found.__module__}.{found.__qualname__}, and only one can draft. "
             "Name the plugins to load in VLLM_PLUGINS, with one of the two."
         )
     setattr(runner, NAME, ours)
@@ -76,19 +76,19 @@ def attach(vllm_config: Any) -> bool:
 
 
 def _give_back() -> None:
-    runner, ours = sys.modules.get(RUNNER), sys.modules.get(OURS)
+    runner, ours = sys.modules.get(BACKEND), sys.modules.get(OURS)
     if runner is not None and ours is not None and getattr(runner, NAME) is ours.init_speculator:
         setattr(runner, NAME, getattr(import_module(HOME), NAME))
 
 
 def check_version() -> None:
-    """Raise `RunnerError` unless a tested vLLM is installed."""
+    """Raise `BackendError` unless a tested vLLM is installed."""
     try:
         installed = version("vllm").partition("+")[0]
     except PackageNotFoundError:
         installed = "none"
     if installed not in TESTED:
-        raise RunnerError(
+        raise BackendError(
             f"specdecpp was tested with vllm {', '.join(TESTED)}; {installed} is installed, and vLLM's inner interfaces move "
             f'between releases. Install one of these, or remove additional_config["{KEY}"] to go without the plugin.'
         )
@@ -122,7 +122,7 @@ def check(vllm_config: Any, settings: Settings) -> None:
         "use_local_argmax_reduction hides the probabilities that a threshold reads": (
             has_rule and spec.use_local_argmax_reduction
         ),
-        "a threshold may end rounds differently on each tensor-parallel rank; use cost-aware or fixed:K": (
+        "a threshold may end steps differently on each tensor-parallel rank; use cost-aware or fixed:K": (
             has_rule and ranks.tensor_parallel_size > 1
         ),
         "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": ranks.data_parallel_size

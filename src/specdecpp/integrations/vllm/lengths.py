@@ -1,10 +1,10 @@
-"""The length of a batch's rounds, chosen before each round from what earlier ones took and brought.
+"""The length of a batch's steps, chosen before each step from what earlier ones took and brought.
 
-Tokens per second are E[tokens] / E[seconds] of a round. The seconds are those between the outputs of two steps of the engine,
+Tokens per second are E[tokens] / E[seconds] of a step. The seconds are those between the outputs of two steps of the engine,
 by load (requests together, in powers of two): the median by length, and for lengths with draft tokens a line through those.
-With scheduling ahead of the device they hold the drafting of a round and the pass that verifies it, and what the host adds. The
+With scheduling ahead of the device they hold the drafting of a step and the pass that verifies it, and what the host adds. The
 tokens follow from how often draft token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a
-few rounds without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few rounds are
+few steps without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few steps are
 made with draft tokens as often as what they may lose stays below a hundredth of the time.
 """
 
@@ -18,15 +18,15 @@ from specdecpp.policies.cost_aware import TRIAL, CostAware
 PRIOR, WEIGHT = CostAware.prior, 8.0
 """Acceptance before there is anything to go by, and the tests that it counts for."""
 FADING = 1 / 256
-"""Share of its weight that the acceptance of earlier tokens loses with each round of a request."""
+"""Share of its weight that the acceptance of earlier tokens loses with each step of a request."""
 SETTLE, TIMED_FOR = 2, 4
-"""Rounds of a length that are not timed after a change, and those that are, where it is timed for its own sake."""
+"""Steps of a length that are not timed after a change, and those that are, where it is timed for its own sake."""
 AGAIN, MOST_AGAIN = 256, 4096
-"""Rounds with draft tokens after which one without is timed again; twice as many each time."""
+"""Steps with draft tokens after which one without is timed again; twice as many each time."""
 
 
 KEPT = 32
-"""Rounds of a length whose median is its time: a machine that was elsewhere for one of them does not count."""
+"""Steps of a length whose median is its time: a machine that was elsewhere for one of them does not count."""
 MARGIN = 1.01
 """Least speed-up over no draft tokens of a length that is taken: measurements are no more exact than that."""
 
@@ -48,7 +48,7 @@ class Median:
 
 @dataclass
 class Load:
-    """Seconds of rounds at one number of requests together, by length; through those with draft tokens goes a line."""
+    """Seconds of steps at one number of requests together, by length; through those with draft tokens goes a line."""
 
     times: dict[int, Median] = field(default_factory=dict)
     plan: deque[int] = field(default_factory=deque)
@@ -61,11 +61,11 @@ class Load:
 
     @property
     def drafts(self) -> bool:
-        """True once rounds with draft tokens were timed."""
+        """True once steps with draft tokens were timed."""
         return any(self.times)
 
     def seconds(self, length: int) -> float:
-        """Never falling in the length of rounds with draft tokens."""
+        """Never falling in the length of steps with draft tokens."""
         if not length and 0 in self.times:
             return self.times[0].seconds
         points = [(k, time.seconds, len(time)) for k, time in self.times.items() if k]
@@ -90,7 +90,7 @@ class Acceptance:
             self._accepted[j] += j < num_accepted
 
     def num_tokens(self, length: int) -> float:
-        """Tokens that a round of that length makes in the mean."""
+        """Tokens that a step of that length makes in the mean."""
         mean = (sum(self._accepted) + PRIOR * WEIGHT) / (sum(self._tested) + WEIGHT)
         tokens, survival = 1.0, 1.0
         for tested, accepted in zip(self._tested[:length], self._accepted, strict=False):
@@ -109,14 +109,14 @@ class Lengths:
         self._last: tuple[float, int, int, int] | None = None
 
     def __getitem__(self, num_reqs: int) -> int:
-        """The length of the round that is being scheduled."""
+        """The length of the step that is being scheduled."""
         load = self._load(num_reqs)
         if not load.plan and not load.times:
             for k in dict.fromkeys((self._choices[0], self._choices[len(self._choices) // 2], self._choices[-1])):
                 load.plan.extend([k] * (SETTLE + TIMED_FOR))
         if load.plan:
             return load.plan.popleft()
-        if not load.drafts:  # the rounds of the plan are on their way
+        if not load.drafts:  # the steps of the plan are on their way
             return self._choices[len(self._choices) // 2]
         best = max(self._choices, key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k) * (1 if k else MARGIN))
         return self._tried(load) if not best else self._timed(load, best)
@@ -134,7 +134,7 @@ class Lengths:
         return k
 
     def _timed(self, load: Load, best: int) -> int:
-        """The best length, or the beginning of a few rounds without draft tokens, whose time has grown old."""
+        """The best length, or the beginning of a few steps without draft tokens, whose time has grown old."""
         load.num_on, load.num_off = load.num_on + 1, 0
         if load.num_on < load.again or 0 not in self._choices:
             return best
@@ -142,9 +142,9 @@ class Lengths:
         load.plan.extend([0] * (SETTLE + 1))
         return 0
 
-    def observe(self, now: float, num_reqs: int, length: int | None, rounds: Sequence[tuple[int, int]]) -> None:
+    def observe(self, now: float, num_reqs: int, length: int | None, steps: Sequence[tuple[int, int]]) -> None:
         """One step's output: the length it verified, None where requests differ or read prompts; (drafted, accepted)s."""
-        for num_drafted, num_accepted in rounds:
+        for num_drafted, num_accepted in steps:
             self.acceptance.add(num_drafted, num_accepted)
         last, streak = self._last, 0
         if last is not None and length is not None and last[1:3] == (num_reqs, length):

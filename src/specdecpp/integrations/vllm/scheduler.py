@@ -21,15 +21,15 @@ class _Adaptive:
         now = perf_counter()
         slots = scheduler_output.scheduled_spec_decode_tokens
         num_scheduled = scheduler_output.num_scheduled_tokens
-        rounds, widths = [], set()
+        steps, widths = [], set()
         for i, request in enumerate(model_runner_output.req_ids):
             num_slots, sampled = len(slots.get(request, ())), model_runner_output.sampled_token_ids
             widths.add(num_slots if num_scheduled[request] == 1 + num_slots else None)
             if num_slots and sampled and len(sampled[i]):
-                rounds.append((num_slots, len(sampled[i]) - 1))
+                steps.append((num_slots, len(sampled[i]) - 1))
         found = super().update_from_output(scheduler_output, model_runner_output)  # pyright: ignore[reportAttributeAccessIssue]
         if num_scheduled:
-            self.lengths.observe(now, len(num_scheduled), widths.pop() if len(widths) == 1 else None, rounds)
+            self.lengths.observe(now, len(num_scheduled), widths.pop() if len(widths) == 1 else None, steps)
         return found
 
 

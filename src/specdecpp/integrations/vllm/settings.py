@@ -2,7 +2,7 @@
 
 policy   a rule as text, such as "fixed:3" or "cumulative:0.3" (`request.parse_policy`); without it the length that makes the
          most tokens per second, by what is measured while requests are served
-ends     how rounds end: "before" at the length that was chosen before them, the default of rules without a threshold; else a
+ends     how steps end: "before" at the length that was chosen before them, the default of rules without a threshold; else a
          threshold may end them: "late" and "poll" learn of it a draft step late (`stopping`), "now" waits for every step
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdecpp.request import PolicySpec, parse_policy
+from specdecpp.policy_spec import PolicySpec, parse_policy
 
 KEY = "specdecpp"
 ENDS = ("before", "now", "late", "poll")

@@ -1,8 +1,8 @@
 """The standalone draft in vLLM's second model runner, with CUDA graphs: `StandaloneARSpeculator` as its eagle speculators run.
 
-A round is one pass over the last two tokens of every request and one pass a further draft token. They are recorded by vLLM's
+A step is one pass over the last two tokens of every request and one pass a further draft token. They are recorded by vLLM's
 own graph manager for every batch size: the first pass as one graph, the others as one for each length that the scheduler
-chooses from, so that the host launches two graphs a round:
+chooses from, so that the host launches two graphs a step:
 
     catch up (eager, only where tokens are unread) -> first (graph, two tokens a request) -> rest (graph, one pass a token)
 
@@ -10,11 +10,11 @@ Two tokens are enough: the draft has read what it drafted, so after a verificati
 all were accepted, the last draft token. The pass does not depend on how many tokens were verified, as vLLM's own does, and a
 second token costs a small draft nothing.
 
-A round of length 0 does nothing: no pass, no copy, no wait. What the draft then lacks, prompts included, it reads before it
+A step of length 0 does nothing: no pass, no copy, no wait. What the draft then lacks, prompts included, it reads before it
 drafts again; the host counts those tokens from above, and places before the first token are padding.
 
-The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the round and the same for the batch. With `ends`
-a round may be shorter: after each draft token the device multiplies its probability of acceptance onto the request's survival,
+The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. With `ends`
+a step may be shorter: after each draft token the device multiplies its probability of acceptance onto the request's survival,
 and where no survival reaches its threshold the further passes, each launched by itself then, are left out. The host reads that
 flag from pinned memory one step late, "late" by waiting for it and "poll" only if it is there. Draft tokens that were drawn are
 all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts and takes as the end (the next
@@ -39,13 +39,13 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
-from specdecpp.errors import RunnerError
+from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm.log import logger
 from specdecpp.integrations.vllm.settings import Settings
 from specdecpp.integrations.vllm.stopping import StopRule, stop_rule
 
 FIRST = 2
-"""Tokens of each request that the first pass of a round reads."""
+"""Tokens of each request that the first pass of a step reads."""
 ALL = 1 << 30
 """Unread tokens of a request that has just come: as many as it has."""
 PAD = -1
@@ -81,10 +81,10 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         self.check_attention()
 
     def check_attention(self) -> None:
-        """Raise `RunnerError` unless all of a text stays in the draft's cache: what was missed is read and written late."""
+        """Raise `BackendError` unless all of a text stays in the draft's cache: what was missed is read and written late."""
         kinds = {type(group.kv_cache_spec) for groups in self.attn_groups for group in groups}
         if unfit := sorted(kind.__name__ for kind in kinds if not issubclass(kind, FullAttentionSpec)):
-            raise RunnerError(f"specdecpp drafts with full attention only, and this draft's cache is {', '.join(unfit)}.")
+            raise BackendError(f"specdecpp drafts with full attention only, and this draft's cache is {', '.join(unfit)}.")
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Graphs for decoding batches, if the target has them and the attention's metadata can be renewed inside of them."""
@@ -112,7 +112,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
 
     @property
     def _has_lengths(self) -> bool:
-        """True where each length has a graph; a round that a threshold may end has one for a single pass."""
+        """True where each length has a graph; a step that a threshold may end has one for a single pass."""
         return self._rule is None and self.speculative_config.uses_dynamic_speculative_decoding()
 
     @torch.inference_mode()
@@ -136,7 +136,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> Tensor:
-        """Draft tokens of a batch, [requests, most of a round]; -1 where there is none."""
+        """Draft tokens of a batch, [requests, most of a step]; -1 where there is none."""
         if dummy_run and skip_attn_for_dummy_run:  # memory is measured, and there is no cache yet
             return super().propose(
                 input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, num_sampled, num_rejected,
@@ -172,7 +172,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         """Tokens of each request before the last two that the draft has not read, or more; and what to count on from. None
         where all decode and nothing is missing.
 
-        `_unread` is 0 after a round with draft tokens: then nothing is missing but what the first pass reads anyway.
+        `_unread` is 0 after a step with draft tokens: then nothing is missing but what the first pass reads anyway.
         """
         slots, num = batch.idx_mapping_np[: batch.num_reqs], batch.num_reqs
         if drafts and not batch.is_prefilling_np[:num].any() and not self._unread[slots].any():
@@ -217,7 +217,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
                 group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id])
 
     def _launch(self, graphs: Any, run: Any, width: int, num: int, *, eager: bool, length: int = 1) -> None:
-        """Passes of `width` tokens a request, by a graph where there is one; the rest of a round of that length is one."""
+        """Passes of `width` tokens a request, by a graph where there is one; the rest of a step of that length is one."""
         torch.clamp(self._starts[width], max=width * num, out=self.input_buffers.query_start_loc)
         if not eager and graphs is not None:
             chosen = graphs.dispatch(num, width * num, width, 0)

@@ -65,9 +65,9 @@ class StopRule:
 
 
 def stop_rule(settings: Settings, max_tokens: int) -> Rule | None:
-    """The thresholds that may end a round, the same in every one; None where its length is chosen before it.
+    """The thresholds that may end a step, the same in every one; None where its length is chosen before it.
 
-    Raises ValueError where the policy says something else of each round, or needs what is not at hand here.
+    Raises ValueError where the policy says something else of each step, or needs what is not at hand here.
     """
     spec = settings.policy
     if spec is None or isinstance(spec.policy, CostAware | Fixed):
@@ -83,5 +83,5 @@ def stop_rule(settings: Settings, max_tokens: int) -> Rule | None:
             "on the draft's probabilities that keep every draft token, such as cumulative:0.2."
         )
     if settings.ends == "before":
-        raise ValueError(f'{spec.policy} ends rounds by what is drafted, so "ends" cannot be "before".')
+        raise ValueError(f'{spec.policy} ends steps by what is drafted, so "ends" cannot be "before".')
     return rule

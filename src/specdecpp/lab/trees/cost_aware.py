@@ -8,9 +8,9 @@ given that its elder siblings were not. By the same argument as for chains, at t
     child  j of an open node if     S_v prod (1 - m_i) m_j  >  rho * (one more row), and the price of a place
 
 m_j is expected before the draw, from what is left of q. A row costs what it adds along the convex curve below that of the
-passes. Where those take steps, a row that adds less than that brings the next step nearer, which not every round reaches: it
+passes. Where those take steps, a row that adds less than that brings the next step nearer, which not every step reaches: it
 costs `REACHED` of the difference. Behind the rows that were counted with when a depth was opened, a step is paid in full. Where
-rows cost nothing only the number of places is limited, and what one is worth is learned: it rises after rounds that have used
+rows cost nothing only the number of places is limited, and what one is worth is learned: it rises after steps that have used
 all.
 With one child a node both are the chain's rule, and decide the same; so it is where further children are far from paying.
 """
@@ -39,10 +39,10 @@ PRIORS = (0.3, 0.2, 0.15)
 """Acceptance of such children before there is anything to go by, and the weight of that in tested children below."""
 WEIGHT = 16
 RISES, FALLS = 1.2, 0.99
-"""What the price of a place is multiplied by after a round that has used all of them, and after one that has not."""
+"""What the price of a place is multiplied by after a step that has used all of them, and after one that has not."""
 LEAST_PRICE = 1e-3
 REACHED = 0.4
-"""Of the rounds, those that get to the next step of the passes: between .3 and .6 no better one was found."""
+"""Of the steps, those that get to the next step of the passes: between .3 and .6 no better one was found."""
 
 HOPE = 1.5
 """By how many times a second child may be worth more, where q is broad, than one is in the mean."""
@@ -94,7 +94,7 @@ class TreeAccount:
 class CostAwareTree(TreePolicy):
     """Grow the tree while its nodes are worth the time they add. Nothing to tune; at most `max_children` a node.
 
-    `prior`, `prior_rounds` and `regret` are those of `CostAware`.
+    `prior`, `prior_steps` and `regret` are those of `CostAware`.
 
     >>> Decoder(pair, policy=CostAwareTree())                                           # doctest: +SKIP
     """
@@ -102,7 +102,7 @@ class CostAwareTree(TreePolicy):
     max_tokens: int = 20
     max_children: int = 8
     prior: float = 0.7
-    prior_rounds: int = 8
+    prior_steps: int = 8
     regret: float = 0.01
     _chain: CostAware = field(init=False, repr=False, compare=False)
 
@@ -112,7 +112,7 @@ class CostAwareTree(TreePolicy):
         if self.max_children < 1:
             raise ValueError(f"CostAwareTree needs max_children of at least 1, got {self.max_children}")
         most = max(self.max_tokens, self.max_nodes) if self.max_children > 1 else self.max_tokens
-        chain = CostAware(prior=self.prior, prior_rounds=self.prior_rounds, regret=self.regret, max_tokens=most)
+        chain = CostAware(prior=self.prior, prior_steps=self.prior_steps, regret=self.regret, max_tokens=most)
         object.__setattr__(self, "_chain", chain)
 
     @property
@@ -133,7 +133,7 @@ class CostAwareTree(TreePolicy):
         return self._chain.carry(past, memory.chain)
 
     def learn(self, memory: TreeAccount, outcome: Any) -> TreeAccount:
-        chain = memory.chain.with_round(outcome)
+        chain = memory.chain.with_step(outcome)
         if not outcome.num_drafted:
             return replace(memory, chain=chain)
         is_full = len(outcome.extra.tokens) >= self.max_nodes
@@ -250,7 +250,7 @@ def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> f
 
 @lru_cache(maxsize=64)
 def _rows(costs: "Costs", max_nodes: int) -> tuple[tuple[float, float], ...]:
-    """After 0, 1, ... candidates: seconds that one more adds to the pass, and to the greatest convex curve below the
+    """After 0, 1, ... draft tokens: seconds that one more adds to the pass, and to the greatest convex curve below the
     passes."""
     seconds = [costs.pass_s(num + 1) for num in range(max_nodes + 2)]
     even: list[float] = []

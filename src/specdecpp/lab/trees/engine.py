@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecpp.backends import Cache
 from specdecpp.costs import Costs
 from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import verified
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop
-from specdecpp.runners import Cache
 from specdecpp.sampling import Sampling, penalised, probabilities
 from specdecpp.scheduler import Reading
 from specdecpp.step import Plan, Request, Result, Rows

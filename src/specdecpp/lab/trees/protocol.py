@@ -22,7 +22,7 @@ Children = Literal["drawn", "likeliest"]
 
 @dataclass(frozen=True, kw_only=True)
 class TreePolicy(Policy):
-    """Base of every tree rule: at most `max_nodes` candidates, none deeper than `max_tokens`.
+    """Base of every tree rule: at most `max_nodes` draft tokens, none deeper than `max_tokens`.
 
     `children` says what they are: "drawn" from q without replacement, or the "likeliest" tokens, as always at temperature 0.
 
@@ -85,7 +85,7 @@ class TreePolicy(Policy):
 
     def open(self, tree: Tree, memory: Any) -> Sequence[int]:
         """The nodes of `tree.frontier` that the draft reads next, in the order in which they are to get children; none to end
-        the round's drafting. Asked before each pass of the draft, first with the root alone."""
+        the step's drafting. Asked before each pass of the draft, first with the root alone."""
         return tree.frontier
 
     def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:

@@ -1,6 +1,6 @@
 """From label records to what `replay` replays: the target's distributions along an answer, and the draft to ask anywhere.
 
-records + the terms and the sampling they were collected on + the pair -> RecordedLaws -> replay_trees
+records + the terms and the sampling they were collected on + the pair -> RecordedDistributions -> replay_trees
 """
 
 from collections import OrderedDict
@@ -10,8 +10,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.backends import Draws
 from specdecpp.loading.pair import Pair
-from specdecpp.runners import Draws
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.labels import Record
 from specdecpp.training.traces import Terms
@@ -20,8 +20,8 @@ _ROWS = 256
 """Distributions off an answer that are kept; the oldest make room."""
 
 
-class RecordedLaws:
-    """`replay.Laws` of a record. Distributions are read when they are first asked for. V vocabulary.
+class RecordedDistributions:
+    """`replay.Distributions` of a record. Distributions are read when they are first asked for. V vocabulary.
 
     `draw` is the draft's way to draw a token, where it has one.
     """
@@ -53,7 +53,7 @@ class RecordedLaws:
         if key in self._off:
             self._off.move_to_end(key)
             return self._off[key]
-        row = self._off[key] = self._law(self._read([*self._prompt, *self.tokens[:i], *branch]))
+        row = self._off[key] = self._distribution(self._read([*self._prompt, *self.tokens[:i], *branch]))
         if len(self._off) > _ROWS:
             self._off.popitem(last=False)
         return row
@@ -61,12 +61,12 @@ class RecordedLaws:
     def _of(self, role: str) -> Float[Tensor, "N V"]:
         """Along the answer, by one model."""
         if role not in self._along:
-            runner = getattr(self._pair, role).new_cache()
-            logits, _ = runner.extend([*self._prompt, *self.tokens[:-1]], rows=len(self.tokens))
-            self._along[role] = self._law(logits)
+            backend = getattr(self._pair, role).new_cache()
+            logits, _ = backend.extend([*self._prompt, *self.tokens[:-1]], rows=len(self.tokens))
+            self._along[role] = self._distribution(logits)
         return self._along[role]
 
-    def _law(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
+    def _distribution(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
         """Under greedy sampling what a rule sees of it, at temperature 1."""
         return logits.softmax(-1) if self.is_greedy else probabilities(logits, self._sampling)
 
@@ -84,9 +84,9 @@ class RecordedLaws:
         return logits[0]
 
 
-def recorded(records: Iterable[Record], pair: Pair, terms: Terms, sampling: Sampling) -> list[RecordedLaws]:
-    """The laws of every record. Raises ValueError under a repetition penalty.
+def recorded(records: Iterable[Record], pair: Pair, terms: Terms, sampling: Sampling) -> list[RecordedDistributions]:
+    """The distributions of every record. Raises ValueError under a repetition penalty.
 
     >>> answers = recorded(shards.read(folder, split="test"), pair, Terms.of(about), sampling)     # doctest: +SKIP
     """
-    return [RecordedLaws(record, pair, terms, sampling) for record in records]
+    return [RecordedDistributions(record, pair, terms, sampling) for record in records]

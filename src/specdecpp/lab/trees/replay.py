@@ -1,6 +1,6 @@
 """Exact replay of trees: what any tree rule would have done on recorded answers, at any costs.
 
-    answer X + the laws p along it + the draft + coins + rule -> Rounds -> TreesReplayed
+    answer X + the distributions p along it + the draft + coins + rule -> Steps -> TreesReplayed
 
 The coupling of `replay.replay`, child by child. At a position of the answer the text that comes out is X ~ p whatever is
 drafted, and verification of siblings (`lab.trees.verification`) is read backwards. As long as no child has been accepted, X
@@ -13,9 +13,9 @@ since P(x_j = X = y, accepted) = min(p_j, q_j)(y), and given a rejection x_j and
 latter a draw from p_(j+1). Children behind an accepted one, and all below a rejected one, are plain draws: they cost, and the
 rule sees them. Likeliest children draw nothing: the one that equals X is accepted, as under comparison and at temperature 0.
 
-So an answer needs its p, position by position, and the draft itself, which is run where the rule goes (`Laws`): what hangs
-below rejected children would be exponentially much to record. The rule meets the tree that the host grows, by the very same
-function (`engine.grow`). tests/test_tree_replay.py enumerates the joint law of text and trees.
+So an answer needs its p, position by position, and the draft itself, which is run where the rule goes (`Distributions`): what
+hangs below rejected children would be exponentially much to record. The rule meets the tree that the host grows, by the very
+same function (`engine.grow`). tests/test_tree_replay.py enumerates the joint distribution of text and trees.
 
 Shapes: V vocabulary; A answers.
 """
@@ -35,13 +35,13 @@ from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.policies import Costs
 from specdecpp.policies.protocol import decide
-from specdecpp.replay.replayed import Rates, ReplayedRound
+from specdecpp.replay.replayed import Rates, ReplayedStep
 from specdecpp.sampling import Randomness, streams
 from specdecpp.verify import overlap, residual
 
 
 @runtime_checkable
-class Laws(Protocol):
+class Distributions(Protocol):
     """One answer: its tokens, the target's distribution before each of them, and the draft's anywhere."""
 
     @property
@@ -52,7 +52,7 @@ class Laws(Protocol):
     def ends(self) -> Collection[int]: ...
     @property
     def num_places(self) -> int:
-        """Candidates may stand at so many of its first positions, as in `Trace`."""
+        """Draft tokens may stand at so many of its first positions, as in `Trace`."""
         ...
 
     @property
@@ -69,20 +69,30 @@ class Laws(Protocol):
 class TreePlayer:
     """A rule that is ready to be replayed on one answer. `compares`: verified by comparison, not by q."""
 
-    def __init__(self, laws: Laws, policy: TreePolicy, costs: Costs, *, compares: bool = False):
-        self.laws, self.policy, self.costs = laws, policy, costs
-        self._is_drawn = policy.children == "drawn" and not laws.is_greedy
+    def __init__(self, distributions: Distributions, policy: TreePolicy, costs: Costs, *, compares: bool = False):
+        self.distributions, self.policy, self.costs = distributions, policy, costs
+        self._is_drawn = policy.children == "drawn" and not distributions.is_greedy
         self._is_coupled = self._is_drawn and not compares
 
-    def rounds(self, randomness: Randomness) -> Iterator[ReplayedRound]:
-        """Round by round."""
-        memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=self.laws.is_greedy)
-        at, num = 0, len(self.laws.tokens)
+    def steps(self, randomness: Randomness) -> Iterator[ReplayedStep]:
+        """Step by step."""
+        memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=self.distributions.is_greedy)
+        at, num = 0, len(self.distributions.tokens)
         while at < num:
-            decision = decide(self.policy, memory, self.costs, max(0, self.laws.num_places - at))
-            game = _Game(self.laws, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled)
+            decision = decide(self.policy, memory, self.costs, max(0, self.distributions.num_places - at))
+            game = _Game(
+                self.distributions, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled
+            )
             tree = game.tree
-            grow(tree, self.policy, decision, read=game.read, draw=game.draw, ends=self.laws.ends, is_drawn=self._is_drawn)
+            grow(
+                tree,
+                self.policy,
+                decision,
+                read=game.read,
+                draw=game.draw,
+                ends=self.distributions.ends,
+                is_drawn=self._is_drawn,
+            )
             if self.policy.removes and (removed := self.policy.removed(tree, memory)):
                 tree.remove(removed)
             path = game.path()
@@ -93,7 +103,7 @@ class TreePlayer:
             seconds = tree_s(self.costs, grown.widths, grown.num_verified)
             took = seconds, seconds - verify_s, verify_s
             overlaps = [game.overlaps[node] for node in tried] if self._is_coupled else ()
-            outcome = ReplayedRound(
+            outcome = ReplayedStep(
                 emitted, grown.num_verified, len(path), *took, extra=grown, costs=self.costs, overlaps=overlaps
             )
             yield outcome
@@ -102,30 +112,32 @@ class TreePlayer:
 
 
 class _Game:
-    """The tree of one round that begins after `at` tokens of an answer, and which of its nodes are the answer's."""
+    """The tree of one step that begins after `at` tokens of an answer, and which of its nodes are the answer's."""
 
-    def __init__(self, laws: Laws, at: int, randomness: Randomness, *, costs: Costs, is_drawn: bool, is_coupled: bool):
+    def __init__(
+        self, distributions: Distributions, at: int, randomness: Randomness, *, costs: Costs, is_drawn: bool, is_coupled: bool
+    ):
         self.tree = Tree(costs=costs)
-        self._laws, self._at, self._randomness = laws, at, randomness
+        self._distributions, self._at, self._randomness = distributions, at, randomness
         self._is_drawn, self._is_coupled = is_drawn, is_coupled
         self._place = {ROOT: at}  # of nodes that are the answer's: the position after them
         self._left: dict[int, Tensor] = {}  # p_j at those of them whose child that is X has not been drawn
         self.overlaps: dict[int, float] = {}  # of their children: how likely a draw in such a place is accepted
 
     def read(self, nodes: Sequence[int]) -> list[Tensor]:
-        return [self._laws.q(*self._context(node)) for node in nodes]
+        return [self._distributions.q(*self._context(node)) for node in nodes]
 
     def _context(self, node: int) -> tuple[int, tuple[int, ...]]:
         """The position where a node's branch leaves the answer, and the tokens from there."""
         branch = self.tree.branch_of(node)
-        num = common_length(branch, self._laws.tokens[self._at :])
+        num = common_length(branch, self._distributions.tokens[self._at :])
         return self._at + num, tuple(branch[num:])
 
     def draw(self, node: int) -> int | None:
         tree, place = self.tree, self._place.get(node)
-        if place is None or place >= len(self._laws.tokens):
+        if place is None or place >= len(self._distributions.tokens):
             return tree.draw(node, self._randomness if self._is_drawn else None)
-        own = self._laws.tokens[place]
+        own = self._distributions.tokens[place]
         has_own = any(tree.tokens[child] == own for child in tree.children(node))
         if has_own or not self._is_coupled:
             token = tree.draw(node, self._randomness if self._is_drawn else None)
@@ -139,16 +151,16 @@ class _Game:
         """The next child at a node of the answer, given that the children so far were rejected."""
         if not bool(self.tree.open[node].left.any()):
             return None
-        law = self.tree.law_of_next(node)
+        distribution = self.tree.distribution_of_next(node)
         p = self._left.get(node)
         if p is None:
-            p = self._laws.p(place)
-        self.overlaps[self.tree.num_nodes] = float(overlap(p, law))
-        chance = min(1.0, float(law[own] / p[own]))
+            p = self._distributions.p(place)
+        self.overlaps[self.tree.num_nodes] = float(overlap(p, distribution))
+        chance = min(1.0, float(distribution[own] / p[own]))
         if bool(self._randomness.bernoulli(torch.tensor([chance], dtype=torch.float64))[0]):
             return own
-        self._left[node] = residual(p, law)
-        rejected = (law - p).clamp(min=0)
+        self._left[node] = residual(p, distribution)
+        rejected = (distribution - p).clamp(min=0)
         rejected[own] = 0.0  # where rounding has left a chance of rejecting what cannot be
         return self._randomness.categorical(rejected) if bool(rejected.any()) else own
 
@@ -169,12 +181,12 @@ class _Game:
 
 
 Shape = tuple[tuple[int, ...], int]
-"""What a round costs by: rows of each pass of the draft, nodes verified."""
+"""What a step costs by: rows of each pass of the draft, nodes verified."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TreesReplayed(Rates):
-    """Trees replayed: rounds by shape, of which seconds are made."""
+    """Trees replayed: steps by shape, of which seconds are made."""
 
     shapes: tuple[Mapping[Shape, int], ...]
 
@@ -201,10 +213,16 @@ class TreesReplayed(Rates):
 
 
 def replay_trees(
-    answers: Sequence[Laws], policy: TreePolicy, costs: Costs, *, seed: int = 0, repeats: int = 1, compares: bool = False
+    answers: Sequence[Distributions],
+    policy: TreePolicy,
+    costs: Costs,
+    *,
+    seed: int = 0,
+    repeats: int = 1,
+    compares: bool = False,
 ) -> TreesReplayed:
-    """Decode every answer `repeats` times with a tree rule, exactly in law: under token verification, or with `compares` under
-    comparison. A seed gives the same coins again, for each answer by its place in the list.
+    """Decode every answer `repeats` times with a tree rule, exactly in distribution: under token verification, or with
+    `compares` under comparison. A seed gives the same coins again, for each answer by its place in the list.
 
     Raises ValueError without answers or repeats, and for a rule that removes drawn children under token verification.
 
@@ -212,21 +230,26 @@ def replay_trees(
     """
     if not (answers and repeats >= 1):
         raise ValueError(f"a replay needs answers and at least one repeat, got {len(answers)} and {repeats}")
-    if policy.removes and policy.children == "drawn" and not compares and not all(laws.is_greedy for laws in answers):
+    if (
+        policy.removes
+        and policy.children == "drawn"
+        and not compares
+        and not all(distributions.is_greedy for distributions in answers)
+    ):
         raise ValueError(f"{type(policy).__name__} removes children that were drawn, which token verification cannot bear")
     tokens, shapes = [], []
-    for i, laws in enumerate(answers):
+    for i, distributions in enumerate(answers):
         num, counts = 0, Counter[Shape]()
-        player = TreePlayer(laws, policy, costs, compares=compares)
-        draw = getattr(laws, "draw", None)
+        player = TreePlayer(distributions, policy, costs, compares=compares)
+        draw = getattr(distributions, "draw", None)
         for repeat in range(repeats):
-            for r in player.rounds(streams(seed + 1000003 * i + repeat, draw=draw)[0]):
+            for r in player.steps(streams(seed + 1000003 * i + repeat, draw=draw)[0]):
                 counts[r.extra.widths, r.num_drafted] += 1
                 num += r.num_tokens
         tokens.append(num)
         shapes.append(counts)
     return TreesReplayed(
-        sources=tuple(laws.source for laws in answers),
+        sources=tuple(distributions.source for distributions in answers),
         costs=costs,
         tokens=np.array(tokens),
         shapes=tuple(shapes),

@@ -1,4 +1,4 @@
-"""The candidates of a round as a tree, while it grows: what a tree rule sees, and what verification reads.
+"""The draft tokens of a step as a tree, while it grows: what a tree rule sees, and what verification reads.
 
 Nodes are numbered in the order in which they were drawn; -1 is the root, the text so far. A node is *open* once the draft has
 read it: its distribution is then known, and children are drawn from it, one after the other and none twice.
@@ -27,7 +27,7 @@ LIKELIEST = 16
 
 
 class Tried(NamedTuple):
-    """A candidate that was tested: what was known of it (see `Tree`), and whether it was accepted."""
+    """A draft token that was tested: what was known of it (see `Tree`), and whether it was accepted."""
 
     depth: int
     rank: int
@@ -37,7 +37,7 @@ class Tried(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """Outcome of a round's tree: of every node its token and parent, the branch that was accepted, the rows of each pass of
+    """Outcome of a step's tree: of every node its token and parent, the branch that was accepted, the rows of each pass of
     the draft, how many nodes were verified, and what was tested, in order."""
 
     tokens: tuple[int, ...]
@@ -61,7 +61,7 @@ class Branching:
 
 @dataclass(eq=False)
 class Tree:
-    """The nodes of one round, column by column.
+    """The nodes of one step, column by column.
 
     `q` [V] is the distribution that a node was drawn from given its elder siblings, None where it was taken as the likeliest.
     `chance` is q(x) in its parent's whole distribution, `share` the same given that it is none of its elder siblings, `rank`
@@ -147,7 +147,7 @@ class Tree:
             return None
         return int(left.argmax()) if randomness is None else randomness.categorical(left)
 
-    def law_of_next(self, node: int) -> Float[Tensor, " V"]:
+    def distribution_of_next(self, node: int) -> Float[Tensor, " V"]:
         """q given the children so far: the row itself before the first, so that a chain is decided by the very same
         numbers."""
         branching = self.open[node]
@@ -155,16 +155,16 @@ class Tree:
 
     def add(self, node: int, token: int, *, is_drawn: bool) -> int:
         """Add a child that is not there yet; its number."""
-        branching, law, child = self.open[node], self.law_of_next(node), len(self.tokens)
+        branching, distribution, child = self.open[node], self.distribution_of_next(node), len(self.tokens)
         chance = float(branching.row[token])
         self.tokens.append(token)
         self.parents.append(node)
         self.ranks.append(len(branching.children))
         self.depths.append(len(self.widths))
         self.chances.append(chance)
-        self.shares.append(float(law[token]))
+        self.shares.append(float(distribution[token]))
         self.products.append(self.product(node) * chance)
-        self.q.append(law if is_drawn else None)
+        self.q.append(distribution if is_drawn else None)
         branching.children.append(child)
         branching.left = branching.left.clone()
         branching.left[token] = 0.0

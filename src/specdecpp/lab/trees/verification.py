@@ -1,4 +1,4 @@
-"""Which branch of a tree of candidates is accepted, and which token follows it: pure functions, exact in law.
+"""Which branch of a tree of draft tokens is accepted, and which token follows it: pure functions, exact in distribution.
 
 **Recursive rejection** (`TokenVerification`; SpecInfer, Miao et al. 2305.09781; without replacement Jeon et al. 2402.14160,
 Yang et al. 2401.06706). At a node with the target's distribution p_1 = p the children x_1, x_2, ... are tried in the order in
@@ -15,18 +15,18 @@ which they were drawn, x_j from q_j = q without x_1..x_(j-1), renormalised:
 as P(reject) = sum (q_j - p_j)+ = sum (p_j - q_j)+: just as often as without x_j, when y is drawn from p_j. And where x_j is
 accepted, what follows is drawn from p after x_j, as the target alone would.
 
-*So no adapted shape changes anything.* Let L(T) be the law of the text if the tree T were verified now and the target went on
-alone. By the above E[L(T with one more child)] = L(T), given T and all that was drawn before: L is a martingale in the draws.
-Whether, where and how often children are drawn may depend on all that was drawn anywhere in the tree, in any order, and on q;
-with the tree that such a rule ends with, E[L] = L(no tree), the target's law. What is *not* adapted is to remove a drawn child
-after looking at it: the draws that are left are then no draws from q_j (tests/test_tree_law.py enumerates the bias).
-Removing is sound where nothing was drawn: for children that are the likeliest tokens, whose q_j is one at x_j.
+*So no adapted shape changes anything.* Let L(T) be the distribution of the text if the tree T were verified now and the target
+went on alone. By the above E[L(T with one more child)] = L(T), given T and all that was drawn before: L is a martingale in the
+draws. Whether, where and how often children are drawn may depend on all that was drawn anywhere in the tree, in any order, and
+on q; with the tree that such a rule ends with, E[L] = L(no tree), the target's distribution. What is *not* adapted is to remove
+a drawn child after looking at it: the draws that are left are then no draws from q_j (tests/test_tree_law.py enumerates the
+bias). Removing is sound where nothing was drawn: for children that are the likeliest tokens, whose q_j is one at x_j.
 
 **Comparison** (`CompareVerification`): draw y ~ p at a node and go on at the child that equals it, if there is one. Exact for
 any tree at all. **Greedy**: the same with y the target's likeliest token.
 
 Block verification of a tree is refused: it weighs a prefix by what may follow it, and which of several siblings that is has no
-law known to us.
+distribution known to us.
 
 Uniforms of recursive rejection: one for each node in its order, used or not, then one for the next token. A tree of one child a
 node is thus decided as the chain.
@@ -53,7 +53,7 @@ from specdecpp.verify import (
     residual,
 )
 
-Law = Callable[[int], Tensor]
+Distribution = Callable[[int], Tensor]
 """A node -> the target's distribution after it [V]; under greedy verification logits do."""
 
 
@@ -72,12 +72,12 @@ def refusal(verification: Verification, *, removes_drawn: bool = False) -> str |
     """Why trees are not verified so; None where they are. `removes_drawn`: of a rule that draws children and drops some."""
     if isinstance(verification, BlockVerification):
         return (
-            "block verification is known for chains only, and a tree of candidates would change the distribution. Use "
+            "block verification is known for chains only, and a tree of draft tokens would change the distribution. Use "
             "TokenVerification()."
         )
     if removes_drawn and not verification.allows_dropping:
         return (
-            f"the rule removes sampled candidates after looking at them, and {type(verification).__name__} then no longer "
+            f"the rule removes sampled draft tokens after looking at them, and {type(verification).__name__} then no longer "
             "keeps the target's distribution. Take the likeliest tokens as children (children='likeliest'), or use "
             "CompareVerification()."
         )
@@ -109,18 +109,18 @@ def _without(p: Float[Tensor, " V"], token: int) -> Float[Tensor, " V"]:
     return rest / mass if mass > 0 else p
 
 
-def verified(verification: Verification, tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
+def verified(verification: Verification, tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
     """The outcome of one verification of a tree. Raises ValueError where trees are not verified so."""
     if reason := refusal(verification):
         raise ValueError(reason)
-    return _WALKS[type(verification)](tree, law, randomness)
+    return _WALKS[type(verification)](tree, distribution, randomness)
 
 
-def _rejecting(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
+def _rejecting(tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
     coin = _coins(randomness, tree.num_nodes)
     node, path, tried, overlaps = ROOT, [], [], []
     while True:
-        p, accepted = law(node), None
+        p, accepted = distribution(node), None
         for child in tree.children(node):
             q = tree.q[child]
             chance, rest = acceptance(p, q, tree.tokens[child])
@@ -146,12 +146,12 @@ def _coins(randomness: Randomness, num: int) -> Callable[[int, float], bool]:
     return lambda node, chance: bool(randomness.bernoulli(torch.tensor([chance], dtype=torch.float64))[0])
 
 
-def _comparing(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
-    return _following(tree, lambda node: randomness.categorical(law(node)))
+def _comparing(tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
+    return _following(tree, lambda node: randomness.categorical(distribution(node)))
 
 
-def _greedy(tree: Tree, law: Law, randomness: Randomness) -> TreeVerdict:
-    return _following(tree, lambda node: int(law(node).argmax()))
+def _greedy(tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
+    return _following(tree, lambda node: int(distribution(node).argmax()))
 
 
 def _following(tree: Tree, token_after: Callable[[int], int]) -> TreeVerdict:
@@ -167,7 +167,7 @@ def _following(tree: Tree, token_after: Callable[[int], int]) -> TreeVerdict:
         path.append(node)
 
 
-_WALKS: dict[type[Verification], Callable[[Tree, Law, Randomness], TreeVerdict]] = {
+_WALKS: dict[type[Verification], Callable[[Tree, Distribution, Randomness], TreeVerdict]] = {
     TokenVerification: _rejecting,
     CompareVerification: _comparing,
     GreedyVerification: _greedy,

@@ -4,8 +4,8 @@
     stream.js               a request, and its chunks as they come
     tally.js                figures of an answer, and how they are written
     roving.js, card.js      one tab stop for a row, and the card of what has the focus: p, q, estimate, outcome
-    answer.js, strip.js     tokens told apart; a bar for every round
-    curve.js                the survival of a round against its threshold
+    answer.js, strip.js     tokens told apart; a bar for every step
+    curve.js                the survival of a step against its threshold
     lane.js, page.js        one rule with its answer; the form, runs, theme and key
 
 Colours and typeface are those of the report (`specdecpp.report.theme`). The scripts share one scope, in the order of `SCRIPTS`.

@@ -1,0 +1,246 @@
+"""Any causal LM of transformers, as it is, with a dynamic cache.
+
+Two choices make it exact for every architecture:
+
+* the cache keeps *all* positions, also of layers with a sliding window (the window is then a matter of the model's own
+  mask), so that cutting the last n positions is an exact rollback;
+* the hidden state is whatever the output layer reads, caught by a hook in front of it: the last hidden state after the
+  final norm, also where a model projects or scales in between.
+
+A model whose cache cannot be cut (recurrent state, encoder-decoder) is refused with the reason, and the promise is put to
+the test once when the model is loaded.
+"""
+
+import inspect
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache
+
+from specdecpp.backends import trimmed
+from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.families import POSITIONS
+from specdecpp.errors import BackendError
+
+
+class _Tap(threading.local):
+    """The last input of the output layer, for each thread its own."""
+
+    hidden: Tensor | None = None
+
+
+_TAPS: WeakKeyDictionary[torch.nn.Module, weakref.ref[_Tap]] = WeakKeyDictionary()
+
+
+def _caught(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    """The hook of an output layer. A copy of the layer has the hook too, and no tap."""
+    ref = _TAPS.get(module)
+    tap = ref and ref()
+    if tap is not None and torch.is_inference_mode_enabled():  # else a pass of somebody else's, whose graph would be kept alive
+        tap.hidden = args[0] if args else next(iter(kwargs.values()))
+
+
+def _tap_of(output: torch.nn.Module) -> _Tap:
+    """The one tap of an output layer. Its hook goes with the last backend that has it: the model is the user's."""
+    known = _TAPS.get(output)
+    tap = known and known()
+    if tap is None:
+        tap = _Tap()
+        weakref.finalize(tap, output.register_forward_pre_hook(_caught, with_kwargs=True).remove)
+        _TAPS[output] = weakref.ref(tap)
+    return tap
+
+
+class EagerCache(Cache):
+    """One sequence of an `EagerModel`, in a cache of transformers."""
+
+    def __init__(self, model: "EagerModel"):
+        super().__init__(model)
+        self.held = DynamicCache()  # without the config: every layer keeps every position
+        self.length = 0
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        check_rollback(length, self.length)
+        if length == 0:
+            self.held = DynamicCache()
+        elif length < self.length:
+            layers: list[Any] = self.held.layers
+            for layer in layers:  # one by one: a pass that failed may have reached some of them only
+                if (more := layer.get_seq_length() - length) > 0:
+                    layer.crop(-more)  # negative: how many to remove, in every transformers 5
+        self.length = length
+
+
+class EagerModel:
+    """A transformers causal LM. See `backends.Backend` for the contract.
+
+    Raises `BackendError` for a model whose cache cannot be rolled back.
+
+    >>> cache = EagerModel(model).new_cache()                      # doctest: +SKIP
+    >>> logits, hidden = cache.extend([1, 2, 3], rows=1)            # doctest: +SKIP
+    >>> cache.rollback(2)                                           # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
+        _refuse_unless_rollable(model)
+        self.model = model.eval()
+        output = model.get_output_embeddings()
+        if output is None:
+            raise BackendError(
+                f"{type(model).__name__} has no output embeddings, so it cannot score tokens. "
+                "Load it with AutoModelForCausalLM."
+            )
+        self._tap = _tap_of(output)
+        config = model.config.get_text_config()
+        rows = int(output.weight.shape[0])
+        self.vocab_size = rows if vocab_size is None else vocab_size
+        if self.vocab_size > rows:
+            raise BackendError(
+                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
+            )
+        self.output_ids = trimmed.of(config, vocab_size=self.vocab_size, device=output.weight.device)
+        self.hidden_size = int(output.weight.shape[1])
+        self.max_length = max_length(config)
+        self.device = model.get_input_embeddings().weight.device
+        self._cache_name = _cache_name(model) or ""
+        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        if probe:
+            self._probe()
+
+    def new_cache(self) -> Any:
+        """An empty cache."""
+        return EagerCache(self)
+
+    def forward(
+        self, parts: Sequence[tuple[Any, list[int]]], *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each.
+
+        Not in one pass: torch gives a row other bits in a product with more rows, and an answer would depend on the others.
+        """
+        found = [self.read(cache, tokens, rows=rows) for cache, tokens in parts]
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([logits for logits, _ in found]), torch.cat([hidden for _, hidden in found])
+
+    @torch.inference_mode()
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache."""
+        inputs = torch.tensor([tokens], device=self.device)
+        keep: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
+        cache.length += len(tokens)
+        logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: cache.held}, **keep).logits
+        hidden, self._tap.hidden = self._tap.hidden, None
+        assert hidden is not None, "the output layer was not called"
+        return self._cut(logits[0, -rows:]), hidden[0, -rows:]
+
+    @torch.inference_mode()
+    def offline_pass(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
+        """One plain pass over a batch, for offline work: logits and hidden states of the rows that the output layer read.
+
+        The inputs, and a cache of transformers, go to the model as they are.
+        """
+        given = {} if cache is None else {self._cache_name: cache}
+        logits = self.model(**({"use_cache": cache is not None} | given | inputs)).logits
+        hidden, self._tap.hidden = self._tap.hidden, None
+        assert hidden is not None, "the output layer was not called"
+        return self._cut(logits), hidden
+
+    def _cut(self, logits: Float[Tensor, "*rows R"]) -> Float[Tensor, "*rows V"]:
+        """Without the rows that are padding, and of what is left those that are scored."""
+        logits, ids = logits[..., : self.vocab_size], self.output_ids
+        return logits if ids is None else trimmed.widened(logits[..., ids], ids, vocab_size=self.vocab_size)
+
+    def _probe(self) -> None:
+        """Read two tokens after a first one, cut them, read others, cut those, read the first ones again.
+
+        The cache must hold what it was given, a token must not see its successor, and a rollback must leave no trace.
+        """
+        name, last, ids = type(self.model).__name__, self.vocab_size - 1, self.output_ids
+        cache = self.new_cache()
+        self.output_ids = None  # all rows are looked at
+        first, second = min(1, last), min(2, last)
+        try:
+            cache.extend([first], rows=1)
+            before, _ = cache.extend([second, first], rows=2)
+            held = cache.held.get_seq_length()
+            cache.rollback(1)
+            other, _ = cache.extend([second, second], rows=2)
+            cache.rollback(1)
+            after, _ = cache.extend([second, first], rows=2)
+        except Exception as error:  # whatever a forward pass may raise that does not know this cache
+            raise BackendError(
+                f"{name} fails in a forward pass with a plain key-value cache ({type(error).__name__}: {error}). "
+                "Speculative decoding needs a model that takes a transformers DynamicCache."
+            ) from error
+        self.output_ids = ids
+        if not bool(before.isfinite().all()):
+            raise BackendError(
+                f"{name} gives logits that are no finite numbers. Its weights or its config.json are damaged, or their type "
+                f"({before.dtype}) is too narrow: try another dtype."
+            )
+        if held != 3:
+            raise BackendError(
+                f"{name} was given 3 tokens and its cache holds {held}, so the two cannot be kept in step. "
+                "Speculative decoding needs a model with a plain key-value cache."
+            )
+        # Rows of one length are computed alike, but experts group them by token, which half precision feels.
+        rough = 1e-3 if before.dtype in (torch.float32, torch.float64) else 5e-2
+        if (gap := _relative_gap(before[0], other[0])) > rough:
+            raise BackendError(
+                f"{name} gives a token other logits when another token follows it (relative difference {gap:.3g}), so "
+                "it is not causal. Use a causal language model (an encoder needs is_decoder=True in its config)."
+            )
+        if not (gap := _relative_gap(before, after)) <= 1e-3:
+            raise BackendError(
+                f"{name} gives other logits after a rollback (relative difference {gap:.3g}): its cache holds state "
+                "that cannot be cut. Speculative decoding needs a model with a plain key-value cache."
+            )
+
+
+def max_length(config: Any) -> int | None:
+    """The context: what the config says; with LongRoPE, what it says before its angles change with the length, since
+    keys in the cache would keep the old ones."""
+    lengths = [int(n) for f in POSITIONS if (n := getattr(config, f, None))][:1]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
+            original = parameters.get("original_max_position_embeddings")
+            lengths += [int(n) for n in (original, getattr(config, "original_max_position_embeddings", None)) if n]
+    return min(lengths, default=None)
+
+
+def _relative_gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    a, b = a.float(), b.float()  # MPS has no float64
+    return float((a - b).abs().max() / a.abs().max().clamp(min=1e-6))
+
+
+def _refuse_unless_rollable(model: Any) -> None:
+    """Raise `BackendError` for models whose kind rules out an exact rollback."""
+    name, config = type(model).__name__, model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise BackendError(f"{name} is an encoder-decoder. Use a decoder-only (causal) language model.")
+    recurrent = [t for t in getattr(config.get_text_config(), "layer_types", None) or [] if "attention" not in t]
+    recurrent += [t for t in getattr(config.get_text_config(), "layer_types", None) or [] if "linear" in t]
+    if getattr(model, "_is_stateful", False) or recurrent:
+        kinds = f" (layers: {', '.join(sorted(set(recurrent)))})" if recurrent else ""
+        raise BackendError(
+            f"{name} keeps a recurrent state{kinds}, which cannot be rolled back after a rejected draft token. "
+            "Use a model whose layers are all attention."
+        )
+    if _cache_name(model) is None:
+        raise BackendError(f"{name} takes no past_key_values, so it has no cache that can be extended or rolled back.")
+
+
+def _cache_name(model: Any) -> str | None:
+    """Name that a model has for its cache: transformers has renamed it in 5.24. None where it takes none."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache") if name in taken), None)

@@ -1,0 +1,325 @@
+"""The layers of `LeanModel` by kernels of our own, five launches a layer or six, for passes that are recorded.
+
+Launched one by one they would be slower than torch's operations: starting a kernel of Triton takes Python longer.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.backends import trimmed
+from specdecpp.backends.lean import LeanModel, Norm, _Layer
+from specdecpp.backends.product_shapes import Tiling, early_in, in_steps, shape_of
+
+_PROGRAMS = 512
+"""Programs of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
+_WHOLE = 256
+"""Positions that are not read in portions: putting them together takes as long."""
+_ACTIVATED = 1024
+"""Outputs of a program of `products.activate`."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_Tables = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Rows that the layers add to, and its norm, the scale of each row left to those who read it: see `products`.
+
+    Without `tiles` the norm is complete.
+    """
+
+    x: Float[Tensor, "n D"]
+    h: Float[Tensor, "n D"]
+    squares: Float[Tensor, "tiles rows"]
+    norm: Norm
+    tiles: int = 0
+
+
+class FusedModel(LeanModel):
+    """See `fused`, which makes one. It keeps its sequence where its `StaticCache` does."""
+
+    kernels: Any
+    products: Any
+    is_new: bool
+    """The GPU can launch kernels while the one before them runs."""
+    early: frozenset[str]
+    """Those that are: see `product_shapes.EARLY`."""
+
+    def read_static(
+        self,
+        tokens: Int[Tensor, " n"],
+        start: Int[Tensor, " 1"],
+        span: int,
+        tables: _Tables,
+        keys: list[Tensor],
+        values: list[Tensor],
+        out: Float[Tensor, "n D"] | None = None,
+    ) -> Float[Tensor, "n D"]:
+        """States that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of each layer. The
+        text ends within `span`."""
+        x = self._embedding.new_empty(len(tokens), self.hidden_size)
+        squares = x.new_empty(0, 0, dtype=torch.float32)
+        rows = _Stream(x, torch.empty_like(x), squares, self._layers[0].norm)
+        self._settle(rows, "embedded", self._embedding, tokens=tokens)
+        for i, layer in enumerate(self._layers):
+            queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
+            mixed = self._mixed(queries, layer, start, span, keys[i], values[i])
+            self._add("out", rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
+            gated = self._through_gate(rows, layer.gate_up)
+            last = i + 1 == len(self._layers)
+            self._add("down", rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
+        rows.h = torch.empty_like(x) if out is None else out
+        self._settle(rows, "given", x)
+        return rows.h
+
+    def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        logits = self.logits(hidden, hidden.new_empty(len(hidden), self._output.shape[1]))
+        return logits if self.output_ids is None else trimmed.widened(logits, self.output_ids, vocab_size=self.vocab_size)
+
+    def _settle(
+        self, rows: _Stream, how: str, source: Tensor, *, tokens: Tensor | None = None, own: Norm | None = None
+    ) -> None:
+        size, norm = rows.x.shape[1], rows.norm
+        own = own or norm
+        self._launch(
+            "settle",
+            *(
+                self.kernels.settle,
+                (len(rows.x),),
+                source,
+                source if tokens is None else tokens,
+                own.weight,
+                rows.x,
+                norm.weight,
+            ),
+            *(rows.h, self.family.embedding_scale, own.eps, own.divisor, norm.eps, norm.divisor, size, *source.stride()),
+            BLOCK=self.kernels.block_of(size),
+            HOW=how,
+            num_warps=8,
+        )
+        rows.tiles = 0
+
+    def _queries(
+        self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+    ) -> Float[Tensor, "n heads size"]:
+        """Queries, turned; keys and values are put into the cache."""
+        n, size, heads, kv = len(rows.x), self._head_size, self._heads, self._kv_heads
+        bias = rows.x if layer.qkv_bias is None else layer.qkv_bias
+        queries = rows.x.new_empty(n, heads, size)
+        shape = self._shape(layer.qkv, n, rows.tiles)
+        capacity = keys.shape[1]
+        if shape and layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
+            self._launch(
+                "queries",
+                *(
+                    self.products.turn,
+                    ((heads + 2 * kv) * size // shape.block,),
+                    rows.h,
+                    layer.qkv,
+                    rows.squares,
+                    bias,
+                    *tables,
+                ),
+                *(start, queries, keys, values, n, layer.qkv.shape[0], heads, kv, capacity, *_strides(layer.qkv)),
+                *(rows.tiles, rows.norm.eps, rows.norm.divisor, size),
+                HAS_BIAS=layer.qkv_bias is not None,
+                **self._constants("queries", layer.qkv, shape, n, tiles=rows.tiles),
+            )
+            return queries
+        qkv = rows.x.new_empty(n, layer.qkv.shape[1])
+        self._project("queries", rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
+        q_norm, k_norm = layer.head_norms or (layer.norm, layer.norm)
+        self._launch(
+            "rotate",
+            *(
+                self.kernels.rotate,
+                (n, heads + 2 * kv),
+                qkv,
+                *tables,
+                q_norm.weight,
+                k_norm.weight,
+                start,
+                queries,
+                keys,
+                values,
+            ),
+            *(q_norm.eps, q_norm.divisor, heads, kv, capacity, self._turned[0], size, self.kernels.block_of(size)),
+            HAS_NORMS=layer.head_norms is not None,
+            num_warps=1,
+        )
+        return queries
+
+    def _mixed(
+        self, queries: Tensor, layer: _Layer, start: Tensor, span: int, keys: Tensor, values: Tensor
+    ) -> Float[Tensor, "n E"]:
+        """Attention to the text up to each row."""
+        n, _, size = queries.shape
+        kv, groups = self._kv_heads, self._heads // self._kv_heads
+        block, lines, positions = self.kernels.block_of(size), self.kernels.ROWS, self.kernels.POSITIONS
+        blocks, most = -(-n * groups // lines), span // positions
+        parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), self.kernels.PARTS))
+        portion = -(-most // parts) * positions
+        is_whole, out = parts == 1, torch.empty_like(queries)
+        tops, sums = queries.new_empty(2, kv, parts, n * groups, dtype=torch.float32)
+        mixtures = queries.new_empty(kv, parts, n * groups, 0 if is_whole else size, dtype=torch.float32)
+        window, scale = self.family.views[layer.view].window or 0, self.family.score_scale
+        self._launch(
+            "attend",
+            *(self.kernels.attend, (kv, parts, blocks), queries, keys, values, start, tops, sums, mixtures, out, n, kv, groups),
+            *(keys.shape[1], window, portion, scale, size, block, lines, positions),
+            STAGES=self.kernels.STAGES,
+            IS_WHOLE=is_whole,
+            num_warps=self.kernels.WARPS,
+        )
+        if not is_whole:
+            self._launch(
+                "combine",
+                *(self.kernels.combine, (kv, n * groups), tops, sums, mixtures, out, n, groups, parts),
+                *(size, block, self.kernels.PARTS),
+                num_warps=1,
+            )
+        return out.view(n, -1)
+
+    def _through_gate(self, rows: _Stream, weight: Tensor) -> Float[Tensor, "n F"]:
+        n, width = len(rows.x), weight.shape[1] // 2
+        out = rows.x.new_empty(n, width)
+        scale, is_silu = (rows.tiles, rows.norm.eps, rows.norm.divisor), self.family.activation == "silu"
+        if shape := self._shape(weight, n):
+            self._launch(
+                *("gate", self.products.gate, (-(-width // (shape.block // 2)),), rows.h, weight, rows.squares, out),
+                *(n, weight.shape[0], width, *_strides(weight), *scale),
+                IS_SILU=is_silu,
+                **self._constants("gate", weight, shape, n, tiles=rows.tiles),
+            )
+            return out
+        self._launch(
+            *("activate", self.products.activate, (n, -(-width // _ACTIVATED)), torch.mm(rows.h, weight), rows.squares, out),
+            *(width, *scale, _padded(n), _blocks(rows.tiles), _ACTIVATED, is_silu),
+            num_warps=4,
+        )
+        return out
+
+    def _add(self, kind: str, rows: _Stream, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
+        """Add a product, which may have a norm of its own, and begin the norm after it. x times its weight may leave the range
+        of float16, so that it is scaled at once."""
+        n, width = rows.x.shape
+        rows.norm = after
+        if norm is not None or rows.x.dtype == torch.float16:
+            more = torch.empty_like(rows.x)
+            self._project(kind, h, weight, more)
+            self._settle(rows, "added" if norm is None else "normed", more, own=norm)
+            return
+        shape = self._shape(weight, n)
+        if shape is None:
+            torch.addmm(rows.x, h, weight, out=rows.x)
+            self._settle(rows, "given", rows.x)
+            return
+        rows.tiles = -(-width // shape.block)
+        rows.squares = rows.x.new_empty(rows.tiles, _padded(n), dtype=torch.float32)
+        self._launch(
+            *(kind, self.products.add, (rows.tiles,), h, weight, rows.x, after.weight, rows.h, rows.squares),
+            *(n, weight.shape[0], width, *_strides(weight)),
+            **self._constants(kind, weight, shape, n),
+        )
+
+    def logits(self, hidden: Float[Tensor, "n D"], out: Float[Tensor, "n S"]) -> Float[Tensor, "n S"]:
+        """Those of the tokens that are scored, put into `out`."""
+        return self._project("output", hidden, self._output, out)
+
+    def _project(
+        self, kind: str, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Stream | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        n, tiles, norm = len(h), rows.tiles if rows else 0, rows.norm if rows else self._norm
+        squares = rows.squares if rows else out
+        shape = self._shape(weight, n, tiles)
+        if shape is None:
+            return torch.mm(h, weight, out=out) if bias is None else torch.addmm(bias, h, weight, out=out)
+        self._launch(
+            *(kind, self.products.project, (-(-weight.shape[1] // shape.block),), h, weight, squares),
+            *(out if bias is None else bias, out, n, *weight.shape, *_strides(weight), tiles, norm.eps, norm.divisor),
+            HAS_BIAS=bias is not None,
+            **self._constants(kind, weight, shape, n, tiles=tiles),
+        )
+        return out
+
+    def _shape(self, weight: Tensor, n: int, tiles: int = 0) -> Tiling | None:
+        """The choice for n rows; for rows that have no scale yet never torch's product, which leaves it out."""
+        outputs, rows, size = weight.shape[1], _padded(n), weight.element_size()
+        shape = shape_of(outputs, weight.shape[0], rows, size, is_new=self.is_new)
+        return in_steps(outputs, rows, size) if shape is None and tiles else shape
+
+    def _constants(self, kind: str, weight: Tensor, shape: Tiling, n: int, tiles: int | None = None) -> dict[str, Any]:
+        return {
+            **{"BLOCK": shape.block, "DEPTH": shape.depth, "GROUPS": shape.groups, "STAGES": shape.stages},
+            **{"ROWS": _padded(n), "IS_EVEN": weight.shape[0] % (shape.groups * shape.depth) == 0, "num_warps": shape.groups},
+            "IS_HELD": shape.stages == 1 or kind in self.early,
+            **({} if tiles is None else {"TILES": _blocks(tiles)}),
+        }
+
+    def _launch(self, kind: str, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        early = {"launch_pdl": True} if self.is_new and kind in self.early else {}
+        kernel[grid](*args, IS_EARLY=self.is_new, **early, **options)
+
+
+def _blocks(tiles: int) -> int:
+    """The block that holds so many sums of squares, 0 for none."""
+    return 1 << (tiles - 1).bit_length() if tiles else 0
+
+
+def _padded(n: int) -> int:
+    """The rows of a product that has n: a power of two, and what the matrix units take."""
+    return max(8, 1 << (n - 1).bit_length())
+
+
+def _strides(weight: Tensor) -> tuple[int, int]:
+    """From output to output, and from input to input, of a weight [in, out]."""
+    return weight.stride(1), weight.stride(0)
+
+
+def fused(backend: LeanModel) -> LeanModel:
+    """The weights of a backend for recorded passes: a `FusedModel` where kernels of our own can be had, else a `LeanModel`."""
+    body = backend.plain()
+    like = body._embedding
+    if not (like.is_cuda or _is_interpreted()) or like.dtype not in _DTYPES:
+        return body
+    if (kernels := _kernels(like.device)) is None:
+        return body
+    own = object.__new__(FusedModel)
+    own.__dict__.update(body.__dict__)
+    own.kernels, own.products = kernels
+    own.is_new = like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
+    own.early = early_in(own.hidden_size) if own.is_new else frozenset()
+    return own
+
+
+@cache
+def _kernels(device: torch.device) -> Any:
+    """`kernels` and `products`, if one of them runs here: Triton is not everywhere, and needs a C compiler and bfloat16."""
+    try:
+        if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+            raise RuntimeError(f"compute capability {capability[0]}.{capability[1]}, and 8.0 is needed")
+        kernels, products = (import_module(f"specdecpp.backends.{name}") for name in ("kernels", "products"))
+        x = torch.ones(1, 16, device=device)
+        with torch.cuda.device_of(x):
+            y = torch.empty_like(x)
+            kernels.settle[(1,)](
+                x, x, x, x, x, y, 1.0, 1e-6, 16.0, 1e-6, 16.0, 16, 16, 1, BLOCK=16, HOW="given", IS_EARLY=False
+            )
+    except Exception as error:  # of a compiler, a driver, an import: all mean the same here
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        warnings.warn(
+            f"Triton does not work here ({why}). Passes on the GPU are up to a third slower without it.", stacklevel=2
+        )
+        return None
+    return kernels, products
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

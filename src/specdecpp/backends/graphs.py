@@ -1,0 +1,125 @@
+"""Known families on a GPU: every pass is a CUDA graph over static caches.
+
+A small model's step on a GPU is bound by launching its kernels one by one, and a graph launches all of them at once: steps
+are 2.4 to 8 times as quick as those of `LeanModel` on an H100 (benchmarks/results/gpu.json). The passes are those of
+`LeanModel`, which reads long prompts for this backend too, with kernels of our own between the products (`fused`);
+`static_cache` says how they are recorded.
+
+Two such backends on one device can do a whole step there (`steps.device`). On a CPU the same code runs without being
+recorded, on more positions than `LeanModel` reads: that is for tests.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.backends.fused import fused
+from specdecpp.backends.lean import LeanCache, LeanModel
+from specdecpp.backends.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
+
+_SHARE = 1 / 32
+"""Share of the free memory that one cache may take in advance."""
+
+
+class GraphCache(LeanCache):
+    """One sequence of a `GraphModel`, in a static cache.
+
+    That goes back to a common store when this is gone, with what was recorded over it: the next request records nothing anew.
+    """
+
+    model: "GraphModel"
+
+    def __init__(self, model: "GraphModel"):
+        super().__init__(model)
+        self._static: StaticCache | None = None
+
+    @property
+    def static(self) -> StaticCache:
+        """The cache of this sequence, taken from the store at the first use."""
+        if self._static is None:
+            idle = self.model.idle
+            self._static = idle.pop() if idle else StaticCache(fused(self.model))
+            self.keys, self.values = self._static.keys, self._static.values
+            weakref.finalize(self, idle.append, self._static)
+        return self._static
+
+    def advance(self, num_tokens: int) -> None:
+        """Count tokens that a pass on the device has put into the cache."""
+        self.length += num_tokens
+
+    def make_room(self, length: int) -> int:
+        """Room for a text of this length; the span that a pass reads which ends there.
+
+        The span depends on the text only, not on what the cache held before, so that a seed gives the same bits again.
+        """
+        static, span = self.static, span_of(length)
+        if span > static.capacity:
+            static.forget()
+            super().make_room(max(span, self.model.reserved()))
+        static.prepare(span)
+        return span
+
+
+class GraphModel(LeanModel):
+    """A model of a known family whose passes are CUDA graphs. See `backends.Backend` for the contract.
+
+    Raises `BackendError` for a model outside the families, and where its logits are not those of transformers.
+
+    >>> cache = GraphModel(model.to("cuda")).new_cache()            # doctest: +SKIP
+    """
+
+    manner: ClassVar[str] = "in CUDA graphs"
+
+    def __init__(self, model: Any, *, vocab_size: int | None = None, probe: bool = True):
+        self.idle: list[StaticCache] = []
+        super().__init__(model, vocab_size=vocab_size, probe=probe)
+
+    @staticmethod
+    def refusal(model: Any) -> str | None:
+        """Why this model cannot be run so; None when it can. A CPU is no obstacle, only slow."""
+        devices = {p.device.type for p in model.parameters()}
+        if not devices <= {"cuda", "cpu"}:
+            return f"it is on {', '.join(sorted(devices))}, and graphs are for CUDA"
+        return LeanModel.refusal(model)
+
+    def new_cache(self) -> GraphCache:
+        """An empty cache."""
+        return GraphCache(self)
+
+    @torch.inference_mode()
+    def record(self, widths: Sequence[int], length: int) -> bool:
+        """Record passes of these widths over texts up to this length, on the cache of the next request: recorded when they are
+        first needed they would hold a request up. Tells whether there are any: nothing is recorded on a CPU."""
+        other = self.new_cache()
+        if not other.static.is_recorded:
+            return False
+        span, last = span_of(0), other.make_room(min(length, self.max_length or length))
+        while span <= last:
+            for width in widths:
+                other.static.pass_over(width, span)
+            span *= 2
+        return True
+
+    @torch.inference_mode()
+    def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to one cache; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+        n = len(tokens)
+        if n > WIDTHS[-1]:
+            return super().read(cache, tokens, rows=rows)
+        static, span = cache.static, cache.make_room(cache.length + n)
+        program = static.pass_over(bucket(n), span)
+        static.inputs[: n + 1] = torch.tensor([cache.length, *tokens], device=self.device)
+        program()
+        cache.advance(n)
+        return static.logits[n - rows : n].clone(), static.hidden[n - rows : n].clone()
+
+    def reserved(self) -> int:
+        """Positions of the whole context, where they take a small share of the memory that is free: growing throws away what
+        was recorded, which takes seconds to record anew. 0 where they do not."""
+        span = span_of(self.max_length or 0)
+        num_bytes = 2 * len(self._layers) * self._kv_heads * span * self._head_size * self._embedding.element_size()
+        return span if num_bytes <= _SHARE * free_bytes(self.device) else 0

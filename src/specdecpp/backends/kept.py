@@ -1,0 +1,108 @@
+"""Caches of requests that have ended, for those whose prompts begin as their texts did: the next turn of a conversation, other
+questions behind one system prompt, several answers to one question.
+
+    request -> what there is of its prompt, taken over or copied -> ... -> its end: both caches kept with the text
+
+Only of caches that can `fork`: whose bits of a row do not depend on the pass that made it, so that an answer is the same
+whatever was asked before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol, runtime_checkable
+
+from specdecpp.backends.base import Cache, Model
+
+LEAST = 16
+"""Tokens in common that are worth it."""
+MOST = 8
+"""Texts that are kept."""
+MOST_BYTES = 256 * 2**20
+"""Bytes that their caches may hold together; the last text is kept whatever its size."""
+
+
+@runtime_checkable
+class Forks(Protocol):
+    """A cache that can be copied, of a model whose rows have the same bits in whatever pass they are read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        ...
+
+    def fork(self, length: int) -> Cache:
+        """A copy of the first `length` tokens."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    tokens: list[int]
+    caches: tuple[Cache, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(cache.num_bytes for cache in self.caches if isinstance(cache, Forks))
+
+
+@dataclass(eq=False)
+class Kept:
+    """The caches of a pair's last requests. Used from any thread."""
+
+    _texts: list[_Text] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
+
+    def put(self, tokens: Sequence[int], *caches: Cache) -> None:
+        """Keep caches whose contents are the first tokens of a text; nobody else uses them from now on."""
+        if not any(isinstance(cache, Forks) for cache in caches):
+            return
+        with self._lock:
+            self._texts.append(_Text(list(tokens), caches))
+            while len(self._texts) > MOST or (len(self._texts) > 1 and sum(t.num_bytes for t in self._texts) > MOST_BYTES):
+                del self._texts[0]
+
+    def begin(self, prompt: Sequence[int], *models: Model) -> tuple[Cache, ...]:
+        """A cache of each of these models: with what there is of the prompt's beginning, else empty.
+
+        Its last token is always left to read. A text that goes on in this prompt, or nearly so, gives its caches away; of
+        another the common part is copied.
+        """
+        prompt = list(prompt)
+        with self._lock:
+            common = {text: min(_common(text.tokens, prompt), len(prompt) - 1) for text in self._texts}
+            best = max(common, key=lambda text: common[text], default=None)
+            if best is None or common[best] < LEAST:
+                return tuple(model.new_cache() for model in models)
+            num = common[best]
+            is_taken = 2 * num >= len(best.tokens)
+            if is_taken:
+                self._texts.remove(best)
+            return tuple(_begun(kept, model, num, is_taken) for kept, model in zip(best.caches, models, strict=True))
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        with self._lock:
+            self._texts.clear()
+
+
+def _begun(kept: Cache, model: Model, num: int, is_taken: bool) -> Cache:
+    if not isinstance(kept, Forks):
+        return model.new_cache()
+    length = min(num, kept.length)
+    if not is_taken:
+        return kept.fork(length)
+    kept.rollback(length)
+    return kept
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens two texts begin with alike; a comparison of lists is quick, so by halves."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

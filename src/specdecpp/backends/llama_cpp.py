@@ -1,0 +1,334 @@
+"""Models in GGUF files, run by llama.cpp (extra [gguf]): quantised ones too, on whatever that library was built for.
+
+Its low-level interface has all that a step needs: a batch with the logits of several rows, the state that the output layer
+reads beside them, and removal from the cache by position, after which decoding again gives the same bits. Policies, heads and
+verification do not know the difference. The calls go through `llama_cpp.llama_cpp`, the plain ctypes of llama-cpp-python.
+
+A float32 file gets a float32 cache and plain attention, and the logits are those of transformers to rounding: on the
+reference pair within 1e-4 over the first 256 positions and 5e-4 over all 1,024, because llama.cpp multiplies up its rotary
+angles in float32. For other files llama.cpp chooses, a float16 cache and fused attention as a rule.
+
+Importing llama_cpp sends its messages to stderr; from the first file on they stay here, and the errors among them go into
+ours.
+"""
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.backends import trimmed
+from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.errors import BackendError, MissingExtraError
+
+_ROOM = 1024  # positions a context starts with; it grows by doubling
+_WIDEST = 512  # tokens of one pass
+_OUTPUTS = 64  # rows with logits of one pass; a context sets aside room for the logits of so many, vocabulary and all
+_FEW = 32  # unread tokens whose states cost less than telling llama.cpp not to compute them
+_IDLE = 8  # contexts that are kept for later; making one takes as long as several steps
+_ALL_F32 = "0"  # general.file_type
+
+
+class LlamaCppModel:
+    """The model of a GGUF file. See `backends.Backend` for the contract; tensors are on the CPU, float32.
+
+    `output_ids` are those that are scored (`trimmed`; None: all).
+    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. A cache starts with
+    room for 1,024 positions and doubles as the text grows. One thread at a time may use a cache; several may use caches
+    of one file.
+
+    Raises `MissingExtraError` without llama-cpp-python, `BackendError` for one that cannot be loaded, for a file that cannot be
+    read, for models whose cache cannot be cut (recurrent state) and for those that are no decoders.
+
+    >>> cache = LlamaCppModel("target-f32.gguf", num_threads=2).new_cache()        # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: "str | Path | GGUFFile",
+        *,
+        vocab_size: int | None = None,
+        output_ids: Sequence[int] | None = None,
+        num_threads: int | None = None,
+    ):
+        self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
+        rows = self.file.num_rows
+        self.vocab_size = rows if vocab_size is None else vocab_size
+        if self.vocab_size > rows:
+            raise BackendError(
+                f"vocab_size={self.vocab_size} asked of {self.file.path.name}, whose output layer has {rows} rows."
+            )
+        self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
+        self.hidden_size = self.file.hidden_size
+        self.max_length: int | None = self.file.max_length
+        self.device = torch.device("cpu")
+        self.num_threads = num_threads or 1
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    def new_cache(self) -> "GGUFCache":
+        """An empty cache."""
+        return GGUFCache(self)
+
+    def forward(
+        self, parts: "Sequence[tuple[GGUFCache, list[int]]]", *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each."""
+        found = [cache.extend(tokens, rows=rows) for cache, tokens in parts]
+        logits, hidden = found[0] if len(found) == 1 else (torch.cat(columns) for columns in zip(*found, strict=True))
+        return logits, hidden
+
+
+class GGUFCache(Cache):
+    """One sequence of a `LlamaCppModel`, in a context of llama.cpp: an idle one, which is given back when this is gone."""
+
+    def __init__(self, model: LlamaCppModel):
+        super().__init__(model)
+        self.length = 0
+        self._context: _Context | None = None
+        self._release: Any = None
+
+    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
+        context = self._room_for(self.length + len(tokens))
+        unseen = len(tokens) - rows if len(tokens) - rows > _FEW else 0
+        for start in range(0, unseen, _WIDEST):
+            context.read(tokens[start : min(start + _WIDEST, unseen)], self.length + start, has_outputs=False)
+        parts = []
+        for start in range(unseen, len(tokens), _OUTPUTS):
+            context.read(piece := tokens[start : start + _OUTPUTS], self.length + start, has_outputs=True)
+            parts.append(context.rows(len(piece)))
+        self.length += len(tokens)
+        logits, hidden = parts[0] if len(parts) == 1 else (torch.cat(columns) for columns in zip(*parts, strict=True))
+        logits = logits[-rows:, : self.vocab_size]
+        if (ids := self.model.output_ids) is not None:  # llama.cpp itself scores all
+            logits = trimmed.widened(logits[:, ids], ids, vocab_size=self.vocab_size)
+        return logits, hidden[-rows:]
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        check_rollback(length, self.length)
+        if length < self.length:
+            assert self._context is not None, "tokens lie in a context"
+            self._context.cut(length)
+            self.length = length
+
+    def _room_for(self, length: int) -> "_Context":
+        """A context that holds so many positions, with what the present one holds."""
+        context, file = self._context, self.model.file
+        if context is not None and length <= context.size:
+            return context
+        size = max(length, min(max(_ROOM, 1 << (length - 1).bit_length()), file.max_length))
+        roomy = file.context(size, self.model.num_threads)
+        if context is not None:
+            roomy.copy(context)
+            self._release()
+        self._context = roomy
+        self._release = weakref.finalize(self, _put_back, roomy, file.idle)
+        return roomy
+
+
+class _Weights:
+    """What every context needs as long as it is there."""
+
+    def __init__(self, lib: Any, path: str | Path):
+        _errors.clear()
+        self.lib = lib
+        self.handle = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
+        if not self.handle:
+            raise BackendError(
+                f"llama.cpp cannot read {path} ({_last_words()}). If the file is damaged, write or fetch it again; if its kind "
+                "of model is unknown, a newer llama-cpp-python may know it."
+            )
+        weakref.finalize(self, lib.llama_model_free, self.handle)
+
+
+class GGUFFile:
+    """The weights, shared by all models over them, and contexts that nobody uses now: they are taken again."""
+
+    def __init__(self, path: str | Path):
+        self.path, self._lib = Path(path), _library()
+        if not self.path.is_file():
+            raise BackendError(f"there is no file {path}. Give the path of a GGUF file.")
+        self._weights = _Weights(self._lib, path)
+        self._model = self._weights.handle
+        self._vocabulary = self._lib.llama_model_get_vocab(self._model)
+        self.idle: list[_Context] = []
+        if reason := self._refusal():
+            raise BackendError(f"{self.path.name} {reason}. Speculative decoding needs a decoder with a plain key-value cache.")
+        self.num_rows = int(self._lib.llama_vocab_n_tokens(self._vocabulary))
+        self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
+        self.max_length = int(self._lib.llama_model_n_ctx_train(self._model))
+
+    def _refusal(self) -> str | None:
+        architecture = self.metadata("general.architecture")
+        if self._lib.llama_model_has_encoder(self._model) or self.metadata(f"{architecture}.attention.causal") == "false":
+            return "is an encoder or has one"
+        if self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model):
+            return "keeps a recurrent state, which cannot be rolled back after a rejected draft token"
+        return None
+
+    def metadata(self, key: str) -> str | None:
+        """One value of the file's metadata, as text; None for a list and for what is not there."""
+        size = self._lib.llama_model_meta_val_str(self._model, key.encode(), None, 0)
+        if size < 0:
+            return None
+        text = ctypes.create_string_buffer(size + 1)
+        self._lib.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
+        return text.value.decode(errors="replace")
+
+    def ends(self) -> tuple[int, ...]:
+        """The ids that llama.cpp takes to end a text."""
+        return tuple(i for i in range(self.num_rows) if self._lib.llama_vocab_is_eog(self._vocabulary, i))
+
+    def context(self, size: int, num_threads: int) -> "_Context":
+        """An empty context of at least so many positions: the smallest idle one that has them, else a new one."""
+        found = None
+        for idle in sorted(self.idle, key=lambda context: context.size):
+            with suppress(ValueError):  # another thread was quicker
+                if idle.size >= size:
+                    self.idle.remove(idle)
+                    found = idle
+                    break
+        found = found or _Context(self._weights, size=size, is_wide=self.metadata("general.file_type") == _ALL_F32)
+        found.start(num_threads)
+        return found
+
+
+def _put_back(context: "_Context", idle: "list[_Context]") -> None:
+    """Keep a context that nobody uses any longer, but not more than a few."""
+    if len(idle) < _IDLE:
+        idle.append(context)
+
+
+def _free(lib: Any, batch: Any, handle: Any) -> None:
+    lib.llama_batch_free(batch)
+    lib.llama_free(handle)
+
+
+class _Context:
+    """One sequence of a model in llama.cpp: its cache and its output buffers."""
+
+    def __init__(self, weights: _Weights, *, size: int, is_wide: bool):
+        self.size, self._weights, self._lib = size, weights, weights.lib
+        lib, model = self._lib, weights.handle
+        options = lib.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = size, _WIDEST, _WIDEST, 1
+        options.n_outputs_max = _OUTPUTS
+        options.embeddings, options.pooling_type = True, lib.LLAMA_POOLING_TYPE_NONE
+        options.swa_full, options.no_perf = True, True  # every layer keeps every position, so that a cut is exact
+        if is_wide:
+            options.type_k = options.type_v = 0  # GGML_TYPE_F32
+            options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it steps to float16 on the way
+        _errors.clear()
+        self.handle = lib.llama_init_from_model(model, options)
+        if not self.handle:
+            raise BackendError(f"llama.cpp cannot make a context of {size} positions: {_last_words()}")
+        self._memory = lib.llama_get_memory(self.handle)
+        self._batch = lib.llama_batch_init(_WIDEST, 0, 1)
+        weakref.finalize(self, _free, lib, self._batch, self.handle)
+        for i in range(_WIDEST):
+            self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
+        self._widths = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), lib.llama_model_n_embd(model)
+        self._logits_at, self._states_at = map(_returning_address, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith))
+        self._views: dict[tuple[int, int, int], Tensor] = {}
+        self._has_outputs = True
+
+    def start(self, num_threads: int) -> None:
+        """Empty, for a new sequence."""
+        self._lib.llama_memory_clear(self._memory, False)
+        self._lib.llama_set_n_threads(self.handle, num_threads, num_threads)
+
+    def cut(self, length: int) -> None:
+        """Forget what lies after the first `length` positions."""
+        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise BackendError("llama.cpp cannot cut the cache of this model, so draft tokens cannot be taken back.")
+
+    def copy(self, other: "_Context") -> None:
+        """Take over what another context holds."""
+        size = self._lib.llama_state_seq_get_size(other.handle, 0)
+        state = (ctypes.c_uint8 * size)()
+        self._lib.llama_state_seq_get_data(other.handle, state, size, 0)
+        if not self._lib.llama_state_seq_set_data(self.handle, state, size, 0):
+            raise BackendError(f"llama.cpp cannot move a cache to a context of {self.size} positions: {_last_words()}")
+
+    def read(self, tokens: list[int], position: int, *, has_outputs: bool) -> None:
+        """Put tokens into the cache; with outputs `rows` gives what they say."""
+        batch = self._batch
+        if has_outputs != self._has_outputs:
+            self._lib.llama_set_embeddings(self.handle, has_outputs)
+            self._has_outputs = has_outputs
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, has_outputs
+        batch.n_tokens = len(tokens)
+        _errors.clear()
+        if status := self._lib.llama_decode(self.handle, batch):
+            raise BackendError(f"llama.cpp fails in a pass over {len(tokens)} tokens (status {status}): {_last_words()}")
+
+    def rows(self, num: int) -> tuple[Tensor, Tensor]:
+        """Logits [num, rows of the output layer] and states [num, D] of the last pass, copied."""
+        width, size = self._widths
+        return self._copy(self._logits_at(self.handle, 0), num, width), self._copy(self._states_at(self.handle, 0), num, size)
+
+    def _copy(self, address: int, num: int, width: int) -> Tensor:
+        """Rows in llama.cpp's memory, copied. Wrapping an address takes longer than copying a row, so wraps are kept."""
+        key = address, num, width
+        if (view := self._views.get(key)) is None:
+            if len(self._views) > 256:
+                self._views.clear()
+            memory: Any = (ctypes.c_float * (num * width)).from_address(address)
+            view = self._views[key] = torch.from_numpy(np.frombuffer(memory, np.float32).reshape(num, width))
+        return view.clone()
+
+
+def _returning_address(function: Any) -> Any:
+    """A function of a context and a row that llama_cpp declares to return a pointer object, returning a plain address."""
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(address)
+
+
+def _library() -> Any:
+    """llama.cpp as llama-cpp-python wraps it, its messages kept to itself."""
+    try:
+        import llama_cpp.llama_cpp as lib  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "models in GGUF files are run by llama.cpp, and llama-cpp-python is not installed. Install it with: pip install "
+            "'specdecpp[gguf]' (it is compiled for your machine, which takes some minutes)"
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:  # its shared library is missing, or made for another machine
+        raise BackendError(
+            f"llama-cpp-python is installed and cannot be loaded ({error}). Compile it anew for this machine: pip install "
+            "--force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
+        ) from error
+    if not _callbacks:
+        listener = lib.llama_log_callback(_listen)
+        lib.llama_log_set(listener, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        _callbacks.append(listener)
+    return lib
+
+
+_callbacks: list[Any] = []  # llama.cpp has their addresses
+_errors: list[str] = []
+_ERROR = 4  # among ggml's levels
+
+
+def _listen(level: int, text: bytes, _: Any) -> None:
+    """Keeps what llama.cpp says of errors, for ours: the first is the cause."""
+    if level == _ERROR and text.strip() and not _errors:
+        _errors.append(text.decode(errors="replace").strip())
+
+
+def _last_words() -> str:
+    return _errors[0] if _errors else "no reason is given"

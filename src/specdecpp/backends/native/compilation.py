@@ -1,0 +1,120 @@
+"""Compiling the backend's code: the compiler, the processors that a wheel has code for, and the names of what comes out.
+
+    sources, flags -> `digest` -> `compiled` -> a library under the name that `named` gives it, which says what is in it
+
+Nothing here needs anything installed: the build of the wheel (`hatch_build.py`) loads this file alone.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).with_name("cpp")
+"""The unit that is compiled, native.cpp, and what it includes."""
+FLAGS = ("-O2", "-fvect-cost-model=dynamic", "-std=c++17", "-shared", "-fPIC")
+"""-O3 takes three times as long, for kernels that are unrolled by hand already."""
+PORTABLE = ("-include", str(SOURCES / "portable.h"), "-s", "-Wl,-z,defs")
+"""For other machines: names that older systems have too, and no symbols for debugging."""
+_V3 = "avx2 fma f16c bmi1 bmi2 movbe abm"
+_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+LEVELS = {
+    "x86-64-v4+avx512vnni": ("x86_64", f"{_V4} avx512_vnni"),
+    "x86-64-v4": ("x86_64", _V4),
+    "x86-64-v3+avxvnni": ("x86_64", f"{_V3} avx_vnni"),
+    "x86-64-v3": ("x86_64", _V3),
+    "armv8-a": ("aarch64", "asimd"),
+}
+"""Levels that a wheel has code for, the best first: their names for the compiler, the machine, and its flags in Linux."""
+MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+"""Symbols that manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
+OLDEST_GLIBC = (2, 17)
+_WANTED = re.compile(r"\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\)")
+LONGEST_S = 600.0
+"""How long a compiler may take; here it takes 5 to 10 s."""
+
+
+def compiler() -> tuple[str, ...] | None:
+    """The C++ compiler and its arguments: what CXX says, else the first of c++, g++ and clang++ that is there."""
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:  # a quote that does not end
+        return None
+    for name, *rest in [given] if given else [["c++"], ["g++"], ["clang++"]]:
+        if path := shutil.which(name):
+            return (path, *rest)
+    return None
+
+
+def compiled(path: Path, *flags: str) -> str | None:
+    """Compile the library to `path` with more flags. What went wrong, in the compiler's words; None where nothing did."""
+    if (own := compiler()) is None:
+        return absence()
+    command = [*own, *FLAGS, *flags, str(SOURCES / "native.cpp"), "-o", str(path)]
+    quiet = subprocess.DEVNULL
+    try:
+        with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, process_group=0) as process:
+            try:
+                told = process.communicate(timeout=LONGEST_S)[1].decode(errors="replace").strip()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a child of what was called
+                raise
+    except subprocess.TimeoutExpired:
+        return f"{shlex.join(command)} took more than {LONGEST_S:.0f} s"
+    except OSError as error:
+        return f"{own[0]} cannot be run ({error.strerror})"
+    if process.returncode:
+        return f"{shlex.join(command)} fails: {told[:600] or f'exit status {process.returncode}'}"
+    return None if path.is_file() else f"{shlex.join(command)} made no file"
+
+
+def flags_of(level: str) -> list[str]:
+    """The flags for a level: an architecture, and more that it has."""
+    architecture, *more = level.split("+")
+    return [f"-march={architecture}", *(f"-m{name}" for name in more)]
+
+
+def absence() -> str:
+    """Why there is no compiler."""
+    given = os.environ.get("CXX")
+    return f"CXX={given} is no program here" if given else "there is no C++ compiler (set CXX, or install g++ or clang++)"
+
+
+def answer(*question: str) -> str | None:
+    """Answer of the compiler to a question; None without one that answers."""
+    if (own := compiler()) is None:
+        return None
+    try:
+        return subprocess.run([*own, *question], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def needs(path: Path) -> tuple[int, ...]:
+    """The glibc that a library needs. Raises RuntimeError where it needs a newer C++ runtime than `MOST`."""
+    objdump = answer("-print-prog-name=objdump") or "objdump"
+    told = subprocess.run([objdump, "-T", str(path)], capture_output=True, text=True, check=True).stdout
+    wanted = {(name, tuple(map(int, number.split(".")))) for name, number in _WANTED.findall(told)}
+    if newer := [pair for pair in wanted if pair[1] > MOST.get(pair[0], pair[1])]:
+        raise RuntimeError(f"{path} needs {newer}, which systems of manylinux_2_28 do not have.")
+    return max((number[:2] for name, number in wanted if name == "GLIBC"), default=OLDEST_GLIBC)
+
+
+def digest(*facts: str) -> str:
+    """Digest of the sources, the flags and more, which stands in names: what is compiled of others has another name."""
+    files = [str(at.relative_to(SOURCES)) + "\n" + at.read_text(encoding="utf-8") for at in sorted(SOURCES.rglob("*.*"))]
+    return hashlib.sha256("\0".join([*files, *FLAGS, *facts]).encode()).hexdigest()[:16]
+
+
+def named(kind: str, of: str, content: bytes) -> str:
+    """The name of a library: its kind, what it was made of, and the digest of all its bytes."""
+    return f"{kind}-{of}-{hashlib.sha256(content).hexdigest()}.so"
+
+
+def is_whole(path: Path) -> bool:
+    """True where a library is what its name says to the last byte: one cut short would kill the process that loads it."""
+    return path.stem.rpartition("-")[2] == hashlib.sha256(path.read_bytes()).hexdigest()

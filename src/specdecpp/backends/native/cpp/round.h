@@ -1,0 +1,303 @@
+// The halves of a step as one call each, for one request or several: `propose` draws draft tokens until a floor is undercut, `verify` tests
+// them. Pieces of prompts may be read in the same passes, of which nothing is drawn or tested. What becomes of a request does not depend
+// on the others, to the bit.
+
+#pragma once
+
+#include <chrono>
+
+#include "pass.h"
+#include "sampling.h"
+
+// The acceptance head (`head.AcceptanceHead`) for a row: x = W [state, scalars] + table[token], or the state itself without W; blocks
+// x + SiLU(B x + b); P(accepted) = sigmoid(slope (output x + shift) + bias). One that lags judges a draft token by the state that has read
+// it, and its table has one row.
+struct Head {
+  int32_t in, scalars, width, blocks, lags;
+  int32_t kinds[4];  // of the scalars: LOG_Q, ENTROPY, GAP or DEPTH
+  const float *weight, *table, *block, *block_bias, *output;
+  double shift, slope, bias;
+  bool reads(int kind) const { return std::find(kinds, kinds + scalars, kind) != kinds + scalars; }
+};
+enum { LOG_Q, ENTROPY, GAP, DEPTH };
+enum { NOTHING, LAST_Q, PRODUCT_OF_Q, NEGATIVE_ENTROPY, SURVIVAL };  // the evidence that a rule looks at
+enum { ON, STOPPED, ENDED };
+enum { TOKEN, BLOCK, COMPARE };  // verifications
+
+// What a half step is told and says. With a `limit` of 0 the draft reads `unread`, with a `num` of -1 the target reads `tokens`: no more.
+struct Drafting {
+  const int64_t *unread, *ends;
+  const double *uniforms, *least;
+  const Head* head;
+  int64_t* tokens;            // said: the draft tokens,
+  float* rows;                // [limit, v] q or, greedily, logits,
+  double *confidence, *accept;  // q of each and what the head expects of it,
+  double forward_s, head_s;   // seconds, those of a pass shared by rows,
+  double value;               // the evidence,
+  double bias, slope;         // of the score that estimates are read with, where there is one
+  int32_t why;                // and why drafting stopped
+  int32_t num_unread, num_ends, start, limit, evidence, judges_by_q, scores;
+  Sampling sampling;
+};
+struct Verifying {
+  const int64_t* tokens;   // those the target has not read and the draft tokens
+  const double* uniforms;  // one for each draft token, and one for the token that follows
+  const float* q;
+  float *logits, *states;  // [num + 1, v], [num + 1, w]
+  float* raw;              // the logits again, as they were before sampling; null where nobody asks
+  double* overlaps;        // [num] said by the ratio test of each draft token tested, null where nobody asks: how likely one drawn from q passes
+  int64_t next;            // said
+  double forward_s;
+  int32_t num_accepted;
+  int32_t num_tokens, num, start, verification;
+  Sampling sampling;
+};
+
+static double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// P(accepted), from the state and the scalars of a draft token in the order LOG_Q, ENTROPY, GAP, DEPTH.
+static double judged(const Head& head, const float* state, int64_t token, const float* scalars) {
+  static thread_local std::vector<float> read, h, z;
+  read.assign(state, state + head.in), h.resize(head.width), z.resize(head.width);
+  for (int i = 0; i < head.scalars; ++i) read.push_back(scalars[head.kinds[i]]);
+  int in = int(read.size()), width = head.width;
+  const float* row = head.table + (head.lags ? 0 : token * width);
+  if (!head.weight) h = read;
+  for (int o = 0; head.weight && o < width; ++o) h[o] = dot(head.weight + size_t(o) * in, read.data(), in) + row[o];
+  for (int b = 0; b < head.blocks; ++b) {
+    const float* w = head.block + size_t(b) * width * width;
+    for (int o = 0; o < width; ++o) z[o] = dot(w + size_t(o) * width, h.data(), width) + head.block_bias[b * width + o];
+    for (int o = 0; o < width; ++o) h[o] += z[o] / (1.0f + std::exp(-z[o]));
+  }
+  double logit = (dot(head.output, h.data(), width) + head.shift) * head.slope + head.bias;
+  return 1.0 / (1.0 + std::exp(-std::min(std::max(logit, -700.0), 700.0)));
+}
+
+// `policies.score`: REST and LEAST, and what a score makes of an estimate.
+static constexpr double REST = 1e-2, LEAST = 1e-6;
+static double scored(const Drafting& d, double estimate) {
+  double logit = std::copysign(std::log((1 - LEAST) / LEAST), estimate - 0.5);
+  if (estimate > LEAST && estimate < 1 - LEAST) logit = std::log(estimate / (1 - estimate));
+  return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
+}
+
+// Draft tokens of one request while they are drawn, as `step.propose` draws them. Where the draft scores some tokens only, all is
+// computed of these, and becomes a row of the vocabulary at last.
+struct Drawing {
+  Drafting& d;
+  const Model& m;
+  Sequence* seq;
+  int vocab, size;
+  const int32_t* ids;  // of the tokens that are scored; null: all of them
+  const int64_t* pending;
+  int n, start, num = 0;
+  bool is_drawn, spreads, reads_q;
+  float scalars[4] = {};  // of the last draft token
+  Seen seen;
+
+  Drawing(Drafting& d, const Model& m, Sequence* seq)
+      : d(d), m(m), seq(seq), vocab(m.s.vocab), size(m.scored()), ids(size < vocab ? m.output_ids.data() : nullptr), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
+    spreads = d.evidence == NEGATIVE_ENTROPY || (d.head && (d.head->reads(ENTROPY) || d.head->reads(GAP)));
+    reads_q = d.head || d.judges_by_q || d.evidence == LAST_Q || d.evidence == PRODUCT_OF_Q || spreads;
+    d.value = 1.0, d.why = ON, d.forward_s = d.head_s = 0;
+  }
+
+  // Whether there is to be one more.
+  bool goes_on() {
+    if (d.why != ON || num >= d.limit) return false;
+    if (d.value >= d.least[num]) return true;
+    d.why = STOPPED;
+    return false;
+  }
+
+  float* row() { return d.rows + size_t(num) * vocab; }
+
+  void judge(int i, const float* state) {
+    double started = now();
+    d.accept[i] = d.head ? judged(*d.head, state, d.tokens[i], scalars) : 1 / (1 + std::max(1 - d.confidence[i], REST));
+    if (d.evidence == SURVIVAL) d.value *= scored(d, d.accept[i]);
+    d.head_s += now() - started;
+  }
+
+  // The next draft token, of the logits [size] and the state that the draft's pass over `pending` has said. The logits may be `row()`.
+  void draws(float* said, const float* state) {
+    static thread_local std::vector<float> held;
+    if (d.head && d.head->lags && num) judge(num - 1, state);
+    bool needs_law = is_drawn || reads_q;
+    if (needs_law && (ids || !is_drawn)) held.resize(size);
+    float* p = ids || !is_drawn ? held.data() : row();
+    penalise(said, size, d.sampling, ids);
+    double q = 1.0;
+    int64_t place;
+    if (is_drawn) {
+      distribution(said, size, d.sampling, p);
+      place = draw(p, size, d.uniforms[num]);
+    } else {
+      place = argmax(said, size);
+      if (reads_q) law(said, size, 1.0f, p);
+    }
+    if (needs_law) q = p[place];
+    if (ids) m.widen(is_drawn ? p : said, is_drawn ? 0.0f : -INFINITY, row());
+    else if (!is_drawn && said != row()) std::copy(said, said + size, row());
+    int64_t& token = d.tokens[num];
+    token = ids ? ids[place] : place;
+    d.confidence[num] = q;
+    scalars[LOG_Q] = float(std::log(std::max(q, 1e-30))), scalars[DEPTH] = float(num + 1);
+    if (spreads) spread(said, p, size, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
+    if (d.evidence == LAST_Q) d.value = q;
+    if (d.evidence == PRODUCT_OF_Q) d.value *= q;
+    if (d.evidence == NEGATIVE_ENTROPY) d.value = -scalars[ENTROPY];
+    if (d.judges_by_q || (d.head && !d.head->lags)) judge(num, state);
+    seen.add(token);
+    pending = &token, start += n, n = 1, ++num;
+    if (std::find(d.ends, d.ends + d.num_ends, token) != d.ends + d.num_ends) d.why = ENDED;
+  }
+};
+
+// Draft tokens of some requests, a pass of the draft for all that go on; how many of each. Pieces of prompts are read in the first.
+static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
+  const Shape& s = m->s;
+  static thread_local std::vector<float> logits, states;
+  static thread_local std::vector<int64_t> tokens;
+  std::vector<Drawing> all;
+  all.reserve(count);
+  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], *m, seqs[i]);
+  std::vector<Drawing*> on;
+  std::vector<Part> parts;
+  for (bool is_first = true;; is_first = false) {
+    on.clear(), parts.clear(), tokens.clear();
+    for (Drawing& one : all) {
+      bool draws = one.goes_on();
+      if (!draws && !(is_first && one.d.limit == 0)) continue;
+      if (draws) on.push_back(&one);
+      parts.push_back({one.seq, one.start, one.n, draws, 0});
+      tokens.insert(tokens.end(), one.pending, one.pending + one.n);
+    }
+    int num = int(on.size());
+    if (parts.empty()) break;
+    size_t size = m->scored();
+    logits.resize(num * size), states.resize(size_t(num) * s.width);
+    double started = now();
+    bool is_row = num == 1 && !on[0]->is_drawn && !on[0]->ids;  // they are what is wanted
+    float* said = is_row ? on[0]->row() : logits.data();
+    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), said, states.data(), -1, nullptr, true);
+    double row_s = (now() - started) / tokens.size();
+    auto one = [&, said, state = states.data()](int i) {
+      on[i]->d.forward_s += on[i]->n * row_s;
+      on[i]->draws(said + i * size, state + size_t(i) * s.width);
+    };
+    if (num == 1) one(0);
+    else if (num)
+      together(std::min(threads, num), [&](int t, int threads, Barrier&) {
+        for (int i = t; i < num; i += threads) one(i);
+      });
+  }
+  for (int i = 0; i < count; ++i) nums[i] = all[i].num;
+}
+
+// sum min(p, scale q).
+static double overlap(const float* p, const float* q, int n, float scale = 1.0f) {
+  Vec sum{};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    Vec a = at(p + i), b = at(q + i) * scale;
+    sum += a < b ? a : b;
+  }
+  double mass = total(sum);
+  for (; i < n; ++i) mass += std::min(p[i], q[i] * scale);
+  return mass;
+}
+
+// (w p - q)+ into `rest`; its mass.
+static double residual(const float* p, const float* q, float w, int n, float* rest) {
+  Vec sum{};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    Vec more = at(p + i) * w - at(q + i);
+    sum += at(rest + i) = more > 0.0f ? more : Vec{};
+  }
+  double mass = total(sum);
+  for (; i < n; ++i) mass += rest[i] = std::max(p[i] * w - q[i], 0.0f);
+  return mass;
+}
+
+// How many of the draft tokens are accepted, and the token that follows; p of every row they need is made of its logits.
+static int accepted(const Verifying& v, const int64_t* candidates, int vocab, int64_t* next) {
+  const float* q = v.q;
+  int count = 0;
+  float w = 1.0f, carry = 1.0f;
+  static thread_local std::vector<float> rest;
+  rest.resize(vocab);
+  const Sampling& s = v.sampling;
+  Seen seen(s);
+  auto row = [&](int i) {
+    float* p = v.logits + size_t(i) * vocab;
+    penalise(p, vocab, s), distribution(p, vocab, s, p);
+    return p;
+  };
+  float* p = row(0);
+  for (int i = 0; i < v.num; ++i, q += vocab) {
+    if (v.verification == COMPARE && (*next = draw(p, vocab, v.uniforms[i])) != candidates[i]) return count;
+    float ratio = v.verification == COMPARE ? 1.0f : p[candidates[i]] / q[candidates[i]];
+    if (v.verification == TOKEN && v.overlaps) v.overlaps[i] = overlap(p, q, vocab);
+    if (v.verification == TOKEN && !(v.uniforms[i] < ratio)) break;
+    seen.add(candidates[i]);
+    p = row(i + 1);
+    if (v.verification != BLOCK) {
+      ++count;
+      continue;
+    }
+    float heads = w = std::min(1.0f, w * ratio);
+    if (i + 1 < v.num) {
+      float missing = float(residual(p, q + vocab, w, vocab, rest.data()));
+      heads = missing + (1 - w) > 0 ? missing / (missing + (1 - w)) : 0.0f;
+    }
+    if (v.uniforms[i] < heads) count = i + 1, carry = w;
+  }
+  p = v.logits + size_t(count) * vocab;
+  bool is_drawn_anew = count < v.num && residual(p, v.q + size_t(count) * vocab, carry, vocab, rest.data()) > 0;
+  *next = draw(is_drawn_anew ? rest.data() : p, vocab, v.uniforms[v.num]);
+  return count;
+}
+
+// The same at temperature 0.
+static int agreed(const Verifying& v, const int64_t* candidates, int vocab, int64_t* next) {
+  Seen seen(v.sampling);
+  for (int i = 0;; seen.add(candidates[i++])) {
+    float* row = v.logits + size_t(i) * vocab;
+    penalise(row, vocab, v.sampling);
+    *next = argmax(row, vocab);
+    if (i == v.num || *next != candidates[i]) return i;
+  }
+}
+
+// The target's pass over the draft tokens of some requests, and the test of `verify`.
+static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
+  size_t vocab = m->s.vocab, width = m->s.width;
+  static thread_local std::vector<float> logits, states;
+  static thread_local std::vector<int64_t> tokens;
+  std::vector<Part> parts;
+  std::vector<size_t> rows{0};
+  tokens.clear();
+  for (int i = 0; i < count; ++i) {
+    Verifying& v = *tasks[i];
+    parts.push_back({seqs[i], v.start, v.num_tokens, v.num + 1, 0}), rows.push_back(rows.back() + v.num + 1);
+    tokens.insert(tokens.end(), v.tokens, v.tokens + v.num_tokens);
+  }
+  if (count > 1) logits.resize(rows.back() * vocab), states.resize(rows.back() * width);
+  double started = now();
+  pass(*m, threads, parts.data(), count, tokens.data(), count > 1 ? logits.data() : tasks[0]->logits, count > 1 ? states.data() : tasks[0]->states);
+  double row_s = (now() - started) / tokens.size();
+  auto one = [&, logits = logits.data(), states = states.data()](int i) {
+    Verifying& v = *tasks[i];
+    v.forward_s = v.num_tokens * row_s;
+    if (v.num < 0) return;
+    if (count > 1) std::copy(logits + rows[i] * vocab, logits + rows[i + 1] * vocab, v.logits), std::copy(states + rows[i] * width, states + rows[i + 1] * width, v.states);
+    if (v.raw) std::copy(v.logits, v.logits + size_t(v.num + 1) * vocab, v.raw);
+    v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);
+  };
+  if (count == 1) return one(0);
+  together(std::min(threads, count), [&](int t, int threads, Barrier&) {
+    for (int i = t; i < count; i += threads) one(i);
+  });
+}

@@ -1,0 +1,321 @@
+"""Llama and its relatives on a CPU, a pass as one call of compiled code (`native.cpp`).
+
+The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
+`cache_dir.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and
+every weight is read once for all rows of a pass. What it computes is what `families` describes.
+
+Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each turned into numbers on the
+way into the sums, so that no weight is rounded that the file did not step. Sums are in float32; but where the processor has
+products of whole numbers, what is multiplied with quantised blocks is rounded to 16 bits first, which is as good (the largest
+difference of a logit is 1e-4 of its size, as between two orders of summing) and takes a half to two thirds of the instructions.
+The bits of a row do not depend on how many rows a pass has. float32 weights that bfloat16 has too are kept in that form: half
+as much to read, and the same bits in every sum.
+"""
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdecpp.backends import families, trimmed
+from specdecpp.backends import probe as probing
+from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.eager import max_length
+from specdecpp.backends.native import library
+from specdecpp.backends.native.library import Drafting, PassPart, Verifying
+from specdecpp.backends.native.weights import DTYPES, TABLES, Weights, values_of
+from specdecpp.errors import BackendError
+from specdecpp.sampling import inverted
+
+_LOCK = threading.Lock()
+_LANES = 16  # what widths of heads must be multiples of
+_ROOM = 256  # positions a cache grows by
+_WIDEST = 256  # rows of one pass
+_ROUNDED = 0.1
+"""How far logits may be from transformers' where activations are rounded to bytes; relative (`probe.gap`)."""
+
+Activations = Literal["float32", "int16", "int8"]
+_BYTES: dict[Activations, int] = {"float32": 0, "int16": 2, "int8": 1}
+
+
+class NativeCache(Cache):
+    """One sequence of a `NativeModel`, in memory that compiled code reads.
+
+    Its text may begin in the middle (`skip`): `held` counts what the memory holds, `length` what stands before it too. Idle
+    memory is taken first, and goes back when this is gone.
+    """
+
+    def __init__(self, model: "NativeModel"):
+        super().__init__(model)
+        self.held = self.num_skipped = self._capacity = 0
+        self._memory: int | None = None
+
+    @property
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.num_skipped + self.held
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the cache in memory."""
+        return self.model.weights.bytes_per_position * self._capacity
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens: what is written there next replaces it."""
+        check_rollback(length, self.length)
+        self.num_skipped = min(length, self.num_skipped)
+        self.held = length - self.num_skipped
+
+    def skip(self, length: int) -> None:
+        """Leave out the first tokens of a text: the cache, which must be empty, begins behind them (`backends.Skips`)."""
+        if self.held:
+            raise ValueError(f"the cache holds {self.held} tokens, and only an empty one can begin elsewhere in the text")
+        self.num_skipped = length
+
+    def fork(self, length: int) -> "NativeCache":
+        """A copy of the first `length` tokens."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
+        other = NativeCache(self.model)
+        other.num_skipped = min(length, self.num_skipped)
+        if self._memory is not None and (num := length - other.num_skipped):
+            with _LOCK:
+                other.room_for(0)
+                other._take(self._memory, max(num, _ROOM), num)
+                other.held = num
+        return other
+
+    def room_for(self, length: int) -> int:
+        """The memory, with room for so many positions."""
+        weights, memory = self.model.weights, self._memory
+        if memory is None:
+            memory = self._memory = weights.idle.pop() if weights.idle else int(weights.lib.native_sequence())
+            self._capacity = weights.lib.native_capacity(memory)
+            weakref.finalize(self, weights.let_go, memory)
+        if length > self._capacity:
+            self._take(memory, max(length, 2 * self._capacity, _ROOM), self.held)
+        return memory
+
+    def _take(self, source: int, room: int, length: int) -> None:
+        """Have room for so many positions, the first `length` of them those of another memory, or of this one."""
+        weights = self.model.weights
+        if not weights.lib.native_copy(weights.handle, source, self._memory, room, length):
+            raise MemoryError(f"there is no memory for a cache of {room} positions")
+        self._capacity = weights.lib.native_capacity(self._memory)
+
+
+class NativeModel:
+    """A model that `families` describes. See `backends.Backend` for the contract.
+
+    `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
+    may then be on the meta device; without `probe` a `families.Sketch` will do for the model. `num_threads` are those of every
+    pass (None: as many as torch has). A pass waits for those of other backends to end.
+
+    `activations` say how what is multiplied with quantised weights is rounded: "int16" to 32,639 steps of the largest of each
+    group of 16 or 32, "float32" not at all. None takes the first where the processor has products of whole numbers, else the
+    second. "int8" steps to bytes, 127 steps, as llama.cpp does: quicker still with many rows, and the model is another one by
+    so much (`probe.gap` of some per cent). What is decoded follows that model's distribution exactly, with and without
+    drafting; it is never chosen unasked.
+
+    Raises `BackendError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
+    those of transformers (`probe.check`, unless `probe` is False).
+
+    >>> cache = NativeModel(model, num_threads=2).new_cache()       # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stored: Mapping[str, Any] | None = None,
+        vocab_size: int | None = None,
+        num_threads: int | None = None,
+        activations: Activations | None = None,
+        probe: bool = True,
+    ):
+        if reason := self.refusal(model, is_stored=stored is not None):
+            raise BackendError(f"{type(model).__name__} cannot be run by compiled code: {reason}. Use EagerModel.")
+        family = families.described(model)
+        is_sketch = isinstance(model, families.Sketch)
+        rows = model.num_rows if is_sketch else int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_size = rows if vocab_size is None else vocab_size
+        if self.vocab_size > rows:
+            raise BackendError(
+                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
+            )
+        self.output_ids = trimmed.of(model.config, vocab_size=self.vocab_size)
+        self.hidden_size = family.width
+        self.max_length = max_length(model.config)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.num_threads = num_threads or torch.get_num_threads()
+        has_dots = library.library().native_has_dots()
+        self.activations: Activations = activations or ("int16" if has_dots else "float32")
+        if self.activations != "float32" and not has_dots:
+            raise BackendError("this processor has no products of whole numbers (AVX2 or wider). Use activations='float32'.")
+        self.weights = Weights(
+            model,
+            family,
+            vocab_size=self.vocab_size,
+            output_ids=self.output_ids,
+            stored=stored,
+            rounds_to=_BYTES[self.activations],
+        )
+        if probe:
+            value_of = None if stored is None else lambda name: values_of(stored[name])
+            limit = _ROUNDED if self.activations == "int8" else probing.TOLERANCE
+            probing.check(self, model, manner="by compiled code", value_of=value_of, limit=limit)
+
+    @staticmethod
+    def refusal(model: Any, *, is_stored: bool = False) -> str | None:
+        """Why this model cannot be run so here; None where it can. `is_stored`: its weights come from a file."""
+        if reason := families.refusal(model) or (None if is_stored else _refusal_of_weights(model)):
+            return reason
+        family = families.described(model)
+        if family.head_size % _LANES:
+            return f"its heads are {family.head_size} wide, not a multiple of {_LANES}"
+        if len(family.views) > TABLES:
+            return f"its layers see in {len(family.views)} ways, not in {TABLES} at most"
+        return library.refusal()
+
+    def new_cache(self) -> NativeCache:
+        """An empty cache."""
+        return NativeCache(self)
+
+    def with_threads(self, num_threads: int) -> "NativeModel":
+        """A model over the same weights whose passes have so many threads."""
+        other = copy(self)
+        other.num_threads = num_threads
+        return other
+
+    def forward(
+        self, parts: Sequence[tuple[NativeCache, list[int]]], *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Append tokens to each cache, in one pass; logits and hidden states of the last `rows` tokens of each.
+
+        The bits of a sequence do not depend on the others, nor on where its text is cut.
+        """
+        if len(parts) == 1:  # in pieces that bound the memory of a pass
+            ((cache, tokens),) = parts
+            while len(tokens) > _WIDEST and len(tokens) > rows:
+                unseen = min(_WIDEST, len(tokens) - rows)
+                self._pass([(cache, tokens[:unseen])], 1)
+                tokens = tokens[unseen:]
+            parts = [(cache, tokens)]
+        logits, hidden, _ = self._pass(parts, rows)
+        return logits, hidden
+
+    def forward_seen(
+        self, parts: Sequence[tuple[NativeCache, list[int]]], *, layer: int
+    ) -> tuple[Float[Tensor, "B V"], list[Float[Tensor, "n D"]]]:
+        """`forward` with rows=1: logits, and what a layer reads, for all n tokens of each cache."""
+        logits, _, inputs = self._pass(parts, 1, layer)
+        return logits, list(inputs.split([len(tokens) for _, tokens in parts]))
+
+    def _pass(self, parts: Sequence[tuple[NativeCache, list[int]]], rows: int, seen: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+        weights, flat = self.weights, [token for _, tokens in parts for token in tokens]
+        is_mixed = any(cache.model.weights is not weights or not tokens for cache, tokens in parts)
+        if len(parts) > 1 and (is_mixed or len({id(cache) for cache, _ in parts}) < len(parts)):
+            raise ValueError("a pass over several sequences needs a cache for each, all of one model, and a token for each")
+        self.check_ids(flat)
+        num = rows * len(parts)
+        logits, states = torch.empty(num, self.vocab_size), torch.empty(num, self.hidden_size)
+        inputs = torch.empty(len(flat) if seen >= 0 else 0, self.hidden_size)
+        ends = [cache.held + len(tokens) for cache, tokens in parts]
+        with _LOCK:
+            weights.see_to(max(ends))
+            given = [
+                PassPart(cache.room_for(end), cache.held, len(tokens), rows, 0)
+                for (cache, tokens), end in zip(parts, ends, strict=True)
+            ]
+            out = logits.data_ptr(), states.data_ptr(), seen, inputs.data_ptr()
+            ids = (ctypes.c_int64 * len(flat))(*flat)
+            weights.lib.native_pass(weights.handle, self.num_threads, (PassPart * len(given))(*given), len(given), ids, *out)
+        for (cache, _), end in zip(parts, ends, strict=True):
+            cache.held = end
+        return logits, states, inputs
+
+    def share_of(self, draft: Any) -> float:
+        """Share of a draft's layers that are this model's first, which need not be computed again where both read."""
+        if not isinstance(draft, NativeModel) or draft.weights is self.weights:
+            return 0.0
+        return self._common(draft) / len(draft.weights.family.layers)
+
+    def _common(self, draft: "NativeModel") -> int:
+        """How many first layers are a draft's too."""
+        with _LOCK:
+            return self.weights.common(draft.weights)
+
+    def forward_both(self, cache: NativeCache, draft: NativeCache, tokens: list[int]) -> None:
+        """Append tokens to a cache and to a draft's of the same length (`share_of` its model above 0), with the bits that
+        `forward` of each gives."""
+        if draft.length != cache.length or draft.num_skipped or cache.num_skipped:
+            raise ValueError(f"both caches must hold the same text, and they hold {cache.held} and {draft.held} tokens")
+        both = (cache, draft)
+        for one in both:
+            one.model.check_ids(tokens)
+        common = self._common(draft.model)
+        for i in range(0, len(tokens), _WIDEST):
+            num = len(piece := tokens[i : i + _WIDEST])
+            start, end = cache.held, cache.held + num
+            with _LOCK:
+                told = []
+                for one in both:
+                    one.model.weights.see_to(end)
+                    told += [one.model.weights.handle, one.model.num_threads, one.room_for(end)]
+                self.weights.lib.native_extend_both(*told, (ctypes.c_int64 * num)(*piece), num, start, common)
+            cache.held = draft.held = end
+
+    def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> list[int]:
+        """Draft tokens of steps of several requests (`steps.native`), at least one each but where a task only reads: a cache
+        holds all but the last of its own then. How many each has."""
+        nums = (ctypes.c_int32 * len(tasks))()
+        self._run("native_propose", caches, tasks, [task.num_unread + task.limit for task in tasks], nums)
+        for cache, task, num in zip(caches, tasks, nums, strict=True):
+            cache.held = task.start + task.num_unread + max(0, num - 1)
+        return list(nums)
+
+    def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
+        """One pass over tokens and draft tokens of several requests, and their tests (`steps.native`): a cache holds all of
+        its own then."""
+        self._run("native_verify", caches, tasks, [task.num_tokens for task in tasks])
+        for cache, task in zip(caches, tasks, strict=True):
+            cache.held = task.start + task.num_tokens
+
+    def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int], *more: Any) -> None:
+        weights, num = self.weights, len(tasks)
+        for cache, task in zip(caches, tasks, strict=True):
+            task.start = cache.held
+        ends = [cache.held + most for cache, most in zip(caches, nums, strict=True)]
+        with _LOCK:
+            weights.see_to(max(ends))
+            memories = [cache.room_for(end) for cache, end in zip(caches, ends, strict=True)]
+            given = (ctypes.c_void_p * num)(*memories), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
+            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num, *more)
+
+    def check_ids(self, tokens: list[int]) -> None:
+        """Raise ValueError for ids that the embedding does not have."""
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.weights.num_ids:
+            raise ValueError(f"ids from {min(tokens)} to {max(tokens)}, but the embedding has {self.weights.num_ids} rows")
+
+    def draw(self, p: Float[Tensor, " V"], u: float) -> int:
+        """`sampling.inverted` in one call of compiled code."""
+        if p.dtype != torch.float32 or not p.is_contiguous():
+            return inverted(p, u)
+        return self.weights.lib.native_draw(p.data_ptr(), len(p), u)
+
+
+def _refusal_of_weights(model: Any) -> str | None:
+    found = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
+    if len(found) > 1 or any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return "its weights are of several types or spread over devices"
+    if {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)} != {torch.nn.Linear}:
+        return "its weights are quantised by torch"
+    (dtype, device) = found.pop()
+    if dtype not in DTYPES or device != "cpu":
+        return f"its weights are {str(dtype).removeprefix('torch.')} on {device}, not float32, bfloat16 or float16 on a CPU"
+    return None

@@ -1,0 +1,247 @@
+"""The weights of a model in the layout that the compiled code reads.
+
+A family's description (`backends.families`) says which parameters there are; their values come from a model of transformers, or
+as they lie in a GGUF file (`stored`), whose quantised blocks are kept as they are. Where the compiled code has no such blocks
+they become float32.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecpp.backends.angles import Angles
+from specdecpp.backends.families import Family, Layer, Sketch
+from specdecpp.backends.native.library import library
+from specdecpp.errors import BackendError
+
+KINDS = {
+    **{"F32": 0, "F16": 1, "BF16": 30},
+    **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8},
+    **{"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23},
+}
+"""Kinds that the compiled code can read, by GGML's names and numbers."""
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+TABLES = 4
+_ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "gate": 4, "up": 5, "down": 6, "embedding": 7, "output": 8}
+_NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "down_norm": 5, "last": 6}
+_ENDS = -1
+IDLE_BYTES, LARGE_BYTES = 256 * 2**20, 32 * 2**20
+"""Bytes that caches that nobody uses may hold together, and a single one of them: the rest is given back."""
+
+
+COMPARED = 16
+"""Rows of a matrix that the package gguf reads too (`values_of`)."""
+
+
+class _Shape(ctypes.Structure):
+    _names = ("layers", "width", "heads", "kv_heads", "size", "rotary", "hidden", "vocab", "is_gelu", "rounds_to")
+    _fields_ = [(name, ctypes.c_int32) for name in _names]
+    _fields_ += [(name, ctypes.c_float) for name in ("eps", "query_scale", "embedding_scale")]
+
+
+class Weights:
+    """The weights of a model, and its tables of angles. Raises `MemoryError`, `BackendError` where nothing can be compiled."""
+
+    def __init__(
+        self,
+        model: Any,
+        family: Family,
+        *,
+        vocab_size: int,
+        output_ids: Tensor | None = None,
+        stored: Mapping[str, Any] | None = None,
+        rounds_to: int = 0,
+    ):
+        self.lib, self.family = library(), family
+        shape = _Shape(
+            layers=len(family.layers),
+            width=family.width,
+            heads=family.heads,
+            kv_heads=family.kv_heads,
+            size=family.head_size,
+            rotary=family.rotary_size,
+            hidden=family.hidden,
+            vocab=vocab_size,
+            is_gelu=family.activation != "silu",
+            rounds_to=rounds_to,
+            eps=family.eps,
+            query_scale=family.score_scale,
+            embedding_scale=family.embedding_scale,
+        )
+        self.handle = self.lib.native_new(ctypes.byref(shape))
+        if not self.handle:
+            raise MemoryError(f"there is no memory for the weights of {type(model).__name__}")
+        self.idle: list[int] = []
+        """Caches that nobody uses: memory that is new to a process is slow to write for the first time."""
+        weakref.finalize(self, _freed, self.lib, self.handle, self.idle)
+        values = _Values(model, stored)
+        for i, layer in enumerate(family.layers):
+            self._add_layer(i, layer, values)
+        self._norm(_ENDS, "last", values.vector(family.norm))
+        num_ids = values.num_rows(family.embedding)
+        if output_ids is None:
+            self._matrix(_ENDS, "output", values.rows(family.output, 0, vocab_size))
+        else:
+            self._matrix(_ENDS, "output", values.chosen(family.output, output_ids))
+            narrow = output_ids.int()
+            self.lib.native_output_ids(self.handle, narrow.data_ptr(), len(narrow))
+        if family.output != family.embedding or output_ids is not None or vocab_size != num_ids:
+            self._matrix(_ENDS, "embedding", values.rows(family.embedding, 0, num_ids))
+        self.num_ids = num_ids
+        self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
+        """Bytes of a cache: keys and values in float32."""
+        rotary = model.rotary if isinstance(model, Sketch) else model.model.rotary_emb
+        size = family.head_size
+        self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
+        self._tables: list[tuple[Tensor, Tensor]] = []
+        self._common: weakref.WeakKeyDictionary[Weights, int] = weakref.WeakKeyDictionary()
+        self._lies_with: list[Weights] = []
+        self._lends = False
+
+    def common(self, other: "Weights") -> int:
+        """How many first layers are the other's too, to the bit: what they make of a text is computed once for both, and the
+        other reads them here from then on. Not while a pass is on."""
+        if other not in self._common:
+            both = zip(self._angles, other._angles, strict=False)
+            turn_alike = len(self._angles) == len(other._angles) and all(one.is_like(two) for one, two in both)
+            self._common[other] = num = self.lib.native_common(self.handle, other.handle) if turn_alike else 0
+            if num and not other._lends:  # others may read there what it would give up
+                self.lib.native_share(other.handle, self.handle, num)
+                other._lies_with.append(self)
+                self._lends = True
+        return self._common[other]
+
+    def let_go(self, sequence: int) -> None:
+        """A cache that its backend does not need any more: kept for the next one, unless it is large or others hold much."""
+        size, *others = (self.bytes_per_position * self.lib.native_capacity(one) for one in (sequence, *self.idle))
+        if size <= LARGE_BYTES and size + sum(others) <= IDLE_BYTES:
+            self.idle.append(sequence)
+        else:
+            self.lib.native_sequence_free(sequence)
+
+    def see_to(self, end: int) -> None:
+        """Tables of angles that go to this position or further."""
+        if self._tables and end <= len(self._tables[0][0]):
+            return
+        self._tables = [angles.to(end) for angles in self._angles]
+        for i, (cos, sin) in enumerate(self._tables):
+            self.lib.native_angles(self.handle, i, cos.data_ptr(), sin.data_ptr())
+
+    def _add_layer(self, i: int, layer: Layer, values: "_Values") -> None:
+        family = self.family
+        sizes = [num * family.head_size for num in (family.heads, family.kv_heads, family.kv_heads)]
+        parts = values.split(layer.qkv, sizes)
+        biases: tuple[Tensor | None, ...] = (None,) * 3
+        if layer.qkv_bias:
+            biases = torch.cat([values.vector(name) for name in layer.qkv_bias]).split(sizes)
+        for role, rows, bias in zip("qkv", parts, biases, strict=True):
+            self._matrix(i, role, rows, bias)
+        for role, rows in zip(("gate", "up"), values.split(layer.gate_up, [family.hidden] * 2), strict=True):
+            self._matrix(i, role, rows)
+        self._matrix(i, "out", values.rows(layer.out, 0, family.width))
+        self._matrix(i, "down", values.rows(layer.down, 0, family.width))
+        q_norm, k_norm = layer.head_norms or (None, None)
+        norms = {"norm": layer.norm, "mlp_norm": layer.mlp_norm, "q_norm": q_norm, "k_norm": k_norm}
+        for role, name in {**norms, "out_norm": layer.out_norm, "down_norm": layer.down_norm}.items():
+            if name is not None:
+                self._norm(i, role, values.vector(name))
+        self.lib.native_layer(self.handle, i, family.views[layer.view].window or 0, layer.view)
+
+    def _matrix(self, layer: int, role: str, rows: "_Rows", bias: Tensor | None = None) -> None:
+        given = None if bias is None else bias.data_ptr()
+        kind, pointer, stride, (out, width) = KINDS[rows.kind], rows.pointer, rows.stride, rows.shape
+        threads = torch.get_num_threads()
+        if not self.lib.native_matrix(self.handle, layer, _ROLES[role], kind, pointer, out, width, stride, given, threads):
+            raise MemoryError(f"there is no memory for a matrix of {out} x {width} ({rows.kind})")
+
+    def _norm(self, layer: int, role: str, weight: Tensor) -> None:
+        weight = weight + self.family.norm_offset
+        if not self.lib.native_norm(self.handle, layer, _NORMS[role], weight.data_ptr(), len(weight)):
+            raise MemoryError(f"there is no memory for a norm of {len(weight)}")
+
+
+def values_of(stored: Any) -> Tensor:
+    """The values of a stored matrix or vector, float32, of its shape; codes are turned into numbers by compiled code.
+
+    Some of its rows are compared with what the package gguf makes of them. Raises `BackendError` where they differ.
+    """
+    values = torch.empty(stored.shape)
+    lines, kind = stored.data, KINDS.get(stored.kind, -1)
+    shape = len(lines), values.numel() // len(lines)
+    to, threads = values.data_ptr(), torch.get_num_threads()
+    if not library().native_unpack(kind, lines.ctypes.data, *shape, lines.strides[0], to, threads):
+        return stored.dequantised()
+    some = slice(None, None, -(-len(lines) // COMPARED))
+    expected = type(stored)(stored.kind, (len(lines[some]), shape[1]), lines[some]).dequantised()
+    if not torch.allclose(values.view(shape)[some], expected, rtol=1e-5, atol=0, equal_nan=True):
+        raise BackendError(
+            f"compiled code reads weights of the type {stored.kind} otherwise than the package gguf. Use LeanModel."
+        )
+    return values
+
+
+def _freed(lib: Any, handle: int, idle: list[int]) -> None:
+    for sequence in idle:
+        lib.native_sequence_free(sequence)
+    lib.native_free(handle)
+
+
+class _Rows:
+    """Rows of a matrix: what kind of values they are, and where they lie. What owns them stays alive as long as this does."""
+
+    def __init__(self, kind: str, shape: tuple[int, int], pointer: int, stride: int, owner: Any):
+        self.kind, self.shape, self.pointer, self.stride, self._owner = kind, shape, pointer, stride, owner
+
+
+class _Values:
+    """Parameters by name, of a model or as they are stored."""
+
+    def __init__(self, model: Any, stored: Mapping[str, Any] | None):
+        self._model, self._stored = model, stored
+
+    def vector(self, name: str) -> Tensor:
+        """float32, in one piece."""
+        found = self._model.get_parameter(name) if self._stored is None else self._stored[name].dequantised()
+        return found.detach().float().contiguous()
+
+    def num_rows(self, name: str) -> int:
+        return int((self._model.get_parameter(name) if self._stored is None else self._stored[name]).shape[0])
+
+    def rows(self, name: str, start: int, end: int) -> _Rows:
+        """Some rows of a matrix that follow each other, not copied where they can be read as they are."""
+        return self._rows(name, slice(start, end))
+
+    def chosen(self, name: str, ids: Tensor) -> _Rows:
+        """Some rows of a matrix, by their numbers."""
+        return self._rows(name, ids.numpy())
+
+    def _rows(self, name: str, which: Any) -> _Rows:
+        found = None if self._stored is None else self._stored[name]
+        if found is not None and found.kind in KINDS:
+            lines = found.data[which]
+            if not lines.flags.c_contiguous:
+                lines = lines.copy()
+            return _Rows(found.kind, (len(lines), found.shape[1]), lines.ctypes.data, lines.strides[0], lines)
+        tensor = self._model.get_parameter(name) if found is None else found.dequantised()
+        tensor = tensor.detach()[which]
+        if tensor.dtype not in DTYPES:
+            tensor = tensor.float()
+        tensor = tensor.contiguous()
+        stride = tensor.stride(0) * tensor.element_size()
+        return _Rows(DTYPES[tensor.dtype], (len(tensor), tensor.shape[1]), tensor.data_ptr(), stride, tensor)
+
+    def split(self, names: tuple[str, ...], sizes: list[int]) -> Iterator[_Rows]:
+        """The rows of all these matrices, one after another, in parts of these sizes; a part may not cross a border."""
+        ends = {}
+        for name in names:
+            ends[name] = sum(map(self.num_rows, ends)) + self.num_rows(name)
+        start = 0
+        for size in sizes:
+            name = next(name for name, end in ends.items() if start < end)
+            before = ends[name] - self.num_rows(name)
+            yield self.rows(name, start - before, start - before + size)
+            start += size

@@ -1,0 +1,230 @@
+"""One sequence at fixed addresses: keys and values of every layer, and the work that was recorded over them.
+
+A CUDA graph repeats what was launched once, on the same addresses and with the same shapes. So nothing here grows with the
+text: a pass reads `span` positions of the cache, a power of two, and hides those past its own; where it stands is a number
+on the device. Work comes in few shapes: `WIDTHS` rows, the last of them padding. A padding row stands after the real ones,
+which cannot see it, and what it writes lies past the text, where the next pass overwrites it.
+
+Without a GPU the same work is called instead of replayed.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdecpp.backends.fused import FusedModel
+from specdecpp.backends.lean import Attend, LeanModel
+from specdecpp.errors import BackendError
+
+WIDTHS = (1, 2, 3, 5, 9, 17, 33)
+"""Rows of a recorded pass; wider ones are not recorded."""
+_ROOM = 256  # the shortest span
+_WARM_UPS = 2  # libraries choose kernels and take memory in the first runs, which cannot be recorded
+_MOST_PROGRAMS = 96
+
+
+def bucket(num_rows: int) -> int:
+    """The width that so many rows are padded to."""
+    return next(width for width in WIDTHS if width >= num_rows)
+
+
+def span_of(length: int) -> int:
+    """Positions that a pass reads which ends at `length`: room for padding stays free at their end."""
+    span = _ROOM
+    while span < length + WIDTHS[-1]:
+        span *= 2
+    return span
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody holds; none is counted elsewhere, where caches grow with their texts."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+class Cuda:
+    """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it.
+
+    Tests put a stand-in in this place, which holds `StaticCache` to what the memory of dead graphs forbids.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def settle(self) -> None:
+        """Wait for all that was queued."""
+        torch.cuda.synchronize(self._device)
+
+    def recorded(self, work: Callable[[], None], reset: Callable[[], object], pool: object) -> Any:
+        """A graph in this pool or, for None, in one of its own: rehearsed on a stream of its own, as recording asks for, then
+        recorded. Raises `BackendError`."""
+        with torch.cuda.device(self._device):
+            now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+            aside.wait_stream(now)
+            with torch.cuda.stream(aside):
+                _rehearse(work, reset)
+            now.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # pyright: ignore[reportArgumentType]
+                    work()
+            except RuntimeError as error:
+                raise BackendError(f"a pass cannot be recorded as a CUDA graph ({error}). Use LeanModel.") from error
+            return graph
+
+
+def graphs_of(device: torch.device) -> Cuda | None:
+    """Who records on this device; None where work is called instead."""
+    return Cuda(device) if device.type == "cuda" else None
+
+
+class Program:
+    """Work on fixed tensors: recorded once and replayed on a GPU, called as it is elsewhere.
+
+    `reset` puts its inputs where a rehearsal leaves no trace. `beside` is a program whose memory the graph shares: memory lives
+    as long as its graphs, and a handle of it that outlives them can never be used again, so that none is kept. Raises
+    `BackendError` where the work cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], None],
+        *,
+        reset: Callable[[], object],
+        graphs: Cuda | None = None,
+        beside: "Program | None" = None,
+    ):
+        self._work: Callable[[], None] = work
+        self._graph: Any = None
+        if graphs is None:
+            _rehearse(work, reset)
+        else:
+            self._graph = graphs.recorded(work, reset, beside and beside._graph.pool())
+
+    def __call__(self) -> None:
+        if self._graph is None:
+            self._work()
+        else:
+            self._graph.replay()
+
+
+def _rehearse(work: Callable[[], None], reset: Callable[[], object]) -> None:
+    for _ in range(_WARM_UPS):
+        reset()
+        work()
+    reset()
+
+
+class StaticCache:
+    """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them.
+
+    `body` gives the weights. Host and device may both keep count: where a pass starts is an argument on the device, how long
+    the text is is the backend's business.
+    """
+
+    def __init__(self, body: LeanModel):
+        self.body, self.device = body, body.device
+        self.record: Any = None  # of steps on the device (`steps.device_steps`), made by the first of them
+        self.launches: dict[int, Any] = {}  # what follows a pass there (`steps.device_launches`), likewise
+        self.recording_s = 0.0  # that recording has taken so far, which happens once
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
+        like = body._embedding
+        self.hidden = like.new_zeros(WIDTHS[-1], body.hidden_size)
+        self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
+        self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._programs: dict[Hashable, Program] = {}
+        self._graphs = graphs_of(self.device)
+
+    @property
+    def is_recorded(self) -> bool:
+        """True where programs are recorded here rather than called."""
+        return self._graphs is not None
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[1] if self.keys else 0
+
+    def prepare(self, span: int) -> None:
+        """The angles of a span. They are kept: what was recorded reads them where they are."""
+        if span not in self._tables:
+            self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
+
+    def read(
+        self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int, *, out: Tensor | None = None
+    ) -> Float[Tensor, "W D"]:
+        """Put tokens through all layers at start, start + 1, ... of the cache; what the output layer reads."""
+        body = self.body
+        if isinstance(body, FusedModel):
+            return body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, out)
+        x = F.embedding(tokens, body._embedding)
+        hidden = body._norm(body._through(x, self._attending(x, start, span)))
+        return hidden if out is None else out.copy_(hidden)
+
+    def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
+        positions = start + torch.arange(len(x), device=self.device)
+        ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
+        seen = []
+        for view, tables in zip(self.body.family.views, self._tables[span], strict=True):
+            is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
+            mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+            seen.append((*(table.index_select(0, positions) for table in tables), mask))
+        return self.body._attending(seen, partial(self._put, positions, span))
+
+    def _put(self, positions: Tensor, span: int, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows into the cache of layer i; the span of it."""
+        self.keys[i].index_copy_(1, positions, k)
+        self.values[i].index_copy_(1, positions, v)
+        return self.keys[i][:, :span], self.values[i][:, :span]
+
+    def score(self, hidden: Float[Tensor, "W D"]) -> Float[Tensor, "W V"]:
+        """Logits."""
+        return self.body._score(hidden)
+
+    def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], object]) -> Program:
+        """The program of this key, recorded now if it is new. The one used longest ago makes room for it."""
+        program = self._programs.pop(key, None)
+        if program is None:
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._settle()
+                del self._programs[next(iter(self._programs))]
+            began = perf_counter()
+            beside = next(iter(self._programs.values()), None)
+            program = Program(work, reset=reset, graphs=self._graphs, beside=beside)
+            self._settle()
+            self.recording_s += perf_counter() - began
+        self._programs[key] = program
+        return program
+
+    def forget(self) -> None:
+        """Drop what was recorded: its addresses are no longer those of the cache."""
+        self._settle()
+        self._programs.clear()
+
+    def _settle(self) -> None:
+        """A graph must not go while it runs, and its rehearsals are over when recording is."""
+        if self._graphs is not None:
+            self._graphs.settle()
+
+    def pass_over(self, width: int, span: int) -> Program:
+        """Reads `inputs`, fills `hidden` and `logits`."""
+        self.prepare(span)
+        return self.program(("pass", width, span), partial(self._pass, width, span), reset=lambda: self.rest(self.inputs, span))
+
+    def _pass(self, width: int, span: int) -> None:
+        hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span, out=self.hidden[:width])
+        if isinstance(self.body, FusedModel) and self.body.output_ids is None:
+            self.body.logits(hidden, self.logits[:width])
+        else:
+            self.logits[:width] = self.score(hidden)
+
+    @staticmethod
+    def rest(start: Int[Tensor, " n"], span: int) -> None:
+        """Put the start of a pass behind every text that ends in this span."""
+        start[:1] = span - WIDTHS[-1]

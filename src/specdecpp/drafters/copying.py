@@ -1,0 +1,174 @@
+"""A step without a draft model: draft tokens copied from the text (`drafters.suffix`), stopped by a rule, verified at once.
+
+q of a copied draft token is one-hot. Token verification then accepts it with probability p(x) and draws a rejection's token
+from p without x: that is the distribution of drawing y ~ p and asking whether y = x, so comparison loses nothing here, and no q
+is made. Block verification has the same distribution: the chance that a prefix survives cannot exceed the product of p.
+
+Over a compiled target `native` verifies what `propose` found; this engine does over any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import log, prod
+from time import perf_counter
+
+import torch
+
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.drafters.suffix import Match
+from specdecpp.policies import Costs, Stop
+from specdecpp.policies.protocol import END_OF_TEXT
+from specdecpp.scheduler import Reading
+from specdecpp.step import Plan, Request, Result, Rows, verified
+from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, Verification
+
+NO_MATCH = Stop("no match")
+UNWORTHY = Stop("further copies do not pay")
+FEW = 8
+"""So many copies are weighed first, and more of them only where all of these pay."""
+
+
+class Copying:
+    """Takes requests whose draft is a `SuffixDrafter`, over any target; one after the other."""
+
+    has_batches = False
+
+    def refusal(self, request: Request) -> str | None:
+        """Why a request cannot be run here; None where it can."""
+        return None if isinstance(request.draft, SuffixDrafter) else "its draft is a model"
+
+    def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
+        assert not readings, "sessions read their prompts themselves here"
+        return [_one(plan) for plan in plans]
+
+
+@dataclass
+class Copied:
+    """The draft tokens of a step as a policy sees them: what stands for q is the evidence of the match."""
+
+    match: Match
+    costs: Costs | None
+    tokens: list[int] = field(default_factory=list)
+    judged: list[float] = field(default_factory=list)
+    is_greedy: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def survival(self) -> float:
+        return prod(self.judged, start=1.0)
+
+    @property
+    def cumulative_confidence(self) -> float:
+        return prod(map(self.match.confidence, range(self.num_tokens)), start=1.0)
+
+    def confidence(self, i: int) -> float:
+        return self.match.confidence(i % self.num_tokens)
+
+    def entropy(self, i: int) -> float:
+        """In nats, of whether the match goes on."""
+        q = self.confidence(i)
+        return -q * log(q) - (1 - q) * log(1 - q)
+
+    def gap(self, i: int) -> float:
+        return abs(2 * self.confidence(i) - 1)
+
+    def rows(self, vocab_size: int) -> torch.Tensor:
+        """q of each draft token [K V]: one-hot."""
+        q = torch.zeros(self.num_tokens, vocab_size)
+        q[range(self.num_tokens), self.tokens] = 1.0
+        return q
+
+
+def as_compared(verification: Verification) -> Verification:
+    """A verification without q that has the same distribution where q is one-hot: comparison. A user's own is returned as it
+    is."""
+    return CompareVerification() if type(verification) in (TokenVerification, BlockVerification) else verification
+
+
+def _one(plan: Plan) -> Result:
+    request, started = plan.request, perf_counter()
+    draft, stop = plan.found or propose(plan)
+    drafted = perf_counter()
+    verification = as_compared(request.verification)
+    needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
+    q = draft.rows(request.target.vocab_size)
+    plan = replace(plan, request=replace(request, verification=verification))
+    verdict, pass_s, logits, seen = verified(plan, draft.tokens, list(q) if needs_q else ())
+    rows = Rows(q=q.to(logits.device), logits=logits, sampling=request.sampling, seen=seen) if plan.wants_rows else None
+    return Result(
+        tokens=draft.tokens,
+        num_accepted=verdict.num_accepted,
+        next_token=verdict.next_token,
+        tv=verdict.tv,
+        stop=stop,
+        q=[draft.confidence(i) for i in range(draft.num_tokens)],
+        judged=draft.judged,
+        draft_s=drafted - started,
+        verify_s=perf_counter() - drafted,
+        forward_s=pass_s,
+        rows=rows,
+    )
+
+
+def propose(plan: Plan) -> tuple[Copied, Stop]:
+    """The copied draft tokens up to where the policy stops, or the text ends; and why.
+
+    A policy that weighs draft tokens as a whole (`Policy.cut`) is asked of each match: its evidence is at hand, whatever the
+    steps before have gained.
+    """
+    request, decision = plan.request, plan.decision
+    policy, drafter = decision.policy, request.draft
+    assert isinstance(drafter, SuffixDrafter), "the engine takes no other"
+    draft = Copied(Match([]), plan.costs)
+    weighs = plan.costs is not None and policy.cut(decision.memory, (), plan.costs) is not None
+    if not decision.limit or not (weighs or decision.may_draft):
+        return draft, decision.stop(draft) or decision.at_limit
+    drafter.read(plan.tokens[drafter.length :])
+    if weighs:
+        return _weighed(draft, plan)
+    draft.match = drafter.copied(decision.limit)
+    for token in draft.match.tokens:
+        if stop := decision.stop(draft):
+            if policy.drops_last and draft.num_tokens:
+                draft.tokens.pop()
+                del draft.judged[draft.num_tokens :]
+            return draft, stop
+        if draft.num_tokens and not policy.looks_ahead:
+            _judge(draft, plan)
+        draft.tokens.append(token)
+        if policy.looks_ahead:
+            _judge(draft, plan)
+        if token in request.ends:
+            return draft, END_OF_TEXT
+    return draft, decision.at_limit if draft.num_tokens else NO_MATCH
+
+
+def _weighed(draft: Copied, plan: Plan) -> tuple[Copied, Stop]:
+    """Take as many copies as pay."""
+    decision, costs, drafter = plan.decision, plan.costs, plan.request.draft
+    assert costs is not None
+    assert isinstance(drafter, SuffixDrafter)
+    for limit in (min(FEW, decision.limit), decision.limit):
+        draft.match = match = drafter.copied(limit)
+        tokens = match.tokens
+        if not tokens:
+            return draft, NO_MATCH
+        end = next((i + 1 for i, token in enumerate(tokens) if token in plan.request.ends), limit)
+        estimates = [match.confidence(i) for i in range(end)]
+        num = decision.policy.cut(decision.memory, estimates, costs)
+        assert num is not None, "it was asked before"
+        draft.tokens, draft.judged = tokens[:num], estimates[:num]
+        if num < end:
+            return draft, UNWORTHY
+        if tokens[end - 1] in plan.request.ends:
+            return draft, END_OF_TEXT
+    return draft, decision.at_limit
+
+
+def _judge(draft: Copied, plan: Plan) -> None:
+    estimate = plan.decision.policy.judge(draft, torch.empty(0))
+    if estimate is not None:
+        draft.judged.append(estimate)

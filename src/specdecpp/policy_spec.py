@@ -1,0 +1,271 @@
+"""From what people type to what the library takes: a policy as a short spec, a prompt as a chat message, and a request
+whose steps are shown as they come. Shared by the verbs of the command line; imports no torch by itself.
+
+    cumulative:0.2     specdecpp:threshold=0.5,min_tokens=1     ->     a frozen policy dataclass
+
+Rules made of rules name them after their own parameters, if any:
+
+    auto-off:cumulative:0.2     bandit:fixed:2|cumulative:0.2     bandit:exploration=0.5:none|fixed:4
+
+A rule may read what follows its name itself (`Policy.read`), as the lab's trees: tree:costs, tree:4x2x1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Unpack, get_origin
+
+from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
+from specdecpp.policies.head import takes_head
+from specdecpp.verify import check_parts, verifications
+
+if TYPE_CHECKING:
+    from specdecpp.decoder import Decoder, Options, Output, Prompt
+    from specdecpp.head import AcceptanceHead
+    from specdecpp.loading.pair import Pair
+    from specdecpp.session import Step
+
+NO_DRAFT = "none"
+VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
+"""Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
+BOUNDS = ("min_tokens", "max_tokens")
+
+
+def _parameters(kind: type[Policy]) -> tuple[str, ...]:
+    """Parameters of a rule that can be typed: its own parameters, then the bounds."""
+    typed = [f.name for f in fields(kind) if f.init and f.name != "head"]
+    return (*(name for name in typed if name not in BOUNDS), *(name for name in BOUNDS if name in typed))
+
+
+def _forms(*, of_others: bool) -> dict[str, tuple[type[Policy], str, tuple[str, ...]]]:
+    """The short forms of the rules that are made of others, or of those that are not."""
+    forms = {}
+    for kind in named():
+        if "read" in vars(kind):
+            continue
+        name, _, main = kind.short.partition(":")
+        default = next(f.default for f in fields(kind) if f.name == main)
+        if (default is MISSING) is of_others:
+            forms[name] = (kind, main, tuple(other for other in _parameters(kind) if other != main))
+    return forms
+
+
+# name: (class, the parameter that may stand without its name, the others)
+KINDS = _forms(of_others=False)
+# name: (class, the field that holds the other rules, its own parameters)
+WRAPPERS = _forms(of_others=True)
+# name: class, of rules that read what follows it themselves
+READERS = {kind.short.partition(":")[0]: kind for kind in named() if "read" in vars(kind)}
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """A policy that has been read and checked, but may still need its head."""
+
+    policy: Policy
+    typed: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters that were given; for a policy with a head its card has the rest."""
+    parts: "tuple[PolicySpec, ...]" = ()
+    """The rules that it is made of."""
+
+    @property
+    def takes_head(self) -> bool:
+        """Tell whether a head makes a difference."""
+        return takes_head(type(self.policy)) or any(part.takes_head for part in self.parts)
+
+    @property
+    def needs_head(self) -> bool:
+        """Tell whether there is no such rule without a head."""
+        own = takes_head(type(self.policy)) and not isinstance(self.policy, CostAware)  # which does with q
+        return own or any(part.needs_head for part in self.parts)
+
+    def build(self, head: "AcceptanceHead | None") -> Policy:
+        """The policy, with its head where it needs one. Raises ValueError when there is none."""
+        if self.parts:
+            return _wrap(type(self.policy), [part.build(head) for part in self.parts], self.typed)
+        kind: Any = type(self.policy)
+        if not takes_head(kind):
+            return self.policy
+        if head is None and self.needs_head:
+            raise ValueError(
+                f"the policy {_name_of(self.policy)} needs an acceptance head, and this pair has none. Name one with --head, "
+                "or choose a rule that needs none, such as cumulative."
+            )
+        if kind is SpecDecPP and head is not None:
+            return SpecDecPP.tuned(head, **self.typed)
+        return kind(head=head, **self.typed)
+
+
+def parse_policy(spec: str) -> PolicySpec:
+    """Read `name`, `name:value`, `name:key=value,...`, or a rule made of others. Raises ValueError that lists what exists.
+
+    >>> parse_policy("fixed:4").policy
+    Fixed(k=4)
+    >>> parse_policy("auto-off:fixed:4").policy.policy
+    Fixed(k=4)
+    """
+    name, _, rest = spec.partition(":")
+    if name in (NO_DRAFT, "target") and not rest:  # the second is its old name
+        return PolicySpec(NoDraft())
+    if name in READERS and rest and (policy := READERS[name].read(rest)) is not None:
+        return PolicySpec(policy)
+    if name in WRAPPERS:
+        return _parse_wrapper(spec, name, rest)
+    if name not in KINDS:
+        raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
+    kind, main, others = KINDS[name]
+    values = _values(spec, kind, rest, main, others)
+    needed: dict[str, Any] = {"head": None} if takes_head(kind) else {}
+    return PolicySpec(kind(**needed, **values), typed=values)
+
+
+def policy_names() -> list[str]:
+    """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, tree:SHAPE."""
+    names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
+    wrappers = [f"{name}:{'POLICY|POLICY' if _takes_many(kind) else 'POLICY'}" for name, (kind, _, _) in WRAPPERS.items()]
+    return [NO_DRAFT, *names, *wrappers, *(kind.short for kind in READERS.values())]
+
+
+def spec_of(policy: Policy) -> str:
+    """The short spec of a policy: the inverse of `parse_policy`, heads aside.
+
+    >>> spec_of(CumulativeConfidence(threshold=0.3, max_tokens=8))
+    'cumulative:0.3,max_tokens=8'
+    """
+    if policy == NoDraft():
+        return NO_DRAFT
+    if (own := policy.written()) is not None:
+        return own
+    name = _name_of(policy)
+    if name in WRAPPERS:
+        own = ",".join(_changed(policy, WRAPPERS[name][2]))
+        return ":".join(filter(None, [name, own, "|".join(map(spec_of, policy.parts))]))
+    if name not in KINDS:
+        return name
+    _, main, others = KINDS[name]
+    return f"{name}:{','.join([_text(getattr(policy, main)), *_changed(policy, others)])}"
+
+
+def label_of(policy: Policy) -> str:
+    """A policy's name as a table shows it."""
+    match policy:
+        case Fixed(k=0):
+            return "target alone"
+        case Fixed(k=k):
+            return f"fixed K = {k}"
+        case SpecDecPP(threshold=threshold, calibrated=calibrated):
+            return f"SpecDec++ {threshold:g}{'' if calibrated else ' raw'}"
+        case CostAware(head=head) if policy == CostAware(head=head):
+            return "cost-aware by q" if head is None else "cost-aware"
+    if len(policy.parts) > 1:
+        return f"{_name_of(policy)} of {len(policy.parts)}"
+    return spec_of(policy).replace(":", " ").replace(",", " ")
+
+
+def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
+    """A text as a prompt: a user message where the tokenizer has a chat template, unless `chat` says otherwise."""
+    if chat is None:
+        chat = bool(getattr(pair.tokenizer, "chat_template", None))
+    return [{"role": "user", "content": text}] if chat else text
+
+
+def check_sampling(options: "Options") -> None:
+    """Raise ValueError for sampling parameters out of range, before a model is loaded for them."""
+    from specdecpp.sampling import asked
+
+    asked(options, {})
+
+
+def watched(decoder: "Decoder", prompt: "Prompt", on_step: "Callable[[Step], None]", **options: "Unpack[Options]") -> "Output":
+    """`Decoder.generate`, showing every step as soon as it is decided."""
+    from specdecpp.decoder import finished, run
+
+    session = decoder.start(prompt, **options)
+    steps = []
+    for outcome in run(session):
+        steps.append(outcome)
+        on_step(outcome)
+    return finished(session, steps)
+
+
+def to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
+    """An answer as JSON; with a seed, it holds what is needed to get it again."""
+    keys = ("num_drafted", "num_accepted", "stop_reason")
+    return {
+        "text": output.text,
+        "tokens": list(output.tokens),
+        "finish_reason": output.finish_reason,
+        "metrics": output.metrics.to_dict(),
+        "rounds": [{key: getattr(r, key) for key in keys} for r in output.steps],
+        "policy": policy,
+        "sampling": asdict(output.sampling),
+        "lossless": output.lossless,
+        "seed": seed,
+    }
+
+
+def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
+    """`name:[key=value,...:]POLICY`, for a rule made of several POLICY|POLICY."""
+    kind, _, own = WRAPPERS[name]
+    first, _, others = rest.partition(":")
+    values: dict[str, Any] = {}
+    if "=" in first:
+        values, rest = _values(spec, kind, first, "", own), others
+    if not rest:
+        raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
+    parts = tuple(map(parse_policy, rest.split("|") if _takes_many(kind) else [rest]))
+    policy = _wrap(kind, [part.policy for part in parts], values)
+    check_parts(policy)
+    return PolicySpec(policy, typed=values, parts=parts)
+
+
+def _takes_many(kind: type[Policy]) -> bool:
+    """Tells whether a rule is made of several others."""
+    main = kind.short.partition(":")[2]
+    return next(get_origin(f.type) is tuple for f in fields(kind) if f.name == main)
+
+
+def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]) -> Policy:
+    name = next(of for wrapper, of, _ in WRAPPERS.values() if wrapper is kind)
+    return kind(**{name: tuple(parts) if _takes_many(kind) else parts[0]}, **values)
+
+
+def _name_of(policy: Policy) -> str:
+    """The name of a policy's kind; the name of its class for a rule of somebody's own."""
+    known = {kind: name for name, (kind, _, _) in (KINDS | WRAPPERS).items()}
+    return known.get(type(policy), type(policy).__name__)
+
+
+def _changed(policy: Policy, names: Sequence[str]) -> list[str]:
+    """The parameters that differ from their defaults."""
+    defaults = {f.name: f.default for f in fields(policy)}
+    return [f"{name}={_text(getattr(policy, name))}" for name in names if getattr(policy, name) != defaults[name]]
+
+
+def _values(spec: str, kind: type[Policy], text: str, main: str, others: Sequence[str]) -> dict[str, Any]:
+    """The parameters in `value` or `key=value`, separated by commas."""
+    known = [name for name in (main, *others) if name]
+    values: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.rpartition("=")
+        key = key or main
+        if key not in known or key in values:
+            problem = "is given twice" if key in values else "is not a parameter"
+            raise ValueError(f"policy {spec!r}: {key or value} {problem}. {spec.partition(':')[0]} takes {', '.join(known)}.")
+        values[key] = _value(spec, key, value, kind)
+    return values
+
+
+def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float:
+    """One value, of the type that the field's default has."""
+    default = next(f.default for f in fields(kind) if f.name == key)
+    assert default is not MISSING, "every other parameter of a spec has a default"
+    wanted = type(default)
+    try:
+        return {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
+    except (KeyError, ValueError):
+        noun = {bool: "true or false", int: "a whole number", float: "a number"}[wanted]
+        raise ValueError(f"policy {spec!r}: {key} must be {noun}, got {text!r}.") from None
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

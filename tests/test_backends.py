@@ -1,0 +1,392 @@
+"""EagerModel against a fresh forward pass of the same model without a cache, and the models it must refuse."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kinds import CACHE, KINDS, model_of
+from transformers import AutoModel, DynamicCache, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers.cache_utils import DynamicLayer
+
+from specdecpp import BackendError
+from specdecpp.backends import EagerModel
+from specdecpp.testing import tiny_model
+
+# torch's grouped matrix product of the experts has no float64.
+EXACT_KINDS = [kind for kind in KINDS if kind != "mixtral"]
+
+# A step: how many tokens to cut (capped by what is there), and which to append then.
+STEPS = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 63), min_size=1, max_size=5)), min_size=1, max_size=8)
+
+
+@torch.inference_mode()
+def full_pass(model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [T, V] and last hidden states after the final norm [T, D] of one pass without a cache."""
+    inputs = torch.tensor([tokens])
+    hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
+    return model(input_ids=inputs, use_cache=False).logits[0], hidden[0]
+
+
+def check_steps(model: Any, backend: Any, steps: list[tuple[int, list[int]]], tolerance: float) -> None:
+    """Extend and roll back; after every step all appended rows must equal those of a fresh pass."""
+    tokens: list[int] = []
+    for num_cut, new in steps:
+        tokens = tokens[: max(0, len(tokens) - num_cut)]
+        backend.rollback(len(tokens))
+        tokens = tokens + new
+        rows = 1 + num_cut % len(new)
+        logits, hidden = backend.extend(new, rows=rows)
+        expected_logits, expected_hidden = full_pass(model, tokens)
+        assert backend.length == len(tokens)
+        torch.testing.assert_close(logits, expected_logits[-rows:], atol=tolerance, rtol=0)
+        torch.testing.assert_close(hidden, expected_hidden[-rows:], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) -> None:
+    """Catches a rollback that leaves or loses a position, a wrong position id or a wrong window mask, to 1e-9."""
+    model = model_of(kind, torch.float64)
+    backend = EagerModel(model)
+
+    @settings(max_examples=40)
+    @given(STEPS)
+    def run(steps: list[tuple[int, list[int]]]) -> None:
+        check_steps(model, backend.new_cache(), steps, 1e-9)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rollback_equality_in_float32(kind: str) -> None:
+    """Catches the same in the precision people use, and in a mixture of experts: within 1e-4 of a fresh pass."""
+    model = model_of(kind)
+    steps = [(0, [5, 6, 7, 8]), (1, [9]), (0, [10]), (3, [11, 12, 13, 14, 15]), (5, [3]), (0, [4, 5, 6, 7, 8])]
+    check_steps(model, EagerModel(model).new_cache(), steps, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_plain_pass_over_a_batch_leaves_the_own_sequence_alone(kind: str) -> None:
+    """Catches a pass that reads or extends the backend's cache, padded logits that stay, and hidden states of another row."""
+    model = model_of(kind)
+    backend = EagerModel(model, vocab_size=60).new_cache()
+    backend.extend([5, 6], rows=1)
+    logits, hidden = backend.model.offline_pass(input_ids=torch.tensor([[9, 8, 7], [3, 4, 5]]))
+    for row, tokens in enumerate(([9, 8, 7], [3, 4, 5])):
+        expected_logits, expected_hidden = full_pass(model, tokens)
+        torch.testing.assert_close(logits[row], expected_logits[:, :60], atol=1e-4, rtol=0)
+        torch.testing.assert_close(hidden[row], expected_hidden, atol=1e-4, rtol=0)
+    assert backend.length == 2
+    torch.testing.assert_close(backend.extend([7], rows=1)[1], full_pass(model, [5, 6, 7])[1][-1:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_the_window_matters_in_these_models(kind: str) -> None:
+    """Catches a vacuous window test: without its window the same weights must give other logits."""
+    model = model_of(kind, torch.float64)
+    wide = tiny_model(kind, seed=1, **{**KINDS[kind], "sliding_window": 200}).double()
+    tokens = list(range(3, 23))
+    assert (full_pass(model, tokens)[0][-1] - full_pass(wide, tokens)[0][-1]).abs().max() > 1e-3
+
+
+def test_hidden_is_the_last_hidden_state_after_the_final_norm() -> None:
+    """Catches a head that is fed the state before the final norm, or that of another layer."""
+    model = model_of("llama", torch.float64)
+    _, hidden = EagerModel(model).new_cache().extend([5, 6, 7], rows=3)
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True, use_cache=False)
+        torch.testing.assert_close(hidden, out.hidden_states[-1][0], atol=1e-9, rtol=0)
+        torch.testing.assert_close(model.lm_head(hidden), out.logits[0], atol=1e-9, rtol=0)
+
+
+def test_two_runners_built_on_one_model_do_not_disturb_each_other() -> None:
+    """Catches a hook that is replaced when the same model serves as target and draft."""
+    model = tiny_model("llama").double()
+    first, second = EagerModel(model).new_cache(), EagerModel(model).new_cache()
+    first.extend([3, 4], rows=1)
+    second.extend([9], rows=1)
+    _, hidden = first.extend([5], rows=1)
+    torch.testing.assert_close(hidden, full_pass(model, [3, 4, 5])[1][-1:], atol=1e-9, rtol=0)
+
+
+def test_a_model_is_left_as_it_was_given() -> None:
+    """Catches a hook for each backend that was ever made, on a model that is the user's."""
+    model = tiny_model("llama")
+    hooks = model.get_output_embeddings()._forward_pre_hooks
+    backends = [EagerModel(model) for _ in range(3)]
+    backends.append(backends[0].new_cache())
+    assert len(hooks) == 1
+    del backends[:3]
+    gc.collect()
+    assert len(hooks) == 1
+    backends[0].extend([3], rows=1)
+    del backends[:]
+    gc.collect()
+    assert len(hooks) == 0
+
+
+def test_somebody_elses_pass_is_not_kept() -> None:
+    """Catches a training step on the same model whose graph the backend would hold in memory."""
+    model = model_of("llama")
+    backend = EagerModel(model)
+    model(input_ids=torch.tensor([[3, 4]]))
+    assert backend._tap.hidden is None
+
+
+def test_threads_may_share_a_model() -> None:
+    """Catches a pass that takes the hidden states of another thread's."""
+    model = tiny_model("llama").double()
+    first = EagerModel(model)
+    texts = [[i, i + 1, i + 2] for i in range(3, 60)]
+
+    def read(tokens: list[int]) -> torch.Tensor:
+        return first.new_cache().extend(tokens, rows=1)[1]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(read, texts))
+    for tokens, hidden in zip(texts, found, strict=True):
+        torch.testing.assert_close(hidden, full_pass(model, tokens)[1][-1:], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
+    """Catches a rollback by what should have been read, where the cache of some layers has less."""
+    model = tiny_model("llama").double()
+    backend = EagerModel(model).new_cache()
+    backend.extend([3, 4, 5, 6], rows=1)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    hook = model.model.layers[layer].register_forward_pre_hook(fails)
+    with pytest.raises(MemoryError):
+        backend.extend([7, 8], rows=1)
+    hook.remove()
+    backend.rollback(3)
+    logits, _ = backend.extend([9], rows=1)
+    torch.testing.assert_close(logits, full_pass(model, [3, 4, 5, 9])[0][-1:], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "expected"),
+    [
+        ("llama", {"max_position_embeddings": 48}, 48),
+        ("llama", {"max_position_embeddings": 48, "max_seq_len": 32}, 48),
+        ("gpt2", {"n_positions": 40}, 40),
+        ("opt", {"max_position_embeddings": 56}, 56),
+        ("mpt", {"max_position_embeddings": None, "max_seq_len": 32}, 32),
+        ("bloom", {"max_position_embeddings": None}, None),
+    ],
+)
+def test_max_length_comes_from_the_config(kind: str, config: dict[str, Any], expected: int | None) -> None:
+    """Catches a context limit that is missed (crash past the end) or invented, whatever the config calls it."""
+    assert EagerModel(tiny_model(kind, **config)).max_length == expected
+
+
+def test_the_context_ends_before_longrope_changes_its_angles() -> None:
+    """Catches a cache that mixes keys of both angle tables: past the original length the model rotates all keys anew."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    model = tiny_model("phi3", max_position_embeddings=64, original_max_position_embeddings=16, rope_parameters=rope)
+    assert EagerModel(model).max_length == 16
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_the_last_position_of_the_context_can_be_used(kind: str) -> None:
+    """Catches a max_length that is one too large for learned positions."""
+    backend = EagerModel(tiny_model(kind, max_position_embeddings=16)).new_cache()
+    assert backend.max_length == 16
+    backend.extend([3] * 15, rows=1)
+    logits, _ = backend.extend([4], rows=1)
+    assert logits.isfinite().all()
+
+
+def test_the_model_is_put_into_evaluation_mode() -> None:
+    """Catches dropout that stays on: two passes over the same tokens would differ."""
+    backend = EagerModel(tiny_model("gpt2").train()).new_cache()
+    a, _ = backend.extend([3, 4, 5], rows=1)
+    b, _ = backend.model.new_cache().extend([3, 4, 5], rows=1)
+    assert torch.equal(a, b)
+
+
+class TakesNoRows(LlamaForCausalLM):
+    """A forward without logits_to_keep, as in code from the hub."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, use_cache: Any = None) -> Any:
+        return super().forward(input_ids=input_ids, use_cache=use_cache, **{CACHE: past_key_values})
+
+
+class Drifting(LlamaForCausalLM):
+    """Its logits change with every call, whatever the cache holds."""
+
+    calls = 0
+
+    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(*args, **{CACHE: past_key_values}, **kwargs)
+        self.calls += 1
+        out.logits = out.logits * (1 + 0.1 * self.calls)
+        return out
+
+
+class Remembering(LlamaForCausalLM):
+    """Adds a running mean of everything it ever read: a state beside the cache, which cropping does not touch."""
+
+    total = 0.0
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        self.total += float(input_ids.sum())
+        out = super().forward(input_ids=input_ids, **{CACHE: past_key_values}, **kwargs)
+        out.logits[..., 3] += self.total
+        return out
+
+
+class Tiring(LlamaForCausalLM):
+    """Its fourth pass is another one: a state that shows late."""
+
+    calls = 0
+
+    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(*args, **{CACHE: past_key_values}, **kwargs)
+        self.calls += 1
+        out.logits = out.logits * (1.01 if self.calls > 3 else 1.0)
+        return out
+
+
+class Leaking(LlamaForCausalLM):
+    """The token that follows weighs a hundredth."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(input_ids=input_ids, **{CACHE: past_key_values}, **kwargs)
+        out.logits[:, :-1] *= 1 + 0.01 * input_ids[:, 1:, None]
+        return out
+
+
+class Prefixed(LlamaForCausalLM):
+    """Puts a token of its own before what it is given, as models with a learned prefix do."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if past_key_values is not None and not past_key_values.get_seq_length():
+            super().forward(input_ids=torch.tensor([[9]]), **{CACHE: past_key_values})
+        return super().forward(input_ids=input_ids, **{CACHE: past_key_values}, **kwargs)
+
+
+class KeepsItsOwnCache(LlamaForCausalLM):
+    """Ignores the cache it is given."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids=input_ids, **{CACHE: DynamicCache()}, **kwargs)
+
+
+class WantsAnotherCache(LlamaForCausalLM):
+    """Fails on a cache of a kind it does not know, as models with indexed attention do."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        raise AttributeError("'DynamicLayer' object has no attribute 'update_indexer'")
+
+
+def subclassed(kind: type[LlamaForCausalLM]) -> LlamaForCausalLM:
+    model = tiny_model("llama")
+    model.__class__ = kind
+    return model
+
+
+def test_a_model_without_logits_to_keep_gives_the_same_rows() -> None:
+    """Catches rows taken from the wrong end where the model always scores every position."""
+    model = subclassed(TakesNoRows).double()
+    got = EagerModel(model).new_cache().extend([3, 4, 5, 6], rows=2)
+    for rows, expected in zip(got, full_pass(tiny_model("llama").double(), [3, 4, 5, 6]), strict=True):
+        torch.testing.assert_close(rows, expected[-2:], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Drifting, "Drifting gives other logits after a rollback|Drifting gives a token other logits when another"),
+        (Remembering, "Remembering gives other logits after a rollback|Remembering gives a token other logits"),
+        (Tiring, "Tiring gives other logits after a rollback"),
+        (Leaking, "Leaking gives a token other logits when another token follows it"),
+        (KeepsItsOwnCache, "was given 3 tokens and its cache holds 0"),
+        (Prefixed, "was given 3 tokens and its cache holds 4"),
+        (WantsAnotherCache, "fails in a forward pass with a plain key-value cache .*update_indexer"),
+    ],
+)
+def test_the_probe_refuses_a_model_whose_cache_cannot_be_trusted(kind: type[LlamaForCausalLM], reason: str) -> None:
+    """Catches a model that loads, runs, and is silently wrong after the first rejected draft token."""
+    with pytest.raises(BackendError, match=reason):
+        EagerModel(subclassed(kind))
+
+
+class Renamed(LlamaForCausalLM):
+    """Calls its cache as transformers does from 5.24 on."""
+
+    def forward(self, input_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids=input_ids, **{CACHE: cache}, **kwargs)
+
+
+def test_a_cache_may_have_another_name() -> None:
+    """Catches a release of transformers in which no model is said to have a cache."""
+    model = subclassed(Renamed).double()
+    backend = EagerModel(model).new_cache()
+    backend.extend([3, 4, 5], rows=1)
+    backend.rollback(2)
+    logits, _ = backend.extend([9], rows=1)
+    torch.testing.assert_close(logits, full_pass(tiny_model("llama").double(), [3, 4, 9])[0][-1:], atol=1e-9, rtol=0)
+
+
+def test_the_probe_sees_a_state_that_only_a_rollback_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a probe that compares nothing across the rollback: here crop itself does not cut."""
+    monkeypatch.setattr(DynamicLayer, "crop", lambda layer, tokens_to_remove: None)
+    with pytest.raises(BackendError, match="other logits"):
+        EagerModel(model_of("llama"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_probe_lets_half_precision_pass(kind: str, dtype: torch.dtype) -> None:
+    """Catches a probe so strict that rounding, or experts that group tokens differently, refuse a sound model."""
+    logits, _ = EagerModel(model_of(kind, dtype)).new_cache().extend([3, 4, 5], rows=1)
+    assert logits.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["mamba", "recurrent_gemma", "jamba", "qwen3_next"])
+def test_recurrent_and_hybrid_models_are_refused_with_the_reason(kind: str) -> None:
+    """Catches a recurrent state that would survive a rollback."""
+    config = {"num_experts": 2, "moe_intermediate_size": 16} if kind == "qwen3_next" else {}
+    with pytest.raises(BackendError, match=r"keeps a recurrent state .*linear_attention.* cannot be rolled back"):
+        EagerModel(tiny_model(kind, **config))
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    """Catches a T5, whose forward also takes past_key_values."""
+    config = T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=1, num_heads=2, pad_token_id=0
+    )
+    with pytest.raises(BackendError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        EagerModel(T5ForConditionalGeneration(config))
+
+
+def test_a_bidirectional_encoder_is_refused() -> None:
+    """Catches BERT and its kin, which keep a proper cache but let a draft token see the draft tokens after it."""
+    with pytest.raises(BackendError, match="BertLMHeadModel gives a token other logits when another token follows it"):
+        EagerModel(tiny_model("bert"))
+    EagerModel(tiny_model("bert", is_decoder=True))
+
+
+def test_a_model_without_a_cache_is_refused() -> None:
+    """Catches a forward without past_key_values (the first GPT)."""
+    with pytest.raises(BackendError, match="OpenAIGPTLMHeadModel takes no past_key_values"):
+        EagerModel(tiny_model("openai-gpt"))
+
+
+def test_a_model_without_an_output_layer_is_refused() -> None:
+    """Catches AutoModel where AutoModelForCausalLM was meant, with the remedy in the message."""
+    with pytest.raises(BackendError, match=r"LlamaModel has no output embeddings.*AutoModelForCausalLM"):
+        EagerModel(AutoModel.from_config(model_of("llama").config))

@@ -1,0 +1,181 @@
+"""Tokens to text: what is released, when, and that neither chunks of tokens nor stop strings change the text."""
+
+from functools import cache
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from specdecpp.detokenize import Detokenizer
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog, and then the dog jumps back.",
+    "Übermäßig naïve façades: garçon, smörgåsbord, Ångström.",
+    "你好世界。快速的棕色狐狸跳过了懒狗。",
+    "Family 👩\u200d👩\u200d👧\u200d👦 and flags 🇩🇪🇫🇷, faces 😀😂🥲.",
+]
+
+
+@cache
+def byte_bpe():
+    """A byte-level BPE with few merges, so that most characters beyond ASCII are split over tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+@cache
+def byte_fallback():
+    """The form of sentencepiece models: spaces as ▁, one stripped at the start, unknown characters as <0x..> bytes."""
+    pieces = ["<unk>", "▁", "▁a", "a", "b", "ab", "é", *(f"<0x{b:02X}>" for b in range(256))]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@cache
+def pieces_of(alphabet="abc", longest=3):
+    """A tokenizer with a token for every short string, so that a text can be cut into tokens in any way."""
+    strings = [""]
+    for _ in range(longest):
+        strings += [s + c for s in strings for c in alphabet if s + c not in strings]
+    tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(dict.fromkeys(strings[1:]))}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def read(tokenizer, tokens, stop=()):
+    """(pieces released until a stop, whether it stopped); what is held back at the end is flushed."""
+    detokenizer = Detokenizer(tokenizer, stop)
+    pieces = []
+    for token in tokens:
+        text, is_stopped = detokenizer.push(token)
+        pieces.append(text)
+        if is_stopped:
+            return pieces, True
+    return [*pieces, detokenizer.flush()], False
+
+
+def cut(text, stop):
+    """What must come out: the text before the stop string that is completed first (of two at once, the longer)."""
+    hits = [(at + len(s), at) for s in stop if (at := text.find(s)) >= 0]
+    return (text[: min(hits)[1]], True) if hits else (text, False)
+
+
+def is_nested(stop):
+    return any(a != b and a in b for a in stop for b in stop)
+
+
+@given(tokens=st.lists(st.integers(0, 319), max_size=30))
+@example(tokens=[])
+def test_pieces_add_up_for_any_tokens(tokens):
+    """Catches text that is lost, doubled or broken where a character spans tokens, or is no valid UTF-8 at all."""
+    tokenizer = byte_bpe()
+    pieces, is_stopped = read(tokenizer, [t for t in tokens if t < len(tokenizer)])
+    assert "".join(pieces) == tokenizer.decode([t for t in tokens if t < len(tokenizer)], skip_special_tokens=True)
+    assert not is_stopped
+
+
+@pytest.mark.parametrize("make", [byte_bpe, byte_fallback])
+@given(text=st.text(st.sampled_from("ab é你好👩\u200d👧🇩ßfox"), max_size=20))
+@example(text=" a  b ")
+@example(text=SENTENCES[3])
+def test_no_piece_of_a_text_is_broken(make, text):
+    """Catches half a character released before its last byte, and a space lost or stripped at a token's edge."""
+    tokenizer = make()
+    tokens = tokenizer.encode(text)
+    pieces, _ = read(tokenizer, tokens)
+    assert "".join(pieces) == tokenizer.decode(tokens)
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_text_is_released_as_soon_as_it_is_whole():
+    """Catches text that is held back though nothing can change it any more."""
+    tokenizer = byte_bpe()
+    tokens = [tokenizer.encode(c)[0] for c in "fox"] + tokenizer.encode("你") + tokenizer.encode("!")
+    assert len(tokenizer.encode("你")) > 1
+    pieces, _ = read(tokenizer, tokens)
+    assert [p for p in pieces if p] == ["f", "o", "x", "你", "!"]
+    assert pieces[:3] == ["f", "o", "x"]
+    assert pieces[-2:] == ["!", ""]
+
+
+def test_spaces_are_left_as_the_model_wrote_them():
+    """Catches decoding that tidies up: "a ." for the model would be "a." for the reader."""
+    tokenizer = pieces_of("a .", longest=2)
+    ids = tokenizer.convert_tokens_to_ids(["a", " .", " ", "a"])
+    assert "".join(read(tokenizer, ids)[0]) == "a . a"
+
+
+def test_flush_gives_up_on_an_incomplete_character():
+    """Catches an answer that ends inside a character and loses what came before it."""
+    tokenizer = byte_bpe()
+    tokens = [*tokenizer.encode("a"), tokenizer.encode("你")[0]]
+    assert read(tokenizer, tokens) == (["a", "", "\ufffd"], False)
+
+
+STOPS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(pieces=st.lists(st.text("abc", min_size=1, max_size=3), max_size=8), stop=STOPS)
+@example(pieces=["ab", "ca", "abc"], stop=["bcaa"])
+@example(pieces=["ab", "c"], stop=["ab", "bc"])
+@example(pieces=["c", "a", "b"], stop=["aa", "cab"])
+def test_stop_strings_cut_the_text_wherever_tokens_fall(pieces, stop):
+    """Catches a stop string that is missed across tokens, released in part, or held back for ever."""
+    if is_nested(stop):
+        return
+    tokenizer = pieces_of()
+    tokens = tokenizer.convert_tokens_to_ids(pieces)
+    released, is_stopped = read(tokenizer, tokens, stop)
+    assert ("".join(released), is_stopped) == cut("".join(pieces), stop)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["a", "b", "c"],
+        ["ab", "c"],
+        ["abc"],
+    ],
+)
+def test_a_stop_string_inside_another_wins_however_tokens_fall(pieces):
+    """Catches an answer that depends on where tokens fall: "b" is complete before "abc" is."""
+    tokenizer = pieces_of()
+    released, is_stopped = read(tokenizer, tokenizer.convert_tokens_to_ids(pieces), ["b", "abc"])
+    assert ("".join(released), is_stopped) == ("a", True)
+
+
+@given(text=st.text(st.sampled_from("aé你👧"), max_size=8), stop=st.text(st.sampled_from("aé你👧"), min_size=1, max_size=3))
+def test_stop_strings_beyond_ascii(text, stop):
+    """Catches a stop string that is compared before its characters are whole; merged tokens and single bytes agree."""
+    tokenizer = byte_bpe()
+    alphabet = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    single_bytes = tokenizer.convert_tokens_to_ids(list("".join(piece for piece, _ in alphabet)))
+    for tokens in (tokenizer.encode(text), single_bytes):
+        released, is_stopped = read(tokenizer, tokens, [stop])
+        assert ("".join(released), is_stopped) == cut(text, [stop])
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_decided():
+    """Catches a client that sees half a stop string, and text that never comes once it is none."""
+    tokenizer = pieces_of()
+    ids = tokenizer.convert_tokens_to_ids
+    assert read(tokenizer, ids(["a", "b", "a", "b", "c"]), ["abc"]) == (["", "", "ab", "", ""], True)
+    assert read(tokenizer, ids(["a", "b", "b"]), ["abc"]) == (["", "", "abb", ""], False)
+    assert read(tokenizer, ids(["c", "ab"]), ["abc"]) == (["c", "", "ab"], False)
+
+
+def test_an_empty_stop_string_is_refused():
+    """Catches a stop string that would end every answer before it begins."""
+    with pytest.raises(ValueError, match=r"empty.*remove it"):
+        Detokenizer(pieces_of(), ["a", ""])
