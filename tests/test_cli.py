@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,21 @@ def test_the_examples_of_the_help_pages_run(example: str, pair: list[str]):
     result = call(verb, *arguments, *pair, "--max-tokens", "4", stdin=stdin)
     assert result.exit_code == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.parametrize("verb", cli.GONE)
+def test_an_old_verb_says_what_took_its_place(verb: str):
+    """Catches a sentence that names a verb, an option or a function which does not exist."""
+    result = call(verb)
+    assert (result.exit_code, result.stdout) == (2, "")
+    instead = cli.GONE[verb]
+    assert f"specdecpp {verb} is now {instead}." in " ".join(result.stderr.split())
+    if "function" in instead:
+        module, _, name = instead.split()[-1].rpartition(".")
+        assert callable(getattr(import_module(module), name))
+    else:
+        new, *rest = instead.split()
+        assert all(word in call(new, "--help").stdout for word in rest)
 
 
 def test_the_version_is_shown():

@@ -71,6 +71,7 @@ STAND_INS = {
 SMALL = {
     "generate": "--max-tokens 12",
     "demo": "--num 1 --cycles 1 --max-tokens 6",
+    "bench --replay": "--policy fixed:2 --policy cumulative:0.2",
     "bench": "--quick --num-dev 1 --num 4 --max-tokens 6 --temperature 0 --policy fixed:2 --policy cumulative:0.2",
     "check": "--minutes 0.02",
 }
@@ -245,7 +246,8 @@ class Run:
         out = None
         if ">" in options:
             *options, _, out = options
-        printed = called(verb, *options, *SMALL.get(verb, "").split())
+        kind = f"{verb} --replay" if "--replay" in options else verb
+        printed = called(verb, *options, *SMALL.get(kind, "").split())
         if out:
             (self.folder / out).write_text(printed, encoding="utf-8")
 

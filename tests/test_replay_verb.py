@@ -365,6 +365,10 @@ def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
         (["--c", "nan"], 2, "must be finite and at least 0, got nan"),
         (["--target", "x"], 2, "--target and --draft go together"),
         (["--out", "."], 1, "is a folder"),
+        (["--quick"], 2, "--quick is for the clock"),
+        (["--temperature", "0"], 2, "--temperature is for the clock"),
+        (["--num-dev", "0"], 2, "--num-dev is for the clock"),
+        (["--prompts", "mine.jsonl"], 2, "--prompts is for the clock"),
     ],
 )
 def test_bad_usage_is_told_in_a_line(labels: Path, options: list[str], code: int, words: str):

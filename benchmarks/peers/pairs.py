@@ -5,7 +5,7 @@
 `reference` is the pair that ships. The others have random weights, which cost what trained ones cost, and agree as a trained
 pair does: the target holds the draft's layers within its own, and what the rest of it adds is scaled down until the target
 accepts 0.6 to 0.8 of what the draft draws. Which prompts, tokens and seeds: all fixed here. Their heads are trained as anyone
-would train one: `specdecpp run`, then `specdecpp calibrate` for temperature 0.
+would train one: `specdecpp train`, then again with `--only calibrate --temperature 0`.
 """
 
 import json

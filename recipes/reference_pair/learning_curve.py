@@ -2,7 +2,7 @@
 
     python learning_curve.py head.yaml --heads head,head_lagged,lagged_leaf --out benchmarks/results/learning_curve.json
 
-Run `specdecpp collect head.yaml` before. The parts are nested, and every part is trained for as many epochs.
+Run `specdecpp train head.yaml --only collect` before. The parts are nested, and every part is trained for as many epochs.
 """
 
 import argparse

@@ -103,7 +103,7 @@ class Results:
         except DataError:
             raise
         except (TypeError, ValueError) as error:
-            raise DataError(f"{name} is damaged ({error}). Make it again with bench or replay.") from error
+            raise DataError(f"{name} is damaged ({error}). Make it again with bench.") from error
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
@@ -210,13 +210,13 @@ def _about(pair: "Pair") -> dict[str, Any]:
 def _checked(kind: type[Any], content: Any, name: str) -> dict[str, Any]:
     """The content as arguments of `kind`, once it has every key that is needed and none that is unknown."""
     if not isinstance(content, dict):
-        raise DataError(f"{name} is a {type(content).__name__} where an object was expected. Give a file of bench or replay.")
+        raise DataError(f"{name} is a {type(content).__name__} where an object was expected. Give a file of bench.")
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
     missing = [n for n, is_needed in known.items() if is_needed and n not in content]
     unknown = [n for n in content if n not in known]
     if missing or unknown:
         lacks = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which has no place here"
-        raise DataError(f"{name} {lacks}. Give a file that bench or replay of this version has written.")
+        raise DataError(f"{name} {lacks}. Give a file that bench of this version has written.")
     return content
 
 

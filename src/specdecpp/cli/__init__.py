@@ -45,7 +45,7 @@ GONE = {
     "evaluate": "train RECIPE --only evaluate",
     "run": "train RECIPE",
     "replay": "bench --replay LABELS",
-    "convert": "the function specdecpp.loading.gguf_writing.convert",
+    "convert": "the function specdecpp.loading.gguf_writing.write",
 }
 """Verbs of version 0.2, and what took their places."""
 EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}

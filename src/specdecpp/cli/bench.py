@@ -1,9 +1,9 @@
 """`specdecpp bench`: every rule on the clock, on the same prompts, in one process."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -121,6 +121,10 @@ def bench(
         from specdecpp.verify import is_lossless, verifications
 
         if labels is not None:
+            sampling = {"--temperature": temperature, "--top-p": top_p, "--verification": verification, "--lossy": lossy}
+            sizes = {"--num-dev": num_dev, "--num": num, "--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick}
+            others = {"--prompts": data, "--prompt": prompt, "--sweep": sweep, "--verify-lossless": verify_lossless}
+            refuse_in_replay(sampling | sizes | others | {"--runner": runner})
             heads, specs = [head] if head else [], [parse_policy(spec) for spec in policy or ()]
             machines = [*map(Machine.relative, dict.fromkeys(c or ())), *([Machine.read(costs)] if costs else [])]
             check_names(target, draft, None)
@@ -161,6 +165,15 @@ def bench(
         code = _race(pair, rules, sets, plan, verify=verify_lossless, out=out, as_json=as_json, is_whole=bool(sweep))
         if code:
             raise typer.Exit(code)
+
+
+def refuse_in_replay(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option of the clock: recordings bring their own prompts, sampling and lengths."""
+    if given := [name for name, value in options.items() if value is not None and value is not False]:
+        raise ValueError(
+            f"{given[0]} is for the clock: --replay takes prompts, sampling and lengths from its recordings. "
+            "Leave one of the two out."
+        )
 
 
 def _replayed(

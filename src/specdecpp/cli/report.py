@@ -20,13 +20,13 @@ EXAMPLES = (
 
 
 def report(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Files of bench or replay.")],
+    results: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Files of bench.")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="One page that needs nothing else.")] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Every picture as a file, light and dark.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Every table, as markdown.")] = None,
     dataset: Annotated[str | None, typer.Option(metavar="NAME", help="This data set only.")] = None,
 ) -> None:
-    """Show results that bench or replay has written.
+    """Show results that bench has written.
 
     Without an option: tables in the terminal. Files of several costs together also show how each rule fares on other
     hardware.

@@ -83,7 +83,7 @@ def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Boar
     """
     known = list(dict.fromkeys(row.dataset for file in files for row in file.rows))
     if not known:
-        raise DataError("the results have no row. Make them again with bench or replay.")
+        raise DataError("the results have no row. Make them again with bench.")
     if dataset is not None and dataset not in known:
         raise ValueError(f"there is no data set {dataset!r} in the results, only {', '.join(known)}. Name one of them.")
     wanted = known if dataset is None else [dataset]
