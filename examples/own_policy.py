@@ -23,8 +23,7 @@ class EntropyBudget(sd.Policy):
 
 
 def distribution(policy: sd.Policy) -> dict[tuple, float]:
-    """The distribution of three tokens under a rule: every outcome of every draw of the real decoder, on models that are
-    tables."""
+    """The distribution of three tokens under a rule: every outcome of every draw of the decoder, on models that are tables."""
     p, q = (TableModel.random(vocab_size=3, depth=1, seed=seed) for seed in (1, 2))
 
     def answer(every: Enumerator) -> tuple:

@@ -55,7 +55,7 @@ def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None,
     return listeners
 
 
-@pytest.mark.parametrize(("runner", "seeds"), [("native", [None, None]), ("eager", [0, 1])])
+@pytest.mark.parametrize(("backend", "seeds"), [("native", [None, None]), ("eager", [0, 1])])
 def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, backend: str, seeds: list[int | None]) -> None:
     """Catches greedy requests of a server that draft as if each were alone, and answers rounded as the clock has it."""
     if backend == "eager":

@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cache_dir, cli, request
+from specdecpp import cache_dir, cli, policy_spec
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.report import render
@@ -175,13 +175,13 @@ def test_json_holds_what_is_needed_to_get_the_answer_again(pair: list[str]):
     """Catches a seed or a rule that is not told, and steps that disagree with the sums."""
     said = answer("hello", *pair, "--max-tokens", "24", "--seed", "7")
     again = answer("hello", *pair, "--max-tokens", "24", "--seed", str(said["seed"]), "--policy", said["policy"])
-    assert {k: again[k] for k in ("text", "tokens", "rounds", "finish_reason")} == {
-        k: said[k] for k in ("text", "tokens", "rounds", "finish_reason")
+    assert {k: again[k] for k in ("text", "tokens", "steps", "finish_reason")} == {
+        k: said[k] for k in ("text", "tokens", "steps", "finish_reason")
     }
-    assert sum(r["num_drafted"] for r in said["rounds"]) == said["metrics"]["num_draft_tokens"]
-    assert sum(r["num_accepted"] for r in said["rounds"]) == said["metrics"]["num_accepted_draft_tokens"]
-    assert len(said["rounds"]) == said["metrics"]["num_spec_steps"]
-    assert set(said["rounds"][0]) == {"num_drafted", "num_accepted", "stop_reason"}
+    assert sum(r["num_drafted"] for r in said["steps"]) == said["metrics"]["num_draft_tokens"]
+    assert sum(r["num_accepted"] for r in said["steps"]) == said["metrics"]["num_accepted_draft_tokens"]
+    assert len(said["steps"]) == said["metrics"]["num_spec_steps"]
+    assert set(said["steps"][0]) == {"num_drafted", "num_accepted", "stop_reason"}
 
 
 @pytest.mark.parametrize("policy", ["fixed:3", "heuristic", "max-confidence:drop=true", "entropy:0.3", "specdecpp:0.5"])

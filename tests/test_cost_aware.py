@@ -222,7 +222,7 @@ def test_it_learns_from_the_cost_model_and_not_from_the_clock():
     ("options", "message"),
     [
         ({"prior": 1.5}, r"CostAware\.prior must lie in \[0, 1\]"),
-        ({"prior_rounds": 0}, "prior_steps of at least 1, got 0"),
+        ({"prior_steps": 0}, "prior_steps of at least 1, got 0"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5"),
     ],
 )

@@ -134,7 +134,7 @@ def test_seconds_of_drafting_and_verifying_are_told(pair: sd.Pair) -> None:
     assert all(r.draft_s > 0 and r.verify_s > 0 for r in later)
 
 
-@pytest.mark.parametrize("runner", [LeanModel, EagerModel])
+@pytest.mark.parametrize("backend", [LeanModel, EagerModel])
 @pytest.mark.parametrize("policy", [CostAwareTree(), WithCopies(policy=CostAware()), CostAware()])
 def test_trees_and_copies_keep_the_targets_greedy_text(backend: Any, policy: Any) -> None:
     """Catches masks, positions and caches of trees and copies on another device than the rest."""
@@ -147,7 +147,7 @@ def test_trees_and_copies_keep_the_targets_greedy_text(backend: Any, policy: Any
         assert own.tokens == alone.tokens
 
 
-@pytest.mark.parametrize("runner", [GraphModel, LeanModel])
+@pytest.mark.parametrize("backend", [GraphModel, LeanModel])
 def test_a_server_says_what_a_decoder_says(backend: Any) -> None:
     """Catches requests of a server that meet on the device."""
     pytest.importorskip("pydantic", reason="the extra `serve` is not installed")

@@ -286,7 +286,7 @@ def test_all_ends_are_known(sound: Path, changed: Callable[[Change], Path]):
 # Backends
 
 
-@pytest.mark.parametrize("runner", ["native", "lean", "eager"])
+@pytest.mark.parametrize("backend", ["native", "lean", "eager"])
 def test_every_runner_decodes_the_targets_text(backend: str, sound: Path):
     """Catches a file that is still left to llama.cpp, and a backend that computes another model than the file holds."""
     pair = load_pair(sound / "target.gguf", draft=sound / "draft.gguf", backend=backend)

@@ -17,7 +17,7 @@ from distributions import unchecked
 from hypothesis import given, settings
 from kinds import DEVICES, model_of
 from test_lean import TEXT, VARIANTS, built
-from test_runners import STEPS, check_steps
+from test_backends import STEPS, check_steps
 from torch import Tensor
 
 import specdecpp as sd

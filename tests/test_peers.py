@@ -120,7 +120,7 @@ def test_every_engine_is_asked_alike():
 
         def run(self, request: Any, *, limit_s: float) -> Any:
             asked[self.name].append(request)
-            return {"tokens": [1, 2], "seconds": 0.5, "rounds": 1}
+            return {"tokens": [1, 2], "seconds": 0.5, "steps": 1}
 
     names = {worker for of in cells.OTHERS.values() for worker, _ in of.values()}
     assert names <= workers(names).keys()

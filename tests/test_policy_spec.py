@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from specdecpp import lab, policies, request
+from specdecpp import lab, policies, policy_spec
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import AcceptanceEMA, AdaptiveEntropy, ArgmaxLength, AutoOff, Bandit, DraftVerify, Heuristic
 from specdecpp.lab.trees import CostAwareTree, TreePolicy, Widths, parse_tree
@@ -48,40 +48,40 @@ from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, 
 )
 def test_a_spec_says_a_policy(spec: str, policy: Policy):
     """Catches a value that lands in another parameter, and a policy whose printed spec cannot be typed in again."""
-    assert request.parse_policy(spec).build(None) == policy
-    assert request.parse_policy(request.spec_of(policy)).build(None) == policy
+    assert policy_spec.parse_policy(spec).build(None) == policy
+    assert policy_spec.parse_policy(policy_spec.spec_of(policy)).build(None) == policy
 
 
 def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
     """Catches a tuned threshold that is ignored, or one that overrides what was typed."""
     head = AcceptanceHead(HeadCard(hidden_size=4, num_layers=0, stopping={"threshold": 0.6}))
     untuned = AcceptanceHead(HeadCard(hidden_size=4, num_layers=0))
-    assert request.parse_policy("specdecpp").build(head) == SpecDecPP(head=head, threshold=0.6)
-    assert request.parse_policy("specdecpp:max_tokens=9").build(head) == SpecDecPP(head=head, threshold=0.6, max_tokens=9)
-    assert request.parse_policy("specdecpp").build(untuned) == SpecDecPP(head=untuned)
-    typed = request.parse_policy("specdecpp:threshold=0.5,min_tokens=1").build(head)
+    assert policy_spec.parse_policy("specdecpp").build(head) == SpecDecPP(head=head, threshold=0.6)
+    assert policy_spec.parse_policy("specdecpp:max_tokens=9").build(head) == SpecDecPP(head=head, threshold=0.6, max_tokens=9)
+    assert policy_spec.parse_policy("specdecpp").build(untuned) == SpecDecPP(head=untuned)
+    typed = policy_spec.parse_policy("specdecpp:threshold=0.5,min_tokens=1").build(head)
     assert typed == SpecDecPP(head=head, threshold=0.5, min_tokens=1)
-    assert request.spec_of(typed) == "specdecpp:0.5,min_tokens=1"
+    assert policy_spec.spec_of(typed) == "specdecpp:0.5,min_tokens=1"
 
 
 def test_every_exported_rule_can_be_typed():
     """Catches a new rule that the command line does not know, and one it offers that is no longer there."""
     shown = {**vars(policies), **vars(lab)}.values()
     rules = {kind for kind in shown if isinstance(kind, type) and issubclass(kind, Policy)}
-    typed = {kind for kind, *_ in (request.KINDS | request.WRAPPERS).values()}
+    typed = {kind for kind, *_ in (policy_spec.KINDS | policy_spec.WRAPPERS).values()}
     assert typed == rules - {Policy, TreePolicy}
-    assert {name.split(":")[0] for name in request.policy_names()} == {
-        request.NO_DRAFT,
+    assert {name.split(":")[0] for name in policy_spec.policy_names()} == {
+        policy_spec.NO_DRAFT,
         *request.READERS,
-        *request.KINDS,
-        *request.WRAPPERS,
+        *policy_spec.KINDS,
+        *policy_spec.WRAPPERS,
     }
 
 
-@pytest.mark.parametrize("name", request.KINDS)
+@pytest.mark.parametrize("name", policy_spec.KINDS)
 def test_every_parameter_of_a_spec_is_one_of_the_rule(name: str):
     """Catches a parameter that is offered but refused by its class, or cannot be told from its default when it is printed."""
-    kind, main, others = request.KINDS[name]
+    kind, main, others = policy_spec.KINDS[name]
     known = {f.name: f for f in fields(kind)}
     assert {main, *others} <= known.keys()
     settable = {n for n, f in known.items() if f.init} - {"head"}
@@ -94,19 +94,19 @@ def test_rules_within_rules_get_the_head():
         hidden_size=4, num_layers=0, stopping={"threshold": 0.6, "calibrated": True}, calibration=Calibration(num_labels=1)
     )
     head = AcceptanceHead(card)
-    spec = request.parse_policy("bandit:specdecpp:max_tokens=9|auto-off:cost-aware|target")
+    spec = policy_spec.parse_policy("bandit:specdecpp:max_tokens=9|auto-off:cost-aware|target")
     assert spec.needs_head
     tuned = SpecDecPP(head=head, threshold=0.6, calibrated=True, max_tokens=9)
     assert spec.build(head) == Bandit(arms=(tuned, AutoOff(policy=CostAware(head=head)), Fixed(k=0)))
     with pytest.raises(ValueError, match=r"specdecpp needs an acceptance head.*--head"):
         spec.build(None)
-    assert request.parse_policy("auto-off:cost-aware").build(None) == AutoOff(policy=CostAware()), "which does with q"
-    assert not request.parse_policy("auto-off:cumulative").needs_head
+    assert policy_spec.parse_policy("auto-off:cost-aware").build(None) == AutoOff(policy=CostAware()), "which does with q"
+    assert not policy_spec.parse_policy("auto-off:cumulative").needs_head
 
 
 def test_a_rule_of_somebodys_own_goes_by_its_class():
     """Catches a report that breaks on a rule it does not know."""
-    assert request.spec_of(AutoOff(policy=Policy(max_tokens=3))) == "auto-off:Policy"
+    assert policy_spec.spec_of(AutoOff(policy=Policy(max_tokens=3))) == "auto-off:Policy"
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_a_rule_of_somebodys_own_goes_by_its_class():
 def test_a_rule_made_of_rules_that_says_nothing_is_refused(spec: str, message: str):
     """Catches a typo inside a spec that silently becomes a default, or is told of another part of it."""
     with pytest.raises(ValueError, match=message):
-        request.parse_policy(spec)
+        policy_spec.parse_policy(spec)
 
 
 @pytest.mark.parametrize("spec", ["fixed:x", "fixed:1,2", "fixed:max_tokens=3", "target:2", "heuristic:0", "", ":3"])
 def test_a_spec_that_says_nothing_is_refused(spec: str):
     """Catches a typo that silently becomes a default."""
     with pytest.raises(ValueError, match=r"policy|Heuristic"):
-        request.parse_policy(spec)
+        policy_spec.parse_policy(spec)
 
 
 @pytest.mark.parametrize("spec", ["", "axb", "4xx", "4x0", "-4", "costs:", "costs:0", "costs:x", "cost"])

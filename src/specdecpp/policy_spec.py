@@ -195,7 +195,7 @@ def to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any
         "tokens": list(output.tokens),
         "finish_reason": output.finish_reason,
         "metrics": output.metrics.to_dict(),
-        "rounds": [{key: getattr(r, key) for key in keys} for r in output.steps],
+        "steps": [{key: getattr(r, key) for key in keys} for r in output.steps],
         "policy": policy,
         "sampling": asdict(output.sampling),
         "lossless": output.lossless,

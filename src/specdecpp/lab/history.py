@@ -175,12 +175,12 @@ class UCBSpecStop(Priced):
         return LengthSums(steps=none, tokens=none, seconds=none)
 
     def resume(self, past: Mapping[str, Any]) -> LengthSums:
-        columns = [past.get(name) for name in ("rounds", "tokens", "seconds")]
+        columns = [past.get(name) for name in ("steps", "tokens", "seconds")]
         sound = all(isinstance(c, list | tuple) and len(c) == self.max_tokens + 1 for c in columns)
-        return LengthSums(**{name: tuple(past[name]) for name in ("rounds", "tokens", "seconds")}) if sound else self.start()
+        return LengthSums(**{name: tuple(past[name]) for name in ("steps", "tokens", "seconds")}) if sound else self.start()
 
     def carry(self, past: Mapping[str, Any] | None, memory: LengthSums) -> Mapping[str, Any]:
-        return {"rounds": memory.steps, "tokens": memory.tokens, "seconds": memory.seconds}
+        return {"steps": memory.steps, "tokens": memory.tokens, "seconds": memory.seconds}
 
     def learn(self, memory: LengthSums, outcome: "Outcome") -> LengthSums:
         k = outcome.num_drafted

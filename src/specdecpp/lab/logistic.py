@@ -98,7 +98,7 @@ class OnlineLogistic(HeadPolicy):
             self._fit(past["slope"], tuple(intercepts)),
             sums=tuple(map(tuple, past["sums"])),
             shared=tuple(past["shared"]),
-            **{name: past[name] for name in ("num_rounds", "num_fits", "num_tested", "num_accepted", "mean")},
+            **{name: past[name] for name in ("num_steps", "num_fits", "num_tested", "num_accepted", "mean")},
         )
 
     def carry(self, past: Mapping[str, Any] | None, memory: LogisticFit) -> Mapping[str, Any]:

@@ -53,7 +53,7 @@ def answers(model: Any) -> dict[str, Any]:
         )
         metrics = getattr(output, "metrics", None)
         steps = metrics and [metrics.num_spec_steps, metrics.num_draft_tokens, metrics.num_accepted_draft_tokens]
-        return {"tokens": output.sequences[0].tolist(), "rounds": steps}
+        return {"tokens": output.sequences[0].tolist(), "steps": steps}
 
     torch.manual_seed(RANK)  # generators that have gone apart: the first one's draw counts
     found = {

@@ -40,7 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_both_ranks_say_the_same(case: str, ranks: list[dict[str, Any]]) -> None:
     """Catches ranks that decide for themselves: their own seed, their own costs, their own clock. Most often they hang."""
     assert ranks[0][case] == ranks[1][case]
-    assert ranks[0][case]["rounds"][1] > 0, "it drafts"
+    assert ranks[0][case]["steps"][1] > 0, "it drafts"
 
 
 @pytest.mark.parametrize("case", ["plain", "greedy", "processed", "sampled", "unseeded", "head", "measured", "clocks"])
@@ -49,7 +49,7 @@ def test_two_ranks_say_what_one_process_says(case: str, ranks: list[dict[str, An
     tokens do not feel."""
     assert ranks[0][case]["tokens"] == alone[case]["tokens"]
     if case in ("greedy", "sampled", "head"):
-        assert ranks[0][case]["rounds"] == alone[case]["rounds"]
+        assert ranks[0][case]["steps"] == alone[case]["steps"]
 
 
 @pytest.mark.parametrize(("ours", "plain"), [("greedy", "plain"), ("measured", "plain"), ("processed", "plain-processed")])
