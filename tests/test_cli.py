@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cache_dir, cli, policy_spec
+from specdecpp import cache_dir, cli
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.report import render

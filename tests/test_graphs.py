@@ -16,8 +16,8 @@ import torch
 from distributions import unchecked
 from hypothesis import given, settings
 from kinds import DEVICES, model_of
-from test_lean import TEXT, VARIANTS, built
 from test_backends import STEPS, check_steps
+from test_lean import TEXT, VARIANTS, built
 from torch import Tensor
 
 import specdecpp as sd

@@ -71,7 +71,8 @@ class Lossless:
             tokens = min(f.num_tokens for f in self.findings if f.p_value is not None)
             said.append(
                 f"Sampled: {num} of {len(sampled)} rows keep the target's distribution (chi-square of {tokens:,} tokens or "
-                f"more each, least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of {1 / FALSE_ALARM:,.0f})."
+                f"more each, least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of "
+                f"{1 / FALSE_ALARM:,.0f})."
             )
         return said
 
