@@ -22,7 +22,7 @@ from specdecpp.testing import practice_prompts
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--runner", default="eager", help="native sums in float32, and has no flips")
+    parser.add_argument("--backend", default="eager", help="native sums in float32, and has no flips")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     pair, wide = sd.load_pair(dtype="bfloat16", backend=args.backend), sd.load_pair()

@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of an answer (default: 48)")
     parser.add_argument("--sampled", type=int, default=60, help="answers a rule for the chi-square (default: 60)")
     parser.add_argument("--format", action="append", choices=[OWN, *WRITTEN, *K_QUANTS], help="only this; repeatable")
-    parser.add_argument("--runner", choices=["native", "native-int8"], default="native")
+    parser.add_argument("--backend", choices=["native", "native-int8"], default="native")
     parser.add_argument("--rotate", type=int, default=2, help="rules a prompt in the formats written anew (default: 2)")
     parser.add_argument("--minutes", type=float, help="stop in time and go on another day")
     parser.add_argument(
@@ -278,7 +278,7 @@ def opened(args: argparse.Namespace, prompts: list[str]) -> dict[str, Any]:
     settings = {
         "file": hashlib.sha256(args.file.read_bytes()).hexdigest()[:16],
         "prompts": hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:16],
-        **{key: getattr(args, key) for key in ("num", "tokens", "sampled", "rotate", "runner")},
+        **{key: getattr(args, key) for key in ("num", "tokens", "sampled", "rotate", "backend")},
     }
     if not args.out.exists():
         about = provenance("python", "benchmarks/identity.py")

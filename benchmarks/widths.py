@@ -119,7 +119,7 @@ def _line(row: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="a GGUF file, or a folder with a checkpoint")
-    parser.add_argument("--runner", action="append", help="repeatable (default: native, native-int8, llama.cpp)")
+    parser.add_argument("--backend", action="append", help="repeatable (default: native, native-int8, llama.cpp)")
     parser.add_argument("--dtype", default="auto", help="of a checkpoint's weights (default: as stored)")
     parser.add_argument("--threads", type=int, action="append", help="repeatable (default: 1 and 2)")
     parser.add_argument("--rows", type=int, action="append", help="repeatable (default: 1, 2, 3, 5, 9, 16)")

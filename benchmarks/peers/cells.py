@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--other-prompts", type=int, default=4, help="of each set, for the other engines (default: 4)")
     parser.add_argument("--tokens", type=int, default=96, help="the most of an answer (default: 96)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--runner", default="native", help="of ours (default: native, what people get)")
+    parser.add_argument("--backend", default="native", help="of ours (default: native, what people get)")
     parser.add_argument("--other", action="append", choices=[*OTHERS], help="only this of the others; repeatable")
     parser.add_argument("--no-others", action="store_true", help="ours alone")
     parser.add_argument("--quick", action="store_true", help="a smoke run: two prompts, few tokens; writes --out only")

@@ -180,7 +180,7 @@ def rows(bench: Bench) -> None:
     file = parts.target if parts else bench.names.target
     out = bench.work / f"widths-{bench.pair}.json"
     command = [env.python(env.TORCH), env.ROOT / "benchmarks/widths.py", file, "--threads", THREADS, "--out", out]
-    command += ["--runner", "native", "--runner", "llama.cpp", *(["--quick"] if bench.plan.is_quick else [])]
+    command += ["--backend", "native", "--backend", "llama.cpp", *(["--quick"] if bench.plan.is_quick else [])]
     subprocess.run(list(map(str, command)), env=_environment(bench.cache), stdout=subprocess.DEVNULL, check=True)
     bench.add("rows", "rows", rows=json.loads(out.read_text(encoding="utf-8"))["rows"])
 

@@ -124,7 +124,7 @@ def bench(
             sampling = {"--temperature": temperature, "--top-p": top_p, "--verification": verification, "--lossy": lossy}
             sizes = {"--num-dev": num_dev, "--num": num, "--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick}
             others = {"--prompts": data, "--prompt": prompt, "--sweep": sweep, "--verify-lossless": verify_lossless}
-            refuse_in_replay(sampling | sizes | others | {"--backend": runner})
+            refuse_in_replay(sampling | sizes | others | {"--backend": backend})
             heads, specs = [head] if head else [], [parse_policy(spec) for spec in policy or ()]
             machines = [*map(Machine.relative, dict.fromkeys(c or ())), *([Machine.read(costs)] if costs else [])]
             check_names(target, draft, None)

@@ -63,7 +63,7 @@ Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such a
 BackendOption = Annotated[
     str | None,
     typer.Option(
-        "--runner",
+        "--backend",
         metavar="NAME",
         help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
     ),

@@ -77,7 +77,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
         for name, changes in (("config", {"max_position_embeddings": 2 * MANY}), ("generation_config", {"eos_token_id": []})):
             path = folder / role / f"{name}.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    pair = ("--target", str(folder / "target"), "--draft", str(folder / "draft"), "--runner", "eager")
+    pair = ("--target", str(folder / "target"), "--draft", str(folder / "draft"), "--backend", "eager")
     return (*pair, "--max-tokens", str(MANY), "--timeout", "3600")
 
 

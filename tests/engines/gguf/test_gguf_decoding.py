@@ -255,7 +255,7 @@ def call(*arguments: object) -> Result:
 def test_the_verbs_take_files(tmp_path: Path) -> None:
     """Catches a verb that knows checkpoints only: generate with the head, calibrate."""
     files = {f"--{role}": converted(role, tmp_path / f"{role}.gguf") for role in ("target", "draft")}
-    names = [part for item in files.items() for part in item] + ["--runner", "llama.cpp"]
+    names = [part for item in files.items() for part in item] + ["--backend", "llama.cpp"]
     result = call("generate", "Why?", *names, "--head", HEAD, "--max-tokens", 12, "--temperature", 0, "--json")
     assert result.exit_code == 0, result.stderr
     assert (
@@ -268,7 +268,7 @@ def test_the_verbs_take_files(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["calibrated_on"]["runners"].startswith("llama.cpp")
 
 
-@pytest.mark.parametrize("options", [[], ["--runner", "llama.cpp", "--max-tokens", 12]])
+@pytest.mark.parametrize("options", [[], ["--backend", "llama.cpp", "--max-tokens", 12]])
 def test_check_takes_files(options: list[object], reference: Path) -> None:
     """Catches a pair of files that `check` cannot record in batches, which it does from their weights; another backend
     timed."""
