@@ -237,7 +237,7 @@ def told(pair: Pair, cells: Sequence[Cell], step: float, versions: dict[str, str
         **provenance("python", "-m", "peers.cells"),
         "versions": versions,
         "pair": {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint, "runners": pair.backends},
-        "plan": {name: getattr(args, name) for name in ("prompts", "other_prompts", "tokens", "threads", "runner")},
+        "plan": {name: getattr(args, name) for name in ("prompts", "other_prompts", "tokens", "threads", "backend")},
         "summary": {
             "default_over_target": summed(over_target),
             "default_over_others": {engine: summed(values) for engine, values in over.items()},
