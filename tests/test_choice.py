@@ -252,10 +252,10 @@ def test_weights_are_not_copied_beyond_the_memory_there_is(llama: Folders, home:
     """Catches a load that ends where the system kills it, because backends that were only to be tried copied the weights."""
     size = sum(checkpoint(name).num_bytes for name in llama)
     for free, is_lean in ((size - 1, False), (size, True), (None, True)):
-        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(cache_dir, "free_bytes", lambda free=free: free)
         _, refused = choice._options(*map(checkpoint, llama), None)
         assert any(reason.startswith("lean: its copy of the weights takes 0.0 GB") for reason in refused) == (not is_lean)
-    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
+    monkeypatch.setattr(cache_dir, "free_bytes", lambda: 0)
     pair = loaded(llama)
     assert type(pair.target) is EagerModel
     assert "are free (ask for it by name)" in pair.backends
@@ -268,7 +268,7 @@ def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = [checkpoint(REFERENCE / role, torch.float32) for role in ("target", "draft")]
     size = sum(model.num_bytes for model in pair)
     for free, kinds in ((size, {"native", "eager"}), (2 * size, {"native", "lean", "eager"})):
-        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(cache_dir, "free_bytes", lambda free=free: free)
         options, _ = choice._options(*pair, ("native", "lean", "eager"))
         assert {option.kinds[0] for option in options} == kinds
 
@@ -277,7 +277,7 @@ def test_copies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_target_without_a_draft_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a target that is held and timed twice, as its own draft, where draft tokens are copied from the text."""
     target = checkpoint(REFERENCE / "target", torch.float32)
-    monkeypatch.setattr(machine, "free_bytes", lambda: 2 * target.num_bytes)
+    monkeypatch.setattr(cache_dir, "free_bytes", lambda: 2 * target.num_bytes)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     options, _ = choice._options(target, None, ("native", "lean"))
     assert options == [NATIVE[0], NATIVE[2], BackendOption(kinds=("lean", "lean"))]
@@ -287,7 +287,7 @@ def test_a_target_without_a_draft_is_tried_alone(home: Path, monkeypatch: pytest
 
 def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches kilobytes for bytes, a container's limit that is overlooked, and its file cache that counts as taken."""
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(cache_dir, "CGROUP", tmp_path)
     free = cache_dir.free_bytes()
     assert free is None or 2**26 < free < 2**46
     for name, told in (("current", "700"), ("max", "1000"), ("stat", "anon 300\ninactive_file 250\nactive_file 50\n")):
