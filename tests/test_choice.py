@@ -155,7 +155,7 @@ def test_slow_options_have_more_than_one_round(home: Path, monkeypatch: pytest.M
             return [self.seconds] * (num - 1)
 
     monkeypatch.setattr(choice, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(choice._Models, "runners", lambda self, option, **more: {"option": option})
+    monkeypatch.setattr(choice._Models, "backends", lambda self, option, **more: {"option": option})
     monkeypatch.setattr(choice, "_Trial", Trial)
     nobody: Any = None
     with unchecked():

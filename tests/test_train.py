@@ -357,7 +357,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
 KILLED_LATE = """
 import os, signal, sys
 from pathlib import Path
-    from specdecpp import cli
+from specdecpp import cli
 from specdecpp.training import pipeline
 
 def die(*given, **named):
