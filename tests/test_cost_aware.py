@@ -193,7 +193,7 @@ def test_an_empty_round_says_whether_to_draft_at_all(form: str):
     """Catches a lagged head that is taken to have missed a draft token before there is one, a draft token that is worth no more
     than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
     policy = rule(form, min_tokens=0, prior=0.5, prior_steps=10**9, regret=0.0)
-    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0}), 4) for tenths in range(1, 10)]
+    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0})) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
     assert replace(policy, prior=0.0).rule(Account(), FLAT).least == (np.inf,)
 
