@@ -19,7 +19,7 @@ from specdecpp.drafters.suffix import Match
 from specdecpp.policies import CostAware, Costs, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
 from specdecpp.scheduler import Reading
-from specdecpp.step import Plan, Request, Result, Rows, verified
+from specdecpp.step import Plan, Request, Result, verify
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, Verification
 
 NO_MATCH = Stop("no match")
@@ -96,8 +96,8 @@ def _one(plan: Plan) -> Result:
     needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
     q = draft.rows(request.target.vocab_size)
     plan = replace(plan, request=replace(request, verification=verification))
-    verdict, pass_s, logits, seen = verified(plan, draft.tokens, list(q) if needs_q else ())
-    rows = Rows(q=q.to(logits.device), logits=logits, sampling=request.sampling, seen=seen) if plan.wants_rows else None
+    verdict, rows, pass_s = verify(plan, draft.tokens, list(q) if needs_q else ())
+    rows.q = q.to(rows.logits.device)
     return Result(
         tokens=draft.tokens,
         num_accepted=verdict.num_accepted,
@@ -109,7 +109,7 @@ def _one(plan: Plan) -> Result:
         draft_s=drafted - started,
         verify_s=perf_counter() - drafted,
         forward_s=pass_s,
-        rows=rows,
+        rows=rows if plan.wants_rows else None,
     )
 
 
