@@ -49,8 +49,8 @@ from specdecpp.backends.static_cache import WIDTHS
 from specdecpp.costs import CostClock
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run
-from specdecpp.policies.experience import Experience
 from specdecpp.policies.head import costs_for
+from specdecpp.policies.learning import Experience
 from specdecpp.sampling import streams
 from specdecpp.session import Session
 from specdecpp.step import Host

@@ -45,7 +45,8 @@ from specdecpp.lab import (
 )
 from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
-from specdecpp.policies.experience import Experience
+from specdecpp.policies.learning import Experience
+from specdecpp.policies.protocol import UNTAUGHT, Given
 from specdecpp.policies.score import REST
 from specdecpp.policy_spec import as_prompt
 from specdecpp.replay.intervals import ratio_of_ratios
@@ -176,10 +177,10 @@ class Lessons:
         lessons, given = self, self.experience._policy
 
         class Taught(type(given)):
-            def start(self) -> Any:
+            def start(self, given: Given = UNTAUGHT) -> Any:
                 if lessons.last is not None:
                     lessons.experience.add(lessons.last)
-                lessons.last = lessons.experience.begin()
+                lessons.last = lessons.experience.begin(given)
                 return lessons.last
 
             def learn(self, memory: Any, outcome: Any) -> Any:

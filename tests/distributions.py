@@ -10,6 +10,7 @@ import torch
 from jaxtyping import config
 from scipy.stats import chisquare
 
+from specdecpp import step
 from specdecpp.backends import Cache
 from specdecpp.detokenize import Detokenizer
 from specdecpp.head import AcceptanceHead, HeadCard
@@ -17,9 +18,9 @@ from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import Randomness, Sampling, probabilities
 from specdecpp.session import Piece, Session, Step
-from specdecpp.step import Draft, propose
+from specdecpp.step import Draft, Plan, propose
 from specdecpp.testing import Enumerator, TableModel, enumerate_distribution
-from specdecpp.verify import Verification
+from specdecpp.verify import TokenVerification, Verification
 
 Distribution = dict[Any, float]
 
@@ -136,8 +137,16 @@ def drafted(
     costs: Costs | None = None,
 ) -> Draft:
     """What the host proposes under a policy, where there is room for so many draft tokens."""
-    decision = decide(policy, memory, costs, room)
-    return propose(backend, pending, decision=decision, sampling=sampling, randomness=randomness, ends=ends, costs=costs)
+    request = step.Request(
+        target=backend,
+        draft=backend,
+        policy=policy,
+        verification=TokenVerification(),
+        sampling=sampling,
+        randomness=(randomness, randomness),
+        ends=ends,
+    )
+    return propose(Plan(request, [0] * backend.length + pending, decide(policy, memory, costs, room), costs))
 
 
 def outcome(

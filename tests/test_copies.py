@@ -11,7 +11,7 @@ from specdecpp.lab import AutoOff, Bandit, WithCopies
 from specdecpp.lab.copies import COPIED, catch_up_s, copied_costs
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence
-from specdecpp.policies.protocol import decide
+from specdecpp.policies.protocol import Given, decide
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session
 from specdecpp.verify import GreedyVerification, TokenVerification, verifications
@@ -81,7 +81,7 @@ def test_a_dropping_rule_is_exact_under_comparison_only():
 def test_what_promises_more_is_taken():
     """Catches copies that are taken whatever the model brings, and never again once it has brought much."""
     rule, steep = WithCopies(policy=Fixed(k=4)), Costs(draft_s=0.2, passes={1: 1.0, 9: 2.6})
-    new = rule.begin(rule.start(), num_tokens=9, is_greedy=True)
+    new = rule.start(Given(num_unread=9, is_greedy=True))
     assert rule.prefers_copies(new, [0.9] * 4, FLAT)
     assert not rule.prefers_copies(new, [0.1], steep)
     good = bad = new
@@ -142,11 +142,14 @@ def test_copies_between_two_rounds_of_the_model_make_no_switch():
 def test_earlier_requests_have_taught_both():
     rule = WithCopies(policy=CostAware())
     taught = rule.learn(rule.learn(rule.start(), outcome(2, 2, FLAT)), copied(outcome(5, 5, FLAT)))
-    begun = rule.resume(rule.carry(rule.carry(None, taught), taught))
+    begun = rule.start(Given(past=rule.carry(rule.carry(None, taught), taught)))
     assert begun.copies.acceptance_before > 0.8
     assert begun.memory.acceptance_before > 0.8
-    assert rule.resume({"copies": 3, "policy": None}) == rule.start()
-    assert rule.resume(WithCopies(policy=Fixed(k=2)).carry(None, WithCopies(policy=Fixed(k=2)).start())).memory is not None
+    assert rule.start(Given(past={"copies": 3, "policy": None})) == rule.start()
+    assert (
+        rule.start(Given(past=WithCopies(policy=Fixed(k=2)).carry(None, WithCopies(policy=Fixed(k=2)).start()))).memory
+        is not None
+    )
 
 
 def test_limits_are_those_of_the_part_that_drafts():

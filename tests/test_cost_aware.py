@@ -14,9 +14,9 @@ from specdecpp.costs import known as known_costs
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import ArgmaxLength, AutoOff, Bandit
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy
-from specdecpp.policies.account import EVERY, SELDOM, SHORT_S, STEADY, Account
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
-from specdecpp.policies.gains import Gains
+from specdecpp.policies.learning import EVERY, SELDOM, SHORT_S, STEADY, Account, Gains
+from specdecpp.policies.protocol import Given
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Step
 from specdecpp.step import Draft
@@ -193,9 +193,9 @@ def test_an_empty_round_says_whether_to_draft_at_all(form: str):
     """Catches a lagged head that is taken to have missed a draft token before there is one, a draft token that is worth no more
     than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
     policy = rule(form, min_tokens=0, prior=0.5, prior_steps=10**9, regret=0.0)
-    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0}), 4) for tenths in range(1, 10)]
+    rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0})) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5
-    assert replace(policy, prior=0.0).rule(Account(), FLAT, 4).least == (np.inf,) * 5
+    assert replace(policy, prior=0.0).rule(Account(), FLAT).least == (np.inf,)
 
 
 def test_the_prior_gives_way_to_what_is_seen():
@@ -386,14 +386,13 @@ def test_a_rule_is_kept_until_something_is_learned():
     policy, memory = CostAware(), CostAware().start()
     for one in rounds_of(4, STEADY + 3 * EVERY):
         memory = policy.learn(memory, one)
-        assert policy.rule(memory, FLAT, 6) == policy.rule(replace(memory), FLAT, 6), "by itself it would be the same"
-    first = policy.rule(memory, FLAT, 6)
-    assert policy.rule(memory, FLAT, 6) is first
-    assert policy.rule(policy.learn(memory, rounds_of(5, 1)[0]), FLAT, 6) is first
-    assert policy.rule(memory, Costs.relative(0.5), 6) != first
-    assert len(policy.rule(memory, FLAT, 3).least) == 4
-    assert replace(policy, prior=0.1).rule(memory, FLAT, 6) != first
-    assert policy.rule(policy.begin(memory, num_tokens=9, is_greedy=True), FLAT, 6) is not first
+        assert policy.rule(memory, FLAT) == policy.rule(replace(memory), FLAT), "by itself it would be the same"
+    first = policy.rule(memory, FLAT)
+    assert policy.rule(memory, FLAT) is first
+    assert policy.rule(policy.learn(memory, rounds_of(5, 1)[0]), FLAT) is first
+    assert policy.rule(memory, Costs.relative(0.5)) != first
+    assert replace(policy, prior=0.1).rule(memory, FLAT) != first
+    assert policy.rule(policy.start(Given(num_unread=9, is_greedy=True)), FLAT) is not first
 
 
 def test_a_beginning_must_be_worth_what_has_to_be_read():
@@ -405,12 +404,12 @@ def test_a_beginning_must_be_worth_what_has_to_be_read():
     policy = CostAware()
 
     def begins(gains: dict[str, dict[str, float]], num_unread: int) -> bool:
-        memory = policy.begin(policy.resume(past | {"gains": gains}), num_tokens=num_unread, is_greedy=False)
-        return policy.rule(memory, costs, 4).least[0] <= 1
+        memory = policy.start(Given(past=past | {"gains": gains}, num_unread=num_unread))
+        return policy.rule(memory, costs).least[0] <= 1
 
     assert [begins(good, num) for num in (1, 200, 2000)] == [True, True, False]
     assert [begins(poor, num) for num in (1, 200, 2000)] == [True, False, False]
     assert expected_gain(0.3, 0.0) == 0.3
     assert expected_gain(-0.1, 0.2) == pytest.approx(0.0396, abs=1e-3)
-    running = replace(policy.begin(policy.resume(past | {"gains": good}), num_tokens=200, is_greedy=False), num_running=9)
-    assert policy.rule(running, costs, 4).least[0] <= 1, "what was read is paid for"
+    running = replace(policy.start(Given(past=past | {"gains": good}, num_unread=200)), num_running=9)
+    assert policy.rule(running, costs).least[0] <= 1, "what was read is paid for"

@@ -12,7 +12,7 @@ from specdecpp import Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, known, measuring
 from specdecpp.costs.clock import are_wrong
 from specdecpp.policies import Costs
-from specdecpp.policies.experience import since
+from specdecpp.policies.learning import since
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 

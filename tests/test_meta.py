@@ -42,7 +42,7 @@ class Diary(Policy):
 
     max_tokens: int = 1
 
-    def start(self) -> tuple:
+    def start(self, given: Any = None) -> tuple:
         return ()
 
     def learn(self, memory: tuple, outcome: Any) -> tuple:

@@ -15,8 +15,8 @@ from specdecpp import Decoder, Pair, load_pair
 from specdecpp.costs import known, measuring
 from specdecpp.costs.practice import PROMPTS, Practice, Practised, texts
 from specdecpp.policies import CostAware, Costs, Fixed
-from specdecpp.policies.experience import Experience
-from specdecpp.policies.protocol import decide
+from specdecpp.policies.learning import Experience
+from specdecpp.policies.protocol import Given, decide
 from specdecpp.policies.score import Score
 from specdecpp.testing import save_tiny_pair
 
@@ -55,12 +55,12 @@ def practised(acceptance: float, rng: np.random.Generator) -> Mapping[str, Any] 
 def answered(experience: Experience, text: Text) -> float:
     """Tokens in a pass of the target alone of one greedy request, the draft's reading included."""
     policy, made, seconds, unread = CostAware(), 0, 0.0, PROMPT
-    memory = policy.begin(experience.begin(), num_tokens=PROMPT, is_greedy=True)
+    memory = experience.begin(Given(num_unread=PROMPT, is_greedy=True))
     while made < ANSWER:
         decision = decide(policy, memory, COSTS, ANSWER - made - 1)
         assert decision.rule is not None
         chances, judged, survival, score = [], [], 1.0, decision.rule.score or Score()
-        while len(judged) < decision.limit and survival >= decision.rule.least[len(judged)]:
+        while len(judged) < decision.limit and survival >= decision.rule.threshold(len(judged)):
             chance, estimate = text.draw()
             chances.append(chance)
             judged.append(estimate)
@@ -103,9 +103,9 @@ def test_a_look_is_paid_once_in_the_life_of_a_pair() -> None:
     dear, policy = Costs(draft_s=0.9, passes={1: 1.0}), CostAware(prior=0.3)
     experience, looked = Experience(policy), []
     for _ in range(40):
-        memory = policy.begin(experience.begin(), num_tokens=1, is_greedy=True)
+        memory = experience.begin(Given(num_unread=1, is_greedy=True))
         for _ in range(96):
-            num = 1 if policy.rule(memory, dear, 4).least[0] <= 1 else 0
+            num = 1 if policy.rule(memory, dear).least[0] <= 1 else 0
             memory = policy.learn(memory, outcome(num, 0, dear, judged=(0.6,) * num))
         experience.add(memory)
         looked.append(memory.lost)

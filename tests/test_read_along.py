@@ -12,7 +12,8 @@ import torch
 from specdecpp import Decoder, Pair
 from specdecpp.backends import NativeModel, native
 from specdecpp.costs import Costs, measuring
-from specdecpp.policies import CostAware, account
+from specdecpp.policies import CostAware, learning
+from specdecpp.policies.protocol import Given
 from specdecpp.testing import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -204,6 +205,6 @@ def test_what_it_saves_is_part_of_the_costs() -> None:
     p, q = backends(*models())
     assert measuring.measure(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), budget_s=0.0).read_along == 2 / 3
     costs = Costs(draft_s=0.3, passes={1: 1.0}, read_along=2 / 3)
-    first = CostAware().begin(CostAware().start(), num_tokens=50, is_greedy=False)
-    assert account.reading_s(costs, first) == pytest.approx(0.1)
-    assert account.reading_s(costs, replace(first, num_tokens=8)) == pytest.approx(0.3)
+    first = CostAware().start(Given(num_unread=50))
+    assert learning.reading_s(costs, first) == pytest.approx(0.1)
+    assert learning.reading_s(costs, replace(first, num_tokens=8)) == pytest.approx(0.3)

@@ -119,7 +119,7 @@ class Witness(HeadPolicy):
 
     seen: list[Any] = field(default_factory=list, compare=False)
 
-    def start(self) -> tuple[Any, ...]:
+    def start(self, given: Any = None) -> tuple[Any, ...]:
         return ()
 
     def learn(self, memory: tuple[Any, ...], outcome: Any) -> tuple[Any, ...]:

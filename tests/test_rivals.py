@@ -11,8 +11,8 @@ import pytest
 from specdecpp.lab import ArgmaxLength, Cascade, Disco, OnlineLogistic, UCBSpecStop
 from specdecpp.lab.history import Counts
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.experience import Experience
-from specdecpp.policies.protocol import decide
+from specdecpp.policies.learning import Experience
+from specdecpp.policies.protocol import Given, decide
 from specdecpp.policies.score import by_q
 from specdecpp.replay.replayed import ReplayedStep
 from specdecpp.replay.trace import Trace
@@ -122,8 +122,8 @@ def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_i
         experience = Experience(rule)
         experience.add(memory)
         assert experience.begin() == memory
-        assert rule.resume(json.loads(json.dumps(experience.past))) == memory, "as a file has it"
-        assert rule.resume({}) == rule.start()
+        assert rule.start(Given(past=json.loads(json.dumps(experience.past)))) == memory, "as a file has it"
+        assert rule.start(Given(past={})) == rule.start()
 
 
 def test_the_classifier_reads_the_last_candidate() -> None:

@@ -13,10 +13,9 @@ from specdecpp import Decoder, Pair, cache_dir
 from specdecpp.lab import AutoOff, Bandit
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, Fixed, cost_aware
-from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import TRIAL
-from specdecpp.policies.experience import Experience
-from specdecpp.policies.gains import Gains
+from specdecpp.policies.learning import Account, Experience, Gains
+from specdecpp.policies.protocol import Given
 from specdecpp.policies.score import Belief, Score, by_q, logit
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -34,9 +33,9 @@ def steps(policy: CostAware, accept: float, num: int, *, seed: int, costs: Costs
     generator = np.random.default_rng(seed)
     memory, tokens, seconds, drafted = memory or policy.start(), 0, 0.0, 0
     for _ in range(num):
-        rule = policy.rule(memory, costs, 8)
+        rule = policy.rule(memory, costs)
         length, survival, estimate = 0, 1.0, by_q(0.5)
-        while length < 8 and survival >= rule.least[length]:
+        while length < 8 and survival >= rule.threshold(length):
             length, survival = length + 1, survival * (rule.score or Score())(estimate)
         accepted = next((i for i in range(length) if generator.random() >= accept), length)
         memory = policy.learn(memory, outcome(length, accepted, costs, judged=(estimate,) * length))
@@ -148,7 +147,7 @@ def test_what_it_takes_to_switch_is_part_of_a_trial() -> None:
     memory, drafted, seconds, tokens = policy.start(), [], 0.0, 0
     with unchecked():
         for _ in range(4000):
-            length = 1 if policy.rule(memory, costs, 8).least[0] <= 1 else 0
+            length = 1 if policy.rule(memory, costs).least[0] <= 1 else 0
             accepted = int(length and generator.random() < 0.2)
             is_switch = bool(length and drafted and not drafted[-1])
             took_s = costs.round_s(length) + costs.switch_s * is_switch
@@ -167,9 +166,9 @@ def test_a_long_prompt_is_not_read_for_a_small_gain() -> None:
     """Catches a draft that reads thousands of tokens where drafting gains next to nothing."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 17: 5.0})
     policy = CostAware(prior=0.5)
-    short, long = (policy.begin(policy.start(), num_tokens=num, is_greedy=False) for num in (10, 2000))
-    assert policy.rule(short, costs, 8).least[0] <= 1
-    assert policy.rule(long, costs, 8).least[0] > 1
+    short, long = (policy.start(Given(num_unread=num)) for num in (10, 2000))
+    assert policy.rule(short, costs).least[0] <= 1
+    assert policy.rule(long, costs).least[0] > 1
 
 
 WRAPS = [lambda rule: rule, lambda rule: AutoOff(policy=rule), lambda rule: Bandit(arms=(rule, rule))]
@@ -182,14 +181,14 @@ def test_greedy_requests_begin_with_a_steeper_score(wrap: Any) -> None:
 
     def slope(*, is_greedy: bool) -> float:
         rule = wrap(CostAware())
-        return rule.rule(rule.begin(rule.start(), num_tokens=0, is_greedy=is_greedy), costs, 8).score.slope
+        return rule.rule(rule.start(Given(is_greedy=is_greedy)), costs).score.slope
 
     assert slope(is_greedy=True) > slope(is_greedy=False)
     head: Any = object.__new__(CostAware)
     head.__dict__.update(CostAware().__dict__, head=object())
-    assert head.begin(Account(), num_tokens=0, is_greedy=True).belief == Account().belief
-    taught = CostAware().resume(CostAware().carry(None, CostAware().start()))
-    assert CostAware().begin(taught, num_tokens=0, is_greedy=True).belief == taught.belief
+    assert head.start(Given(is_greedy=True)).belief == Account().belief
+    past = CostAware().carry(None, CostAware().start())
+    assert CostAware().start(Given(past=past, is_greedy=True)).belief == CostAware().start(Given(past=past)).belief
 
 
 def test_gains_are_moments_of_rounds() -> None:
@@ -212,9 +211,9 @@ def test_a_machine_of_another_speed_teaches_the_same(speed: float) -> None:
     memory, policy = CostAware().start(), CostAware()
     for _ in range(40):
         memory = policy.learn(memory, outcome(2, 1, then, judged=(0.8, 0.8)))
-    resumed = policy.begin(policy.resume(policy.carry(None, memory)), num_tokens=10, is_greedy=False)
+    resumed = policy.start(Given(past=policy.carry(None, memory), num_unread=10))
     assert policy.gain(resumed, FLAT) == pytest.approx(policy.gain(resumed, then))
-    assert policy.rule(resumed, FLAT, 8).least[0] <= 1
+    assert policy.rule(resumed, FLAT).least[0] <= 1
 
 
 def test_what_pays_alone_need_not_pay_among_many() -> None:
@@ -225,9 +224,9 @@ def test_what_pays_alone_need_not_pay_among_many() -> None:
         alone = policy.learn(alone, outcome(3, 2, costs, judged=(0.8,) * 3))
         many = policy.learn(many, outcome(3, 0, costs.shared(8), judged=(0.8,) * 3))
     past = policy.carry(policy.carry(None, alone), many)
-    resumed = policy.begin(policy.resume(past), num_tokens=10, is_greedy=False)
+    resumed = policy.start(Given(past=past, num_unread=10))
     assert policy.gain(resumed, costs)[1] > 0 > policy.gain(resumed, costs.shared(7))[1]
-    assert policy.rule(resumed, costs, 8).least[0] <= 1 < policy.rule(resumed, costs.shared(8), 8).least[0]
+    assert policy.rule(resumed, costs).least[0] <= 1 < policy.rule(resumed, costs.shared(8)).least[0]
 
 
 def test_what_has_faded_is_tried_again() -> None:
@@ -236,8 +235,8 @@ def test_what_has_faded_is_tried_again() -> None:
     for _ in range(40):
         memory = policy.learn(memory, outcome(4, 0, FLAT, judged=(0.8,) * 4))
     past, num_off = policy.carry(None, memory), 0
-    while policy.rule(policy.begin(policy.resume(past), num_tokens=10, is_greedy=False), FLAT, 8).least[0] > 1:
-        past, num_off = policy.carry(past, policy.resume(past)), num_off + 1
+    while policy.rule(policy.start(Given(past=past, num_unread=10)), FLAT).least[0] > 1:
+        past, num_off = policy.carry(past, policy.start(Given(past=past))), num_off + 1
     assert 10 < num_off < 100
 
 

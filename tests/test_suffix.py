@@ -187,8 +187,8 @@ def test_the_rule_learns_what_copies_are_worth():
         bad = policy.learn(bad, outcome(4, 0, costs, judged=(0.75,) * 4))
         good = policy.learn(good, outcome(4, 4, costs, judged=(0.75,) * 4))
     assert good.belief.score(0.75) > policy.start().belief.score(0.75) > bad.belief.score(0.75)
-    assert policy.cut(bad, [0.75] * 8, costs) == 0
-    assert policy.cut(good, [0.75] * 8, costs) == 8
+    assert policy.best_prefix(bad, [0.75] * 8, costs) == 0
+    assert policy.best_prefix(good, [0.75] * 8, costs) == 8
 
 
 def test_requests_together_are_what_they_are_alone():
@@ -235,13 +235,12 @@ def test_copies_are_weighed_as_a_whole():
     plain = Account(belief=Belief(Score(bias=0.0, slope=1.0)))  # estimates as they are, at the rate of the target alone
     step = Costs(draft_s=0.0, passes={1: 1.0, 2: 2.5, 9: 2.5})
     assert policy.rate(plain, step) == 1.0
-    assert policy.cut(plain, [0.6] * 8, step) == 0
-    assert policy.cut(plain, [0.9] * 8, step) == 8
+    assert policy.best_prefix(plain, [0.6] * 8, step) == 0
+    assert policy.best_prefix(plain, [0.9] * 8, step) == 8
     rising = Costs(draft_s=0.0, passes={1: 1.0, 2: 1.2, 5: 1.8})
-    assert policy.cut(plain, [0.9, 0.9, 0.1, 0.1], rising) == 2
+    assert policy.best_prefix(plain, [0.9, 0.9, 0.1, 0.1], rising) == 2
     fast = replace(plain, num_tokens=6_000, seconds=1_000.0)
-    assert policy.cut(fast, [0.9, 0.9, 0.1, 0.1], rising) == 0
-    assert Own(max_tokens=64).cut(plain, [0.9] * 8, step) is None
+    assert policy.best_prefix(fast, [0.9, 0.9, 0.1, 0.1], rising) == 0
 
 
 class Own(CostAware):

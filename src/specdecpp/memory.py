@@ -14,8 +14,8 @@ from specdecpp import cache_dir
 from specdecpp.costs.clock import shares
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
-from specdecpp.policies.experience import Experience, settings, since
 from specdecpp.policies.head import costs_for, heads
+from specdecpp.policies.learning import Experience, settings, since
 from specdecpp.policy_spec import spec_of
 from specdecpp.sampling import Sampling
 from specdecpp.verify import Verification, is_lossless

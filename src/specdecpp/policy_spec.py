@@ -54,7 +54,7 @@ KINDS = _forms(of_others=False)
 # name: (class, the field that holds the other rules, its own parameters)
 WRAPPERS = _forms(of_others=True)
 # name: class, of rules that read what follows it themselves
-READERS = {kind.short.partition(":")[0]: kind for kind in named() if "read" in vars(kind)}
+READERS: dict[str, Any] = {kind.short.partition(":")[0]: kind for kind in named() if "read" in vars(kind)}
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def spec_of(policy: Policy) -> str:
     """
     if policy == NoDraft():
         return NO_DRAFT
-    if (own := policy.written()) is not None:
+    if own := getattr(policy, "written", lambda: None)():
         return own
     name = _name_of(policy)
     if name in WRAPPERS:

@@ -16,12 +16,11 @@ from specdecpp.backends.engines import engine_for
 from specdecpp.backends.kept import Kept
 from specdecpp.costs.curve import is_switch
 from specdecpp.detokenize import Detokenizer
-from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError
 from specdecpp.metrics import FinishReason, Origin, Piece, Step
 from specdecpp.policies import CostClock, Costs, Policy
-from specdecpp.policies.experience import Experience
-from specdecpp.policies.protocol import Decision, decide
+from specdecpp.policies.learning import Experience
+from specdecpp.policies.protocol import Decision, Given, decide
 from specdecpp.sampling import Randomness, Sampling, Uniforms
 from specdecpp.scheduler import ROWS, Reading, decode
 from specdecpp.step import Plan, Request, Result
@@ -76,7 +75,6 @@ class Session:
         )
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
         self.target, self.draft = target, draft
-        self._copies = isinstance(draft, SuffixDrafter)
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -95,9 +93,8 @@ class Session:
         if skips and isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0:
             skips = False  # it reads along with the target
         self._tail = tail if skips else None
-        memory = policy.start() if experience is None else experience.begin()
-        num_read = min(len(prompt), self._tail or len(prompt))
-        self._memory = policy.begin(memory, num_tokens=num_read, is_greedy=sampling.is_greedy)
+        given = Given(num_unread=min(len(prompt), self._tail or len(prompt)), is_greedy=sampling.is_greedy)
+        self._memory = (experience or Experience(policy)).begin(given)
         self._seen = None
         if sampling.needs_seen:
             self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
@@ -194,7 +191,7 @@ class Session:
     def _decision(self, costs: Costs | None) -> Decision:
         """How the coming step ends: one place is the target's own."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        decision = decide(self.policy, self._memory, costs, room, copies=self._copies)
+        decision = decide(self.policy, self._memory, costs, room)
         if self._tail is not None and decision.may_draft:
             draft, start = cast(Skips, self.draft), len(self.tokens) - 1 - self._tail  # asking its class takes .04 ms
             if draft.length == draft.num_skipped < start:  # it has read nothing yet

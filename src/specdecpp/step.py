@@ -230,6 +230,28 @@ class Draft:
         self.q.append(q)
         self._logits.append(logits)
 
+    def draw(
+        self, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
+    ) -> int:
+        """Draw the next draft token, at temperature 0 the argmax, and add it."""
+        if sampling.is_greedy:
+            logits = penalised(logits, sampling, seen)
+            token = int(logits.argmax())
+            self.append(token, logits=logits)
+        else:
+            q = probabilities(logits, sampling, seen)
+            token = randomness.categorical(q)
+            self.append(token, q=q)
+        return token
+
+    def judge(self, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
+        """Add the policy's estimate for the last draft token, if it makes one."""
+        started = perf_counter()
+        estimate = policy.judge(self, hidden)
+        self.head_s += perf_counter() - started
+        if estimate is not None:
+            self.judged.append(estimate)
+
     def drop_last(self) -> None:
         for column in (self.tokens, self.q, self._logits):
             column.pop()
@@ -237,7 +259,7 @@ class Draft:
 
 
 class Host:
-    """Takes every request."""
+    """Takes every request: the specification, run as it stands."""
 
     has_batches = False
     # torch gives a row other bits in a product with more rows, on a CPU as on a GPU (LOG.md): decoded together, what an answer
@@ -248,23 +270,19 @@ class Host:
 
     def run(self, plans: Sequence[Plan], readings: "Sequence[Reading]" = ()) -> list[Result]:
         assert not readings, "sessions read their prompts themselves here"
-        return [_one(plan) for plan in plans]
+        return [decoded(plan) for plan in plans]
 
 
-def _one(plan: Plan) -> Result:
-    request, started = plan.request, perf_counter()
-    draft = propose(
-        request.draft,
-        plan.tokens[request.draft.length :],
-        decision=plan.decision,
-        sampling=request.sampling,
-        randomness=request.randomness[0],
-        ends=request.ends,
-        seen=request.seen,
-        costs=plan.costs,
-    )
+def decoded(plan: Plan) -> Result:
+    """Draft until the rule stops, verify all of it in one pass of the target."""
+    started = perf_counter()
+    draft = propose(plan)
     drafted = perf_counter()
-    verdict, pass_s, rows = _verify(plan, draft)
+    needs_all = getattr(plan.request.verification, "reads_q", False)  # the distributions of greedy drafting too
+    drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
+    verdict, rows, pass_s = verify(plan, draft.tokens, [row for row in drawn if row is not None])
+    if plan.wants_rows and draft.num_tokens:
+        rows.q = torch.stack([draft.distribution(i).to(rows.logits.device) for i in range(draft.num_tokens)])
     return Result(
         tokens=draft.tokens,
         num_accepted=verdict.num_accepted,
@@ -276,31 +294,18 @@ def _one(plan: Plan) -> Result:
         head_s=draft.head_s,
         verify_s=perf_counter() - drafted,
         forward_s=draft.forward_s + pass_s,
-        rows=rows,
+        rows=rows if plan.wants_rows else None,
         tv=verdict.tv,
         overlaps=verdict.overlaps,
     )
 
 
-def propose(
-    backend: Cache,
-    pending: list[int],
-    *,
-    decision: Decision,
-    sampling: Sampling,
-    randomness: Randomness,
-    ends: Collection[int] = (),
-    seen: Bool[Tensor, " V"] | None = None,
-    costs: Costs | None = None,
-) -> Draft:
-    """Draft draft tokens after `pending`, the tokens of the context that the draft has not read yet (at least one).
-
-    Stops where the decision says so, at its limit, or after a token of `ends`. `seen` marks the tokens of the context for the
-    repetition penalty; it is left as it was.
-    """
-    policy, draft = decision.policy, Draft(costs=costs, stop=decision.at_limit)
-    if seen is not None:
-        seen = seen.to(backend.device, copy=True)
+def propose(plan: Plan) -> Draft:
+    """Draft after the tokens of the context, as far as the decision says, or up to a token that ends the text."""
+    request, decision = plan.request, plan.decision
+    policy, draft = decision.policy, Draft(costs=plan.costs, stop=decision.at_limit)
+    unread = plan.tokens[request.draft.length :]
+    seen = None if request.seen is None else request.seen.to(request.draft.device, copy=True)
     while draft.num_tokens < decision.limit:
         if stop := decision.stop(draft):
             draft.stop = stop
@@ -308,72 +313,36 @@ def propose(
                 draft.drop_last()
             break
         started = perf_counter()
-        logits, hidden = backend.extend(pending, rows=1)
+        logits, hidden = request.draft.extend(unread, rows=1)
         draft.forward_s += perf_counter() - started
         if draft.num_tokens and not policy.looks_ahead:
-            _judge(draft, policy, hidden[0])
-        token = _draw(draft, logits[0], sampling, randomness, seen)
+            draft.judge(policy, hidden[0])
+        token = draft.draw(logits[0], request.sampling, request.randomness[0], seen)
         if policy.looks_ahead:
-            _judge(draft, policy, hidden[0])
-        if token in ends:
+            draft.judge(policy, hidden[0])
+        if token in request.ends:
             draft.stop = END_OF_TEXT
             break
         if seen is not None:
             seen[token] = True
-        pending = [token]
+        unread = [token]
     return draft
 
 
-def _judge(draft: Draft, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
-    """Add the policy's estimate for the last draft token, if it makes one."""
-    started = perf_counter()
-    estimate = policy.judge(draft, hidden)
-    draft.head_s += perf_counter() - started
-    if estimate is not None:
-        draft.judged.append(estimate)
+def verify(plan: Plan, draft_tokens: list[int], q: Sequence[Float[Tensor, " V"]] = ()) -> tuple[Verdict, Rows, float]:
+    """One pass of the target over what it has not read and the draft tokens, and the acceptance test on its K + 1 rows.
 
-
-def _draw(
-    draft: Draft, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
-) -> int:
-    """Draw the next draft token into the draft."""
-    if sampling.is_greedy:
-        logits = penalised(logits, sampling, seen)
-        token = int(logits.argmax())
-        draft.append(token, logits=logits)
-        return token
-    q = probabilities(logits, sampling, seen)
-    token = randomness.categorical(q)
-    draft.append(token, q=q)
-    return token
-
-
-def _verify(plan: Plan, draft: Draft) -> tuple[Verdict, float, Rows | None]:
-    """The verdict on the draft tokens, the pass's seconds, and the rows where somebody wants them."""
-    needs_all = getattr(plan.request.verification, "reads_q", False)  # the distributions of greedy drafting too
-    drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
-    verdict, pass_s, logits, seen = verified(plan, draft.tokens, [row for row in drawn if row is not None])
-    rows = None
-    if plan.wants_rows:
-        believed = [draft.distribution(i).to(logits.device) for i in range(draft.num_tokens)]
-        q = torch.stack(believed) if believed else logits[:0]
-        rows = Rows(q=q, logits=logits, sampling=plan.request.sampling, seen=seen)
-    return verdict, pass_s, rows
-
-
-def verified(
-    plan: Plan, candidates: list[int], q: Sequence[Float[Tensor, " V"]] = ()
-) -> tuple[Verdict, float, Float[Tensor, "K1 V"], Bool[Tensor, "K1 V"] | None]:
-    """One target pass over what it has not read and the draft tokens, and the acceptance test: the verdict, the pass's seconds,
-    the logits, and for a repetition penalty the contexts of the rows."""
+    The verdict, the rows that it was decided on (their q empty), and the seconds of the pass.
+    """
     request, sampling = plan.request, plan.request.sampling
     started = perf_counter()
     unread = plan.tokens[request.target.length :]
-    logits, _ = request.target.extend(unread + candidates, rows=len(candidates) + 1)
+    logits, _ = request.target.extend(unread + draft_tokens, rows=len(draft_tokens) + 1)
     pass_s = perf_counter() - started
-    tokens = torch.tensor(candidates, device=logits.device, dtype=torch.long)
+    tokens = torch.tensor(draft_tokens, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
     made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
     p = made(logits, sampling, seen)
-    beliefs = torch.stack([row.to(p.device) for row in q]) if q else p[:0]
-    return request.verification(p, beliefs, tokens, request.randomness[1]), pass_s, logits, seen
+    drawn = torch.stack([row.to(p.device) for row in q]) if q else p[:0]
+    verdict = request.verification(p, drawn, tokens, request.randomness[1])
+    return verdict, Rows(q=logits[:0], logits=logits, sampling=sampling, seen=seen), pass_s

@@ -160,7 +160,7 @@ class _DeviceSteps:
         """Queue draft steps until the flag of one says stop; how many draft tokens count."""
         rule: Any = decision.rule
         limit = decision.limit
-        least = [*rule.least[:limit], *[-torch.inf] * (MOST + 1)][: MOST + 1]
+        least = [*rule.thresholds(limit), *[-torch.inf] * (MOST + 1)][: MOST + 1]
         is_greedy = self._sampling.is_greedy
         draws, tests = ([], []) if is_greedy else (self._uniforms[0].peek(limit), self._uniforms[1].peek(limit + 1))
         numbers = [1.0, *(rule.score or (0.0, 1.0)), *least, *draws, *[0.0] * (MOST - len(draws)), *tests]

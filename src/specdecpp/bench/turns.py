@@ -20,6 +20,7 @@ from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Fixed
+from specdecpp.policies.protocol import UNTAUGHT, Given
 from specdecpp.sampling import Sampling
 from specdecpp.session import Session, Step
 
@@ -83,7 +84,7 @@ class _Asked(Fixed):
 
     k: int = LENGTHS[-1]
 
-    def start(self) -> int:
+    def start(self, given: Given = UNTAUGHT) -> int:
         return 0
 
     def limit(self, memory: int) -> int:
@@ -99,7 +100,7 @@ class Turns:
         self.sums = [Sums.empty() for _ in prompts]
         self.num_visits = [0] * len(prompts)
         self.default = Decoder(pair)
-        """Asked without a seed: what it learns is kept, and later requests begin with it (`policies.experience`)."""
+        """Asked without a seed: what it learns is kept, and later requests begin with it (`policies.learning`)."""
         self.has_joined = False
         self.alone_s = self.step_s = 0.0
         """Seconds of the target alone, and what a draft token adds to a step, as they were seen last."""

@@ -27,7 +27,7 @@ from specdecpp.drafters.suffix import Match
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import Evidence, Outcome, Rule
+from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Outcome, Rule
 from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, at
@@ -264,7 +264,7 @@ class _Visits(Fixed):
 
     k: int = 1
 
-    def start(self) -> int:
+    def start(self, given: Given = UNTAUGHT) -> int:
         return 0
 
     def learn(self, memory: int, outcome: Outcome) -> int:
@@ -281,7 +281,7 @@ class _LengthsInTurn(HeadPolicy):
     head: Any = None
     lengths: tuple[int, ...] = ()
 
-    def start(self) -> int:
+    def start(self, given: Given = UNTAUGHT) -> int:
         return 0
 
     def learn(self, memory: int, outcome: Outcome) -> int:
@@ -290,8 +290,8 @@ class _LengthsInTurn(HeadPolicy):
     def limit(self, memory: int) -> int:
         return self.lengths[memory % len(self.lengths)]
 
-    def rule(self, memory: int, costs: Costs | None, limit: int) -> Rule:
-        return Rule(Evidence.SURVIVAL, (0.0,) * (limit + 1))
+    def rule(self, memory: int, costs: Costs | None) -> Rule:
+        return Rule(Evidence.SURVIVAL, (0.0,))
 
 
 def _is_calibrated(pair: Pair) -> bool:

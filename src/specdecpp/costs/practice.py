@@ -15,6 +15,7 @@ from operator import mul
 from typing import Any
 
 from specdecpp.costs.curve import Costs
+from specdecpp.policies.protocol import Given
 
 PROMPTS = (
     "Write a Python function that returns the second largest number of a list.",
@@ -95,11 +96,11 @@ class Practice:
         steps = own if len(own) >= ENOUGH else other + own
         if not steps or self.judge != judge_name(policy):
             return None
-        memory = policy.begin(policy.start(), num_tokens=0, is_greedy=is_greedy)
+        memory = policy.start(Given(is_greedy=is_greedy))
         for one in steps:
-            rule = policy.rule(memory, costs, one.num_drafted)
+            rule = policy.rule(memory, costs)
             survivals = accumulate(rule.read(one.judged), mul, initial=1.0)
-            num = next((k for k, s in enumerate(survivals) if s < rule.least[k]), one.num_drafted)
+            num = next((k for k, s in enumerate(survivals) if s < rule.threshold(k)), one.num_drafted)
             memory = policy.learn(memory, one.cut(min(max(num, 1), one.num_drafted), costs))
         return policy.carry(None, replace(memory.settled(), num_tokens=0, lost=0.0))  # it has cost no request anything
 

@@ -16,10 +16,10 @@ import torch
 
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
-from specdecpp.policies import Costs, Stop
+from specdecpp.policies import CostAware, Costs, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
 from specdecpp.scheduler import Reading
-from specdecpp.step import Plan, Request, Result, Rows, verified
+from specdecpp.step import Plan, Request, Result, verify
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, Verification
 
 NO_MATCH = Stop("no match")
@@ -96,8 +96,8 @@ def _one(plan: Plan) -> Result:
     needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
     q = draft.rows(request.target.vocab_size)
     plan = replace(plan, request=replace(request, verification=verification))
-    verdict, pass_s, logits, seen = verified(plan, draft.tokens, list(q) if needs_q else ())
-    rows = Rows(q=q.to(logits.device), logits=logits, sampling=request.sampling, seen=seen) if plan.wants_rows else None
+    verdict, rows, pass_s = verify(plan, draft.tokens, list(q) if needs_q else ())
+    rows.q = q.to(rows.logits.device)
     return Result(
         tokens=draft.tokens,
         num_accepted=verdict.num_accepted,
@@ -109,21 +109,20 @@ def _one(plan: Plan) -> Result:
         draft_s=drafted - started,
         verify_s=perf_counter() - drafted,
         forward_s=pass_s,
-        rows=rows,
+        rows=rows if plan.wants_rows else None,
     )
 
 
 def propose(plan: Plan) -> tuple[Copied, Stop]:
     """The copied draft tokens up to where the policy stops, or the text ends; and why.
 
-    A policy that weighs draft tokens as a whole (`Policy.cut`) is asked of each match: its evidence is at hand, whatever the
-    steps before have gained.
+    `CostAware` weighs each match as a whole: its evidence is at hand, whatever the steps before have gained.
     """
     request, decision = plan.request, plan.decision
     policy, drafter = decision.policy, request.draft
     assert isinstance(drafter, SuffixDrafter), "the engine takes no other"
     draft = Copied(Match([]), plan.costs)
-    weighs = plan.costs is not None and policy.cut(decision.memory, (), plan.costs) is not None
+    weighs = plan.costs is not None and type(policy) is CostAware  # a subclass has its own say in `rule`
     if not decision.limit or not (weighs or decision.may_draft):
         return draft, decision.stop(draft) or decision.at_limit
     drafter.read(plan.tokens[drafter.length :])
@@ -149,7 +148,9 @@ def propose(plan: Plan) -> tuple[Copied, Stop]:
 def _weighed(draft: Copied, plan: Plan) -> tuple[Copied, Stop]:
     """Take as many copies as pay."""
     decision, costs, drafter = plan.decision, plan.costs, plan.request.draft
+    policy = decision.policy
     assert costs is not None
+    assert isinstance(policy, CostAware)
     assert isinstance(drafter, SuffixDrafter)
     for limit in (min(FEW, decision.limit), decision.limit):
         draft.match = match = drafter.copied(limit)
@@ -158,8 +159,7 @@ def _weighed(draft: Copied, plan: Plan) -> tuple[Copied, Stop]:
             return draft, NO_MATCH
         end = next((i + 1 for i, token in enumerate(tokens) if token in plan.request.ends), limit)
         estimates = [match.confidence(i) for i in range(end)]
-        num = decision.policy.cut(decision.memory, estimates, costs)
-        assert num is not None, "it was asked before"
+        num = policy.best_prefix(decision.memory, estimates, costs)
         draft.tokens, draft.judged = tokens[:num], estimates[:num]
         if num < end:
             return draft, UNWORTHY

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
+from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -45,7 +45,7 @@ class AdaptivePolicy(Policy):
         if not self.step >= 0:
             raise ValueError(f"{type(self).__name__} needs a step of at least 0, got {self.step}")
 
-    def start(self) -> Drift:
+    def start(self, given: Given = UNTAUGHT) -> Drift:
         return Drift(threshold=self.threshold)
 
     def learn(self, memory: Drift, outcome: "Outcome") -> Drift:
@@ -65,8 +65,8 @@ class DraftVerify(AdaptivePolicy):
 
     short: ClassVar[str] = "draft-verify:threshold"
 
-    def rule(self, memory: Drift, costs: "Costs | None", limit: int) -> Rule:
-        return Rule(Evidence.LAST_Q, (0.0,) + (memory.threshold,) * limit)
+    def rule(self, memory: Drift, costs: "Costs | None") -> Rule:
+        return Rule(Evidence.LAST_Q, (0.0, memory.threshold))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,5 +86,5 @@ class AdaptiveEntropy(AdaptivePolicy):
         if not self.gamma > 0:
             raise ValueError(f"AdaptiveEntropy needs gamma > 0, got {self.gamma}")
 
-    def rule(self, memory: Drift, costs: "Costs | None", limit: int) -> Rule:
-        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf,) + (-((1 - memory.threshold) ** 2) / self.gamma,) * limit)
+    def rule(self, memory: Drift, costs: "Costs | None") -> Rule:
+        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf, -((1 - memory.threshold) ** 2) / self.gamma))

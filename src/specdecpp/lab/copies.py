@@ -19,11 +19,10 @@ from weakref import WeakKeyDictionary
 
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import Copying, propose
-from specdecpp.policies.account import Account
-from specdecpp.policies.around import Around
+from specdecpp.lab.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
-from specdecpp.policies.gains import Gains
-from specdecpp.policies.protocol import FREE, Policy, Rule, rule_of
+from specdecpp.policies.learning import Account, Gains
+from specdecpp.policies.protocol import FREE, UNTAUGHT, Given, Policy, Rule, rule_of
 from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result
 
@@ -64,19 +63,12 @@ class WithCopies(Around):
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", max(self.copies.max_tokens, self.policy.max_tokens))
 
-    def start(self) -> Both:
-        return Both(copies=self.copies.start(), memory=self.policy.start())
+    def start(self, given: Given = UNTAUGHT) -> Both:
+        def started(rule: Policy, name: str) -> Any:
+            past = (given.past or {}).get(name)
+            return rule.start(replace(given, past=past if isinstance(past, Mapping) else None))
 
-    def resume(self, past: Mapping[str, Any]) -> Both:
-        def resumed(rule: Policy, name: str) -> Any:
-            return rule.resume(past[name]) if isinstance(past.get(name), Mapping) else rule.start()
-
-        return Both(copies=resumed(self.copies, "copies"), memory=resumed(self.policy, "policy"))
-
-    def begin(self, memory: Both, *, num_tokens: int, is_greedy: bool) -> Both:
-        copies = self.copies.begin(memory.copies, num_tokens=num_tokens, is_greedy=is_greedy)
-        own = self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy)
-        return replace(memory, copies=copies, memory=own)
+        return Both(copies=started(self.copies, "copies"), memory=started(self.policy, "policy"))
 
     def carry(self, past: Mapping[str, Any] | None, memory: Both) -> Mapping[str, Any]:
         told = past or {}
@@ -88,9 +80,9 @@ class WithCopies(Around):
     def limit(self, memory: Both) -> int:
         return max(self.copies.limit(memory.copies), self.policy.limit(memory.memory))
 
-    def rule(self, memory: Both, costs: "Costs | None", limit: int) -> Rule | None:
+    def rule(self, memory: Both, costs: "Costs | None") -> Rule | None:
         """The rule of the model's steps."""
-        return rule_of(self.policy, memory.memory, costs, limit)
+        return rule_of(self.policy, memory.memory, costs)
 
     def prefers_copies(self, memory: Both, estimates: Sequence[float], costs: "Costs") -> bool:
         """Tell whether copies with these estimates promise more than a step of the model's."""

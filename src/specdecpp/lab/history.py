@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
+from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -40,7 +40,7 @@ class Heuristic(Policy):
         if self.start_tokens < 1:
             raise ValueError(f"Heuristic needs start_tokens of at least 1, got {self.start_tokens}")
 
-    def start(self) -> int:
+    def start(self, given: Given = UNTAUGHT) -> int:
         return min(self.start_tokens, self.max_tokens)
 
     def limit(self, memory: int) -> int:
@@ -68,7 +68,7 @@ class AcceptanceEMA(Policy):
         if self.start_tokens < 1:
             raise ValueError(f"AcceptanceEMA needs start_tokens of at least 1, got {self.start_tokens}")
 
-    def start(self) -> float:
+    def start(self, given: Given = UNTAUGHT) -> float:
         return float(self.start_tokens - 1)
 
     def limit(self, memory: float) -> int:
@@ -112,7 +112,7 @@ class ArgmaxLength(Priced):
         if self.prior_tokens < 1:
             raise ValueError(f"ArgmaxLength needs prior_tokens of at least 1, got {self.prior_tokens}")
 
-    def start(self) -> Counts:
+    def start(self, given: Given = UNTAUGHT) -> Counts:
         return Counts()
 
     def learn(self, memory: Counts, outcome: "Outcome") -> Counts:
@@ -128,7 +128,7 @@ class ArgmaxLength(Priced):
         """a: of the draft tokens tested so far, the prior's included."""
         return (memory.num_accepted + self.prior_tokens * self.prior) / (memory.num_tested + self.prior_tokens)
 
-    def rule(self, memory: Counts, costs: "Costs | None", limit: int) -> Rule:
+    def rule(self, memory: Counts, costs: "Costs | None") -> Rule:
         assert costs is not None, "the session gives costs to a policy that needs them"
         best = costs.best_length(self.acceptance(memory), range(self.min_tokens, self.max_tokens + 1))
         return _exactly(best, f"best length {best}")
@@ -170,14 +170,11 @@ class UCBSpecStop(Priced):
         if not self.exploration >= 0:
             raise ValueError(f"UCBSpecStop needs exploration of at least 0, got {self.exploration}")
 
-    def start(self) -> LengthSums:
-        none = (0.0,) * (self.max_tokens + 1)
-        return LengthSums(steps=none, tokens=none, seconds=none)
-
-    def resume(self, past: Mapping[str, Any]) -> LengthSums:
-        columns = [past.get(name) for name in ("steps", "tokens", "seconds")]
-        sound = all(isinstance(c, list | tuple) and len(c) == self.max_tokens + 1 for c in columns)
-        return LengthSums(**{name: tuple(past[name]) for name in ("steps", "tokens", "seconds")}) if sound else self.start()
+    def start(self, given: Given = UNTAUGHT) -> LengthSums:
+        past, none = given.past or {}, (0.0,) * (self.max_tokens + 1)
+        columns = {name: tuple(past.get(name) or ()) for name in ("steps", "tokens", "seconds")}
+        sound = all(len(column) == len(none) for column in columns.values())
+        return LengthSums(**(columns if sound else dict.fromkeys(columns, none)))
 
     def carry(self, past: Mapping[str, Any] | None, memory: LengthSums) -> Mapping[str, Any]:
         return {"steps": memory.steps, "tokens": memory.tokens, "seconds": memory.seconds}
@@ -192,7 +189,7 @@ class UCBSpecStop(Priced):
             seconds=_plus(memory.seconds, k, outcome.expected_s),
         )
 
-    def rule(self, memory: LengthSums, costs: "Costs | None", limit: int) -> Rule:
+    def rule(self, memory: LengthSums, costs: "Costs | None") -> Rule:
         assert costs is not None, "the session gives costs to a policy that needs them"
         lengths = range(max(1, self.min_tokens), self.max_tokens + 1)
         width = self.exploration * costs.draft_s * math.sqrt(math.log(max(1.0, sum(memory.steps))))
@@ -259,7 +256,7 @@ class Cascade(Priced):
                 f"start_tokens={self.start_tokens}, max_tokens={self.max_tokens} and {phases}"
             )
 
-    def start(self) -> Phase:
+    def start(self, given: Given = UNTAUGHT) -> Phase:
         return Phase(best=self.start_tokens, pause=self.set_steps)
 
     def limit(self, memory: Phase) -> int:

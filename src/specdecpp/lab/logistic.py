@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import DraftSoFar, Policy, check_probability
+from specdecpp.policies.protocol import UNTAUGHT, DraftSoFar, Given, Policy, check_probability
 from specdecpp.policies.score import REST, logit
 
 if TYPE_CHECKING:
@@ -87,13 +87,11 @@ class OnlineLogistic(HeadPolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> LogisticFit:
-        return self._fit(0.0, (START,) * self.max_tokens)
-
-    def resume(self, past: Mapping[str, Any]) -> LogisticFit:
+    def start(self, given: Given = UNTAUGHT) -> LogisticFit:
+        past = given.past or {}
         intercepts = past.get("intercepts")
         if not (isinstance(intercepts, list | tuple) and len(intercepts) == self.max_tokens):
-            return self.start()
+            return self._fit(0.0, (START,) * self.max_tokens)
         return replace(
             self._fit(past["slope"], tuple(intercepts)),
             sums=tuple(map(tuple, past["sums"])),

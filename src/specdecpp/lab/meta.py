@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specdecpp.lab.around import Around
 from specdecpp.lab.history import Priced
-from specdecpp.policies.around import Around
 from specdecpp.policies.head import HeadPolicy, judge_of
-from specdecpp.policies.protocol import Policy, Rule, Stop, check_probability, rule_of
+from specdecpp.policies.protocol import UNTAUGHT, Given, Policy, Rule, Stop, check_probability, rule_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,22 +101,17 @@ class Bandit(Priced):
     def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
         return None if self._judge is None else self._judge.judge(draft, hidden)
 
-    def start(self) -> Arms:
-        return Arms(arms=tuple(Arm(memory=arm.start()) for arm in self.arms))
-
-    def begin(self, memory: Arms, *, num_tokens: int, is_greedy: bool) -> Arms:
-        given = zip(self.arms, memory.arms, strict=True)
-        begun = [replace(of, memory=arm.begin(of.memory, num_tokens=num_tokens, is_greedy=is_greedy)) for arm, of in given]
-        return replace(memory, arms=tuple(begun))
+    def start(self, given: Given = UNTAUGHT) -> Arms:
+        return Arms(arms=tuple(Arm(memory=arm.start(given)) for arm in self.arms))
 
     def limit(self, memory: Arms) -> int:
         return self.arms[memory.chosen].limit(memory.arms[memory.chosen].memory)
 
-    def rule(self, memory: Arms, costs: "Costs | None", limit: int) -> Rule | None:
-        return rule_of(self.arms[memory.chosen], memory.arms[memory.chosen].memory, costs, limit)
+    def rule(self, memory: Arms, costs: "Costs | None") -> Rule | None:
+        return rule_of(self.arms[memory.chosen], memory.arms[memory.chosen].memory, costs)
 
     def stop(self, draft: "DraftSoFar", memory: Arms) -> Stop | str | None:
-        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
+        if (rule := self.rule(memory, draft.costs)) is not None:
             return rule.stop(draft)
         arm = self.arms[memory.chosen]
         return None if draft.num_tokens < arm.min_tokens else arm.stop(draft, memory.arms[memory.chosen].memory)
@@ -180,19 +175,16 @@ class AutoOff(Around):
             )
         super().__post_init__()
 
-    def start(self) -> Gain:
-        return Gain(memory=self.policy.start())
+    def start(self, given: Given = UNTAUGHT) -> Gain:
+        return Gain(memory=self.policy.start(given))
 
-    def begin(self, memory: Gain, *, num_tokens: int, is_greedy: bool) -> Gain:
-        return replace(memory, memory=self.policy.begin(memory.memory, num_tokens=num_tokens, is_greedy=is_greedy))
-
-    def rule(self, memory: Gain, costs: "Costs | None", limit: int) -> Rule | None:
+    def rule(self, memory: Gain, costs: "Costs | None") -> Rule | None:
         """The rule of the policy; while it is off, one that no draft token passes."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         target_s = costs.verify_s(1)
         if self.is_off(memory, target_s):
             return Rule(least=(math.inf,), words=f"gain {memory.num_tokens / memory.seconds * target_s:.2f} < 1")
-        return rule_of(self.policy, memory.memory, costs, limit)
+        return rule_of(self.policy, memory.memory, costs)
 
     def learn(self, memory: Gain, outcome: "Outcome") -> Gain:
         if not outcome.num_drafted and self.is_off(memory, outcome.expected_s):  # the rule was not asked

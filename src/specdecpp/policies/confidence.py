@@ -36,8 +36,8 @@ class MaxConfidence(Policy):
     def drops_last(self) -> bool:
         return self.drop
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
-        return Rule(Evidence.LAST_Q, (0.0,) + (self.threshold,) * limit)
+    def rule(self, memory: Any, costs: "Costs | None") -> Rule:
+        return Rule(Evidence.LAST_Q, (0.0, self.threshold))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class CumulativeConfidence(Policy):
         super().__post_init__()
         check_probability("CumulativeConfidence.threshold", self.threshold)
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
-        return Rule(Evidence.PRODUCT_OF_Q, (0.0,) + (self.threshold,) * limit)
+    def rule(self, memory: Any, costs: "Costs | None") -> Rule:
+        return Rule(Evidence.PRODUCT_OF_Q, (0.0, self.threshold))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,5 +75,5 @@ class Entropy(Policy):
         if not (self.c > 0 and self.threshold >= 0):
             raise ValueError(f"Entropy needs c > 0 and threshold >= 0, got c={self.c} and threshold={self.threshold}")
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
-        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf,) + (-(self.threshold**2) / self.c,) * limit)
+    def rule(self, memory: Any, costs: "Costs | None") -> Rule:
+        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf, -(self.threshold**2) / self.c))

@@ -16,17 +16,16 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
-from specdecpp.policies.account import Account, reading_s
-from specdecpp.policies.gains import Gains
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import Evidence, Rule, check_probability
+from specdecpp.policies.learning import Account, Gains, reading_s
+from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Rule, check_probability
 from specdecpp.policies.score import Belief, Score
 
 if TYPE_CHECKING:
@@ -65,6 +64,8 @@ RESUMED = 0.1, 0.0, 0.02
 """Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
 _CARRIED = "num_tested", "num_accepted"
 _GAINS = Gains._fields
+NONE = Rule(Evidence.SURVIVAL, (math.inf,))
+"""No draft token."""
 _NOISE = 1e-9
 """Two costs a draft token that differ by less are those of an even curve, rounded."""
 
@@ -104,23 +105,19 @@ class CostAware(HeadPolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> Account:
-        return Account(belief=BY_Q) if self.head is None else Account()
-
-    def resume(self, past: Mapping[str, Any]) -> Account:
-        if not _is_sound(past):
-            return self.start()
+    def start(self, given: Given = UNTAUGHT) -> Account:
+        past, unread = given.past, given.num_unread
+        if past is None or not _is_sound(past):
+            by_q = BY_Q_GREEDY if given.is_greedy else BY_Q
+            return Account(belief=by_q if self.head is None else Belief(), num_unread=unread)
         return Account(
+            num_unread=unread,
             acceptance_before=(past["num_accepted"] + self.prior) / (past["num_tested"] + 1),
             gains_before={int(load): Gains(**sums) for load, sums in past["gains"].items()},
             belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
             lost_before=past["lost"],
             num_tokens_before=past["num_tokens"],
         )
-
-    def begin(self, memory: Account, *, num_tokens: int, is_greedy: bool) -> Account:
-        is_untaught = self.head is None and memory.acceptance_before is None
-        return replace(memory, num_unread=num_tokens, belief=BY_Q_GREEDY if is_untaught and is_greedy else memory.belief)
 
     def carry(self, past: Mapping[str, Any] | None, memory: Account) -> Mapping[str, Any]:
         """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
@@ -145,32 +142,31 @@ class CostAware(HeadPolicy):
     def learn(self, memory: Account, outcome: "Outcome") -> Account:
         return memory.with_step(outcome)
 
-    def rule(self, memory: Account, costs: Costs | None, limit: int) -> Rule:
+    def rule(self, memory: Account, costs: Costs | None) -> Rule:
         """All terms but S are known when a step begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         if memory.is_off and memory.num_tokens % LOOK:
-            return _none(limit)
+            return NONE
         planned = memory.planned
-        if not (planned and planned[0] is self and planned[1] is costs and planned[2] == limit):
-            planned[:] = self, costs, limit, self._rule(memory, costs, limit)
-        return planned[3]
+        if not (planned and planned[0] is self and planned[1] is costs):
+            planned[:] = self, costs, self._rule(memory, costs)
+        return planned[2]
 
-    def _rule(self, memory: Account, costs: Costs, limit: int) -> Rule:
+    def _rule(self, memory: Account, costs: Costs) -> Rule:
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
         if not mean > 0 or not self._drafts(memory, costs):
-            return _none(limit)
+            return NONE
         each = prices_of_more(costs, self.max_tokens, mean)
         # A head that lags has not judged the last draft token.
         scale = UP * rho / (mean if self.looks_ahead else mean**2)
-        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1 : limit + 1])), score=memory.belief.score)
+        return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1:])), score=memory.belief.score)
 
-    def cut(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int | None:
-        """The prefix that brings the most tokens beyond those that its time would bring at the rate achieved.
+    def best_prefix(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int:
+        """The number of the first draft tokens that bring the most beyond what their time would bring at the rate achieved.
 
-        All draft tokens are known, so the whole is weighed and not each next one; what does not pay has cost nothing.
+        For copies: all of them are known, so the whole is weighed and not each next one; what does not pay has cost nothing.
+        `estimates` are their chances of acceptance.
         """
-        if type(self) is not CostAware:
-            return None  # a subclass has its own say in `rule`
         rho, tokens, best, most = self.rate(memory, costs), 0.0, 0, 0.0
         for num, survival in enumerate(survivals(memory.belief.score, estimates), 1):
             tokens += survival
@@ -234,12 +230,6 @@ def expected_gain(mean: float, deviation: float) -> float:
 def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
     """S_1, S_2, ...: of each draft token, the chance that it and all before it are accepted."""
     return accumulate(map(score, estimates), mul)
-
-
-@lru_cache(maxsize=64)
-def _none(limit: int) -> Rule:
-    """No draft token."""
-    return Rule(Evidence.SURVIVAL, (math.inf,) * (limit + 1))
 
 
 def _is_sound(past: Mapping[str, Any]) -> bool:

@@ -87,8 +87,8 @@ class SpecDecPP(HeadPolicy):
         """The rule in the setting that the head's card recommends, the defaults where it says nothing."""
         return cls(head=head, **(head.card.stopping | changes))
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule:
-        return Rule(Evidence.SURVIVAL, (1 - self.threshold,) * (limit + 1))
+    def rule(self, memory: Any, costs: "Costs | None") -> Rule:
+        return Rule(Evidence.SURVIVAL, (1 - self.threshold,))
 
 
 def takes_head(kind: type[Policy]) -> bool:

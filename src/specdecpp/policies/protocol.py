@@ -161,8 +161,9 @@ LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end 
 class Rule:
     """When to stop in one step, in numbers that are known when it begins, so that every engine can follow it.
 
-    After k draft tokens drafting goes on while the evidence is at least `least[k]`; past its end there is no threshold.
-    `words` say why where the evidence does not. `score` turns estimates into probabilities; None takes them as they are.
+    After k draft tokens drafting goes on while the evidence is at least `least[k]`; past its end the last of them holds, and
+    without any there is no threshold. `words` say why where the evidence does not. `score` turns estimates into probabilities;
+    None takes them as they are.
     """
 
     evidence: Evidence = Evidence.NOTHING
@@ -172,10 +173,17 @@ class Rule:
 
     def stop(self, draft: DraftSoFar) -> Stop | None:
         """Why no further draft token is wanted; None to go on."""
-        k = draft.num_tokens
-        if k >= len(self.least) or (value := self.value(draft)) >= self.least[k]:
+        if not self.least or (value := self.value(draft)) >= self.threshold(draft.num_tokens):
             return None
-        return self.why(k, value)
+        return self.why(draft.num_tokens, value)
+
+    def threshold(self, k: int) -> float:
+        """The threshold after k draft tokens."""
+        return self.least[min(k, len(self.least) - 1)] if self.least else -math.inf
+
+    def thresholds(self, num: int) -> list[float]:
+        """The thresholds after 0, 1, ..., num - 1 draft tokens."""
+        return [self.threshold(k) for k in range(num)]
 
     def value(self, draft: DraftSoFar) -> float:
         """The evidence now."""
@@ -189,18 +197,34 @@ class Rule:
 
     def why(self, k: int, value: float) -> Stop:
         """The reason of a stop after k draft tokens, the evidence being `value`."""
-        return Stop(self.words, self.evidence, value, self.least[k])
+        return Stop(self.words, self.evidence, value, self.threshold(k))
 
 
 FREE = Rule()
 """Never stops before the limit."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """Facts about a new request that a rule may begin with."""
+
+    past: Mapping[str, Any] | None = None
+    """Lessons of earlier requests (`Policy.carry`)."""
+    num_unread: int = 0
+    """Tokens that the draft has to read before its first draft token."""
+    is_greedy: bool = False
+    """Tell whether draft tokens are the draft's argmax rather than draws."""
+
+
+UNTAUGHT = Given()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Base of every rule: bounds on the number of draft tokens, and three hooks.
+    """Base of every rule: bounds on the number of draft tokens, and what it decides and learns.
 
-    Write your own by overriding `stop`:
+    `start` gives the memory of a request; `rule`, or `stop` where no threshold can say it, ends drafting; `learn` changes the
+    memory after a step. Write your own by overriding `stop`:
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class UntilRare(Policy):
@@ -240,20 +264,6 @@ class Policy:
         """The rules that this one is made of; none for most."""
         return ()
 
-    @property
-    def most_drafted(self) -> int:
-        """The most draft tokens of any step, for those who bound it."""
-        return self.max_tokens
-
-    @classmethod
-    def read(cls, text: str) -> "Policy | None":
-        """The rule that stands behind the name of its short form, where that is no list of parameters; else None."""
-        return None
-
-    def written(self) -> str | None:
-        """The whole short form of such a rule: the inverse of `read`."""
-        return None
-
     def engine(self) -> Any:
         """The engine of a rule that drafts no chain of one draft's draft tokens (`steps.Engine`); None for the others,
         which any engine runs."""
@@ -270,34 +280,21 @@ class Policy:
         """
         return None
 
-    def start(self) -> Any:
+    def start(self, given: Given = UNTAUGHT) -> Any:
         """The memory of a new request."""
         return None
 
-    def resume(self, past: Mapping[str, Any]) -> Any:
-        """The memory of a new request, where earlier ones have taught something (`carry`)."""
-        return self.start()
-
-    def begin(self, memory: Any, *, num_tokens: int, is_greedy: bool) -> Any:
-        """The memory that `start` or `resume` gave, for a request with `num_tokens` that the draft would have to read first.
-
-        `is_greedy`: its draft tokens are the likeliest tokens.
-        """
-        return memory
-
     def carry(self, past: Mapping[str, Any] | None, memory: Any) -> Mapping[str, Any] | None:
-        """Statistics after one more request, which ended with `memory`: for requests without a seed, and later processes.
-
-        None: the rule begins anew each time.
-        """
+        """Lessons after one more request, which ended with `memory`: `Given.past` of requests without a seed, and of later
+        processes. None: the rule begins anew each time."""
         return None
 
     def limit(self, memory: Any) -> int:
         """The most draft tokens of the coming step."""
         return self.max_tokens
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
-        """How the coming step of at most `limit` draft tokens stops; None where only `stop` can say it."""
+    def rule(self, memory: Any, costs: "Costs | None") -> Rule | None:
+        """How the coming step stops; None where only `stop` can say it."""
         return FREE
 
     def stop(self, draft: "DraftSoFar", memory: Any) -> "Stop | str | None":
@@ -306,34 +303,26 @@ class Policy:
         It follows from `rule`. Override it for what no threshold can say: it is then asked draft token by draft token, on the
         host (docs/decoding.md says what that costs).
         """
-        rule = self.rule(memory, draft.costs, self.max_tokens)
+        rule = self.rule(memory, draft.costs)
         return None if rule is None else rule.stop(draft)
-
-    def cut(self, memory: Any, estimates: Sequence[float], costs: "Costs") -> int | None:
-        """How many of the first draft tokens are verified, where all of them are at hand and nothing has been paid for
-        (copies).
-
-        `estimates` are their chances of acceptance as the draft gives them. None: as `rule` says, one after the other.
-        """
-        return None
 
     def learn(self, memory: Any, outcome: "Outcome") -> Any:
         """The memory after a step."""
         return memory
 
 
-def rule_of(policy: Policy, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
+def rule_of(policy: Policy, memory: Any, costs: "Costs | None") -> Rule | None:
     """The rule of the coming step, which asks nothing below the policy's least number of draft tokens.
 
     None where the policy has to be asked: where a subclass has overridden what the rule stands for.
     """
     if not _says_its_rule(type(policy)):
         return None
-    rule = policy.rule(memory, costs, limit)
+    rule = policy.rule(memory, costs)
     if rule is None or not policy.min_tokens or not rule.least:
         return rule
-    num = min(policy.min_tokens, len(rule.least))
-    return replace(rule, least=(-math.inf,) * num + rule.least[num:])
+    num = policy.min_tokens
+    return replace(rule, least=(-math.inf,) * num + (rule.least[num:] or rule.least[-1:]))
 
 
 @lru_cache(maxsize=256)
@@ -361,8 +350,7 @@ class Decision:
     @property
     def may_draft(self) -> bool:
         """Tell whether there may be a draft token at all."""
-        least = () if self.rule is None else self.rule.least
-        return self.limit > 0 and not (least and least[0] > 1.0)
+        return self.limit > 0 and not (self.rule is not None and self.rule.threshold(0) > 1.0)
 
     def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
         """The decision of one of the rules that this policy is made of."""
@@ -383,16 +371,10 @@ class Decision:
         return Stop(reason) if isinstance(reason, str) and reason else reason or None
 
 
-def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int, *, copies: bool = False) -> Decision:
-    """The policy's decision for the coming step, for which there is room for so many draft tokens.
-
-    `copies`: they are all at hand, and a policy that weighs them as a whole (`Policy.cut`) has no rule.
-    """
+def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int) -> Decision:
+    """The policy's decision for the coming step, for which there is room for so many draft tokens."""
     limit = policy.limit(memory)
-    is_cut = room <= limit
-    limit = room if is_cut else limit
-    weighs = copies and costs is not None and policy.cut(memory, (), costs) is not None
-    return Decision(policy, memory, limit, FREE if weighs else rule_of(policy, memory, costs, limit), is_cut)
+    return Decision(policy, memory, min(room, limit), rule_of(policy, memory, costs), room <= limit)
 
 
 def check_probability(name: str, value: float) -> None:

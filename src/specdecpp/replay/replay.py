@@ -37,7 +37,7 @@ from jaxtyping import Int
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, judge_of, judges_by_q
-from specdecpp.policies.protocol import FREE, Decision, decide
+from specdecpp.policies.protocol import FREE, Decision, Given, decide
 from specdecpp.policies.score import by_q
 from specdecpp.replay.replayed import Replayed, ReplayedStep, prices
 from specdecpp.replay.trace import Opinion, Trace
@@ -198,7 +198,7 @@ class Play:
     def __init__(self, player: Player, runs: Sequence[int]):
         self._player, self._runs = player, runs
         policy = player.policy
-        self._memory = policy.begin(policy.start(), num_tokens=0, is_greedy=player.trace.is_greedy)
+        self._memory = policy.start(Given(is_greedy=player.trace.is_greedy))
         self._at, self._before = 0, 1
 
     @property

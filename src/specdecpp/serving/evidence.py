@@ -130,7 +130,7 @@ class Witness:
             "stop_reason": outcome.stop_reason,
             "survival": list(accumulate(believed, mul)),
             "survival_of": "head" if judged else "q",
-            "thresholds": _beside(believed, rule.least[: num + 1]) if rule and rule.evidence is watched else None,
+            "thresholds": _beside(believed, rule.thresholds(num + 1)) if rule and rule.evidence is watched else None,
             "candidates": candidates,
             "pieces": pieces,
             "times": {name: getattr(outcome, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},

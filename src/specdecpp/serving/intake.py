@@ -247,7 +247,7 @@ def threshold(policy: Policy) -> float | None:
 
 
 def _longest(policy: Policy) -> int:
-    return max([policy.most_drafted, *map(_longest, policy.parts)])
+    return max([getattr(policy, "max_nodes", policy.max_tokens), *map(_longest, policy.parts)])
 
 
 def _too_long(message: str, prompt: Any) -> Refusal:

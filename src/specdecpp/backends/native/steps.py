@@ -267,10 +267,9 @@ class _Steps(_Verified):
         decision, limit = plan.decision, plan.decision.limit
         rule: Any = decision.rule
         self._make_room(limit)
-        least = rule.least
         if not limit:
             self._stop = decision.at_limit
-        elif least and not least[0] <= 1.0:
+        elif not rule.threshold(0) <= 1.0:
             self._stop = rule.why(0, 1.0)
         if self._stop is not None:
             return None
@@ -289,7 +288,7 @@ class _Steps(_Verified):
 
     def _follow(self, rule: Any, limit: int) -> None:
         """Tell the draft's call of a rule; it may be that of many steps."""
-        told, least = self._drafting, (*rule.least[:limit], *(-math.inf,) * (limit - len(rule.least)))
+        told, least = self._drafting, rule.thresholds(limit)
         reachable = next((i for i, value in enumerate(least, 1) if value > 1.0), limit)  # no evidence is above 1
         self._followed, self._least = rule, (ctypes.c_double * reachable)(*least[:reachable])
         told.least, told.limit, told.evidence = ctypes.addressof(self._least), limit, _EVIDENCE[rule.evidence]

@@ -21,8 +21,7 @@ class StopRule:
 
     def __init__(self, rule: Rule, ends: str, max_num_reqs: int, max_tokens: int, device: torch.device):
         self._rule, self._ends = rule, ends
-        least = [*rule.least, *[0.0] * (max_tokens + 1)][: max_tokens + 1]
-        self._least = torch.tensor(least, dtype=torch.float32, device=device)
+        self._least = torch.tensor(rule.thresholds(max_tokens + 1), dtype=torch.float32, device=device)
         self._evidence = torch.ones(max_num_reqs, device=device)
         self._goes_on = torch.ones(max_tokens, dtype=torch.int32, device=device)
         is_cuda = device.type == "cuda"
@@ -76,7 +75,7 @@ def stop_rule(settings: Settings, max_tokens: int) -> Rule | None:
         raise ValueError(
             '"ends" needs a policy with a threshold, such as cumulative:0.2; of others the length is chosen before.'
         )
-    rule = None if spec.needs_head or spec.policy.drops_last else rule_of(spec.policy, spec.policy.start(), None, max_tokens)
+    rule = None if spec.needs_head or spec.policy.drops_last else rule_of(spec.policy, spec.policy.start(), None)
     if rule is None or rule.evidence not in (Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.SURVIVAL):
         raise ValueError(
             f"vLLM's second model runner cannot follow {spec.policy}: it takes cost-aware, fixed:K, and rules with a threshold "

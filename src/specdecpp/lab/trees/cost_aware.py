@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import Tree, Tried
-from specdecpp.policies.account import Account
 from specdecpp.policies.cost_aware import CostAware
-from specdecpp.policies.protocol import check_probability
+from specdecpp.policies.learning import Account
+from specdecpp.policies.protocol import UNTAUGHT, Given, check_probability
 from specdecpp.policies.score import Belief, Score, by_q
 
 if TYPE_CHECKING:
@@ -119,14 +119,8 @@ class CostAwareTree(TreePolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self) -> TreeAccount:
-        return TreeAccount(chain=FirstChildren.of(self._chain.start()))
-
-    def begin(self, memory: TreeAccount, *, num_tokens: int, is_greedy: bool) -> TreeAccount:
-        return replace(memory, chain=self._chain.begin(memory.chain, num_tokens=num_tokens, is_greedy=is_greedy))
-
-    def resume(self, past: "Mapping[str, Any]") -> TreeAccount:
-        return TreeAccount(chain=FirstChildren.of(self._chain.resume(past)))
+    def start(self, given: Given = UNTAUGHT) -> TreeAccount:
+        return TreeAccount(chain=FirstChildren.of(self._chain.start(given)))
 
     def carry(self, past: "Mapping[str, Any] | None", memory: TreeAccount) -> "Mapping[str, Any] | None":
         """Statistics of first children; the others are learned anew."""
@@ -204,7 +198,7 @@ class CostAwareTree(TreePolicy):
         tree.notes["before"] = tree.num_nodes
         if "least" not in tree.notes:
             costs: Any = tree.costs
-            tree.notes["least"] = self._chain.rule(memory.chain, costs, self._chain.max_tokens).least
+            tree.notes["least"] = self._chain.rule(memory.chain, costs).least
             tree.notes["most"] = self.max_children if self._may_branch(memory, costs) else 1
         return tree.notes["least"]
 

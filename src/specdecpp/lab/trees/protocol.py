@@ -66,10 +66,6 @@ class TreePolicy(Policy):
 
         check_trees(self, verification, is_greedy=is_greedy)
 
-    @property
-    def most_drafted(self) -> int:
-        return self.max_nodes
-
     def limit(self, memory: Any) -> int:
         """The most depths of a tree."""
         return min(self.max_tokens, self.max_nodes)
@@ -79,7 +75,7 @@ class TreePolicy(Policy):
         """Tell whether `removed` may name nodes."""
         return False
 
-    def rule(self, memory: Any, costs: "Costs | None", limit: int) -> Rule | None:
+    def rule(self, memory: Any, costs: "Costs | None") -> Rule | None:
         """None: the rule is asked node by node."""
         return None
 

@@ -34,7 +34,7 @@ from specdecpp.lab.trees.engine import common_length, grow, tree_s
 from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.policies import Costs
-from specdecpp.policies.protocol import decide
+from specdecpp.policies.protocol import Given, decide
 from specdecpp.replay.replayed import Rates, ReplayedStep
 from specdecpp.sampling import Randomness, streams
 from specdecpp.verify import overlap, residual
@@ -76,7 +76,7 @@ class TreePlayer:
 
     def steps(self, randomness: Randomness) -> Iterator[ReplayedStep]:
         """Step by step."""
-        memory = self.policy.begin(self.policy.start(), num_tokens=0, is_greedy=self.distributions.is_greedy)
+        memory = self.policy.start(Given(is_greedy=self.distributions.is_greedy))
         at, num = 0, len(self.distributions.tokens)
         while at < num:
             decision = decide(self.policy, memory, self.costs, max(0, self.distributions.num_places - at))

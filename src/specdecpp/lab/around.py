@@ -45,6 +45,6 @@ class Around(Policy):
         return self.policy.limit(memory.memory)
 
     def stop(self, draft: "DraftSoFar", memory: Any) -> Stop | str | None:
-        if (rule := self.rule(memory, draft.costs, self.max_tokens)) is not None:
+        if (rule := self.rule(memory, draft.costs)) is not None:
             return rule.stop(draft)
         return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)

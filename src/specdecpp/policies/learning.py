@@ -1,14 +1,25 @@
-"""Statistics of a request's steps for the rule of `cost_aware`: its memory, and nothing that decides."""
+"""Lessons for the rule of `cost_aware`: of one request (`Account`), whether drafting pays (`Gains`), and for later requests
+(`Experience`). Nothing here decides.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+A step that made n tokens in s seconds gained n - s/t tokens, t being a pass of the target alone. Its mean has the sign of
+"drafting is faster than not drafting", whatever the rule does with the steps. Where it is known how likely the tested
+draft tokens were to be accepted, n is the mean that follows: the same on average, with a fraction of the variance. Both times
+are those that the cost model had then, so that what was seen on a busy machine still holds on a quiet one.
 
-from specdecpp.policies.gains import Gains, num_expected
+A request with a seed begins with what is fixed and learns within itself only, so the seed gives the same answer again. The
+others begin with what all of them have taught so far, for each way of sampling by itself (`memory.Memory`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specdecpp.costs import Costs
+from specdecpp.costs.clock import differ, shares
+from specdecpp.policies.protocol import UNTAUGHT, Given, Policy
 from specdecpp.policies.score import Belief
 
 if TYPE_CHECKING:
-    from specdecpp.costs import Costs
     from specdecpp.policies.protocol import Outcome
 
 STEADY, EVERY = 8, 4
@@ -17,6 +28,41 @@ of a small pair Python finds the caches empty, and takes three times as long as 
 SHORT_S, SELDOM = 2e-3, 16
 """Where the target's pass takes less time than this and earlier requests gained by drafting, learning waits for so many steps,
 from the second on: it takes .05 ms a step, a seventh of the reference pair's pass."""
+
+
+def num_expected(outcome: "Outcome") -> float:
+    """How many of the tested draft tokens are accepted in the mean (`Outcome.overlaps`); where nobody knows, how many were.
+
+    Whether a draft token is tested hangs on what was drawn before it. Given that it is, its chance stands in for the coin, and
+    over many steps both have the same sum.
+    """
+    return sum(min(1.0, chance) for chance in outcome.overlaps) if outcome.overlaps else float(outcome.num_accepted)
+
+
+class Gains(NamedTuple):
+    """Sums over steps with draft tokens: their number, tokens, time in passes of the target alone, and the squares of gains."""
+
+    num: float = 0.0
+    tokens: float = 0.0
+    passes: float = 0.0
+    squares: float = 0.0
+
+    def after(self, outcome: "Outcome") -> "Gains":
+        """With one more step, of which the cost model had something to say."""
+        assert outcome.costs is not None, "the session gives costs to a policy that needs them"
+        num_tokens = outcome.num_tokens - outcome.num_accepted + num_expected(outcome)
+        passes = outcome.expected_s / outcome.costs.verify_s(1)
+        return Gains(self.num + 1, self.tokens + num_tokens, self.passes + passes, self.squares + (num_tokens - passes) ** 2)
+
+    @property
+    def mean(self) -> float:
+        """Tokens a step over the target alone; 0 without steps."""
+        return (self.tokens - self.passes) / self.num if self.num else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Variance of a step's gain, tokens squared; 0 without steps."""
+        return max(0.0, self.squares / self.num - self.mean**2) if self.num else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +77,8 @@ class Account:
     num_tested: int = 0
     num_accepted: float = 0.0
     acceptance_before: float | None = None
-    gains_before: "Mapping[int, Gains]" = field(default_factory=dict)
-    gains: "Mapping[int, Gains]" = field(default_factory=dict)
+    gains_before: Mapping[int, Gains] = field(default_factory=dict)
+    gains: Mapping[int, Gains] = field(default_factory=dict)
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
     lost: float = 0.0
     """Passes of the target alone by which the steps, with what the draft has read for them, took longer than it would
@@ -49,8 +95,7 @@ class Account:
     pending: "tuple[Outcome, ...]" = ()
     """Steps that have not been worked out."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming step: [policy, costs, limit, rule]; a rule around this one may add to it.
-    It stays for as long as nothing is worked out."""
+    """What followed for the coming step: [policy, costs, rule]. It stays for as long as nothing is worked out."""
 
     def with_step(self, outcome: "Outcome") -> "Account":
         """After a step. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
@@ -66,7 +111,7 @@ class Account:
             account = account.after(outcome)
         return account
 
-    def _learns_seldom(self, costs: "Costs | None") -> bool:
+    def _learns_seldom(self, costs: Costs | None) -> bool:
         """True where steps are short and earlier requests gained by drafting; never with a seed, which begins untaught."""
         if costs is None or costs.verify_s(1) >= SHORT_S:
             return False
@@ -113,13 +158,57 @@ class Account:
         return (outcome.expected_s + reading_s(costs, self)) / costs.verify_s(1) - outcome.num_tokens
 
 
-def reading_s(costs: "Costs", account: Account) -> float:
+def reading_s(costs: Costs, account: Account) -> float:
     """Seconds of the draft's pass over what it has missed; before the first token it may read along with the target."""
     share = 1.0 if account.num_tokens else 1 - costs.read_along
     return share * costs.draft_pass_s(account.num_unread) if account.num_unread > 1 else 0.0
 
 
-def _with_gain(gains: "Mapping[int, Gains]", outcome: "Outcome") -> "Mapping[int, Gains]":
+def _with_gain(gains: Mapping[int, Gains], outcome: "Outcome") -> Mapping[int, Gains]:
     assert outcome.costs is not None, "the session gives costs to a policy that needs them"
     load = outcome.costs.load
     return {**gains, load: gains.get(load, Gains()).after(outcome)}
+
+
+def settings(policy: Policy) -> dict[str, Any]:
+    """The numbers and words that tell a rule from others of its class."""
+    named = {f.name: getattr(policy, f.name) for f in fields(policy) if f.init}
+    return {name: value for name, value in named.items() if isinstance(value, int | float | str)}
+
+
+def since(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
+    """Statistics of an earlier process, without its gains where it took steps to cost otherwise than they do now."""
+    if past is None or now is None or "gains" not in past:
+        return past
+    try:
+        holds = not differ(past["shares"], shares(now))
+    except (KeyError, TypeError, ValueError):  # of nobody knows which costs
+        holds = False
+    return past if holds else {**past, "gains": {}, "lost": 0.0}
+
+
+class Experience:
+    """Statistics for one rule and one sampling. `past` is what an earlier process has kept, and `keep` is called with what
+    this one knows after 1, 4, 16, 64, ... requests."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        past: Mapping[str, Any] | None = None,
+        *,
+        keep: Callable[[Mapping[str, Any]], None] | None = None,
+    ):
+        self.past = past
+        self._policy, self._keep, self._num, self._due = policy, keep, 0, 1
+
+    def begin(self, given: Given = UNTAUGHT) -> Any:
+        """The memory of a new request."""
+        return self._policy.start(given if self.past is None else replace(given, past=self.past))
+
+    def add(self, memory: Any) -> None:
+        """Take in what a request had learned when it ended."""
+        self.past = self._policy.carry(self.past, memory)
+        self._num += 1
+        if self._keep is not None and self.past is not None and self._num == self._due:
+            self._due *= 4
+            self._keep(self.past)
