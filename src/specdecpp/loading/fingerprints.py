@@ -60,8 +60,7 @@ def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str
     if isinstance(found, str):
         return found
     made = make()
-    newest_s = max((max(times) / 1e9 for *_, times in before), default=0.0)
-    if before and state(files) == before and time.time() - newest_s > SETTLED_S:
+    if before and state(files) == before and time.time() - max(max(found[-2:]) for found in before) / 1e9 > SETTLED_S:
         cache_dir.remember("fingerprint", of, {"fingerprint": made})
     return made
 
@@ -69,7 +68,7 @@ def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str
 def state(files: list[Path]) -> list[Any]:
     """Facts that change when a file does: of each its path, size, inode and the times of its last changes."""
     found = [(path.resolve(), path.stat()) for path in sorted(files)]
-    return [[str(path), stat.st_size, stat.st_ino, [stat.st_mtime_ns, stat.st_ctime_ns]] for path, stat in found]
+    return [[str(path), stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in found]
 
 
 def folder_of(name: str | Path) -> Path | None:

