@@ -32,19 +32,13 @@ class Backends:
     def __init__(self, of: Any):
         self._of, self._made = of, {}
 
-    def get(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool, **more: Any) -> Model:
-        """A model of this kind over that of its source, or over `more`. `num_threads` is for native. Raises `BackendError`.
-
-        With `is_checked` false one that was not tested, to be timed only.
-        """
+    def get(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
+        """A model of this kind over that of its source, or over `more`. `num_threads` is for native. Raises `BackendError`."""
         made: Any = self._made.get((kind, vocab_size))
         if made is None:
             log.info("reading the weights of %s", self._of.name)
             try:
-                more = {"model": more.pop("model", None) or self._of.model, "vocab_size": vocab_size, **more}
-                if not is_checked:
-                    return CLASSES[kind](probe=False, **more)
-                made = self._checked(CLASSES[kind], **more)
+                made = self._checked(CLASSES[kind], more.pop("model", None) or self._of.model, vocab_size=vocab_size, **more)
             except BackendError as error:
                 made = error
             self._made[kind, vocab_size] = made

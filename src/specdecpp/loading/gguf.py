@@ -156,7 +156,7 @@ class GGUF:
             "eager": None,
         }
 
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Model:
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
         """An empty backend. `num_threads` is for native and llama.cpp; the others have what torch has. Raises
         `BackendError`."""
         if kind == "llama.cpp":
@@ -167,7 +167,7 @@ class GGUF:
             more = {"model": self._read.described, "stored": self._read.stored}
         if kind == "native-int8":
             more["activations"] = "int8"
-        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked, **more)
+        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads, **more)
 
 
 def _source(header: Header) -> GGUFSource:

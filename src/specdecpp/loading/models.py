@@ -101,9 +101,9 @@ class Checkpoint:
             "eager": None,
         }
 
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Model:
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
         """An empty backend. `num_threads` is for native; the others have what torch has. Raises `BackendError`."""
-        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
+        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads)
 
 
 ModelSource = Checkpoint | GGUF

@@ -111,8 +111,8 @@ def load_pair(
     dtype ("auto": bfloat16 on a GPU, else float32) and device are those of its values written out, for the backends of torch;
     native and llama.cpp take it as it is.
 
-    `backend` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
-    run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.backends` says why.
+    `backend` names how forward passes are run, or several ways, of which the first is taken that can run the models here;
+    without it all are tried, the fast ones first (`choice.choose`). `Pair.backends` says why it is this one.
 
     A load that was done before on this machine is quick: fingerprints, checks and the choice are remembered
     (`cache_dir.folder`). The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what

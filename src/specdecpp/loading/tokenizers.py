@@ -114,7 +114,8 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
             at = next(i for i in range(len(ours) + 1) if ours[i : i + 1] != theirs[i : i + 1])
             raise PairError(
                 f"the tokenizers have one vocabulary but split text differently: {text!r} becomes {ours[at : at + 5]} in the "
-                f"target and {theirs[at : at + 5]} in the draft from token {at} on (normaliser or pre-tokeniser differ). {_ADVICE}"
+                f"target and {theirs[at : at + 5]} in the draft from token {at} on (normaliser or pre-tokeniser differ). "
+                f"{_ADVICE}"
             )
 
 
