@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cache_dir, cli
+from specdecpp import cache_dir, cli, policy_spec
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.report import render
@@ -386,7 +386,7 @@ def test_an_interrupt_is_quiet(pair: list[str], monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(request, "watched", interrupted)
+    monkeypatch.setattr(policy_spec, "watched", interrupted)
     assert refused("generate", "hello", *pair, code=130) == ""
 
 

@@ -383,7 +383,7 @@ def test_a_full_disk_keeps_what_is_finished(
     """Catches a traceback, half a shard and lost work where the disk is full (/dev/full is one)."""
     recipe = recipe_of(home, tmp_path)
     monkeypatch.setattr(cache_dir.secrets, "token_hex", lambda num: "0" * num)
-    monkeypatch.setattr(machine, "LEFT_S", float("inf"))  # the device is older than any part
+    monkeypatch.setattr(cache_dir, "LEFT_S", float("inf"))  # the device is older than any part
 
     def progress(now: Progress) -> None:
         if now.shards_done == 2 and not full.exists():
@@ -425,7 +425,7 @@ def test_a_failing_disk_is_told(home: Path, pair: Pair, tmp_path: Path, monkeypa
     def fail(path: Path, content: bytes) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(machine, "write", fail)
+    monkeypatch.setattr(cache_dir, "write", fail)
     with pytest.raises(DataError, match=r"cannot be written into \(Read-only file system\).*run the same command again"):
         collect(recipe, pair)
 

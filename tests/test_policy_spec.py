@@ -72,7 +72,7 @@ def test_every_exported_rule_can_be_typed():
     assert typed == rules - {Policy, TreePolicy}
     assert {name.split(":")[0] for name in policy_spec.policy_names()} == {
         policy_spec.NO_DRAFT,
-        *request.READERS,
+        *policy_spec.READERS,
         *policy_spec.KINDS,
         *policy_spec.WRAPPERS,
     }

@@ -54,7 +54,7 @@ def test_cascade_turns_once_behind_a_maximum() -> None:
     assert lengths(Cascade(start_tokens=3), 30, lambda k: min(k, 2)) == [(0, 1), (3, 4), (4, 4), (2, 21)]
 
 
-@pytest.mark.parametrize("wrong", [{"start_tokens": 0}, {"start_tokens": 9}, {"set_rounds": 0}, {"trial_rounds": 0}])
+@pytest.mark.parametrize("wrong", [{"start_tokens": 0}, {"start_tokens": 9}, {"set_steps": 0}, {"trial_steps": 0}])
 def test_cascade_refuses_phases_without_rounds(wrong: dict[str, int]) -> None:
     """Catches a phase that never ends."""
     with pytest.raises(ValueError, match="Cascade needs"):

@@ -287,7 +287,7 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server whose clients each name a temperature of their own: one more lesson and file for every request."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(machine, "MOST_OF_A_KIND", 4)
+    monkeypatch.setattr(cache_dir, "MOST_OF_A_KIND", 4)
     monkeypatch.setattr("specdecpp.memory.SAMPLINGS", 3)
     taught = Decoder(replace(pair(), target_fingerprint="a", draft_fingerprint="b"), costs=Costs.relative(0.1))
     for i in range(6):

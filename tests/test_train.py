@@ -16,7 +16,7 @@ import yaml
 from records import Process, records
 from typer.testing import CliRunner, Result
 
-from specdecpp import AcceptanceHead, cli, load_pair
+from specdecpp import AcceptanceHead, cache_dir, cli, load_pair
 from specdecpp.decoder import Decoder
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
@@ -357,7 +357,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
 KILLED_LATE = """
 import os, signal, sys
 from pathlib import Path
-from specdecpp import cli, cache_dir
+from specdecpp import cli
 from specdecpp.training import pipeline
 
 def die(*given, **named):
@@ -476,7 +476,7 @@ def test_what_cannot_be_written_is_told(answers, dev, tmp_path, monkeypatch: pyt
     def fail(path: Path) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(machine, "_sync", fail)
+    monkeypatch.setattr(cache_dir, "_sync", fail)
     with pytest.raises(DataError, match=r"cannot be written into \(Input/output error\)\. The epochs before this one are safe"):
         train(QUICK, answers, dev, ABOUT, tmp_path / "head")
 

@@ -138,7 +138,7 @@ def test_every_round_is_the_librarys_own(policy: str) -> None:
 
     ours = {"policy": policy} | ({} if policy.startswith("fixed") else {"ends": "now"})
     found = world(Whole(DRAFT), Whole(TARGET), ours, most=6, max_model_len=128, max_num_tokens=128)
-    pair = load_pair(runner="eager")
+    pair = load_pair(backend="eager")
     rule = replace(parse_policy(policy).policy, **({} if policy.startswith("fixed") else {"max_tokens": 6}))
     decoder = Decoder(pair, policy=rule)
     prompts = {text: pair.tokenizer(text).input_ids for text in ("Tom has 3 apples", "def fib(n):\n")}
