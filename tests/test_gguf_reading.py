@@ -359,7 +359,6 @@ def _infinite(stored: Stored) -> Stored:
         (values(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
         (values(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
         (values(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
-        (values(llama__attention__value_length=32), MissingExtraError, "keys are 16 wide and its values 32"),
         (values(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
         (values(llama__block_count=3), BackendError, "announces 3 layers and has tensors of 2"),
         (values(llama__block_count=2**31 + 5), BackendError, r"block_count = 2147483653, which must lie within 1 and"),

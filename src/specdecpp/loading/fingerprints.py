@@ -26,11 +26,8 @@ _CHUNK = 2**23
 
 
 def fingerprint(model: Any) -> str:
-    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16, and which tokens are
-    scored where these are not all.
-
-    They do not depend on where a checkpoint lies, or on whether it is loaded in bfloat16 or wider.
-    """
+    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16 whatever it is loaded in,
+    and which tokens are scored where these are not all."""
     ids = getattr(model.config, trimmed.KEY, None)
     parameters = sorted(model.named_parameters(), key=lambda named: named[0])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -48,10 +45,8 @@ def _digest(name: str, parameter: Tensor) -> bytes:
 
 
 def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str:
-    """The fingerprint that `make` gives for these files, read in this type; from memory where the files are as they were then.
-
-    Without files it is made anew.
-    """
+    """The fingerprint that `make` gives for these files, read in this type; from memory where the files are as they were then
+    (without files it is made anew)."""
     import transformers
 
     before = state(files)

@@ -27,8 +27,8 @@ from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import CLASSES, Backends, code
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import GGUFSource, Stored, digest_of, unsupported
-from specdecpp.loading.gguf_tokenizer import JSON, ends_of, same_keys, tokenizer_of
-from specdecpp.loading.tokenizers import load_tokenizer
+from specdecpp.loading.gguf_tokenizer import JSON, ends_of, keys_of, tokenizer_of
+from specdecpp.loading.tokenizers import files_of, load_tokenizer
 
 log = logging.getLogger("specdecpp.loading")
 
@@ -107,21 +107,20 @@ class GGUF:
         """Facts that a measurement of the model depends on beside the machine."""
         return {"fingerprint": self._digest, "dtype": str(self._dtype), "device": str(self._device)}
 
-    def has_tokenizer_of(self, other: "GGUF") -> bool:
-        """True where the tokenizers of both are made of the same keys, or of one file beside them."""
-        folders = {model._tokenizer_folder for model in (self, other)}
-        return len(folders) == 1 and (folders != {None} or same_keys(self._header, other._header))
-
-    @property
-    def _tokenizer_folder(self) -> Path | None:
+    @cached_property
+    def _folder(self) -> Path | None:
         """The folder of the file, where a tokenizer.json in it is taken."""
         beside = Path(self.name).resolve().parent
         return beside if JSON not in self._header and (beside / "tokenizer.json").is_file() else None
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """All that its tokenizer is made of."""
+        return files_of(self._folder) if self._folder else keys_of(self._header)
+
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
-        folder = self._tokenizer_folder
-        return load_tokenizer(folder) if folder else tokenizer_of(self._header, num_rows=self.num_rows)
+        return load_tokenizer(self._folder) if self._folder else tokenizer_of(self._header, num_rows=self.num_rows)
 
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
         """The ids that end a text."""

@@ -27,8 +27,6 @@ CHUNK = 2**22
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """GGUF's types of values with a fixed size."""
 _TEXT, _LIST = 8, 9
-_LONGEST = 2**28
-"""Bytes of a header that are read at most."""
 _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
 
 
@@ -95,30 +93,26 @@ class Header:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.paths = [self.path]
         if not self.path.is_file():
             raise BackendError(f"there is no file {self.path}. Give the path of a GGUF file.")
-        self.paths = [self.path]
-        self._file, self._seen, self._at = File(self.path), b"", 0
+        self._file, self._at = File(self.path), 0
         self._size = self._file.stat.st_size
-        if (magic := self._take(min(4, self._size))) != b"GGUF":
-            self.fail(f"is no GGUF file: it begins with {magic!r}, not b'GGUF'", "Name a GGUF file, or fetch this one again")
-        if (version := self._number("I")) not in (2, 3):
-            self.fail(f"is GGUF version {version}, and 2 and 3 are known here", "Write it again with a current converter")
-        num_tensors, num_values = self._number("Q"), self._number("Q")
         self.values: dict[str, Any] = {}
-        for _ in range(num_values):
-            key = self._name(self.values)
-            self.values[key] = self._content(key, self._number("I"))
         found: dict[str, tuple[tuple[int, ...], int, int]] = {}
-        for _ in range(num_tensors):
-            name = self._name(found)
-            if not 1 <= (num_dims := self._number("I")) <= 4:
-                self.fail(f"gives {name} {num_dims} dimensions")
-            shape = tuple(self._number("Q") for _ in range(num_dims))[::-1]
-            if not 0 < math.prod(shape) < 2**48:
-                self.fail(f"gives {name} the shape {list(shape)}")
-            found[name] = shape, self._number("I"), self._number("Q")
-        self.end, self._seen = self._at, b""
+        with self.path.open("rb", CHUNK) as self._stream:
+            num_tensors, num_values = self._counts()
+            for _ in range(num_values):
+                key = self._name(self.values)
+                self.values[key] = self._content(key, self._number("I"))
+            for _ in range(num_tensors):
+                name = self._name(found)
+                num_dims = self._number("I")
+                shape = tuple(self._number("Q") for _ in range(min(num_dims, 5)))[::-1]
+                if not 1 <= num_dims <= 4 or not 0 < math.prod(shape) < 2**48:
+                    self.fail(f"gives {name} {num_dims} dimensions, {list(shape)}")
+                found[name] = shape, self._number("I"), self._number("Q")
+        self.end = self._at
         self.tensors = dict(self._entries(found))
 
     # Values by key
@@ -173,19 +167,19 @@ class Header:
 
     # Reading
 
-    def _see(self, end: int) -> None:
-        """Read at least so far."""
-        if end > min(self._size, _LONGEST):
-            self.fail(f"ends within its header: it has {self._size} bytes, and announces {end} or more")
-        have = len(self._seen)
-        more = min(max(end - have, have, CHUNK), self._size - have)  # twice as much each time
-        self._seen += self._file.read(have, more).tobytes()
+    def _counts(self) -> tuple[int, int]:
+        """The numbers of tensors and of values, behind the marks of the format."""
+        if (magic := self._take(min(4, self._size))) != b"GGUF":
+            self.fail(f"is no GGUF file: it begins with {magic!r}, not b'GGUF'", "Name a GGUF file, or fetch this one again")
+        if (version := self._number("I")) not in (2, 3):
+            self.fail(f"is GGUF version {version}, and 2 and 3 are known here", "Write it again with a current converter")
+        return self._number("Q"), self._number("Q")
 
     def _take(self, size: int) -> bytes:
-        at, self._at = self._at, self._at + size
-        if self._at > len(self._seen):
-            self._see(self._at)
-        return self._seen[at : self._at]
+        self._at += size
+        if self._at > self._size:
+            self.fail(f"ends within its header: it has {self._size} bytes, and announces {self._at} or more")
+        return self._stream.read(size)
 
     def _number(self, kind: str) -> int:
         return struct.unpack("<" + kind, self._take(struct.calcsize(kind)))[0]
@@ -217,16 +211,9 @@ class Header:
         return found.astype(bool) if kind == 7 else found  # numpy would believe a truth value of 2
 
     def _texts(self, num: int) -> list[bytes]:
-        texts, at, size_of = [], self._at, struct.Struct("<Q").unpack_from
+        texts, take, size_of = [], self._take, struct.Struct("<Q").unpack
         for _ in range(num):  # hundreds of thousands of them
-            start = at + 8
-            if start > len(self._seen):
-                self._see(start)
-            at = start + size_of(self._seen, at)[0]
-            if at > len(self._seen):
-                self._see(at)
-            texts.append(self._seen[start:at])
-        self._at = at
+            texts.append(take(*size_of(take(8))))
         return texts
 
     def _entries(self, found: dict[str, tuple[tuple[int, ...], int, int]]) -> Iterator[tuple[str, TensorInfo]]:

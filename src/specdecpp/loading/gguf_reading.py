@@ -187,30 +187,20 @@ def unsupported(header: Header) -> str | None:
         return f"its architecture is {architecture}, and {', '.join(FAMILIES)} are read"
     if header.integer(f"{architecture}.expert_count", 0):
         return "it is a mixture of experts"
-    for key in ("head_count", "head_count_kv"):
-        if isinstance(header.values.get(f"{architecture}.attention.{key}"), np.ndarray):
-            return "its layers differ in their numbers of heads"
     if (scaling := header.text(f"{architecture}.rope.scaling.type", "none")) not in ("none", "linear", "yarn", "longrope"):
         return f"its rotary angles are scaled by {scaling}"
     if FACTORS in header.tensors and (scaling != "none" or not _is_llama3(header)):
         return "its rotary frequencies are divided by factors that are not Llama 3's"
-    key_size, value_size = _head_sizes(header)
-    if key_size != value_size:
-        return f"its keys are {key_size} wide and its values {value_size}"
-    turned = header.integer(f"{architecture}.rope.dimension_count", key_size, least=1)
-    if turned != key_size and architecture != "phi3":
-        return f"its rotary angles turn {turned} of {key_size} values of a head"
-    readable = _readable()
+    size = _head_size(header)
+    turned = _width(header, "rope.dimension_count", size)
+    if turned != size and architecture != "phi3":
+        return f"its rotary angles turn {turned} of {size} values of a head"
+    from gguf import quants
+
+    readable = {"F32", "F16"} | {kind.name for kind in quants._type_traits}
     if strange := sorted({f"{e.kind} ({name})" for name, e in header.tensors.items() if e.kind not in readable}):
         return f"its weights are stored as {strange[0]}, which is not known here"
     return None
-
-
-def _readable() -> set[str]:
-    """Types whose values the package gguf computes."""
-    from gguf import quants
-
-    return {"F32", "F16"} | {kind.name for kind in quants._type_traits}
 
 
 def _width(header: Header, key: str, default: int | None = None) -> int:
@@ -224,16 +214,15 @@ def _num_heads(header: Header) -> tuple[int, int]:
     return heads, _width(header, "attention.head_count_kv", heads)
 
 
-def _head_sizes(header: Header) -> tuple[int, int]:
-    """The widths of a key and of a value."""
-    even = _width(header, "embedding_length") // _num_heads(header)[0]
-    return _width(header, "attention.key_length", even), _width(header, "attention.value_length", even)
+def _head_size(header: Header) -> int:
+    """The width of a key."""
+    return _width(header, "attention.key_length", _width(header, "embedding_length") // _num_heads(header)[0])
 
 
 def _arguments(header: Header) -> dict[str, Any]:
     """The fields of the configuration of transformers."""
     architecture = header.text("general.architecture")
-    (heads, kv_heads), size = _num_heads(header), _head_sizes(header)[0]
+    (heads, kv_heads), size = _num_heads(header), _head_size(header)
     layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
     if (announced := _width(header, "block_count")) != layers:  # before a model of so many is built
         header.fail(f"announces {announced} layers and has tensors of {layers}")
@@ -311,7 +300,7 @@ def _angles(header: Header, architecture: str) -> dict[str, Any]:
 def _is_llama3(header: Header) -> bool:
     """True where frequencies are divided by what Llama 3's rule divides them by."""
     factors = _vector(header, FACTORS)
-    if len(factors) != _head_sizes(header)[0] // 2 or not factors.max() > 0:
+    if len(factors) != _head_size(header) // 2 or not factors.max() > 0:
         return False
     theta = header.number(f"{header.text('general.architecture')}.rope.freq_base", 1e4, above=0.0)
     waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))

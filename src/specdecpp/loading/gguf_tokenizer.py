@@ -102,15 +102,11 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     return _wrapped(backend, header)
 
 
-def same_keys(header: Header, other: Header) -> bool:
-    """True where two files say the same of their tokenizers."""
-
-    def of(one: Header) -> dict[str, Any]:
-        found = {key: value for key, value in one.values.items() if key.startswith("tokenizer.") or key == SPECIAL}
-        found.pop(TEMPLATE, None)
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in found.items()}
-
-    return of(header) == of(other)
+def keys_of(header: Header) -> dict[str, Any]:
+    """All that a file says of its tokenizer but for the chat template: where two say the same, one need be built."""
+    found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") or key == SPECIAL}
+    found.pop(TEMPLATE, None)
+    return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in found.items()}
 
 
 def ends_of(header: Header, *, num_rows: int) -> tuple[int, ...]:

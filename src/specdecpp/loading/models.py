@@ -19,7 +19,7 @@ from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Backends
 from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.tokenizers import check_path, hint, load_tokenizer, reason_of
+from specdecpp.loading.tokenizers import check_path, files_of, hint, load_tokenizer, reason_of
 from specdecpp.sampling import Sampling
 
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
@@ -75,6 +75,11 @@ class Checkpoint:
         config = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
         kind = {"class": type(model).__name__, "dtype": str(model.dtype), "device": str(model.device)}
         return {"fingerprint": self.fingerprint, "config": config, **kind}
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The files of its tokenizer."""
+        return files_of(self.name)
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.name)

@@ -5,7 +5,6 @@ sizes may be padding; so the vocabularies are compared id by id, then the specia
 pre-tokeniser on texts chosen to tell common ones apart.
 """
 
-import filecmp
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -43,14 +42,11 @@ def load_tokenizer(name: str | Path) -> Any:
         raise PairError(f"no tokenizer could be loaded from {name} ({reason_of(error)}).{hint(name)}") from error
 
 
-def have_same_files(a: str | Path, b: str | Path) -> bool:
-    """True where two saved models have the same files of a tokenizer, byte by byte: it need be loaded once then."""
-    folders = [folder_of(name) for name in (a, b)]
-    ours, theirs = ({path.name: path for end in _FILES for path in folder.glob(end)} if folder else {} for folder in folders)
-    is_named = all(path.is_file() and path.name in theirs for path in ours.values())
-    if not ours or not is_named or len(ours) < len(theirs):
-        return False
-    return all(filecmp.cmp(path, theirs[name], shallow=False) for name, path in ours.items())
+def files_of(name: str | Path) -> dict[str, Any]:
+    """The contents of the files of a saved tokenizer: where two have the same, it need be loaded once."""
+    folder = folder_of(name)
+    found = [path for end in _FILES for path in folder.glob(end) if path.is_file()] if folder else []
+    return {path.name: path.read_bytes() for path in found}
 
 
 def check_spells(tokenizer: Any, name: str | Path) -> None:
