@@ -38,7 +38,7 @@ from specdecpp.decoder import encode
 from specdecpp.head import Calibration, HeadCard
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_cutting import cut
+from specdecpp.loading.gguf_writing import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.policies import Costs
 from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy

@@ -43,9 +43,10 @@ def converted(role: str, path: Path, precision: str = "f32") -> Path:
 def rewritten(source: Path, path: Path, *, change: Change) -> Path:
     """A file again, by the package's own writer, after a change of its metadata (None: without the key) and tensors."""
     header = Header(source)
-    values = dict(header.values)
     tensors = {name: Stored(info.kind, info.shape, info.data) for name, info in header.tensors.items()}
-    change({"values": values, "tensors": tensors})
+    both = {"values": dict(header.values), "tensors": tensors}
+    change(both)
+    values, tensors = both.values()
     architecture = values.pop("general.architecture", b"llama")
     writer = gguf.GGUFWriter(path, str(architecture, "utf-8"))
     for key, value in values.items():

@@ -1,6 +1,7 @@
 """GGUF files without llama.cpp: the very model and tokenizer that were written, by every backend, or a sentence."""
 
 import os
+import resource
 import shutil
 import struct
 from collections.abc import Callable
@@ -12,26 +13,25 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from fuzz_gguf import fuzz_files, fuzz_heads, told
+from fuzz_gguf import mutated
 from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, end, model_of, rewritten, values, written
-from quantised import KINDS, fabricated
+from quantised import fabricated
 
 import specdecpp as sd
-from specdecpp import cache_dir
 from specdecpp.decoder import encode
-from specdecpp.errors import BackendError, MissingExtraError, PairError
+from specdecpp.errors import BackendError, MissingExtraError, PairError, SpecdecError
+from specdecpp.loading import fingerprints
 from specdecpp.loading import gguf as files
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
+from specdecpp.loading.gguf_reading import GGUFSource, Stored, digest_of
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.pair import load_pair
 from specdecpp.loading.tokenizers import PROBES
 from specdecpp.testing import tiny_draft
 
 IDS = torch.arange(1, 40)[None]
-LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 
 
 def logits_of(model: Any) -> torch.Tensor:
@@ -63,8 +63,6 @@ def changed(sound: Path, tmp_path: Path) -> Callable[[Change], Path]:
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
         ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192}}),
-        ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64, "factor": 3.0}}),
-        ("llama", {"rope_parameters": LINEAR}),
         ("mistral", {"sliding_window": None}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 32}),
@@ -82,7 +80,7 @@ def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any]
     assert torch.allclose(logits_of(source.model()), logits_of(model), atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["f16", "bf16", "q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("precision", ["f16", "q8_0", "q4_1"])
 def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path: Path):
     """Catches rows that are moved apart from their scales, and a type that is taken for another."""
     model = model_of()
@@ -99,7 +97,7 @@ def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path
         )
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q5_0"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_0"])
 def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
     """Catches rows of larger blocks that are counted as smaller ones; the values are random, the shapes those of a model."""
     written(tmp_path / "f.gguf", model_of(hidden_size=256, intermediate_size=512))
@@ -115,30 +113,17 @@ def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
     assert found.kind == kind
     assert torch.equal(found.dequantised(), made["blk.1.ffn_down.weight"].dequantised())
     q = made["blk.0.attn_q.weight"].dequantised()
-    heads = source.skeleton.config.num_attention_heads
-    put_back = q.reshape(heads, -1, 2, 256).transpose(1, 2).reshape(q.shape)
+    put_back = q.reshape(source.skeleton.config.num_attention_heads, -1, 2, 256).transpose(1, 2).reshape(q.shape)
     assert torch.equal(source.stored["model.layers.0.self_attn.q_proj.weight"].dequantised(), put_back)
-    assert torch.isfinite(logits_of(source.model())).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fabricated_blocks_are_sane(kind: str):
-    """Catches a test's own weights that overflow or vanish."""
-    values = fabricated(kind, 32, 512, seed=1).dequantised() * 512**0.5
-    assert abs(float(values.mean())) < 0.3
-    assert 0.5 < float(values.std()) < 2
-
-
-@pytest.mark.parametrize(("kind", "scale"), [("gemma3", {}), ("gemma3", {"window": 8}), ("phi3", {})])
-def test_other_families_are_read(kind: str, scale: dict[str, int], tmp_path: Path):
+@pytest.mark.parametrize(("kind", "window"), [("gemma3", 4096), ("gemma3", 8), ("phi3", None)])
+def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
     """Catches Gemma's norms without the 1 that was added, its second base and window, and Phi's joined rows."""
-    config = (
-        {"head_dim": 16, "sliding_window": scale.get("window", 4096), "query_pre_attn_scalar": 16} if kind == "gemma3" else {}
-    )
-    model = model_of("gemma3_text" if kind == "gemma3" else kind, **config)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", kind)
-    c = model.config
-    said = {
+    config = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16} if window else {}
+    model = model_of("gemma3_text" if window else kind, **config)
+    writer, c = gguf.GGUFWriter(tmp_path / "m.gguf", kind), model.config
+    told = {
         "context_length": c.max_position_embeddings,
         "embedding_length": c.hidden_size,
         "block_count": c.num_hidden_layers,
@@ -150,13 +135,12 @@ def test_other_families_are_read(kind: str, scale: dict[str, int], tmp_path: Pat
         "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
         "rope.freq_base": c.rope_parameters.get("full_attention", c.rope_parameters)["rope_theta"],
     }
-    said |= {"attention.sliding_window": c.sliding_window} if kind == "gemma3" else {}
-    for key, value in said.items():
+    for key, value in (told | ({"attention.sliding_window": window} if window else {})).items():
         add(writer, f"{kind}.{key}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
     for name, parameter in model.named_parameters():
-        values = parameter.detach().numpy() + (1 if kind == "gemma3" and "norm" in name else 0)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values.astype(np.float32))
+        values = parameter.detach().numpy() + (1 if window and "norm" in name else 0)
+        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight",))), values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -168,33 +152,25 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
     """Catches a model of the first part's tensors only, a part of another file, and a later part named as the model."""
     names = list(Header(sound / "target.gguf").tensors)
     for i, own in enumerate((names[:7], names[7:])):
-        path = tmp_path / f"m-{i + 1:05}-of-00002.gguf"
-        said = {"split.no": i, "split.count": 2, "split.tensors.count": len(names)}
-        rewritten(sound / "target.gguf", path, change=_part(own, said, is_first=not i))
+
+        def change(both: dict[str, Any], i: int = i, own: list[str] = own) -> None:
+            both["tensors"] = {name: both["tensors"][name] for name in own}
+            kept = both["values"] if i == 0 else {"general.architecture": both["values"]["general.architecture"]}
+            both["values"] = kept | {"split.no": i, "split.count": 2}
+
+        rewritten(sound / "target.gguf", tmp_path / f"m-{i + 1:05}-of-00002.gguf", change=change)
     first, second = sorted(tmp_path.glob("m-*.gguf"))
     assert torch.equal(logits_of(GGUFSource(first).model()), logits_of(GGUFSource(sound / "target.gguf").model()))
-    with pytest.raises(BackendError, match=r"is one of 2 parts.*Name the first"):
-        GGUF(second)
     shutil.copy(first, tmp_path / "other.gguf")
-    with pytest.raises(BackendError, match="is one of 2 parts"):
-        opened(tmp_path / "other.gguf")
+    for path in (second, tmp_path / "other.gguf"):
+        with pytest.raises(BackendError, match=r"is one of 2 parts.*Name the first"):
+            GGUF(path)
     shutil.copy(first, second)
     with pytest.raises(BackendError, match="is not part 2 of 2"):
         opened(first)
     second.unlink()
     with pytest.raises(BackendError, match=r"there is no file .*m-00002-of-00002"):
         opened(first)
-
-
-def _part(names: list[str], said: dict[str, int], *, is_first: bool) -> Change:
-    def change(both: dict[str, Any]) -> None:
-        for name in [name for name in both["tensors"] if name not in names]:
-            del both["tensors"][name]
-        for key in [] if is_first else [key for key in both["values"] if key != "general.architecture"]:
-            del both["values"][key]
-        both["values"].update(said)
-
-    return change
 
 
 # Words
@@ -272,7 +248,8 @@ def test_all_ends_are_known(sound: Path, changed: Callable[[Change], Path]):
 
     def change(both: dict[str, Any]) -> None:
         values("specdecpp.end_token_ids", tokenizer__ggml__eot_token_id=9)(both)
-        tokens, kinds = (both["values"][f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+        tokens = both["values"]["tokenizer.ggml.tokens"]
+        kinds = both["values"]["tokenizer.ggml.token_type"] = both["values"]["tokenizer.ggml.token_type"].copy()
         tokens[7], kinds[7] = b"<|im_end|>", 3
         tokens[100], kinds[100] = b"<|eot_id|>", 1  # a text that only looks so
 
@@ -287,7 +264,7 @@ def test_all_ends_are_known(sound: Path, changed: Callable[[Change], Path]):
 
 
 @pytest.mark.parametrize("backend", ["native", "lean", "eager"])
-def test_every_runner_decodes_the_targets_text(backend: str, sound: Path):
+def test_every_backend_decodes_the_targets_text(backend: Any, sound: Path):
     """Catches a file that is still left to llama.cpp, and a backend that computes another model than the file holds."""
     pair = load_pair(sound / "target.gguf", draft=sound / "draft.gguf", backend=backend)
     assert pair.backends.startswith(backend)
@@ -301,16 +278,12 @@ def test_every_runner_decodes_the_targets_text(backend: str, sound: Path):
 
 
 def test_a_file_and_a_checkpoint_are_a_pair(sound: Path, tmp_path: Path):
-    """Catches a checkpoint's head refused beside its own file, kinds of one model forced on the other, and gigabytes of float32
-    that nobody asked for."""
+    """Catches a checkpoint's head refused beside its own file, and kinds of one model forced on the other."""
     model = model_of()
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     pair = load_pair(sound / "target.gguf", draft=tmp_path, backend=("eager", "lean"))
     assert pair.target_fingerprint == fingerprint(model)
-    chosen = load_pair(sound / "target.gguf", draft=sound / "draft.gguf").backends.partition("(not")[0]
-    assert "lean" not in chosen, "values are not written out where the compiled backend reads the file"
-    assert "eager" not in chosen
     assert load_pair(tmp_path, draft=sound / "draft.gguf", backend="eager").backends.startswith("eager")
 
 
@@ -325,33 +298,32 @@ def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypat
     content[-3] ^= 1
     (tmp_path / "f.gguf").write_bytes(content)
     assert GGUF(tmp_path / "f.gguf").fingerprint != first
-    assert cache_dir.recall("gguf", Header(path).state) is not None
-    monkeypatch.setattr(files, "_digest", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(fingerprints, "SETTLED_S", -1.0)
+    assert GGUF(path).fingerprint == first
+    monkeypatch.setattr(files, "digest_of", lambda _: pytest.fail("read again"))
     assert GGUF(path).fingerprint == first
 
 
 # Refusals
 
 
-def _tensor(name: str, make: Callable[[Stored], Stored | None]) -> Callable[[dict[str, Any]], None]:
+def tensor(name: str, make: Callable[[np.ndarray], Any]) -> Change:
+    """A change of a tensor's bytes."""
+
     def change(both: dict[str, Any]) -> None:
-        stored = make(both["tensors"].pop(name))
-        if stored is not None:
-            both["tensors"][name] = stored
+        stored, data = both["tensors"][name], both["tensors"][name].data.copy()
+        make(data)
+        both["tensors"][name] = Stored(stored.kind, stored.shape, data)
 
     return change
 
 
-def _nan(stored: Stored) -> Stored:
-    values = stored.data.copy().view("<f4")
-    values[0, 3] = np.nan
-    return Stored("F32", stored.shape, values.view(np.uint8))
+def nan(data: np.ndarray) -> None:
+    data.view("<f4")[0, 3] = np.nan
 
 
-def _infinite(stored: Stored) -> Stored:
-    data = stored.data.copy()
+def infinite(data: np.ndarray) -> None:
     data[5, 34:36] = np.array([np.inf], "<f2").view(np.uint8)
-    return Stored(stored.kind, stored.shape, data)
 
 
 @pytest.mark.parametrize(
@@ -360,24 +332,27 @@ def _infinite(stored: Stored) -> Stored:
         (values(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
         (values(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
         (values(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
-        (values(llama__attention__value_length=32), MissingExtraError, "keys are 16 wide and its values 32"),
         (values(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
         (values(llama__block_count=3), BackendError, "announces 3 layers and has tensors of 2"),
         (values(llama__block_count=2**31 + 5), BackendError, r"block_count = 2147483653, which must lie within 1 and"),
-        (values(llama__block_count="two"), BackendError, "block_count that is no whole number"),
-        (values(llama__attention__head_count_kv=3), BackendError, "4 heads over 3"),
+        (values(llama__block_count="two"), BackendError, "block_count that is no int"),
         (
             values(llama__attention__head_count=8),
             BackendError,
             "has blk.0.attn_q.weight of .64, 64., where its metadata ask for",
         ),
         (values(llama__embedding_length=128), BackendError, "has token_embd.weight of"),
-        (values(llama__attention__layer_norm_rms_epsilon=float("nan")), BackendError, "must be finite, above 0"),
-        (values(llama__rope__freq_base=0.0), BackendError, "must be finite, above 0"),
+        (values(llama__attention__layer_norm_rms_epsilon=float("nan")), BackendError, "must be finite and above 0"),
+        (values(llama__rope__freq_base=0.0), BackendError, "must be finite and above 0"),
+        (
+            lambda both: both["tensors"].update({"rope_freqs.weight": fabricated("F32", 1, 8, seed=0)}),
+            BackendError,
+            "rope_freqs.weight of .1, 8. in F32, where a list",
+        ),
         (values("llama.attention.head_count"), BackendError, "has no llama.attention.head_count"),
-        (_tensor("blk.1.ffn_up.weight", lambda _: None), BackendError, "has no blk.1.ffn_up.weight"),
-        (_tensor("output_norm.weight", _nan), BackendError, "has output_norm.weight with values that are infinite or no numb"),
-        (_tensor("blk.1.attn_v.weight", _infinite), BackendError, "has blk.1.attn_v.weight with values that are infinite"),
+        (lambda both: both["tensors"].pop("blk.1.ffn_up.weight"), BackendError, "has no blk.1.ffn_up.weight"),
+        (tensor("output_norm.weight", nan), BackendError, "has output_norm.weight with values that are infinite or no numb"),
+        (tensor("blk.1.attn_v.weight", infinite), BackendError, "has blk.1.attn_v.weight with values that are infinite"),
         (lambda both: both["tensors"].update(odd=fabricated("F32", 2, 4, seed=0)), BackendError, "has no place for"),
         (lambda both: both["tensors"].pop("token_embd.weight"), BackendError, "has no token_embd.weight"),
     ],
@@ -398,6 +373,7 @@ def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exc
         (values("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
         (values("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
+        (values("tokenizer.huggingface.json", tokenizer__ggml__tokens=["a"] * 9999), "9999 tokens and"),
     ],
 )
 def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable[[Change], Path]):
@@ -406,26 +382,18 @@ def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable
         GGUF(changed(change)).tokenizer()
 
 
-def test_ids_without_a_row_are_refused(sound: Path):
-    """Catches a lookup past the end of the embedding."""
-    with pytest.raises(BackendError, match="ids up to 4095, and its model scores 100"):
-        tokenizer_of(Header(sound / "target.gguf"), num_rows=100)
-
-
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda data: b"", "is empty"),
+        (lambda data: b"", "is no GGUF file: it begins with b''"),
         (lambda data: b"PK\x03\x04" + data[4:], "is no GGUF file: it begins with"),
-        (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
         (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "is GGUF version 1"),
-        (lambda data: data[:8] + struct.pack("<Q", 2**62) + data[16:], f"announces {2**62} tensors"),
-        (lambda data: data[:16] + struct.pack("<Q", 2**62) + data[24:], f"announces {2**62} values"),
-        (lambda data: data[:16] + struct.pack("<Q", 60000) + data[24:], "has|announces|ends"),
-        (lambda data: data[:24] + struct.pack("<Q", 2**40) + data[32:], "announces a text of 1099511627776 bytes at byte 24"),
-        (lambda data: data[:100], "announces|ends within its header"),
+        (lambda data: data[:8] + struct.pack("<Q", 2**62) + data[16:], "ends within its header|has|gives"),
+        (lambda data: data[:16] + struct.pack("<Q", 2**62) + data[24:], "ends within its header|has"),
+        (lambda data: data[:24] + struct.pack("<Q", 2**40) + data[32:], "ends within its header.* announces 1099511627808"),
+        (lambda data: data[:100], "ends within its header"),
         (lambda data: data[:-100], "is too short"),
-        (lambda data: data.replace(b"blk.0.ffn_up", b"blk.1.ffn_up", 1), "two tensors blk.1.ffn_up.weight"),
+        (lambda data: data.replace(b"blk.0.ffn_up", b"blk.1.ffn_up", 1), "has blk.1.ffn_up.weight twice"),
         (lambda data: data.replace(b"llama.vocab_size", b"general.fil\xff_xx", 1), "not UTF-8"),
     ],
 )
@@ -447,51 +415,36 @@ def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path,
         os.truncate(path, header.end)
     else:
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    for read in (
-        lambda: model.backend("native", vocab_size=SIZE, num_threads=1),
-        lambda: model.model,
-        lambda: list(checked_parts(header)),
-        lambda: files._digest(header),
-    ):
+    for read in (lambda: model.backend("native", vocab_size=SIZE, num_threads=1), lambda: digest_of(header)):
         with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
             read()
 
 
 def test_no_weights_are_held_by_a_file(sound: Path):
-    """Catches a second copy of the weights in memory beside the one that a backend makes, and files left open."""
+    """Catches a second copy of the weights in memory beside the one that a backend makes."""
     source = GGUFSource(sound / "target.gguf")
     assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
-    handle = source.header._file._handle
-    del source
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(handle)
 
 
 def test_what_is_no_file_is_told(tmp_path: Path):
     """Catches a wait for a pipe, and a traceback for a folder."""
-    with pytest.raises(BackendError, match="there is no file"):
-        GGUF(tmp_path / "nothing.gguf")
     (tmp_path / "folder.gguf").mkdir()
-    with pytest.raises(BackendError, match="there is no file"):
-        GGUF(tmp_path / "folder.gguf")
+    for name in ("nothing.gguf", "folder.gguf"):
+        with pytest.raises(BackendError, match="there is no file"):
+            GGUF(tmp_path / name)
     with pytest.raises(PairError, match="device_map"):
         GGUF(tmp_path / "x.gguf", device_map="auto")
 
 
 def test_offsets_are_checked(sound: Path, tmp_path: Path):
-    """Catches two tensors over the same bytes, and one off its alignment."""
+    """Catches two tensors over the same bytes, one off its alignment, and one of a type that does not exist."""
     data = bytearray((sound / "target.gguf").read_bytes())
-    end = Header(sound / "target.gguf").end
-    at = data.rindex(b"blk.1.attn_k.weight", 0, end) + 19 + 4 + 16 + 4
-    for offset, why in ((0, "within"), (33, "alignment of 32")):
-        struct.pack_into("<Q", data, at, offset)
+    at = data.rindex(b"blk.1.attn_k.weight", 0, Header(sound / "target.gguf").end) + 19 + 4 + 16 + 4
+    for kind, offset, why in (("<Q", 0, "within"), ("<Q", 33, "alignment of 32"), ("<I", 77, "type 77|within|alignment")):
+        struct.pack_into(kind, data, at - 4 * (kind == "<I"), offset)
         (tmp_path / "m.gguf").write_bytes(data)
-        with pytest.raises(BackendError, match=why):
-            Header(tmp_path / "m.gguf")
-    struct.pack_into("<I", data, at - 4, 77)
-    (tmp_path / "m.gguf").write_bytes(data)
-    with pytest.raises((BackendError, MissingExtraError), match=r"type 77|within|alignment"):
-        GGUF(tmp_path / "m.gguf")
+        with pytest.raises((BackendError, MissingExtraError), match=why):
+            GGUF(tmp_path / "m.gguf")
 
 
 # Mutations
@@ -499,14 +452,26 @@ def test_offsets_are_checked(sound: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_mutated_files_are_refused_or_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Catches what nobody thought of: a traceback, a hang, gigabytes. `python tests/fuzz_gguf.py --num 300` tries more."""
+    """Catches what nobody thought of: a traceback, logits that are no numbers, gigabytes for a file of less than a megabyte."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # one option, so that nothing is timed
-    found = fuzz_files(tmp_path, 60)
-    assert not [line for line in told(found) if "bad" in line]
-    assert sum(num for (_, outcome), num in found.items() if outcome == "refused") > 30
-
-
-def test_mutated_heads_are_refused_or_work(tmp_path: Path):
-    """Catches a damaged head that is taken for a head."""
-    found = fuzz_heads(tmp_path, 40)
-    assert not [line for line in told(found) if "bad" in line]
+    sound = [written(tmp_path / "a.gguf", precision="q8_0"), written(tmp_path / "b.gguf", precision="q4_1")]
+    content = sound[1].read_bytes()  # another name for a key, so that the tokenizer is made of GGUF's own
+    sound[1].write_bytes(content.replace(b"tokenizer.huggingface.json", b"tokenizer.somebody.s.json1"))
+    contents, refused, path = [(path.read_bytes(), Header(path).end) for path in sound], [], tmp_path / "m.gguf"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for seed in range(60):
+        what, content = mutated(*contents[seed % 2], seed)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+        try:
+            pair = load_pair(path, draft=sound[seed % 2], backend="native")
+            pair.tokenizer("Ann's 3 bags")
+            logits, states = pair.target.new_cache().extend([1, 5, 9], rows=3)
+        except SpecdecError as error:
+            refused.append(str(error))
+        else:
+            assert logits.isfinite().all(), (what, seed)
+            assert states.isfinite().all(), (what, seed)
+    assert len(refused) > 30
+    assert all(len(told) > 30 and "Traceback" not in told for told in refused)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20, "kilobytes"

@@ -17,11 +17,11 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from specdecpp.backends import LeanModel
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
-from specdecpp.loading.gguf_writing import ENDS, FINGERPRINT, Vocabulary, write
+from specdecpp.loading.gguf_tokenizer import ENDS
+from specdecpp.loading.gguf_writing import FINGERPRINT, vocabulary_of, write
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.testing import tiny_tokenizer
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 TEXTS = ("Ann's 3 bags\n\n  of 12 apples", "<|user|>\nWHO'LL say\u2028naïve?</s>", "e\u0301\u4e2d\U0001f600  ")
 
@@ -97,7 +97,7 @@ def test_weights_in_another_layout_are_the_same(tmp_path: Path):
 
 def test_scaled_angles_become_factors(tmp_path: Path):
     """Catches Llama 3's angles that are dropped, inverted or written for models whose angles are plain."""
-    model = model_of(rope_parameters=LLAMA3 | {"original_max_position_embeddings": 64})
+    model = model_of(rope_parameters=LLAMA3 | {"original_max_position_embeddings": 8192})
     path = written(tmp_path / "m.gguf", model)
     factors = tensors(path)["rope_freqs.weight"]
     size = 2 * len(factors)
@@ -141,7 +141,7 @@ def test_roles_and_words_added_by_hand(tmp_path: Path):
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
     tokenizer.add_tokens(["<think>"])
     tokenizer.pad_token = tokenizer.eos_token
-    vocabulary = Vocabulary.of(tokenizer, size=SIZE)
+    vocabulary = vocabulary_of(tokenizer, size=SIZE)
     assert (vocabulary.tokens[4096], vocabulary.kinds[4096]) == ("<think>", 4)
     found = fields(written(tmp_path / "m.gguf", tokenizer=tokenizer))
     assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")] == [1, 2, 2]
@@ -198,7 +198,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         ("phi3", {}, "not one of"),
         ("gemma3_text", {}, "not one of"),
         ("qwen3", {"rope_parameters": LINEAR}, "angles are scaled"),
-        ("llama", {"rope_parameters": YARN}, "angles are yarn"),
+        ("llama", {"rope_parameters": LINEAR}, "angles are scaled"),
     ],
 )
 def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any], why: str, tmp_path: Path):
@@ -239,14 +239,14 @@ def test_ways_to_cut_a_text(change: Any, name: str | None):
     """Catches a file in which llama.cpp would cut texts otherwise, and tokenizers refused or taken for each other."""
     if name is None:
         with pytest.raises(BackendError, match="no name here"):
-            Vocabulary.of(altered(change), size=SIZE)
+            vocabulary_of(altered(change), size=SIZE)
     else:
-        assert Vocabulary.of(altered(change), size=SIZE).splitter == name
+        assert vocabulary_of(altered(change), size=SIZE).splitter == name
 
 
 def test_other_tokenizers_are_refused():
     """Catches a tokenizer of characters written as if it were byte-level BPE, and one of another model."""
     with pytest.raises(BackendError, match="not byte-level BPE"):
-        Vocabulary.of(tiny_tokenizer(), size=SIZE)
+        vocabulary_of(tiny_tokenizer(), size=SIZE)
     with pytest.raises(BackendError, match="ids up to 4095, but the model scores 100"):
-        Vocabulary.of(TOKENIZER, size=100)
+        vocabulary_of(TOKENIZER, size=100)

@@ -199,7 +199,7 @@ SPLIT = r"'Hello world' becomes \[57, 8, 15, 15, 18\].*{} in the draft from toke
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (file("config.json", "{"), NO_TOKENIZER),
+        (file("config.json", "{"), NO_MODEL),
         (file("tokenizer.json", "{"), NO_TOKENIZER),
         (file("tokenizer.json", '{"version": "1.0"}'), NO_TOKENIZER),
         (file("tokenizer.json", None), NO_TOKENIZER),

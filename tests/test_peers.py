@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from specdecpp import Fixed
 from specdecpp.decoder import Decoder
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_cutting import cut
+from specdecpp.loading.gguf_writing import cut
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.models import load_tokenizer
 from specdecpp.loading.pair import REFERENCE, load_pair

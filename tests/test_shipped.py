@@ -19,7 +19,7 @@ from specdecpp.errors import BackendError, MissingExtraError, PairError
 from specdecpp.head import HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_cutting import cut, grow, pared
+from specdecpp.loading.gguf_writing import cut, grow, pared
 from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.testing import tiny_model
 

@@ -16,7 +16,7 @@ from typing import Any
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_cutting import grow, pared
+from specdecpp.loading.gguf_writing import grow, pared
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 25_000_000

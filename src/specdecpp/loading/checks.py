@@ -29,22 +29,16 @@ log = logging.getLogger("specdecpp.loading")
 class Backends:
     """The backends of a model by kind, over one copy of its weights in each layout."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[str, int], Any] = {}
+    def __init__(self, of: Any):
+        self._of, self._made = of, {}
 
-    def get(self, kind: str, of: Any, *, vocab_size: int, num_threads: int, is_checked: bool = True, **more: Any) -> Model:
-        """A model of this kind over `of.model`, or over `more`. `num_threads` is for native. Raises `BackendError`.
-
-        With `is_checked` false one that was not tested, to be timed only.
-        """
+    def get(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
+        """A model of this kind over that of its source, or over `more`. `num_threads` is for native. Raises `BackendError`."""
         made: Any = self._made.get((kind, vocab_size))
         if made is None:
-            model = more.pop("model", None) or of.model
+            log.info("reading the weights of %s", self._of.name)
             try:
-                log.info("reading the weights of %s", of.name)
-                if not is_checked:
-                    return CLASSES[kind](model, vocab_size=vocab_size, probe=False, **more)
-                made = _checked(CLASSES[kind], model, of, vocab_size=vocab_size, **more)
+                made = self._checked(CLASSES[kind], more.pop("model", None) or self._of.model, vocab_size=vocab_size, **more)
             except BackendError as error:
                 made = error
             self._made[kind, vocab_size] = made
@@ -52,19 +46,19 @@ class Backends:
             raise made
         return made.with_threads(num_threads) if isinstance(made, NativeModel) else made
 
-
-def _checked(kind: type, model: Any, of: Any, *, vocab_size: int, **more: Any) -> Model:
-    facts = {"runner": kind.__name__, "model": of.identity, "vocab_size": vocab_size, "code": code(), **cache_dir.about()}
-    if kind is NativeModel:
-        facts |= {"compiled": library.origin(), "activations": more.get("activations")}
-    is_known = cache_dir.recall("check", facts) is not None
-    if not is_known:
-        log.info("comparing %s with transformers on %s", kind.__name__, of.name)
-        model = of.skeleton if isinstance(model, Sketch) else model
-    made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
-    if not is_known:
-        cache_dir.remember("check", facts, {})
-    return made
+    def _checked(self, kind: type, model: Any, *, vocab_size: int, **more: Any) -> Model:
+        facts = {"runner": kind.__name__, "model": self._of.identity, "vocab_size": vocab_size, "code": code()}
+        facts |= cache_dir.about()
+        if kind is NativeModel:
+            facts |= {"compiled": library.origin(), "activations": more.get("activations")}
+        is_known = cache_dir.recall("check", facts) is not None
+        if not is_known:
+            log.info("comparing %s with transformers on %s", kind.__name__, self._of.name)
+            model = self._of.skeleton if isinstance(model, Sketch) else model
+        made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
+        if not is_known:
+            cache_dir.remember("check", facts, {})
+        return made
 
 
 @cache
@@ -73,8 +67,7 @@ def code() -> str:
     import transformers
 
     folder = Path(backends.__file__).parent
-    sources = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".hpp"))
     digest = hashlib.sha256(f"{transformers.__version__} {compiler()}".encode())
-    for path in sources:
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".hpp")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

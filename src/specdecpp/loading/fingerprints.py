@@ -26,11 +26,8 @@ _CHUNK = 2**23
 
 
 def fingerprint(model: Any) -> str:
-    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16, and which tokens are
-    scored where these are not all.
-
-    They do not depend on where a checkpoint lies, or on whether it is loaded in bfloat16 or wider.
-    """
+    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16 whatever it is loaded in,
+    and which tokens are scored where these are not all."""
     ids = getattr(model.config, trimmed.KEY, None)
     parameters = sorted(model.named_parameters(), key=lambda named: named[0])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -48,10 +45,8 @@ def _digest(name: str, parameter: Tensor) -> bytes:
 
 
 def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str:
-    """The fingerprint that `make` gives for these files, read in this type; from memory where the files are as they were then.
-
-    Without files it is made anew.
-    """
+    """The fingerprint that `make` gives for these files, read in this type; from memory where the files are as they were then
+    (without files it is made anew)."""
     import transformers
 
     before = state(files)
@@ -60,8 +55,7 @@ def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str
     if isinstance(found, str):
         return found
     made = make()
-    newest_s = max((max(times) / 1e9 for *_, times in before), default=0.0)
-    if before and state(files) == before and time.time() - newest_s > SETTLED_S:
+    if before and state(files) == before and time.time() - max(max(found[-2:]) for found in before) / 1e9 > SETTLED_S:
         cache_dir.remember("fingerprint", of, {"fingerprint": made})
     return made
 
@@ -69,7 +63,7 @@ def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str
 def state(files: list[Path]) -> list[Any]:
     """Facts that change when a file does: of each its path, size, inode and the times of its last changes."""
     found = [(path.resolve(), path.stat()) for path in sorted(files)]
-    return [[str(path), stat.st_size, stat.st_ino, [stat.st_mtime_ns, stat.st_ctime_ns]] for path, stat in found]
+    return [[str(path), stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in found]
 
 
 def folder_of(name: str | Path) -> Path | None:

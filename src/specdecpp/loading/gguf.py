@@ -2,11 +2,10 @@
 
     GGUF -> .backend(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
-Files of the architectures in `gguf_config.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
+Files of the architectures in `gguf_reading.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
 llama-cpp-python is installed.
 """
 
-import hashlib
 import logging
 import math
 import re
@@ -24,12 +23,12 @@ from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
 from specdecpp.backends.native import NativeModel
 from specdecpp.backends.native.weights import DTYPES
 from specdecpp.errors import BackendError, MissingExtraError, PairError
+from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import CLASSES, Backends, code
-from specdecpp.loading.gguf_config import OUTPUT_IDS, unsupported
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored, checked_parts
-from specdecpp.loading.gguf_tokenizer import ends_of, same_keys, tokenizer_of
-from specdecpp.loading.tokenizers import load_tokenizer
+from specdecpp.loading.gguf_reading import GGUFSource, Stored, digest_of, unsupported
+from specdecpp.loading.gguf_tokenizer import JSON, ends_of, keys_of, tokenizer_of
+from specdecpp.loading.tokenizers import files_of, load_tokenizer
 
 log = logging.getLogger("specdecpp.loading")
 
@@ -40,6 +39,9 @@ class GGUF:
 
     Raises `BackendError` for a file that is damaged, `MissingExtraError` for one of another architecture without llama.cpp.
     """
+
+    sampling: ClassVar[Mapping[str, float]] = {}
+    """The sampling parameters that it asks for: a file says none."""
 
     def __init__(self, path: str | Path, *, dtype: Any = "auto", device: Any = None, device_map: Any = None):
         self.name = str(path)
@@ -56,13 +58,19 @@ class GGUF:
             )
         self._source = None if self._unsupported else _source(self._header)
         self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
-        self._backends = Backends()
-        self._digest = self._inspected()
+        self._backends = Backends(self)
+        self._digest = fingerprints.remembered(self._header.paths, self._inspected, dtype="gguf blocks")
 
     @cached_property
     def _file(self) -> GGUFFile:
         """The file as llama.cpp reads it."""
         return GGUFFile(self.name)
+
+    @property
+    def _read(self) -> GGUFSource:
+        if self._source is None:
+            raise BackendError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
+        return self._source
 
     @cached_property
     def model(self) -> Any:
@@ -80,19 +88,9 @@ class GGUF:
         return self._read.skeleton
 
     @property
-    def _read(self) -> GGUFSource:
-        if self._source is None:
-            raise BackendError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
-        return self._source
-
-    @property
     def num_rows(self) -> int:
         """Rows of the output layer."""
         return self._file.num_rows if self._source is None else self._source.num_rows
-
-    @property
-    def _output_ids(self) -> list[int] | None:
-        return None if self._source is None else getattr(self._source.described.config, trimmed.KEY, None)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,44 +99,28 @@ class GGUF:
         return named if re.fullmatch("[0-9a-f]{16,64}", named) else self._digest
 
     def _inspected(self) -> str:
-        """The digest of all that the model computes with, remembered while the file stays the same.
-
-        Raises `BackendError` where a number is not finite: such a model may compute nonsense for some texts only.
-        """
-        state = self._header.state
-        known = (cache_dir.recall("gguf", state) or {}).get("digest")
-        if isinstance(known, str) and re.fullmatch("[0-9a-f]{32}", known):
-            return known
         log.info("reading all of %s", self.name)
-        digest = _digest(self._header)
-        cache_dir.remember("gguf", state, {"digest": digest})
-        return digest
+        return digest_of(self._header)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Facts that a measurement of the model depends on beside the machine."""
         return {"fingerprint": self._digest, "dtype": str(self._dtype), "device": str(self._device)}
 
-    def has_tokenizer_of(self, other: "GGUF") -> bool:
-        """True where the tokenizers of both are made of the same keys, or of one file beside them."""
-        folders = {model._tokenizer_folder for model in (self, other)}
-        return len(folders) == 1 and (folders != {None} or same_keys(self._header, other._header))
-
-    @property
-    def _tokenizer_folder(self) -> Path | None:
+    @cached_property
+    def _folder(self) -> Path | None:
         """The folder of the file, where a tokenizer.json in it is taken."""
         beside = Path(self.name).resolve().parent
-        is_inside = "tokenizer.huggingface.json" in self._header
-        return beside if not is_inside and (beside / "tokenizer.json").is_file() else None
+        return beside if JSON not in self._header and (beside / "tokenizer.json").is_file() else None
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """All that its tokenizer is made of."""
+        return files_of(self._folder) if self._folder else keys_of(self._header)
 
     def tokenizer(self) -> Any:
         """The tokenizer.json inside the file, else the one beside it, else one made of the keys of GGUF."""
-        if self._tokenizer_folder is not None:
-            return load_tokenizer(Path(self.name).parent)
-        return tokenizer_of(self._header, num_rows=self.num_rows)
-
-    sampling: ClassVar[Mapping[str, float]] = {}
-    """The sampling parameters that it asks for: a file says none."""
+        return load_tokenizer(self._folder) if self._folder else tokenizer_of(self._header, num_rows=self.num_rows)
 
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
         """The ids that end a text."""
@@ -160,34 +142,36 @@ class GGUF:
             llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
         if self._source is None:
             return dict.fromkeys(CLASSES, self._unsupported) | {"llama.cpp": llama_cpp}
-        skeleton, is_cuda = self._source.described, self._device.type == "cuda"
+        described = self._source.described
         native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
-        native = native or NativeModel.refusal(skeleton, is_stored=True)
+        native = native or NativeModel.refusal(described, is_stored=True)
         is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
         return {
-            "graphs": LeanModel.refusal(skeleton) if is_cuda else "its weights are not on a GPU",
+            "graphs": LeanModel.refusal(described) if self._device.type == "cuda" else "its weights are not on a GPU",
             "native": native,
             "native-int8": native or (None if is_quantised else "its weights are not quantised"),
             "llama.cpp": llama_cpp,
-            "lean": LeanModel.refusal(skeleton),
+            "lean": LeanModel.refusal(described),
             "eager": None,
         }
 
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Model:
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
         """An empty backend. `num_threads` is for native and llama.cpp; the others have what torch has. Raises
         `BackendError`."""
         if kind == "llama.cpp":
-            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=self._output_ids, num_threads=num_threads)
-        more: dict[str, Any] = {"is_checked": is_checked}
+            ids = None if self._source is None else getattr(self._source.described.config, trimmed.KEY, None)
+            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=ids, num_threads=num_threads)
+        more: dict[str, Any] = {}
         if CLASSES[kind] is NativeModel:
-            more |= {"model": self._read.described, "stored": self._read.stored}
-            more |= {"activations": "int8"} if kind == "native-int8" else {}
-        return self._backends.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, **more)
+            more = {"model": self._read.described, "stored": self._read.stored}
+        if kind == "native-int8":
+            more["activations"] = "int8"
+        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads, **more)
 
 
 def _source(header: Header) -> GGUFSource:
     """The model in a file, from what was kept of it where the file and the code are the same."""
-    of = {**header.state, "code": code()}
+    of = {"files": fingerprints.state(header.paths), "code": code()}
     try:
         if known := cache_dir.recall("sketch", of):
             return GGUFSource(header, known)
@@ -211,19 +195,3 @@ def _dtype(dtype: Any, device: torch.device) -> torch.dtype:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise PairError(f"dtype={dtype!r} is no type of weights. Give a torch dtype, its name, or 'auto'.")
     return found
-
-
-def _digest(header: Header) -> str:
-    """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors."""
-    architecture = header.text("general.architecture")
-    numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
-    digest = hashlib.sha256(str(numbers).encode())
-    if OUTPUT_IDS in header:
-        digest.update(str(header.numbers(OUTPUT_IDS).tolist()).encode())
-    last = None
-    for name, entry, part in checked_parts(header):
-        if name != last:
-            digest.update(f"{name} {entry.kind} {entry.shape}".encode())
-        digest.update(memoryview(part))  # pyright: ignore[reportArgumentType]
-        last = name
-    return digest.hexdigest()[:32]

@@ -1,20 +1,17 @@
-"""The header of a GGUF file: its metadata, and where its tensors lie. Every count, length, type and offset is checked.
+"""The header of a GGUF file: its metadata, and where its tensors lie. Counts, lengths, types and offsets are checked.
 
     bytes -> Header -> .text(key), .integer(key), ..., .tensors[name] -> TensorInfo
 
 The package gguf has a reader too. It takes 8 s for a vocabulary of 152 thousand tokens (this one 0.1 s), and believes what a
-file says: lengths, dimensions and offsets that lie outside end in numpy's errors or in views of other tensors' bytes.
-
-Nothing is mapped: where a mapped file is cut short, the next look at it ends the process with a signal.
+file says: offsets that lie outside end in numpy's errors or in views of other tensors' bytes. Nothing is mapped: where a mapped
+file is cut short, the next look at it ends the process with a signal.
 
 Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3.
 """
 
 import math
-import os
 import re
 import struct
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,43 +27,27 @@ CHUNK = 2**22
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """GGUF's types of values with a fixed size."""
 _TEXT, _LIST = 8, 9
-_MOST_KEYS, _MOST_TENSORS, _MOST_TEXTS = 2**16, 2**17, 2**22
-_LONGEST_NAME, _LONGEST_TEXT, _LONGEST_HEADER = 2**16, 2**26, 2**28
 _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
 
 
 class File:
-    """The bytes of a file, by plain reads. Raises `BackendError` where it cannot be read, or was changed since it was
-    opened."""
+    """The bytes of a file, by plain reads. Raises `BackendError` where it cannot be read, or has changed since then."""
 
     def __init__(self, path: Path):
-        self.path = path
-        try:
-            self._handle = os.open(path, os.O_RDONLY)
-            self.stat = os.fstat(self._handle)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        weakref.finalize(self, os.close, self._handle)
+        self.path, self.stat = path, path.stat()
 
     def read(self, at: int, size: int) -> np.ndarray:
-        """So many bytes from there, uint8 [size]."""
-        found = np.empty(size, np.uint8)
-        rest = memoryview(found)  # pyright: ignore[reportArgumentType]
+        """Bytes from this position, uint8 [size]."""
         try:
-            while rest and (num := os.preadv(self._handle, [rest], at)):
-                at, rest = at + num, rest[num:]
-            now = os.fstat(self._handle)
+            found, now = np.fromfile(self.path, np.uint8, size, offset=at), self.path.stat()
         except OSError as error:
-            raise self._unreadable(error) from error
-        if rest or (now.st_size, now.st_mtime_ns) != (self.stat.st_size, self.stat.st_mtime_ns):
+            raise BackendError(f"{self.path} cannot be read ({error.strerror}). Name a GGUF file that can be.") from error
+        if len(found) < size or (now.st_size, now.st_mtime_ns) != (self.stat.st_size, self.stat.st_mtime_ns):
             raise BackendError(
                 f"{self.path.name} was changed while it was read: it had {self.stat.st_size} bytes when it was opened, and has "
                 f"{now.st_size} now. Load it again when nothing writes to it ({self.path})."
             )
         return found
-
-    def _unreadable(self, error: OSError) -> BackendError:
-        return BackendError(f"{self.path} cannot be read ({error.strerror or error}). Name a GGUF file that can be.")
 
 
 @dataclass(frozen=True)
@@ -112,60 +93,66 @@ class Header:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._at = 0
+        self.paths = [self.path]
         if not self.path.is_file():
             raise BackendError(f"there is no file {self.path}. Give the path of a GGUF file.")
-        self._file, self._seen = File(self.path), b""
-        stat = self._file.stat
-        self._size = stat.st_size
-        if not self._size:
-            self.fail("is empty")
-        self.state: dict[str, Any] = {"path": str(self.path.resolve()), "size": self._size, "mtime_ns": stat.st_mtime_ns}
-        self.state["inode"] = stat.st_ino
-        num_tensors, num_values = self._counts()
-        self.values: dict[str, Any] = dict(self._values(num_values))
-        found = list(self._infos(num_tensors))
-        self.end, self._seen = self._at, b""
+        self._file, self._at = File(self.path), 0
+        self._size = self._file.stat.st_size
+        self.values: dict[str, Any] = {}
+        found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        with self.path.open("rb", CHUNK) as self._stream:
+            num_tensors, num_values = self._counts()
+            for _ in range(num_values):
+                key = self._name(self.values)
+                self.values[key] = self._content(key, self._number("I"))
+            for _ in range(num_tensors):
+                name = self._name(found)
+                num_dims = self._number("I")
+                shape = tuple(self._number("Q") for _ in range(min(num_dims, 5)))[::-1]
+                if not 1 <= num_dims <= 4 or not 0 < math.prod(shape) < 2**48:
+                    self.fail(f"gives {name} {num_dims} dimensions, {list(shape)}")
+                found[name] = shape, self._number("I"), self._number("Q")
+        self.end = self._at
         self.tensors = dict(self._entries(found))
 
     # Values by key
 
     def text(self, key: str, default: str | None = None) -> str:
         """A text. Raises where the key is missing (and there is no default) or holds another type; so do all below."""
-        return self._decoded(self._value(key, default, (bytes, str), "text"), key)
+        return self._decoded(self._value(key, default, bytes, str), key)
 
     def texts(self, key: str, default: list[str] | None = None) -> list[str]:
-        return [self._decoded(item, key) for item in self._value(key, default, (list,), "list of texts")]
+        return [self._decoded(item, key) for item in self._value(key, default, list)]
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int:
         """A whole number within limits."""
-        value = self._value(key, default, (int,), "whole number")
+        value = self._value(key, default, int)
         if not least <= value <= most:
             self.fail(f"says {key} = {value}, which must lie within {least} and {most}")
         return value
 
-    def number(self, key: str, default: float | None = None, *, above: float = -math.inf, most: float = math.inf) -> float:
-        """A finite number within limits."""
-        value = self._value(key, default, (int, float), "number")
-        if not (math.isfinite(value) and above < value <= most):
-            self.fail(f"says {key} = {value}, which must be finite, above {above:g} and at most {most:g}")
+    def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
+        """A finite number above a limit."""
+        value = self._value(key, default, int, float)
+        if not (math.isfinite(value) and value > above):
+            self.fail(f"says {key} = {value}, which must be finite and above {above:g}")
         return float(value)
 
     def numbers(self, key: str) -> np.ndarray:
-        return self._value(key, None, (np.ndarray,), "list of numbers")
+        return self._value(key, None, np.ndarray)
 
-    def flag(self, key: str, default: bool | None = None) -> bool:
-        return self._value(key, default, (bool,), "truth value")
+    def flag(self, key: str, default: bool) -> bool:
+        return self._value(key, default, bool)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
-    def _value(self, key: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
+    def _value(self, key: str, default: Any, *kinds: type) -> Any:
         value = self.values.get(key, default)
         if value is None:
             self.fail(f"has no {key}", "It is incomplete: write it again with a current converter")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            self.fail(f"has a {key} that is no {what}")
+            self.fail(f"has a {key} that is no {' or '.join(kind.__name__ for kind in kinds)}")
         return value
 
     def _decoded(self, value: bytes | str, key: str) -> str:
@@ -181,131 +168,63 @@ class Header:
     # Reading
 
     def _counts(self) -> tuple[int, int]:
-        """The numbers of tensors and of values, after the marks of the format."""
-        self._see(4)
-        if (magic := self._seen[:4]) != b"GGUF":
+        """The numbers of tensors and of values, behind the marks of the format."""
+        if (magic := self._take(min(4, self._size))) != b"GGUF":
             self.fail(f"is no GGUF file: it begins with {magic!r}, not b'GGUF'", "Name a GGUF file, or fetch this one again")
-        self._at = 4
-        version = self._read("I")
-        if version and not version & 0xFFFF:
-            self.fail("was written for big-endian machines", "Fetch or write it for little-endian ones")
-        if version not in (2, 3):
+        if (version := self._number("I")) not in (2, 3):
             self.fail(f"is GGUF version {version}, and 2 and 3 are known here", "Write it again with a current converter")
-        num_tensors, num_values = self._read("Q"), self._read("Q")
-        for what, num, most in (("tensors", num_tensors, _MOST_TENSORS), ("values", num_values, _MOST_KEYS)):
-            if num > most:
-                self.fail(f"announces {num} {what}")
-        return num_tensors, num_values
+        return self._number("Q"), self._number("Q")
 
-    def _see(self, end: int) -> bool:
-        """Read at least so far; False where the file ends before."""
-        if end <= len(self._seen):
-            return True
-        if end > self._size:
-            return False
-        if end > _LONGEST_HEADER:
-            self.fail(f"announces a header of {end} bytes or more")
-        have = len(self._seen)
-        more = min(max(end - have, have, CHUNK), self._size - have)  # twice as much each time
-        self._seen += self._file.read(have, more).tobytes()
-        return True
-
-    def _read(self, kind: str) -> int:
-        size = struct.calcsize(kind)
-        if not self._see(self._at + size):
-            self.fail(f"ends within its header, after {self._size} bytes")
-        (value,) = struct.unpack_from("<" + kind, self._seen, self._at)
+    def _take(self, size: int) -> bytes:
         self._at += size
-        return value
+        if self._at > self._size:
+            self.fail(f"ends within its header: it has {self._size} bytes, and announces {self._at} or more")
+        return self._stream.read(size)
 
-    def _string(self, longest: int) -> bytes:
-        size, at = self._read("Q"), self._at
-        if size > longest or not self._see(at + size):
-            self.fail(f"announces a text of {size} bytes at byte {at - 8}")
-        self._at = at + size
-        return self._seen[at : at + size]
+    def _number(self, kind: str) -> int:
+        return struct.unpack("<" + kind, self._take(struct.calcsize(kind)))[0]
 
-    def _name(self, what: str) -> str:
-        at, raw = self._at, self._string(_LONGEST_NAME)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            self.fail(f"has a name of a {what} that is not UTF-8, at byte {at}")
+    def _name(self, others: dict[str, Any]) -> str:
+        name = self._decoded(self._take(self._number("Q")), "a name")
+        if name in others:
+            self.fail(f"has {name} twice")
+        return name
 
-    def _values(self, num: int) -> Iterator[tuple[str, Any]]:
-        seen = set()
-        for _ in range(num):
-            key = self._name("value")
-            if key in seen:
-                self.fail(f"says {key} twice")
-            seen.add(key)
-            kind = self._read("I")
-            if kind == _TEXT:
-                yield key, self._string(_LONGEST_TEXT)
-            elif kind == _LIST:
-                yield key, self._list(key)
-            elif kind in _SCALARS:
-                yield key, self._array(key, kind, 1)[0].item()
-            else:
-                self.fail(f"has {key} of a type {kind} that does not exist")
-
-    def _list(self, key: str) -> Any:
-        kind, num = self._read("I"), self._read("Q")
+    def _content(self, key: str, kind: int) -> Any:
+        """A text as bytes, a list of them, an array, or a number."""
+        if kind == _TEXT:
+            return self._take(self._number("Q"))
         if kind in _SCALARS:
-            return self._array(key, kind, num)
-        if kind != _TEXT:
-            self.fail(f"has {key}, a list of a type {kind} that is not known here")
-        if num > _MOST_TEXTS:
-            self.fail(f"announces {num} texts in {key}")
-        texts, at, size_of, seen = [], self._at, struct.Struct("<Q").unpack_from, len(self._seen)
+            return self._array(kind, 1)[0].item()
+        if kind == _LIST:
+            inner, num = self._number("I"), self._number("Q")
+            if inner in _SCALARS:
+                return self._array(inner, num)
+            if inner == _TEXT:
+                return self._texts(num)
+            kind = inner
+        self.fail(f"has {key} of a type {kind} that is not known here")
+
+    def _array(self, kind: int, num: int) -> np.ndarray:
+        dtype = np.dtype(_SCALARS[kind])
+        found = np.frombuffer(self._take(num * dtype.itemsize), np.uint8 if kind == 7 else dtype)
+        return found.astype(bool) if kind == 7 else found  # numpy would believe a truth value of 2
+
+    def _texts(self, num: int) -> list[bytes]:
+        texts, take, size_of = [], self._take, struct.Struct("<Q").unpack
         for _ in range(num):  # hundreds of thousands of them
-            after = at + 8 + size_of(self._seen, at)[0] if at + 8 <= seen or self._see(at + 8) else self._size + 1
-            if after > seen:
-                if not self._see(after):
-                    self.fail(f"ends within {key}, or a text in it is too long (byte {at})")
-                seen = len(self._seen)
-            texts.append(self._seen[at + 8 : after])
-            at = after
-        self._at = at
+            texts.append(take(*size_of(take(8))))
         return texts
 
-    def _array(self, key: str, kind: int, num: int) -> np.ndarray:
-        dtype = np.dtype(_SCALARS[kind])
-        at, self._at = self._at, self._at + num * dtype.itemsize
-        if not self._see(self._at):
-            self.fail(f"announces {num} values in {key}, more than it has bytes for")
-        if kind == 7 and any(value > 1 for value in self._seen[at : self._at]):
-            self.fail(f"has a truth value in {key} that is neither 0 nor 1")
-        return np.frombuffer(self._seen, dtype, num, at).copy()
-
-    def _infos(self, num: int) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
-        """Name, type, shape and offset of each tensor."""
-        seen = set()
-        for _ in range(num):
-            name = self._name("tensor")
-            if name in seen:
-                self.fail(f"has two tensors {name}")
-            seen.add(name)
-            if not 1 <= (num_dims := self._read("I")) <= 4:
-                self.fail(f"gives {name} {num_dims} dimensions")
-            shape = tuple(self._read("Q") for _ in range(num_dims))[::-1]
-            if not all(shape) or math.prod(shape) >= 2**48:
-                self.fail(f"gives {name} the shape {list(shape)}")
-            yield name, self._read("I"), shape, self._read("Q")
-
-    def _entries(self, found: list[tuple[str, int, tuple[int, ...], int]]) -> Iterator[tuple[str, TensorInfo]]:
+    def _entries(self, found: dict[str, tuple[tuple[int, ...], int, int]]) -> Iterator[tuple[str, TensorInfo]]:
         """Tensors with their bytes, none of which may lie outside or belong to two."""
         alignment = self.integer("general.alignment", 32, least=1, most=2**20)
-        if alignment & (alignment - 1):
-            self.fail(f"has an alignment of {alignment}, not a power of two")
-        start = -(-self._at // alignment) * alignment
+        start = -(-self.end // alignment) * alignment
         reached, last = 0, ""
-        for name, number, shape, offset in sorted(found, key=lambda info: info[3]):
+        for name, (shape, number, offset) in sorted(found.items(), key=lambda item: item[1][2]):
             kind, block, size = _sizes().get(number, (f"type {number}", 0, 0))
-            if offset % alignment:
-                self.fail(f"puts {name} at byte {offset}, off its alignment of {alignment}")
-            if offset < reached:
-                self.fail(f"puts {name} at byte {offset}, within {last}")
+            if offset % alignment or offset < reached:
+                self.fail(f"puts {name} at byte {offset}, off its alignment of {alignment} or within {last}")
             if not block:
                 yield name, TensorInfo(kind, shape)
                 continue
@@ -324,18 +243,15 @@ def opened(path: str | Path) -> Header:
     num = header.integer("split.count", 0, most=99_999)
     if num < 2:
         return header
-    found = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", header.path.name)
-    if found is None or int(found[3]) != num or header.integer("split.no", 0):
+    found = re.fullmatch(rf"(.+)-00001-of-{num:05}\.gguf", header.path.name)
+    if found is None or header.integer("split.no", 0):
         header.fail(f"is one of {num} parts", f"Name the first of them, whose name ends in -00001-of-{num:05}.gguf")
-    header.state["parts"] = parts = []
-    for i in range(1, num):
-        part = Header(header.path.with_name(f"{found[1]}-{i + 1:05}-of-{num:05}.gguf"))
+    parts = [Header(header.path.with_name(f"{found[1]}-{i + 1:05}-of-{num:05}.gguf")) for i in range(1, num)]
+    for i, part in enumerate(parts, 1):
         if part.integer("split.no") != i or header.tensors.keys() & part.tensors.keys():
             part.fail(f"is not part {i + 1} of {num} of {header.path.name}")
         header.tensors |= part.tensors
-        parts.append(part.state)
-    if (announced := header.integer("split.tensors.count", len(header.tensors))) != len(header.tensors):
-        header.fail(f"and its other parts have {len(header.tensors)} tensors, where it announces {announced}")
+        header.paths.append(part.path)
     return header
 
 

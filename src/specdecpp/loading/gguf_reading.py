@@ -1,13 +1,18 @@
 """A GGUF file as a model of transformers, without llama.cpp: its shape, and its weights as they lie in the file.
 
-    Header -> GGUFSource: .described (a model without weights, or its sketch), .stored (bytes by names), .model(dtype)
+    Header -> unsupported (a reason, or None) -> GGUFSource: .described (a model without weights, or its sketch),
+    .stored (bytes by names), .model(dtype)
+
+The keys are those of the GGUF specification. Details that a file leaves to the architecture (Gemma 3's second rotary base, its
+scale of attention) are as in llama.cpp's source, src/llama-model.cpp.
 
 Two things are laid out in a file as transformers does not have them, and put back here: under the architecture "llama" the rows
 of q and k (llama.cpp turns neighbouring pairs, transformers the two halves of a head), which moves whole rows and leaves them
 packed; and Gemma's norms, to which 1 was added.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,21 +22,43 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specdecpp.backends import trimmed
 from specdecpp.backends.families import Sketch, refusal
 from specdecpp.errors import BackendError
-from specdecpp.loading.gguf_config import FACTORS, FAMILIES, check_shape, configured, num_heads, unsupported
-from specdecpp.loading.gguf_header import Header, TensorInfo, opened
+from specdecpp.loading.gguf_header import Header, opened
 
-_NOT_WEIGHTS = {FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
+FAMILIES = {
+    "llama": "LlamaForCausalLM",  # Mistral's files, too, call themselves so
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+"""Architectures that are read here, and their classes in transformers."""
+FACTORS = "rope_freqs.weight"
+"""The tensor of the divisors of rotary frequencies (Llama 3)."""
+OUTPUT_IDS = f"specdecpp.{trimmed.KEY}"
+"""The metadata key of the tokens that a trimmed output layer scores."""
+_LONG = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+_WIDEST = 2**20
+_GEMMA_27B = 62  # layers of the one Gemma 3 whose attention has another scale
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Llama 3's rule for rotary frequencies but for its factor, the one rule that is written as a tensor and read from it."""
+_SCALES = {
+    **{"Q4_0": (18, 0), "Q4_1": (20, 0, 2), "Q5_0": (22, 0), "Q5_1": (24, 0, 2), "Q8_0": (34, 0)},
+    **{"Q2_K": (84, 80, 82), "Q3_K": (110, 108), "Q4_K": (144, 0, 2), "Q5_K": (176, 0, 2), "Q6_K": (210, 208)},
+}
+"""Bytes of a block, and where in it its float16 scales lie."""
+_EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
     """One matrix or vector as it lies in a file.
 
-    `kind` is GGML's name of the type ("F32", "BF16", "Q8_0", "Q4_K", ...), `shape` as torch has it: (out, in) or (n,), `data`
-    uint8 [out, bytes of a row] (a vector: [1, bytes]). `source` is these bytes, or what reads them each time: as many as are
-    in use lie in memory then.
+    kind     GGML's name of the type ("F32", "BF16", "Q8_0", "Q4_K", ...)
+    shape    as torch has it: (out, in) or (n,)
+    source   its bytes, uint8 [out, bytes of a row] (a vector: [1, bytes]), or what reads them each time
     """
 
     kind: str
@@ -64,9 +91,9 @@ class GGUFSource:
 
     def __init__(self, path: "str | Path | Header", known: Mapping[str, Any] | None = None):
         self.header = path if isinstance(path, Header) else opened(path)
-        self.path = self.header.path
         if reason := unsupported(self.header):
-            raise BackendError(f"{self.path.name} cannot be read here: {reason}.")
+            raise BackendError(f"{self.header.path.name} cannot be read here: {reason}.")
+        self._architecture = self.header.text("general.architecture")
         self._names: dict[str, str] = dict(known["names"]) if known else self._found()
         self.described: Any = Sketch.parse(known["sketch"]) if known else self.skeleton
         self.stored: Mapping[str, Stored] = {name: self._stored(name, own) for name, own in self._names.items()}
@@ -77,19 +104,15 @@ class GGUFSource:
             return None
         return {"names": self._names, "sketch": Sketch.of(self.skeleton).told()}
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the output layer."""
+        return self.described.num_rows if isinstance(self.described, Sketch) else int(self.described.config.vocab_size)
+
     @cached_property
     def skeleton(self) -> Any:
         """The model of transformers, its weights on the meta device."""
         return self._built()
-
-    @cached_property
-    def _config(self) -> Any:
-        return configured(self.header)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the output layer."""
-        return self.described.num_rows if isinstance(self.described, Sketch) else int(self._config.vocab_size)
 
     def model(self, dtype: torch.dtype = torch.float32) -> Any:
         """A model of transformers with the values of the file, on the CPU. One tensor at a time is held twice."""
@@ -105,95 +128,222 @@ class GGUFSource:
         import transformers
         from transformers.initialization import no_init_weights
 
-        kind = getattr(transformers, FAMILIES[self.header.text("general.architecture")])
-        with torch.device("meta"), no_init_weights():
-            model = kind(self._config)
+        kind, arguments = getattr(transformers, FAMILIES[self._architecture]), _arguments(self.header)
+        try:
+            with torch.device("meta"), no_init_weights():
+                model = kind(kind.config_class(**arguments))
+            rotary = model.model.rotary_emb
+            model.model.rotary_emb = type(rotary)(config=model.config)
+        except Exception as error:  # its checks raise whatever they like
+            self.header.fail(f"describes a model that transformers refuses ({' '.join(str(error).split())})")
         model.tie_weights()
-        rotary = model.model.rotary_emb
-        model.model.rotary_emb = type(rotary)(config=self._config)
-        if self._factors is not None:
-            self._divide(model.model.rotary_emb, self._factors)
         for module in model.modules():
-            if getattr(module, "embed_scale", None) is not None and isinstance(module.embed_scale, Tensor):
+            if isinstance(getattr(module, "embed_scale", None), Tensor):
                 module.embed_scale = torch.tensor(module.scalar_embed_scale)
         return model.eval()
-
-    @cached_property
-    def _factors(self) -> Tensor | None:
-        entry = self.header.tensors.get(FACTORS)
-        is_ruled = self._config.rope_parameters.get("rope_type") == "llama3"  # whose frequencies transformers computes
-        return None if is_ruled or entry is None else torch.from_numpy(entry.data[0].view("<f4"))
-
-    def _divide(self, rotary: Any, factors: Tensor) -> None:
-        """Frequencies by the file's own factors, to the bit."""
-        size = 2 * len(factors)
-        plain = 1.0 / self._config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size)
-        rotary.inv_freq = plain / factors
-        rotary.original_inv_freq = rotary.inv_freq.clone()
 
     def _found(self) -> dict[str, str]:
         """The tensor of every parameter; raises for one that is missing, of another shape, or left over."""
         from gguf.constants import MODEL_ARCH
         from gguf.tensor_mapping import get_tensor_name_map
 
-        architecture = self.header.text("general.architecture")
-        names = get_tensor_name_map(MODEL_ARCH[architecture.upper()], self._config.num_hidden_layers)
-        found, rest = {}, set(self.header.tensors) - _NOT_WEIGHTS
+        names = get_tensor_name_map(MODEL_ARCH[self._architecture.upper()], self.skeleton.config.num_hidden_layers)
+        found, rest = {}, set(self.header.tensors) - {FACTORS, *_LONG.values()}
         for name, parameter in self.skeleton.named_parameters():
-            own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            if own is None:
-                self.header.fail(f"cannot have {name}, for which files of {architecture} have no name")
-            check_shape(self.header, own, tuple(parameter.shape))
-            found[name] = own
+            own = found[name] = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+            entry = self.header.tensors.get(own)
+            if entry is None or entry.shape != tuple(parameter.shape):
+                there = f"no {own}" if entry is None else f"{own} of {list(entry.shape)}"
+                self.header.fail(f"has {there}, where its metadata ask for {list(parameter.shape)}")
             rest.discard(own)
         if rest:
-            self.header.fail(f"has {len(rest)} tensors that a model of {architecture} has no place for, first {min(rest)}")
+            self.header.fail(f"has {len(rest)} tensors that a model of {self._architecture} has no place for, as {min(rest)}")
         return found
 
     def _stored(self, name: str, own: str) -> Stored:
-        entry, architecture = self.header.tensors[own], self.header.text("general.architecture")
-        role = name.split(".")[-2]
-        if architecture == "llama" and role in ("q_proj", "k_proj"):
-            heads = num_heads(self.header, architecture)[role == "k_proj"]
-            order = _halves(entry.shape[0], heads)
+        entry, role = self.header.tensors[own], name.split(".")[-2]
+        if self._architecture == "llama" and role in ("q_proj", "k_proj"):
+            order = _halves(entry.shape[0], _num_heads(self.header)[role == "k_proj"])
             apart = (entry.shape[0], -1)  # a vector's values, a matrix's rows
             return Stored(entry.kind, entry.shape, lambda: entry.data.reshape(apart)[order].reshape(entry.rows, entry.row))
-        if architecture == "gemma3" and role.endswith("norm"):
-            given = Stored(entry.kind, entry.shape, lambda: entry.data)
+        given = Stored(entry.kind, entry.shape, lambda: entry.data)
+        if self._architecture == "gemma3" and role.endswith("norm"):
             return Stored("F32", entry.shape, lambda: (given.dequantised() - 1).reshape(1, -1).view(torch.uint8).numpy())
-        return Stored(entry.kind, entry.shape, lambda: entry.data)
-
-
-_SCALES = {
-    **{"Q4_0": (18, 0), "Q4_1": (20, 0, 2), "Q5_0": (22, 0), "Q5_1": (24, 0, 2), "Q8_0": (34, 0)},
-    **{"Q2_K": (84, 80, 82), "Q3_K": (110, 108), "Q4_K": (144, 0, 2), "Q5_K": (176, 0, 2), "Q6_K": (210, 208)},
-}
-"""Bytes of a block, and where in it its float16 scales lie."""
-_EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-
-
-def checked_parts(header: Header) -> Iterator[tuple[str, TensorInfo, np.ndarray]]:
-    """Every byte of the tensors, in the order of their names, some rows at a time.
-
-    Raises `BackendError` for values or scales that are infinite or no numbers.
-    """
-    for name, entry in sorted(header.tensors.items()):
-        for part in entry.parts():
-            if _is_bad(entry.kind, part):
-                header.fail(f"has {name} with values that are infinite or no numbers")
-            yield name, entry, part
-
-
-def _is_bad(kind: str, rows: np.ndarray) -> bool:
-    """True where a value, or a scale of a block, has the exponent of what is infinite or no number."""
-    if kind in _EXPONENTS:
-        dtype, bits = _EXPONENTS[kind]
-        return bool((rows.view(dtype) & bits == bits).any())
-    size, *places = _SCALES.get(kind, (1,))
-    blocks = rows.reshape(-1, size)
-    return any((blocks[:, at + 1] & 0x7C == 0x7C).any() for at in places)
+        return given
 
 
 def _halves(num: int, heads: int) -> np.ndarray:
     """Row numbers of a file in the order of transformers: in each head neighbouring pairs -> (first half, second half)."""
     return np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+
+
+# Metadata
+
+
+def unsupported(header: Header) -> str | None:
+    """The reason why a model that may be sound is not read here; None where it is."""
+    architecture = header.text("general.architecture")
+    if architecture not in FAMILIES:
+        return f"its architecture is {architecture}, and {', '.join(FAMILIES)} are read"
+    if header.integer(f"{architecture}.expert_count", 0):
+        return "it is a mixture of experts"
+    if (scaling := header.text(f"{architecture}.rope.scaling.type", "none")) not in ("none", "linear", "yarn", "longrope"):
+        return f"its rotary angles are scaled by {scaling}"
+    if FACTORS in header.tensors and (scaling != "none" or not _is_llama3(header)):
+        return "its rotary frequencies are divided by factors that are not Llama 3's"
+    size = _head_size(header)
+    turned = _width(header, "rope.dimension_count", size)
+    if turned != size and architecture != "phi3":
+        return f"its rotary angles turn {turned} of {size} values of a head"
+    from gguf import quants
+
+    readable = {"F32", "F16"} | {kind.name for kind in quants._type_traits}
+    if strange := sorted({f"{e.kind} ({name})" for name, e in header.tensors.items() if e.kind not in readable}):
+        return f"its weights are stored as {strange[0]}, which is not known here"
+    return None
+
+
+def _width(header: Header, key: str, default: int | None = None) -> int:
+    """A size of the architecture."""
+    return header.integer(f"{header.text('general.architecture')}.{key}", default, least=1, most=_WIDEST)
+
+
+def _num_heads(header: Header) -> tuple[int, int]:
+    """The numbers of heads of q, and of k and v."""
+    heads = _width(header, "attention.head_count")
+    return heads, _width(header, "attention.head_count_kv", heads)
+
+
+def _head_size(header: Header) -> int:
+    """The width of a key."""
+    return _width(header, "attention.key_length", _width(header, "embedding_length") // _num_heads(header)[0])
+
+
+def _arguments(header: Header) -> dict[str, Any]:
+    """The fields of the configuration of transformers."""
+    architecture = header.text("general.architecture")
+    (heads, kv_heads), size = _num_heads(header), _head_size(header)
+    layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
+    if (announced := _width(header, "block_count")) != layers:  # before a model of so many is built
+        header.fail(f"announces {announced} layers and has tensors of {layers}")
+    if "token_embd.weight" not in header.tensors:
+        header.fail("has no token_embd.weight, where each token has a row")
+    found: dict[str, Any] = {
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "hidden_size": _width(header, "embedding_length"),
+        "intermediate_size": _width(header, "feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": size,
+        "max_position_embeddings": header.integer(f"{architecture}.context_length", least=1),
+        "rms_norm_eps": header.number(f"{architecture}.attention.layer_norm_rms_epsilon", above=0.0),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_parameters": _angles(header, architecture),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if OUTPUT_IDS in header:
+        found[trimmed.KEY] = header.numbers(OUTPUT_IDS).tolist()
+    window = header.integer(f"{architecture}.attention.sliding_window", 0)
+    if architecture == "llama":
+        found["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+    elif architecture == "gemma3":
+        base = header.number(f"{architecture}.rope.freq_base_swa", 1e4, above=0.0)
+        near = {"rope_type": "default", "rope_theta": base}
+        found |= {
+            "sliding_window": window,
+            "query_pre_attn_scalar": found["hidden_size"] // heads if layers == _GEMMA_27B else size,
+            "rope_parameters": {"full_attention": found["rope_parameters"], "sliding_attention": near},
+        }
+    elif architecture == "phi3":
+        found["rope_parameters"]["partial_rotary_factor"] = _width(header, "rope.dimension_count", size) / size
+        found["sliding_window"] = window or None
+    return found
+
+
+def _angles(header: Header, architecture: str) -> dict[str, Any]:
+    """The rotary angles."""
+    plain = {"rope_type": "default", "rope_theta": header.number(f"{architecture}.rope.freq_base", 1e4, above=0.0)}
+    scaling = f"{architecture}.rope.scaling"
+    kind, original = header.text(f"{scaling}.type", "none"), f"{scaling}.original_context_length"
+    if all(name in header.tensors for name in _LONG.values()):
+        context = header.integer(f"{architecture}.context_length", least=1)
+        before = header.integer(original, context, least=2)
+        factors = {key: _vector(header, name).tolist() for key, name in _LONG.items()}
+        return (
+            plain
+            | factors
+            | {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": before,
+                "factor": context / before,
+            }
+        )
+    if FACTORS in header.tensors:
+        return plain | LLAMA3 | {"factor": round(float(_vector(header, FACTORS).max()), 4)}
+    factor = header.number(f"{scaling}.factor", 1.0, above=0.0)
+    if kind == "linear" and factor != 1:
+        return plain | {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return plain | {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": header.integer(original, least=1),
+            "beta_fast": header.number(f"{scaling}.yarn_beta_fast", 32.0, above=0.0),
+            "beta_slow": header.number(f"{scaling}.yarn_beta_slow", 1.0, above=0.0),
+        }
+    return plain
+
+
+def _is_llama3(header: Header) -> bool:
+    """True where frequencies are divided by what Llama 3's rule divides them by."""
+    factors = _vector(header, FACTORS)
+    if len(factors) != _head_size(header) // 2 or not factors.max() > 0:
+        return False
+    theta = header.number(f"{header.text('general.architecture')}.rope.freq_base", 1e4, above=0.0)
+    waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
+    smooth = (8192 / waves - 1) / 3
+    ruled = np.where(smooth < 0, factors.max(), np.where(smooth > 1, 1, 1 / ((1 - smooth) / factors.max() + smooth)))
+    return bool(np.allclose(ruled, factors, rtol=1e-4))
+
+
+def _vector(header: Header, name: str) -> np.ndarray:
+    entry = header.tensors[name]
+    if entry.kind != "F32" or len(entry.shape) != 1:
+        header.fail(f"has {name} of {list(entry.shape)} in {entry.kind}, where a list in F32 belongs")
+    return entry.data[0].view("<f4")
+
+
+# Values
+
+
+def digest_of(header: Header) -> str:
+    """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors.
+
+    Raises `BackendError` for values or scales that are infinite or no numbers: such a model may compute nonsense for some texts
+    only.
+    """
+    architecture = header.text("general.architecture")
+    numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
+    digest = hashlib.sha256(str(numbers).encode())
+    if OUTPUT_IDS in header:
+        digest.update(str(header.numbers(OUTPUT_IDS).tolist()).encode())
+    for name, entry in sorted(header.tensors.items()):
+        digest.update(f"{name} {entry.kind} {entry.shape}".encode())
+        for part in entry.parts():
+            if not _is_finite(entry.kind, part):
+                header.fail(f"has {name} with values that are infinite or no numbers")
+            digest.update(memoryview(part))  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()[:32]
+
+
+def _is_finite(kind: str, rows: np.ndarray) -> bool:
+    """False where a value, or a scale of a block, has the exponent of what is infinite or no number."""
+    if kind in _EXPONENTS:
+        dtype, bits = _EXPONENTS[kind]
+        return not (rows.view(dtype) & bits == bits).any()
+    size, *places = _SCALES.get(kind, (1,))
+    blocks = rows.reshape(-1, size)
+    return not any((blocks[:, at + 1] & 0x7C == 0x7C).any() for at in places)

