@@ -101,9 +101,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -c 'from importlib.metadata import version; print("torch", version("torch"), "in $(VENV)")' >&2
 	@touch $@
 
-# An engine's environment: what its tests name, with our pins for the rest.
+# An engine's environment: what its tests name, and behind it all that ours has (torch and the rest need not be unpacked again).
 .PRECIOUS: .engines/%/.stamp
-.engines/%/.stamp: tests/engines/%/requirements.txt pyproject.toml
-	$(PYTHON) -m venv .engines/$*
-	.engines/$*/bin/python -m pip --disable-pip-version-check install -q -r $< -e .
+.engines/%/.stamp: tests/engines/%/requirements.txt $(STAMP)
+	$(PY) -m venv .engines/$*
+	@echo 'import site; site.addsitedir("$(shell $(PY) -c 'import site; print(site.getsitepackages()[0])')")' > \
+	    "$$(.engines/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
+	.engines/$*/bin/python -m pip --disable-pip-version-check install -q -r $<
 	@touch $@

@@ -394,7 +394,7 @@ def another_branch(self: _Branches, branch: Sequence[int], *, is_read: bool = Fa
 
 
 MUTATIONS = {
-    "siblings are tested by q itself": (Tree, "law_of_next", with_replacement),
+    "siblings are tested by q itself": (Tree, "distribution_of_next", with_replacement),
     "a rejected sibling leaves p as it was": (tree_verification, "residual", keeps_p),
     "siblings are tested in order of q": (Tree, "children", swapped),
     "another branch is kept": (_Branches, "end", another_branch),
