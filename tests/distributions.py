@@ -27,7 +27,7 @@ Distribution = dict[Any, float]
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Without the shape checks of jaxtyping, which cost ten times what an enumeration does."""
+    """Without the shape checks of `make typecheck`, which cost ten times what an enumeration does."""
     before = config.jaxtyping_disable
     config.update("jaxtyping_disable", True)
     try:

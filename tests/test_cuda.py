@@ -82,7 +82,7 @@ def test_rounds_are_those_of_the_host(policy: str, sampling: str, pair: sd.Pair)
     tests = (GreedyVerification(),) if how.is_greedy else (TokenVerification(), BlockVerification())
     for test in (*tests, CompareVerification()):
         with unchecked():
-            own, expected = (asked(pair, on_gpu(POLICIES[policy]()), test, how, by_host=by_host) for by_host in (False, True))
+            own, expected = (asked(pair, on_gpu(POLICIES[policy]), test, how, by_host=by_host) for by_host in (False, True))
         assert own == expected
 
 

@@ -4,7 +4,7 @@ records of the host's loop; what is not drafted there."""
 import gc
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from distributions import chi_square_tail, finish, largest_difference, random_head, unchecked
 from integration import Distribution, Given, completed, outcomes
+from policies_list import heads_for, policies
 from torch import Tensor
 
 from specdecpp import Decoder, Pair
@@ -19,8 +20,7 @@ from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.backends.device import Device, steps_ahead
 from specdecpp.backends.device_verification import block_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.backends.static_cache import StaticCache
-from specdecpp.lab import AutoOff, Heuristic
-from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.session import Session
@@ -147,10 +147,6 @@ def two() -> Two:
     return Two(64)
 
 
-def specdecpp(head: Any, **bounds: Any) -> SpecDecPP:
-    return SpecDecPP(head=head, threshold=0.6, **bounds)
-
-
 def one_round(request: Request, context: list[int]) -> Result:
     """One step after a context that both models have read but for its last token."""
     for backend in (request.target, request.draft):
@@ -161,29 +157,7 @@ def one_round(request: Request, context: list[int]) -> Result:
     return result
 
 
-HEADS: dict[str, Callable[[], Any]] = {
-    "lagged": lambda: random_head(32, seed=3, scale=0.5),
-    "lagged with scalars": lambda: random_head(32, seed=3, scale=0.4, width=8, scalars=("log_q", "entropy", "gap", "depth")),
-    "look-ahead": lambda: random_head(
-        32, seed=4, scale=0.4, form="look_ahead", vocab_size=64, scalars=("depth", "log_q", "gap", "entropy")
-    ),
-}
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "fixed": lambda: Fixed(k=5),
-    "none": lambda: Fixed(k=0),
-    "heuristic": lambda: Heuristic(),
-    "max confidence": lambda: MaxConfidence(),
-    "at least two": lambda: MaxConfidence(min_tokens=2, max_tokens=6),
-    "cumulative q": lambda: CumulativeConfidence(),
-    **{
-        f"specdecpp, {name}": lambda make=make: SpecDecPP(head=make(), threshold=0.6, min_tokens=1)
-        for name, make in HEADS.items()
-    },
-    "never stops": lambda: SpecDecPP(head=HEADS["look-ahead"](), threshold=1.0, max_tokens=7),
-    **{f"costs, {name}": lambda make=make: cost_aware(make()) for name, make in HEADS.items()},
-    "auto-off costs": lambda: AutoOff(policy=cost_aware(HEADS["look-ahead"]()), patience=2, probe_every=3),
-    "costs, from none": lambda: replace(cost_aware(HEADS["look-ahead"]()), min_tokens=0, prior=0.2),
-}
+POLICIES = policies(heads_for(32, 64, scale=0.6), 6, fused_only=True)
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
     "plain": Sampling(),
@@ -192,18 +166,13 @@ SAMPLINGS = {
 }
 
 
-def cost_aware(head: Any) -> CostAware:
-    sampled = replace(head.card.calibration, num_labels=9, bias=0.7, temperature=1.3)
-    return CostAware(head=head.with_card(calibration=sampled, greedy=replace(sampled, bias=0.3)))
-
-
-@pytest.mark.parametrize("policy", ["fixed", "cumulative q", "specdecpp, lagged", "specdecpp, look-ahead"])
+@pytest.mark.parametrize("policy", ["fixed", "cumulative", "specdecpp-lagged", "specdecpp-ahead"])
 def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a step that draws, counts or moves on after a stop, a host that does not see one, and a decision that looks at
     what was not drawn: by 0, 1, 2 or all steps ahead, and other uniforms behind the last draft token, everything is the
     same."""
     streams = Given(), Given()
-    request = two.request(POLICIES[policy](), TokenVerification(), Sampling(), streams)
+    request = two.request(POLICIES[policy], TokenVerification(), Sampling(), streams)
     generator = torch.Generator().manual_seed(0)
     context, in_vain = [3, 5, 2, 40], set()
     for _ in range(15):
@@ -229,14 +198,14 @@ def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Two, monkey
     assert ((1, 1) in in_vain) == (policy != "fixed")
 
 
-@pytest.mark.parametrize("policy", ["fixed", "none", "cumulative q", "specdecpp, lagged", "costs, look-ahead"])
+@pytest.mark.parametrize("policy", ["fixed", "none", "cumulative", "specdecpp-lagged", "cost-aware"])
 def test_greedy_text_is_the_targets_own(policy: str) -> None:
     """Catches differences that only show in a decoded text, of a draft that agrees often; transformers decodes the target. In
     float32 a flip needs a tie closer than 1e-6: none of these texts has one."""
     model = tiny_model("llama", seed=1)
     same = tiny_model("llama", seed=1)
     pair = Pair(target=GraphModel(model), draft=GraphModel(tiny_draft(same)), tokenizer=tiny_tokenizer())
-    decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
+    decoder = Decoder(pair, policy=POLICIES[policy], costs=COSTS)
     for start in range(4):
         prompt = [3 + start, 5, 9]
         with unchecked():
@@ -267,11 +236,11 @@ def test_the_law_of_real_draws(two: Two) -> None:
     assert chi_square_tail(counts, dict(distribution)) > 1e-4
 
 
-@pytest.mark.parametrize("policy", ["cumulative q", "specdecpp, lagged", "costs, look-ahead", "fixed"])
+@pytest.mark.parametrize("policy", ["cumulative", "specdecpp-lagged", "cost-aware", "fixed"])
 def test_a_host_that_reads_every_flag_late_decodes_the_same(policy: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a draft that then lacks its last draft token: whole texts, with and without steps in vain."""
     pair = Pair(target=two.target, draft=two.draft, tokenizer=tiny_tokenizer())
-    decoder = Decoder(pair, policy=POLICIES[policy](), costs=COSTS)
+    decoder = Decoder(pair, policy=POLICIES[policy], costs=COSTS)
     told = []
     for ahead in (steps_ahead, lambda least, limit: 1):
         monkeypatch.setattr("specdecpp.backends.device.steps_ahead", ahead)
@@ -401,7 +370,7 @@ def test_a_round_longer_than_there_are_places_is_the_hosts(two: Two) -> None:
 def test_a_head_elsewhere_is_the_hosts(two: Two) -> None:
     """Catches a head whose weights would have to travel for every draft token, and models on two devices."""
     request = two.request(CumulativeConfidence(), TokenVerification(), Sampling(), streams(0))
-    policy = specdecpp(random_head(32, seed=1))
+    policy = SpecDecPP(head=random_head(32, seed=1), threshold=0.6)
     policy.head.to("meta")
     target: Any = two.target.new_cache()
     target.device = torch.device("meta")

@@ -25,7 +25,6 @@ from xml.etree import ElementTree
 import pytest
 import typer
 from doc_blocks import Block, blocks
-from jaxtyping import config as shapes
 from served import served
 from typer.testing import CliRunner
 
@@ -87,9 +86,8 @@ SHORT = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_pair() -> Iterator[None]:
-    """The reference pair is loaded once for all pages and measured in a moment; shapes are checked in the tests that are about
-    them."""
-    before, load = shapes.jaxtyping_disable, pair.load_pair
+    """The reference pair is loaded once for all pages and measured in a moment."""
+    load = pair.load_pair
     kept, measure = cache(load), measuring.measure
 
     def load_pair(*names: Any, **options: Any) -> pair.Pair:
@@ -97,12 +95,10 @@ def one_pair() -> Iterator[None]:
         is_elsewhere = any(Path(n).exists() and not Path(n).is_absolute() for n in given)
         return (load if is_elsewhere else kept)(*names, **options)
 
-    shapes.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair, "load_pair", load_pair)
         patch.setattr(measuring, "measure", lambda pair: measure(pair, budget_s=0.0))
         yield
-    shapes.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(scope="module")
@@ -348,9 +344,9 @@ def test_the_site_is_built_strictly_and_has_every_public_name(tmp_path: Path) ->
 
 def test_pictures_are_what_is_drawn_now() -> None:
     """Catches a picture that was not drawn again after the theory, the results or the palette changed."""
-    drawn = {"figures/stopping": runpy.run_path(str(ROOT / "docs" / "figures" / "stopping.py"))["picture"]().svg()}
+    drawn = {"figures/stopping": runpy.run_path(str(ROOT / "docs" / "figures" / "stopping.py"))["picture"]().svg}
     found = boards([Results.read(ROOT / "benchmarks" / "results" / "replay.json")], dataset="gsm8k")
-    drawn |= {f"pictures/{p.name.split('-')[0]}": p.svg() for of in gallery(found) for p in of}
+    drawn |= {f"pictures/{p.name.split('-')[0]}": p.svg for of in gallery(found) for p in of}
 
     def said(text: str) -> list[object]:  # where a mark is to the tenth may depend on the version of matplotlib
         return [(e.tag, e.get("class"), e.text) for e in ElementTree.fromstring(text).iter()]

@@ -14,7 +14,6 @@ from records import Process, knowing_head, random_head, record_of, records
 from specdecpp import AcceptanceHead
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
-from specdecpp.report import diagrams
 from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc_over_answers
@@ -350,26 +349,6 @@ def evaluation() -> Mapping[str, Any]:
     bent = knowing_head(process, Calibration(rejection_weight=6.0))
     held_out = records(process, 8, num_tokens=20, seed=2) + records(process, 8, num_tokens=20, seed=3, source="other")
     return evaluate(bent, held_out, others={"knowing": knowing_head(process)})
-
-
-def test_the_terminal_diagram_fits_and_needs_no_colour(evaluation: Mapping[str, Any]):
-    """Catches lines that wrap, and blocks in a terminal that has none."""
-    figures = evaluation["toy"]["head"]
-    lines = diagrams.text(figures).splitlines()
-    assert max(map(len, lines)) <= 78
-    assert "per token, ECE" in lines[0]
-    assert "whole step, ECE" in lines[0]
-    assert len(lines) == 2 + max(len(figures[f"bins_{of}"]["share"]) for of in ("token", "product"))
-    assert diagrams.text(figures, ascii_only=True).isascii()
-    assert diagrams.text(evaluation["toy"]["entropy"]) == ""
-
-
-def test_the_bar_shows_what_was_true_and_the_stroke_what_was_said():
-    """Catches the two exchanged: overconfidence would look like doubt."""
-    bins = {"share": [0.5, 0.5], "probability": [0.5, 1.0], "label": [0.25, 1.0]}
-    lines = diagrams.text({"bins_token": bins, "bins_product": None}, ascii_only=True).splitlines()
-    assert lines[2] == "0.50  0.25  " + "######       |"
-    assert lines[3] == "1.00  1.00  " + "#" * 25 + "|"
 
 
 # The verb

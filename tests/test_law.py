@@ -5,8 +5,8 @@ every verification, and every policy meets every verification; the third factor 
 test of its own has all verifications.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -26,104 +26,27 @@ from distributions import (
 from distributions import drafted as host_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policies_list import EXAMPLES, heads_for, policies
 
 from specdecpp.decoder import Decoder
 from specdecpp.errors import UnsoundError
-from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.lab import (
-    AcceptanceEMA,
-    AdaptiveEntropy,
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    Cascade,
-    Disco,
-    DraftVerify,
-    Heuristic,
-    OnlineLogistic,
-    TreePolicy,
-    UCBSpecStop,
-    WithCopies,
-)
+from specdecpp.lab import AutoOff, Bandit, Heuristic, TreePolicy
 from specdecpp.loading.pair import Pair
-from specdecpp.policies import (
-    CostAware,
-    CumulativeConfidence,
-    DraftSoFar,
-    Entropy,
-    Fixed,
-    MaxConfidence,
-    Policy,
-    SpecDecPP,
-    named,
-)
+from specdecpp.policies import CostAware, Fixed, MaxConfidence, Policy, SpecDecPP, named
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, enumerate_distribution, tiny_tokenizer
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 
-@dataclass(frozen=True, kw_only=True)
-class UntilToken(Policy):
-    """A rule of a user's own: stop after drawing one particular token."""
-
-    token: int = 1
-
-    def stop(self, draft: DraftSoFar, memory: Any) -> str | None:
-        return "the token" if draft.tokens and draft.tokens[-1] == self.token else None
+@cache
+def policies_of(vocab_size: int) -> dict[str, Policy]:
+    """Every policy, with heads for tables of this vocabulary."""
+    return policies(heads_for(vocab_size, vocab_size), 5)
 
 
-def look_ahead_head(vocab_size: int, *, seed: int = 1, scale: float = 2.0, **card: Any) -> AcceptanceHead:
-    scalars = ("log_q", "entropy", "gap", "depth")
-    return random_head(vocab_size, seed=seed, scale=scale, form="look_ahead", vocab_size=vocab_size, scalars=scalars, **card)
-
-
-def probable_head(vocab_size: int, form: str) -> AcceptanceHead:
-    """A head of either form whose estimates pass for probabilities, some of them worth a draft token and some not."""
-    card = {"calibration": Calibration(num_labels=1)}
-    if form == "look_ahead":
-        head = look_ahead_head(vocab_size, seed=5, scale=1.0, **card)
-    else:
-        head = random_head(vocab_size, seed=8, scale=2.0, **card)
-    torch.nn.init.zeros_(head.output.bias)
-    return head
-
-
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "target-alone": lambda _: Fixed(k=0),
-    "fixed-1": lambda _: Fixed(k=1),
-    "fixed-3": lambda _: Fixed(k=3),
-    "heuristic": lambda _: Heuristic(start_tokens=1),
-    "max-confidence": lambda _: MaxConfidence(threshold=0.5),
-    "cumulative-confidence": lambda _: CumulativeConfidence(threshold=0.4),
-    "entropy": lambda _: Entropy(threshold=0.3),
-    "specdecpp": lambda vocab_size: SpecDecPP(head=random_head(vocab_size, seed=1), min_tokens=0),
-    "look-ahead": lambda vocab_size: SpecDecPP(head=look_ahead_head(vocab_size), min_tokens=0, threshold=0.5),
-    "until-token": lambda _: UntilToken(),
-    "ema": lambda _: AcceptanceEMA(start_tokens=2, eta=0.6),
-    "argmax": lambda _: ArgmaxLength(prior=0.6, prior_tokens=1),
-    "argmax-fading": lambda _: ArgmaxLength(prior=0.6, prior_tokens=1, fading=0.5, min_tokens=0),
-    "ucb-specstop": lambda _: UCBSpecStop(max_tokens=3),
-    "cascade": lambda _: Cascade(start_tokens=2, max_tokens=3, trial_steps=1, max_trials=2, set_steps=1),
-    "online-logistic": lambda _: OnlineLogistic(max_tokens=3, fit_every=1, warm_up=0, damping=0.0),
-    "disco": lambda _: Disco(threshold=0.6, bias=0.2, by_entropy=-0.5, by_gap=0.3, by_depth=-0.4),
-    "draft-verify": lambda _: DraftVerify(threshold=0.4, step=3.0),
-    "adaptive-entropy": lambda _: AdaptiveEntropy(threshold=0.57, step=2.0),
-    "cost-aware-by-q": lambda vocab_size: CostAware(prior=0.4, prior_steps=1),
-    "cost-aware-from-none": lambda vocab_size: CostAware(prior=0.3, prior_steps=1, regret=0.5),
-    "cost-aware": lambda vocab_size: CostAware(head=probable_head(vocab_size, "look_ahead"), prior=0.4, prior_steps=1),
-    "cost-aware-lagged": lambda vocab_size: CostAware(head=probable_head(vocab_size, "lagged"), prior_steps=1),
-    "bandit": lambda _: Bandit(arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4), Heuristic(start_tokens=1))),
-    "auto-off": lambda _: AutoOff(policy=CumulativeConfidence(threshold=0.2), patience=1, probe_every=2),
-    "copies": lambda _: WithCopies(policy=CumulativeConfidence(threshold=0.2)),
-}
-ADAPTIVE = (
-    *("max-confidence", "cumulative-confidence", "entropy", "specdecpp", "look-ahead", "until-token"),
-    *("draft-verify", "adaptive-entropy", "cost-aware", "cost-aware-lagged", "disco"),
-)
-REMEMBERING = (
-    *("heuristic", "ema", "argmax", "draft-verify", "adaptive-entropy", "cost-aware", "cost-aware-lagged", "bandit"),
-    *("auto-off", "argmax-fading", "ucb-specstop", "cascade", "online-logistic"),
-)
+POLICIES = policies_of(3)
+ADAPTIVE = [name for name, example in EXAMPLES.items() if example.looks]
+REMEMBERING = [name for name, example in EXAMPLES.items() if example.learns]
 VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 
 
@@ -206,7 +129,7 @@ def latin_square() -> list[tuple[str, str, str]]:
 def test_session_keeps_the_targets_law(situation, policy, verification):
     """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, or a distribution warped on one side only."""
     request = SITUATIONS[situation]
-    distribution = request.distribution(POLICIES[policy](request.target.vocab_size), VERIFICATIONS[verification])
+    distribution = request.distribution(policies_of(request.target.vocab_size)[policy], VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
@@ -215,7 +138,7 @@ def test_session_keeps_the_targets_law(situation, policy, verification):
 def test_every_policy_keeps_the_law_under_every_verification(policy, verification):
     """Catches a verification that is sound for a fixed length but not for one that depends on the draft tokens."""
     request = SITUATIONS["end-of-text"]
-    distribution = request.distribution(POLICIES[policy](3), VERIFICATIONS[verification])
+    distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
@@ -241,7 +164,7 @@ def test_any_combination_keeps_the_targets_law(
         max_tokens=max_tokens,
         ends=ends,
     )
-    distribution = request.distribution(POLICIES[policy](3), VERIFICATIONS[verification])
+    distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
@@ -251,20 +174,20 @@ def test_greedy_session_gives_the_targets_greedy_answer(situation, policy):
     """Catches a greedy answer other than the target's: a wrong row compared, a penalty on one side, a late end."""
     request = SITUATIONS[situation]
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-    distribution = request.distribution(POLICIES[policy](request.target.vocab_size), GreedyVerification())
+    distribution = request.distribution(policies_of(request.target.vocab_size)[policy], GreedyVerification())
     assert distribution == request.own_law()
     assert len(distribution) == 1
 
 
 def test_every_exported_policy_is_among_these_cases():
     """Catches a new rule that was never shown to be exact."""
-    assert {type(make(3)) for make in POLICIES.values()} >= {kind for kind in named() if kind is not TreePolicy}
+    assert set(map(type, POLICIES.values())) >= {kind for kind in named() if kind is not TreePolicy}
 
 
 @pytest.mark.parametrize("policy", ADAPTIVE)
 def test_adaptive_policies_stop_at_several_depths(policy):
     """Catches distributions that hold vacuously: each rule must stop plain steps by itself, and not always at one length."""
-    rule = POLICIES[policy](3)
+    rule = POLICIES[policy]
 
     def depth(coins):
         draft = host_draft(
@@ -293,11 +216,11 @@ def test_specdecpp_keeps_the_law_for_every_lower_bound(min_tokens, verification)
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("min_tokens", [0, 1, 2])
-@pytest.mark.parametrize("form", ["look_ahead", "lagged"])
+@pytest.mark.parametrize("form", ["ahead", "deep"])
 def test_cost_aware_keeps_the_law(form, min_tokens, verification):
     """Catches a rule on costs that stops by what it has not drawn yet, in either form of head; over several steps, with an
     end inside the draft and the answer's length."""
-    policy = CostAware(head=probable_head(3, form), min_tokens=min_tokens, prior_steps=1)
+    policy = CostAware(head=getattr(heads_for(3, 3), form), min_tokens=min_tokens, prior_steps=1)
     for request in (replace(PLAIN, ends=(2,)), replace(DENSE, ends=(0,))):
         assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
 
@@ -307,7 +230,7 @@ def test_cost_aware_keeps_the_law(form, min_tokens, verification):
 def test_memory_of_outcomes_brings_no_bias(policy, verification):
     """Catches memory that leaks the verdict into the distribution, over up to five steps with an end inside the draft."""
     request = SITUATIONS["five-tokens"]
-    distribution = request.distribution(POLICIES[policy](3), VERIFICATIONS[verification])
+    distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_law()) < 1e-12
 
 
@@ -315,7 +238,7 @@ def test_memory_of_outcomes_brings_no_bias(policy, verification):
 def test_memory_changes_later_rounds(policy):
     """Catches distributions that hold vacuously: forgetting every outcome must change how long the steps of these answers
     are."""
-    rule = POLICIES[policy](3)
+    rule = POLICIES[policy]
     kind = type(rule)
     forgetful: Policy = object.__new__(type(kind.__name__, (kind,), {"learn": lambda self, memory, outcome: memory}))
     forgetful.__dict__.update(rule.__dict__)
@@ -327,7 +250,7 @@ def test_memory_changes_later_rounds(policy):
     assert total_variation(lengths(rule), lengths(forgetful)) > 0.01
 
 
-@pytest.mark.parametrize("policy", ["cost-aware", "cost-aware-lagged", "cumulative-confidence"])
+@pytest.mark.parametrize("policy", ["cost-aware", "cost-aware-lagged", "cumulative"])
 def test_overlaps_have_the_mean_of_what_is_accepted(policy):
     """Catches chances of draft tokens that were not tested, or of other rows: a rule would take drafting for better."""
     request = SITUATIONS["five-tokens"]
@@ -336,7 +259,7 @@ def test_overlaps_have_the_mean_of_what_is_accepted(policy):
         told = [min(r.num_accepted + 1, r.num_drafted) == len(r.overlaps) for r in steps]
         return sum(sum(r.overlaps) - r.num_accepted for r in steps), all(told)
 
-    distribution: Any = request.distribution(POLICIES[policy](3), TokenVerification(), difference)
+    distribution: Any = request.distribution(POLICIES[policy], TokenVerification(), difference)
     assert all(are_those_tested for _, are_those_tested in distribution)
     assert len(distribution) > 2, "in single steps they differ"
     assert sum(chance * value for (value, _), chance in distribution.items()) == pytest.approx(0.0, abs=1e-6)  # rows of float32

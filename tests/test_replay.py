@@ -1,30 +1,17 @@
 """Replay against the real thing: the joint distribution of text and steps, enumerated, and against decoding a real pair."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from distributions import Request, finish, largest_difference, random_head, unchecked
+from distributions import Request, finish, largest_difference
+from policies_list import EXAMPLES, heads_for
 from tables import COSTS, Recording, greedy_trace, of_replay, of_session
 
-from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.lab import (
-    AcceptanceEMA,
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    Cascade,
-    Disco,
-    DraftVerify,
-    Heuristic,
-    OnlineLogistic,
-    UCBSpecStop,
-    mdp,
-)
+from specdecpp.head import AcceptanceHead
+from specdecpp.lab import AutoOff, Bandit, mdp
 from specdecpp.policies import (
-    CostAware,
     Costs,
     CumulativeConfidence,
     DraftSoFar,
@@ -43,12 +30,8 @@ from specdecpp.sampling import Sampling
 from specdecpp.testing import Enumerator, TableModel
 from specdecpp.verify import GreedyVerification
 
-CHECKED = Calibration(temperature=1.5, bias=0.3, num_labels=1)
-SCALARS = ("log_q", "entropy", "gap", "depth")
-LAGGED = random_head(3, seed=1, calibration=CHECKED)
-LAGGED_DEEP = random_head(3, seed=2, calibration=CHECKED, scalars=("log_q", "depth"))
-AHEAD = random_head(3, seed=3, scale=1.5, calibration=CHECKED, form="look_ahead", vocab_size=3, scalars=SCALARS)
-HEADS = (LAGGED, LAGGED_DEEP, AHEAD)
+HEADS = heads_for(3, 3)
+AHEAD = HEADS.ahead
 
 
 def table(seed: int, *, sparsity: float = 0.1, **more: Any) -> TableModel:
@@ -58,7 +41,7 @@ def table(seed: int, *, sparsity: float = 0.1, **more: Any) -> TableModel:
 PLAIN = Request(target=table(10), draft=table(111), max_tokens=4)
 SPARSE = Request(target=table(10, sparsity=0.25), draft=table(111, sparsity=0.25), max_tokens=4)
 RECORDINGS = {
-    name: Recording(request=request, length=length, heads=HEADS)
+    name: Recording(request=request, length=length, heads=(HEADS.lagged, HEADS.deep, HEADS.ahead))
     for name, request, length in (
         ("length", replace(PLAIN, max_tokens=3), 3),
         ("end-of-text", replace(PLAIN, ends=(2,)), 3),
@@ -74,43 +57,7 @@ RECORDINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class UntilToken(Policy):
-    """A rule of a user's own, on everything that is free."""
-
-    def stop(self, draft: Any, memory: Any) -> str | None:
-        return "the token" if draft.num_tokens and draft.tokens[-1] == 1 and draft.gap(-1) > 0.1 else None
-
-
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "target-alone": lambda most: Fixed(k=0),
-    "fixed-1": lambda most: Fixed(k=1),
-    "fixed": lambda most: Fixed(k=most),
-    "heuristic": lambda most: Heuristic(start_tokens=1, max_tokens=most),
-    "ema": lambda most: AcceptanceEMA(start_tokens=1, max_tokens=most),
-    "max-confidence": lambda most: MaxConfidence(threshold=0.5, max_tokens=most),
-    "cumulative": lambda most: CumulativeConfidence(threshold=0.4, max_tokens=most),
-    "cumulative-2": lambda most: CumulativeConfidence(threshold=0.9, max_tokens=max(2, most), min_tokens=min(2, most)),
-    "entropy": lambda most: Entropy(threshold=0.3, max_tokens=most),
-    "draft-verify": lambda most: DraftVerify(threshold=0.5, step=3.0, max_tokens=most),
-    "argmax-fading": lambda most: ArgmaxLength(fading=0.5, min_tokens=0, prior_tokens=1, max_tokens=most),
-    "ucb-specstop": lambda most: UCBSpecStop(max_tokens=most),
-    "cascade": lambda most: Cascade(start_tokens=1, max_tokens=most, trial_steps=1, max_trials=2, set_steps=1),
-    "online-logistic": lambda most: OnlineLogistic(max_tokens=most, fit_every=1, warm_up=0, damping=0.0),
-    "disco": lambda most: Disco(bias=0.2, by_entropy=-0.5, by_depth=-0.4, max_tokens=most),
-    "until-token": lambda most: UntilToken(max_tokens=most),
-    "lagged-0": lambda most: SpecDecPP(head=LAGGED, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
-    "lagged-1": lambda most: SpecDecPP(head=LAGGED, calibrated=True, threshold=0.3, min_tokens=1, max_tokens=most),
-    "lagged-deep": lambda most: SpecDecPP(head=LAGGED_DEEP, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
-    "ahead-0": lambda most: SpecDecPP(head=AHEAD, calibrated=True, threshold=0.5, min_tokens=0, max_tokens=most),
-    "ahead-2": lambda most: SpecDecPP(head=AHEAD, calibrated=True, threshold=0.2, min_tokens=min(2, most), max_tokens=most),
-    "cost-aware-by-q": lambda most: CostAware(prior_steps=1, max_tokens=most),
-    "cost-aware": lambda most: CostAware(head=AHEAD, min_tokens=0, prior_steps=1, max_tokens=most),
-    "cost-aware-lagged": lambda most: CostAware(head=LAGGED_DEEP, prior_steps=1, max_tokens=most),
-    "cost-aware-no-next": lambda most: CostAware(head=LAGGED, min_tokens=0, prior_steps=1, max_tokens=most),
-    "bandit": lambda most: Bandit(arms=(Fixed(k=1), SpecDecPP(head=AHEAD, calibrated=True, min_tokens=0, max_tokens=most))),
-    "auto-off": lambda most: AutoOff(policy=Heuristic(start_tokens=1, max_tokens=most), patience=1, probe_every=1),
-}
+POLICIES = [name for name in EXAMPLES if name != "copies"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +105,12 @@ def pairs() -> list[tuple[str, str]]:
 def test_replay_has_the_sessions_joint_law_of_text_and_rounds(recording: str, policy: str) -> None:
     """Catches any difference: in the coupling, in what a rule is shown and when, in limits, ends, places left, memory."""
     recorded = RECORDINGS[recording]
-    rule = POLICIES[policy](recorded.length)
+    rule = EXAMPLES[policy].make(HEADS, recorded.length)
     distribution = recorded.session_law(rule, of_session)
     assert largest_difference(distribution, recorded.replay_law(rule, of_replay)) < 1e-12
 
 
-@pytest.mark.parametrize("head", [LAGGED_DEEP, AHEAD], ids=["lagged", "look-ahead"])
+@pytest.mark.parametrize("head", [HEADS.deep, AHEAD], ids=["lagged", "look-ahead"])
 @pytest.mark.parametrize("recording", ["end-of-text", "longer", "as-people-sample"])
 def test_a_rule_is_shown_what_the_session_shows_it(recording: str, head: AcceptanceHead) -> None:
     """Catches a view that is late, early or of the wrong token where no rule above happens to look: the joint distribution of
@@ -237,8 +184,7 @@ def test_all_policies_meet_the_same_coins() -> None:
 def test_coins_are_fair() -> None:
     """Catches odds that are turned step or used twice. Two million odds: beyond five sigmas once in a million."""
     made = synthetic(num_answers=50)
-    with unchecked():
-        one = replay(made, Fixed(k=1), COSTS, repeats=1000)
+    one = replay(made, Fixed(k=1), COSTS, repeats=1000)
     chance, spread = 0.0, 0.0
     for trace in made:  # at position i stands a draft token with this probability, as the one before it did not or was rejected
         met = 1.0

@@ -3,14 +3,14 @@
 import ctypes
 import gc
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from distributions import finish, random_head, unchecked
+from distributions import finish, unchecked
+from policies_list import EXAMPLES, heads_for, policies
 from torch import Tensor
 
 from specdecpp import Decoder, Pair, Sampling
@@ -22,21 +22,13 @@ from specdecpp.backends.native.library import library
 from specdecpp.backends.native.steps import Native
 from specdecpp.cli.common import kind_of
 from specdecpp.lab import (
-    AcceptanceEMA,
-    AdaptiveEntropy,
-    ArgmaxLength,
     AutoOff,
     Bandit,
-    Cascade,
-    Disco,
-    DraftVerify,
     Heuristic,
-    OnlineLogistic,
-    UCBSpecStop,
 )
 from specdecpp.lab.lossy import Fuzzy, Lossy
 from specdecpp.metrics import Step
-from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.sampling import probabilities, streams
 from specdecpp.scheduler import step
@@ -97,42 +89,8 @@ def engine_of(kind: str) -> type:
     return {"native": Native, "device": Device, "host": Host}[kind]
 
 
-def head(form: str = "look_ahead", **more: Any) -> Any:
-    made = random_head(32, seed=4, scale=0.4, form=form, vocab_size=VOCAB if form == "look_ahead" else None, **more)
-    sampled = replace(made.card.calibration, num_labels=9, bias=0.7, temperature=1.3)
-    return made.with_card(calibration=sampled, greedy=replace(sampled, bias=0.3))
-
-
-ALL = ("gap", "log_q", "depth", "entropy")
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "none": lambda: Fixed(k=0),
-    "fixed": lambda: Fixed(k=5),
-    "heuristic": lambda: Heuristic(),
-    "ema": lambda: AcceptanceEMA(),
-    "argmax": lambda: ArgmaxLength(),
-    "argmax, fading": lambda: ArgmaxLength(fading=0.3, min_tokens=0),
-    "ucb-specstop": lambda: UCBSpecStop(max_tokens=3),
-    "cascade": lambda: Cascade(trial_steps=1, set_steps=2),
-    "online logistic": lambda: OnlineLogistic(fit_every=2, warm_up=1, damping=1.0),
-    "disco": lambda: Disco(by_depth=-0.2),
-    "max confidence": lambda: MaxConfidence(min_tokens=2, max_tokens=6),
-    "cumulative q": lambda: CumulativeConfidence(),
-    "entropy": lambda: Entropy(threshold=0.6),
-    "draft-verify": lambda: DraftVerify(step=2.0),
-    "adaptive entropy": lambda: AdaptiveEntropy(step=2.0),
-    "specdecpp": lambda: SpecDecPP(head=head(scalars=("depth", "log_q")), threshold=0.6, min_tokens=1),
-    "specdecpp, all scalars": lambda: SpecDecPP(head=head(scalars=ALL), threshold=0.6),
-    "specdecpp, lagged": lambda: SpecDecPP(head=head("lagged"), threshold=0.6, min_tokens=1),
-    "specdecpp, lagged, all scalars": lambda: SpecDecPP(head=head("lagged", scalars=ALL, width=9), threshold=0.6),
-    "costs": lambda: CostAware(head=head(scalars=("log_q",), width=9)),
-    "costs, lagged": lambda: CostAware(head=head("lagged")),
-    "costs, by q": lambda: CostAware(),
-    "costs, by q, from none": lambda: CostAware(prior=0.3, regret=0.2),
-    "costs, from none": lambda: CostAware(head=head(), min_tokens=0, prior=0.4),
-    "auto-off": lambda: AutoOff(policy=CumulativeConfidence(threshold=0.1, min_tokens=2), patience=1, probe_every=2),
-    "auto-off costs": lambda: AutoOff(policy=CostAware(head=head(scalars=("log_q",))), patience=2, probe_every=3),
-    "bandit": lambda: Bandit(arms=(Fixed(k=2), SpecDecPP(head=head(), threshold=0.6), Entropy())),
-}
+HEADS = heads_for(32, VOCAB, scale=0.6)
+POLICIES = policies(HEADS, 6, fused_only=True)
 MANNERS: dict[str, tuple[Sampling, str]] = {
     "greedy": (Sampling(temperature=0.0), "token"),
     "greedy, compare": (Sampling(temperature=0.0), "compare"),
@@ -149,8 +107,6 @@ MANNERS: dict[str, tuple[Sampling, str]] = {
     "penalty, compare": (Sampling(repetition_penalty=1.4), "compare"),
     "all": (Sampling(temperature=1.1, top_k=40, top_p=0.97, min_p=0.002, repetition_penalty=1.05), "block"),
 }
-LENGTHS = ("none", "fixed", "heuristic", "ema", "argmax")
-"""Rules that look at no draft token."""
 
 
 # --- the same as the host --------------------------------------------------------------------------------------------------
@@ -202,7 +158,7 @@ def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> No
     """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
     cache that holds one token more or less; in a batch of three also a row, a uniform, a stop or a rollback of another request.
     Watched and unwatched."""
-    models, rule, (sampling, verification) = models_of(kind), POLICIES[policy](), MANNERS[manner]
+    models, rule, (sampling, verification) = models_of(kind), POLICIES[policy], MANNERS[manner]
     drafted, ended = set(), set()
     with unchecked():
         for seeds in ([0, 1, 2], [3]) if kind == "native" else ([0], [1]):
@@ -216,7 +172,7 @@ def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> No
             drafted |= {r.num_drafted for r in same(own, hosts)}
             ended |= {session.finish_reason for session in own}
     if kind == "native" and manner in ("plain", "block"):
-        assert policy in LENGTHS or len(drafted) > 1
+        assert not EXAMPLES[policy].looks or len(drafted) > 1
         assert "eos" in ended
 
 
@@ -227,10 +183,10 @@ def test_a_verification_that_compiled_code_does_not_know_is_the_hosts() -> None:
 
 
 @pytest.mark.parametrize("manner", ["greedy", "plain", "block", "all"])
-@pytest.mark.parametrize("policy", ["none", "cumulative q", "costs", "specdecpp, lagged, all scalars"])
+@pytest.mark.parametrize("policy", ["none", "cumulative", "cost-aware", "specdecpp-deep"])
 def test_watching_changes_nothing_and_sees_what_the_host_sees(policy: str, manner: str, models: Models) -> None:
     """Catches logprobs or details that change the answer of a seed, and rows of another step, draft token or model."""
-    rule, (sampling, verification) = POLICIES[policy](), MANNERS[manner]
+    rule, (sampling, verification) = POLICIES[policy], MANNERS[manner]
     plain, own, hosts = (models.session(rule, sampling, verification, seed=5) for _ in range(3))
     hosts.engine = Host()
     seen: dict[str, list[Result]] = {"own": [], "hosts": []}
@@ -452,7 +408,7 @@ def test_a_rule_of_ones_own_is_asked(models: Models) -> None:
 def test_a_judge_of_ones_own_is_honoured(models: Models) -> None:
     """Catches a judge that is lost on a fast path, while its thresholds are followed there (it was, on two of three)."""
     Mine.num_judged = 0
-    session = models.session(Mine(head=head(), threshold=1.0, max_tokens=3), Sampling(), ends=())
+    session = models.session(Mine(head=HEADS.ahead, threshold=1.0, max_tokens=3), Sampling(), ends=())
     assert type(session.engine) is Host
     session.prefill()
     assert session.step().num_drafted == 3
@@ -462,7 +418,7 @@ def test_a_judge_of_ones_own_is_honoured(models: Models) -> None:
 def test_an_estimate_of_ones_own_is_honoured(models: Models) -> None:
     """Catches what a subclass makes of its head's estimate, lost where an engine asks the head itself (it was, on a device)."""
     Doubting.num_asked = 0
-    session = models.session(Doubting(head=head(), threshold=1.0, max_tokens=3), Sampling(), ends=())
+    session = models.session(Doubting(head=HEADS.ahead, threshold=1.0, max_tokens=3), Sampling(), ends=())
     assert type(session.engine) is Host
     session.prefill()
     assert len(session.step().judged) == 3
@@ -498,7 +454,7 @@ def test_what_is_left_to_the_host(models: Models) -> None:
         "Picky": {"verification": Picky()},
         "GreedyVerification": {"verification": GreedyVerification()},
         "TokenVerification": {"sampling": Sampling(temperature=0.0)},
-        "Mine": {"policy": AutoOff(policy=Mine(head=head()))},
+        "Mine": {"policy": AutoOff(policy=Mine(head=HEADS.ahead))},
     }
     for word, change in others.items():
         assert word in engine.refusal(replace(request, **change))
@@ -514,14 +470,12 @@ def test_a_seed_means_the_same_answer_on_every_engine() -> None:
     """Catches engines that use the uniforms of a seed in other orders: the host, compiled code and graphs, in float32 and
     float64, on a pair without near ties among its draws."""
     kinds = ["native", "device"] if native.compiler() else ["device"]
-    for policy, verification in itertools.product(
-        ("cumulative q", "entropy", "specdecpp, lagged"), ("token", "block", "compare")
-    ):
+    for policy, verification in itertools.product(("cumulative", "entropy", "specdecpp-lagged"), ("token", "block", "compare")):
         texts = []
         for kind in kinds:
             models = Models(kind)
             for engine in (engine_of(kind)(), Host()):
-                session = models.session(POLICIES[policy](), Sampling(temperature=0.8), verification, seed=11)
+                session = models.session(POLICIES[policy], Sampling(temperature=0.8), verification, seed=11)
                 session.engine = engine
                 with unchecked():
                     finish(session)

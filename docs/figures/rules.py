@@ -110,7 +110,7 @@ def picture(results: Mapping[str, Any]) -> "Picture":
     found = rows(results)
     with styled():
         title = "Speed-up from the worst cell to the mean; ring: the mean with the setting a rule comes with"
-        drawn = figure(title, height=0.8 + 0.24 * len(found), width=7)
+        drawn = figure(title, height=0.8 + 0.24 * len(found), width=7.0)
         axes = drawn.subplots()
         axes.axvline(1, color=LIGHT["ink"], linestyle="--", linewidth=1)
         for i, row in enumerate(found):
@@ -132,7 +132,7 @@ def _two(values: Sequence[float]) -> list[str]:
 
 def main() -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    (HERE / "rules.svg").write_text(picture(results).svg() + "\n", encoding="utf-8")
+    (HERE / "rules.svg").write_text(picture(results).svg, encoding="utf-8")
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 

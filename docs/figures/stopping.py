@@ -59,4 +59,4 @@ def _speed(axes: "Axes", speed: list[float], k: int) -> None:
 
 
 if __name__ == "__main__":
-    (HERE / "stopping.svg").write_text(picture().svg() + "\n", encoding="utf-8")
+    (HERE / "stopping.svg").write_text(picture().svg, encoding="utf-8")

@@ -281,7 +281,7 @@ def _show_times(results: "Results") -> None:
     from specdecpp.report import render, tables
 
     out = render.console()
-    out.print(tables.times(results.rows, out), width=render.width_of(out))
+    out.print(tables.times(results.rows), width=render.width_of(out))
 
 
 def check_out(out: Path | None) -> None:

@@ -95,7 +95,8 @@ def _run_demo(pair: "Pair", plan: "DemoPlan", *, stderr: bool, quiet: bool) -> "
         comparison = demo.compare(pair, policies, plan, tick)
     if not (quiet and stderr):
         out.print(render.heading("The comparison", demo.conditions(plan)))
-        out.print(render.comparison_view(comparison, out))
+        out.print(render.comparison_table(comparison), "")
+        out.print(*demo.verdicts(comparison), sep="\n", width=render.width_of(out))
     return comparison
 
 

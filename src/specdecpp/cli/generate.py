@@ -137,7 +137,7 @@ def _answer(decoder: "Decoder", prompt: "Prompt", *, silent: bool, show_steps: b
         output = watched(decoder, prompt, lambda r: write(r.text), **options)
         write("" if output.text.endswith("\n") else "\n")
         return output
-    live = render.LiveText(out, indent=0)
+    live = render.LiveText(out)
     err = render.console(stderr=True)
     err.print(render.legend(), "")
     output = watched(decoder, prompt, live.push, **options)

@@ -1,6 +1,7 @@
 """`specdecpp report`: results as tables in the terminal, as markdown, as pictures, and as one page."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 from specdecpp.cli.common import told
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from specdecpp.report.boards import Board
 
@@ -22,28 +23,26 @@ EXAMPLES = (
 def report(
     results: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Files of bench.")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="One page that needs nothing else.")] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Every picture as a file, light and dark.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Every picture as a file.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Every table, as markdown.")] = None,
     dataset: Annotated[str | None, typer.Option(metavar="NAME", help="This data set only.")] = None,
 ) -> None:
     """Show results that bench has written.
 
-    Without an option: tables in the terminal. Files of several costs together also show how each rule fares on other
-    hardware.
+    Without an option: tables in the terminal. --html and --svg need matplotlib (the extra `plots`).
     """
     with told():
         from specdecpp.bench.results import Results
-        from specdecpp.report import page
+        from specdecpp.report import tables
         from specdecpp.report.boards import boards
 
         found = boards([Results.read(path) for path in results], dataset=dataset)
         if not (html or svg or markdown):
             show(found)
-            return
-        for path, text in _files(found, html=html, svg=svg, markdown=markdown).items():
-            _write(path, text)
-        if html and (missing := page.without_pictures()):
-            print(f"note: the page is without pictures: {missing}", file=sys.stderr)
+        if html or svg:
+            _draw(found, html=html, svg=svg)
+        if markdown:
+            _write(markdown, tables.markdown(found))
         for path in filter(None, (html, svg, markdown)):
             print(f"wrote {path}", file=sys.stderr)
 
@@ -56,19 +55,16 @@ def show(boards: "Sequence[Board]", *, is_whole: bool = False) -> None:
     out.print(tables.terminal(boards, is_whole=is_whole), width=render.width_of(out))
 
 
-def _files(boards: "Sequence[Board]", *, html: Path | None, svg: Path | None, markdown: Path | None) -> "Mapping[Path, str]":
-    """Files to write, by path."""
-    from specdecpp.report import page, pictures, tables
+def _draw(boards: "Sequence[Board]", *, html: Path | None, svg: Path | None) -> None:
+    """Write the pictures, alone and in the page."""
+    from specdecpp.report import page, pictures
 
-    files: dict[Path, str] = {}
-    if markdown:
-        files[markdown] = tables.markdown(boards)
-    drawn = pictures.gallery(boards) if svg else None
-    if svg and drawn:
-        files |= {svg / f"{picture.name}.svg": picture.svg() + "\n" for of in drawn for picture in of}
+    drawn = pictures.gallery(boards)
+    if svg:
+        for picture in chain(*drawn):
+            _write(svg / f"{picture.name}.svg", picture.svg)
     if html:
-        files[html] = page.page(boards, drawn)
-    return files
+        _write(html, page.page(boards, drawn))
 
 
 def _write(path: Path, text: str) -> None:

@@ -310,14 +310,13 @@ def _show(evaluation: Mapping[str, Any], said: list[str], paths: Mapping[str, st
     from rich.padding import Padding
     from rich.text import Text
 
-    from specdecpp.report import diagrams, render
+    from specdecpp.report import render
 
     out = render.console()
     for source, scores in evaluation.items():
         head = scores["head"]
         counts = f"{head['num_labels']:,} labels of {head['num_answers']:,} answers"
         out.print(render.heading(source, counts), Padding(_table(scores, paths), (0, 1)), "", sep="\n")
-        out.print(Padding(Text(diagrams.text(head, ascii_only=out.options.ascii_only)), (0, 1)), "", sep="\n")
     for sentence in said:
         out.print(Padding(Text(sentence), (0, 1)))
 

@@ -2,13 +2,13 @@
 
 | file | what is in it |
 |---|---|
-| boards.py | which rows belong together |
+| boards.py | rows that belong together |
 | tables.py | the rows for a terminal and in markdown; where the time goes |
-| sentences.py, advice.py | what the rows of a comparison say in words, and what a check does |
+| sentences.py, advice.py | the rows of a comparison, and the result of a check, in words |
 | theme.py | colours and typeface of pages and pictures |
-| pictures.py, diagrams.py | the pictures of a board, and reliability diagrams for a terminal |
+| pictures.py | the pictures of a board |
 | page.py, page.html.j2 | everything as one HTML file |
-| render.py | what the command line looks like: text as it comes, bars of progress, tables |
+| render.py | the look of the command line: text as it comes, bars of progress, tables |
 
-Nothing here prints. Pictures need matplotlib (the extra `plots`), all else does not.
+Nothing here prints. Pictures need matplotlib (the extra `plots`).
 """

@@ -1,6 +1,6 @@
-"""Which rows of results belong in one table and one picture: those of the same prompts, temperature and costs.
+"""Rows of results that belong in one table and one picture: those of the same prompts, temperature and costs.
 
-Results (one file or several) -> boards() -> Board: headline, settings, rungs -> report, pictures, page
+Results (one file or several) -> boards() -> Board: headline, settings -> tables, pictures, page
 """
 
 import re
@@ -11,7 +11,6 @@ from specdecpp.bench.results import Results, Role, Row
 from specdecpp.errors import DataError
 
 ORDER: tuple[Role, ...] = ("target", "fixed", "free", "other", "specdecpp", "cost_aware", "oracle")
-LADDER: tuple[Role, ...] = ("fixed", "free", "specdecpp", "cost_aware", "oracle")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Board:
 
     @property
     def costs(self) -> str:
-        """Where the times come from: the clock, or a replay and its costs."""
+        """Source of the times: the clock, or a replay and its costs."""
         c = f"c = {self.results.costs['c']:.2f}"
         name = str(self.results.costs["name"])
         how = "decoded on the clock" if self.results.kind == "bench" else "replayed"
@@ -46,12 +45,6 @@ class Board:
     def verifications(self) -> list[str]:
         """Kinds of verification, in the order of the file."""
         return list(dict.fromkeys(row.verification for row in self.rows if row.role != "target")) or ["token"]
-
-    @property
-    def best_fixed(self) -> Row | None:
-        """The row that gains are over: the chosen fixed K, under token verification where there are several kinds."""
-        fixed = [row for row in self.rows if row.role == "fixed" and row.chosen]
-        return min(fixed, key=lambda row: row.verification == "block", default=None)
 
     @property
     def target(self) -> Row | None:
@@ -66,12 +59,6 @@ class Board:
         rows = self.under(verification)
         decided = {stem(row) for row in rows if row.chosen}
         return [row for row in rows if row.chosen or row.role == "oracle" or stem(row) not in decided]
-
-    def rungs(self, verification: str) -> list[Row]:
-        """The ladder: best fixed K, cumulative q, heads, the cost rule, oracles, each kind from slow to fast."""
-        rows = [row for row in self.headline(verification) if row.role in LADDER and (row.chosen or row.role == "oracle")]
-        rows = [row for row in rows if row.role != "free" or is_cumulative(row)]
-        return sorted(rows, key=lambda row: (LADDER.index(row.role), row.tokens_per_second))
 
 
 def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Board]:
@@ -88,8 +75,12 @@ def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Boar
         raise ValueError(f"there is no data set {dataset!r} in the results, only {', '.join(known)}. Name one of them.")
     wanted = known if dataset is None else [dataset]
     names = [str(file.costs["name"]) for file in files]
-    keys = [name if names.count(name) == 1 else f"{name} {i}" for i, name in enumerate(names, 1)] if len(files) > 1 else [""]
-    return [board for file, key in zip(files, keys, strict=True) for name in wanted for board in _boards(file, name, key)]
+    found = []
+    for i, file in enumerate(files):
+        key = names[i] if names.count(names[i]) == 1 else f"{names[i]} {i + 1}"
+        for name in wanted:
+            found += _boards(file, name, key if len(files) > 1 else "")
+    return found
 
 
 def _boards(file: Results, dataset: str, key: str) -> list[Board]:
@@ -103,11 +94,6 @@ def _boards(file: Results, dataset: str, key: str) -> list[Board]:
 def _order(row: Row) -> tuple[int, float]:
     """By role; then as in the file, but oracles by what they know."""
     return ORDER.index(row.role), row.tokens_per_second if row.role == "oracle" else 0.0
-
-
-def is_cumulative(row: Row) -> bool:
-    """Tell whether it is the free rule that a head has to beat: it stands for its kind where there is room for one."""
-    return row.policy.partition(":")[0] == "cumulative"
 
 
 def stem(row: Row) -> str:

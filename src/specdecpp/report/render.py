@@ -1,19 +1,17 @@
-"""Rendering for the command line: text with the origin of every token, a table, bars of time. Used by the verbs only.
+"""Rendering for the command line: text with the origin of every token, progress, tables. Used by the verbs only.
 
-One accent colour. Whatever colour says is also said without it (bold, underline, italic; four shades of block), so that
-it reads the same under NO_COLOR; without a terminal nothing but plain text is left. Numbers stand under their units.
+One accent colour; bold, underline and italic tell the same under NO_COLOR, and without a terminal plain text is left.
+Numbers stand under their units.
 """
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,13 +31,8 @@ MEANINGS = {
     "bonus": "the target's, when nothing was rejected",
 }
 WIDTH = 80
-BAR_WIDTH, BARS_FROM = 20, 71
-"""Columns of the longest bar, and of a screen that has room for them."""
 LINE_S = 5.0
 """How often `live` writes a line where there is no terminal."""
-BLOCKS = {"draft": "█", "verify": "▓", "head": "▒", "other": "░"}
-PLAIN_BLOCKS = {"draft": "#", "verify": "=", "head": "+", "other": "."}
-_WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -53,51 +46,21 @@ def width_of(out: Console) -> int:
 
 
 class LiveText:
-    """Prints steps as they come, every token in the style of its origin, words kept whole within the width."""
+    """Prints steps as they come, every token in the style of its origin."""
 
-    def __init__(self, out: Console, *, indent: int = 2):
-        self.out, self.indent = out, indent
+    def __init__(self, out: Console):
+        self.out = out
         self.counts: Counter[str] = Counter()
-        self._room = width_of(out) - 2 * indent
-        self._column = 0
-        self._blanks = ""
-        self._word: list[tuple[str, str]] = []
 
-    def push(self, outcome: "Step") -> None:
-        for piece in outcome.pieces:
+    def push(self, step: "Step") -> None:
+        for piece in step.pieces:
             self.counts[piece.origin] += 1
-            for part in _WORDS.findall(piece.text):
-                if part == "\n":
-                    self._end_word()
-                    self._newline()
-                elif part.isspace():
-                    self._end_word()
-                    self._blanks += part.expandtabs(4)
-                else:
-                    self._word.append((part, ORIGINS[piece.origin]))
+            self.out.print(Text(piece.text, ORIGINS[piece.origin]), end="", soft_wrap=True)
         self.out.file.flush()
 
     def finish(self) -> None:
-        """Print what was held back, and end the line."""
-        self._end_word()
-        if self._column:
-            self._newline()
-
-    def _end_word(self) -> None:
-        if not self._word:
-            return
-        width = sum(cell_len(text) for text, _ in self._word)
-        if self._column and self._column + cell_len(self._blanks) + width > self._room:
-            self._newline()
-        if not self._column:
-            self._blanks = " " * self.indent + self._blanks
-        self._column += cell_len(self._blanks) + width
-        self.out.print(Text.assemble(self._blanks, *self._word), end="", soft_wrap=True)
-        self._blanks, self._word = "", []
-
-    def _newline(self) -> None:
+        """End the line."""
         self.out.print()
-        self._column, self._blanks = 0, ""
 
 
 def legend() -> RenderableType:
@@ -105,18 +68,17 @@ def legend() -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for name, style in ORIGINS.items():
         grid.add_row(Text(name, style), Text(MEANINGS[name], "dim"))
-    return Padding(grid, (0, 2))
+    return grid
 
 
 def tally(counts: "Counter[str]") -> RenderableType:
-    """How many tokens were of each kind."""
-    parts = [Text.assemble((name, style), f" {counts[name]}") for name, style in ORIGINS.items()]
-    return Padding(Text("   ").join(parts), (0, 2))
+    """Number of tokens of each kind."""
+    return Text("   ").join(Text.assemble((name, style), f" {counts[name]}") for name, style in ORIGINS.items())
 
 
 @contextmanager
 def waiting(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr, where that is a terminal; the yielded function says what is being done."""
+    """A spinner on stderr, where that is a terminal; the yielded function shows what is being done."""
     err = console(stderr=True)
     if quiet or not err.is_terminal:
         yield lambda doing: None
@@ -127,10 +89,9 @@ def waiting(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 @contextmanager
 def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with what is done and the time left, where that is a terminal; it moves when the yielded function is
-    told what was just done.
+    """A bar on stderr with what is done and the time left, where that is a terminal.
 
-    It is drawn in those calls only: a thread of its own would take time from what is being timed.
+    It is drawn in calls of the yielded function only: a thread of its own would take time from what is being timed.
     """
     err = console(stderr=True)
     columns = (
@@ -170,7 +131,7 @@ def heading(text: str, note: str = "") -> Text:
 
 def quoted(prompt: str) -> RenderableType:
     """The prompt above its answer."""
-    return Padding(Text(prompt, "dim"), (1, 2))
+    return Padding(Text(prompt, "dim"), (1, 0))
 
 
 def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: str) -> RenderableType:
@@ -204,41 +165,6 @@ def comparison_table(comparison: "Comparison") -> Table:
             style=" ".join(["bold"] * (entry is best) + [ACCENT] * (name == "specdecpp")),
         )
     return table
-
-
-def time_table(first: str, lines: Sequence[tuple[str, float, Mapping[str, float], str]], out: Console) -> Table:
-    """Where the time of a token goes, for lines of name, tokens/s, shares and style: ms, shares, and where the screen has
-    room a bar as long as the time."""
-    blocks = PLAIN_BLOCKS if out.options.ascii_only else BLOCKS
-    table = plain_table(first, "ms\n/token", *(f"{block} {name}\n%" for name, block in blocks.items()), gap=1)
-    table.add_column("", no_wrap=True)
-    longest = BAR_WIDTH * min(speed for _, speed, *_ in lines) if width_of(out) >= BARS_FROM else 0
-    for name, speed, shares, style in lines:
-        parts = [f"{100 * shares.get(part, 0.0):.0f}" for part in blocks]
-        table.add_row(name, f"{1000 / speed:.2f}", *parts, bar(shares, blocks, width=longest / speed), style=style)
-    return table
-
-
-def bar(shares: Mapping[str, float], blocks: dict[str, str], *, width: float) -> str:
-    """A stacked bar; rounding is of the running sum, so that the whole has the right length."""
-    text, reached = "", 0.0
-    for name, share in shares.items():
-        reached += share
-        text += blocks[name] * (round(width * reached) - len(text))
-    return text
-
-
-def comparison_view(comparison: "Comparison", out: Console) -> RenderableType:
-    """The table, the bars and the sentences."""
-    from specdecpp.demo import verdicts
-
-    lines = [
-        (entry.label, entry.total.tokens_per_second, entry.total.time_shares, ACCENT if name == "specdecpp" else "")
-        for name, entry in comparison.entries.items()
-    ]
-    said = Group(*(Text(sentence) for sentence in verdicts(comparison)))
-    parts = [comparison_table(comparison), "", time_table("time", lines, out), "", said]
-    return Padding(Group(*parts), (0, 2))
 
 
 def plain_table(first: str, *numbers: str, gap: int) -> Table:

@@ -1,4 +1,4 @@
-"""Rows of a comparison in plain sentences; losing is said as plainly as winning."""
+"""Rows of a comparison in plain sentences; a loss is stated as plainly as a win."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,8 +6,7 @@ from specdecpp.bench.results import Interval, Row
 
 
 def said(rows: Sequence[Row]) -> list[str]:
-    """A few sentences for every data set and temperature: the fastest rule, the rule without a threshold, and where a slow
-    pair loses."""
+    """Sentences for every data set and temperature: the fastest rule, and the rule without a threshold."""
     return [sentence for group in arenas(rows) for sentence in _about(group)]
 
 
@@ -21,7 +20,6 @@ def arenas(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _about(rows: Sequence[Row]) -> Iterator[str]:
     where = f"{rows[0].dataset}, T = {rows[0].temperature:g}"
-    target = next(row for row in rows if row.role == "target")
     drafting = [row for row in rows if row.chosen and row.role != "target"]
     if not drafting:
         return
@@ -34,25 +32,6 @@ def _about(rows: Sequence[Row]) -> Iterator[str]:
     for row in drafting:
         if row.role == "cost_aware" and row is not best:
             yield f"{where}: {name_of(row)} reaches {times(row.speedup, row.speedup_interval)}{_gain(row)}."
-    if best.speedup < 1 and best.time_shares:
-        yield f"{where}: {loss(best, target)}"
-
-
-def loss(row: Row, target: Row) -> str:
-    """Where a rule that is slower than the target alone loses its time, by parts of a token."""
-    own, alone = (1000 / r.tokens_per_second for r in (row, target))
-    shares, before = row.time_shares or {}, target.time_shares or {}
-    parts = {name: own * share for name, share in shares.items()}
-    saved = alone * before.get("verify", 1.0) - parts.get("verify", 0.0)
-    spent = parts.get("draft", 0.0) + parts.get("head", 0.0)
-    head = f" and {parts['head']:.2f} ms the head" if parts.get("head", 0.0) >= 0.005 else ""
-    why = "verification saves less than that" if 0 < saved < spent else "verification saves nothing"
-    if saved >= spent:
-        why = "what is saved in verification is lost outside the passes"
-    return (
-        f"a token takes {own:.2f} ms with {name_of(row)} and {alone:.2f} ms without; drafting takes "
-        f"{parts.get('draft', 0.0):.2f} ms of it{head}, and {why} ({saved:+.2f} ms a token)."
-    )
 
 
 def name_of(row: Row) -> str:
@@ -61,7 +40,7 @@ def name_of(row: Row) -> str:
 
 
 def times(value: float, interval: Interval | None) -> str:
-    """1.25 times [1.20, 1.31]."""
+    """Text such as "1.25 times [1.20, 1.31]"."""
     return f"{value:.2f} times" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
 
 

@@ -4,10 +4,10 @@ The terminal shows the chosen setting of every rule, oracles, and what follows i
 every row, with intervals; where a rule loses, its row stays.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,13 +18,12 @@ from specdecpp.report.boards import Board
 from specdecpp.report.theme import TIMES
 
 NONE = "-"
-TIMED = ("target", "fixed", "specdecpp", "cost_aware")
-"""Roles whose chosen rows are in the table of times."""
+PARTS = ("draft", "verify", "head", "other")
 Column = tuple[str, Callable[[Row], str]]
 
 
 def signed(value: float | None) -> str:
-    """A gain in percent; what steps to nothing has no sign.
+    """A gain in percent; one that rounds to zero has no sign.
 
     >>> signed(0.0816), signed(None)
     ('+8.2', '-')
@@ -63,7 +62,7 @@ COLUMNS: tuple[Column, ...] = (
     ("of perfect\nprobability, %", lambda row: share(row, "perfect")),
     ("of hind-\nsight, %", lambda row: share(row, "hindsight")),
 )
-"""Of markdown and the page, after the policy."""
+"""Columns of markdown and the page, after the policy."""
 SHORT: tuple[Column, ...] = (
     ("tokens\n/s", speed),
     ("times\ntarget", lambda row: f"{row.speedup:.2f}"),
@@ -73,13 +72,13 @@ SHORT: tuple[Column, ...] = (
     ("passes\n/token", lambda row: f"{row.verification_rate:.2f}"),
     ("head-\nroom %", lambda row: share(row, "hindsight")),
 )
-"""Of a terminal."""
+"""Columns of a terminal."""
 
 
 def told(board: Board) -> list[str]:
     """Sentences about the rows."""
-    said = sentences.said(board.rows) if board.target else []
-    return [sentence.removeprefix(f"{board.title}: ") for sentence in said]
+    written = sentences.said(board.rows) if board.target else []
+    return [sentence.removeprefix(f"{board.title}: ") for sentence in written]
 
 
 def sections(board: Board, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
@@ -108,17 +107,21 @@ def num_hidden(board: Board) -> int:
     return len(board.rows) - sum(len(rows) for _, rows in sections(board, is_whole=False))
 
 
-def sources(results: Results) -> Iterator[str]:
-    """Provenance of a file, in short lines: the command, versions, machine, models."""
+def files(boards: Iterable[Board]) -> list[Results]:
+    """The files that boards are from, each once."""
+    return list({id(board.results): board.results for board in boards}.values())
+
+
+def sources(results: Results) -> list[str]:
+    """Notes and provenance of a file, in short lines: the command, versions, machine, models."""
     about = results.provenance
-    for name in ("command", "date", "machine", "threads", "specdecpp", "git", "python", "torch", "transformers", "seed"):
-        if about.get(name) is not None:
-            yield f"{name}: {about[name]}"
+    names = ("command", "date", "machine", "threads", "specdecpp", "git", "python", "torch", "transformers", "seed")
+    lines = [*results.notes, *(f"{name}: {about[name]}" for name in names if about.get(name) is not None)]
     models = about.get("pair")
-    for role in ("target", "draft"):
-        if isinstance(models, dict) and role in models:
-            model = models[role]
-            yield f"{role}: {model['name'] if isinstance(model, dict) and 'name' in model else model}"
+    for role, model in models.items() if isinstance(models, dict) else ():
+        if role in ("target", "draft"):
+            lines.append(f"{role}: {model['name'] if isinstance(model, dict) and 'name' in model else model}")
+    return lines
 
 
 # Terminal
@@ -132,19 +135,13 @@ def terminal(boards: Sequence[Board], *, is_whole: bool = False) -> RenderableTy
         if not is_whole and (hidden := num_hidden(board)):
             parts.append(Padding(Text(f"{hidden} more settings are in --markdown and --html.", "dim"), (0, 1)))
         parts += [Padding(Text(sentence), (0, 1)) for sentence in told(board)]
-    parts += [Padding(Text(f"note: {note}", "dim"), (0, 1)) for note in notes(boards)]
-    return Group(*parts)
-
-
-def notes(boards: Iterable[Board]) -> list[str]:
-    """The notes of all files, each once."""
-    return list(dict.fromkeys(note for board in boards for note in board.results.notes))
+    notes = dict.fromkeys(note for results in files(boards) for note in results.notes)
+    return Group(*parts, *(Padding(Text(f"note: {note}", "dim"), (0, 1)) for note in notes))
 
 
 def _table(board: Board, *, is_whole: bool) -> Table:
     """The chosen rows: the fastest in bold, the rule without a threshold in the accent colour, oracles dim."""
     table = render.plain_table("policy", *(header for header, _ in SHORT), gap=1)
-    table.columns[0].no_wrap = False
     found = sections(board, is_whole=is_whole)
     fastest = best(board, is_whole=is_whole)
     for name, rows in found:
@@ -156,23 +153,18 @@ def _table(board: Board, *, is_whole: bool) -> Table:
     return table
 
 
-def times(rows: Sequence[Row], out: Console) -> RenderableType:
-    """A table for every data set and temperature: milliseconds of a token, their parts in percent, and a bar.
-
-    It shows the target alone, the chosen fixed K, SpecDec++ and cost-aware rows, and the fastest of the others.
-    """
+def times(rows: Sequence[Row]) -> RenderableType:
+    """A table for every data set and temperature: milliseconds of a token in each chosen row, and their parts in percent."""
     parts: list[RenderableType] = []
     for arena in sentences.arenas(rows):
-        chosen = [row for row in arena if row.chosen and row.time_shares]
-        others = [row for row in chosen if row.role not in TIMED]
-        fastest = max(others, key=lambda row: row.speedup, default=None)
-        lines = [
-            (sentences.name_of(row), row.tokens_per_second, row.time_shares or {}, render.ACCENT if is_marked(row) else "")
-            for row in chosen
-            if row.role in TIMED or row is fastest
-        ]
+        table = render.plain_table("policy", "ms\n/token", *(f"{part}\n%" for part in PARTS), gap=2)
+        for row in arena:
+            if row.chosen and row.time_shares:
+                shares = (f"{100 * row.time_shares.get(part, 0.0):.0f}" for part in PARTS)
+                style = render.ACCENT if is_marked(row) else ""
+                table.add_row(sentences.name_of(row), f"{1000 / row.tokens_per_second:.2f}", *shares, style=style)
         heading = render.heading("Time", f"of a token, {arena[0].dataset}, T = {arena[0].temperature:g}")
-        parts += [heading, Padding(render.time_table("policy", lines, out), (0, 1))]
+        parts += [heading, Padding(table, (0, 1))]
     return Group(*parts)
 
 
@@ -181,38 +173,27 @@ def times(rows: Sequence[Row], out: Console) -> RenderableType:
 
 def markdown(boards: Sequence[Board]) -> str:
     """Every board as a table of what was chosen and, folded away, one of all settings; then where the figures come from."""
-    lines = ["# Results", ""]
+    lines = ["# Results"]
     for board in boards:
-        lines += [f"## {_plain(board.title)}", "", f"{_plain(board.costs[:1].upper() + board.costs[1:])}.", ""]
+        lines += ["", f"## {_plain(board.title)}", "", f"{_plain(board.costs[:1].upper() + board.costs[1:])}.", ""]
         lines += [f"- {_plain(sentence)}" for sentence in told(board)]
-        lines += ["", *_markdown_table(board, is_whole=False), ""]
+        lines += ["", *_markdown_table(board, is_whole=False)]
         if num_hidden(board):
-            lines += [
-                "<details><summary>Every setting</summary>",
-                "",
-                *_markdown_table(board, is_whole=True),
-                "",
-                "</details>",
-                "",
-            ]
-    lines += [f"> {_plain(note)}\n" for note in notes(boards)]
-    for results in {id(board.results): board.results for board in boards}.values():
-        lines += [f"- {_plain(line)}" for line in sources(results)] + [""]
-    return "\n".join(lines).rstrip() + "\n"
+            lines += ["", "<details><summary>Every setting</summary>", ""]
+            lines += [*_markdown_table(board, is_whole=True), "", "</details>"]
+    for results in files(boards):
+        lines += ["", *(f"- {_plain(line)}" for line in sources(results))]
+    return "\n".join(lines) + "\n"
 
 
 def _markdown_table(board: Board, *, is_whole: bool) -> list[str]:
-    lines = [_line("policy", "verification", *(_joined(name) for name, _ in COLUMNS)), "|---|---|" + "---:|" * len(COLUMNS)]
+    names = [name.replace("\n/", "/").replace("-\n", "").replace("\n", " ") for name, _ in COLUMNS]
+    lines = [_line("policy", "verification", *names), "|---|---|" + "---:|" * len(COLUMNS)]
     for name, rows in sections(board, is_whole=is_whole):
         for row in rows:
             label = f"**{_plain(row.label)}**" if is_marked(row) else _plain(row.label)
             lines.append(_line(label, name.split()[0], *(cell(row) for _, cell in COLUMNS)))
     return lines
-
-
-def _joined(header: str) -> str:
-    """A header in one line."""
-    return header.replace("\n/", "/").replace("-\n", "").replace("\n", " ")
 
 
 def _line(*cells: str) -> str:
