@@ -23,8 +23,7 @@ from specdecpp.bench.turns import Turns
 from specdecpp.distillation import finishing, measuring, saving, start
 from specdecpp.distillation import training as course
 from specdecpp.distillation.network import Shape
-from specdecpp.distillation.plan import DistilPlan
-from specdecpp.distillation.run import distil
+from specdecpp.distillation.run import DistilPlan, distil
 from specdecpp.distillation.training import Course
 from specdecpp.sampling import Sampling
 from specdecpp.training import pipeline, responses, shards, train

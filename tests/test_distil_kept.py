@@ -91,14 +91,14 @@ def test_a_trained_draft_outlives_a_file_that_cannot_be_written(folder, tmp_path
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path / "out").items())
 
 
-@pytest.mark.parametrize(("at", "words"), [("pieces", "nothing yet"), ("encoded", "nothing yet"), ("learn", "1 shard of text")])
+@pytest.mark.parametrize(("at", "words"), [("pieces", "nothing yet"), ("write", "nothing yet"), ("learn", "1 shard of text")])
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monkeypatch, at, words):
     """Catches an interruption that says "Aborted!" and nothing of what it leaves."""
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    owner = {"pieces": Writer, "encoded": writing, "learn": Student}[at]
+    owner = {"pieces": Writer, "write": text, "learn": Student}[at]
     monkeypatch.setattr(owner, at, interrupted)
     given = ["--prompts", str(folder / "prompts.jsonl"), "--out", str(tmp_path), "--tokens", "1000", "--layers", "1+1"]
     result = CliRunner().invoke(app, ["distil", str(folder / "target.gguf"), *given, "--max-tokens", "12"])
@@ -128,7 +128,7 @@ def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_
 
         with monkeypatch.context() as here:
             here.setattr(text, "write", torn)
-            here.setattr(run, "_surveyed", stopped)
+            here.setattr(run, "_survey", stopped)
             with pytest.raises(Killed):
                 distil(replace(asked, out=tmp_path / out))
         return {path.name: path.read_bytes() for path in (tmp_path / out / TEXT).iterdir()}

@@ -12,6 +12,7 @@ from typing import Any
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.rounding import precision_of
+from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, first_line
 from specdecpp.loading import gguf_writing
@@ -20,14 +21,13 @@ from specdecpp.loading.gguf_cutting import cut
 DRAFT, FILE = "draft", "draft.gguf"
 
 
-def check(target: Target, small: Target | None) -> None:
-    """Raise `BackendError` for a draft that could not be written, before it costs anything. `small` is the model that it is
-    trained from where its layers are not the target's."""
+def check(target: Target, begun: Begun | None) -> None:
+    """Raise `BackendError` for a draft that could not be written, before it costs anything."""
     if precision_of(target) is None:
         return
-    if small is not None:
-        if gguf_writing.refusal(small.model) is None:
-            gguf_writing.Vocabulary.of(target.tokenizer, size=int(small.model.config.vocab_size))
+    if begun is not None and not begun.is_cut:
+        if gguf_writing.refusal(begun.model.model) is None:
+            gguf_writing.Vocabulary.of(target.tokenizer, size=int(begun.model.model.config.vocab_size))
     elif reason := gguf_writing.refusal(target.model):
         raise BackendError(
             f"a draft of {target.name} cannot be written as a GGUF file: {reason}. Name the target's checkpoint instead of its "
@@ -36,7 +36,7 @@ def check(target: Target, small: Target | None) -> None:
 
 
 def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -> list[str]:
-    """Write both, each whole or not at all; their names, the one to use first. `is_cut`: the first layers are the target's.
+    """Write both, each whole or not at all; their names, the one to use first. `is_cut`: it was cut from the target.
 
     Raises `BackendError` where the file cannot be written; the checkpoint is there then.
     """
@@ -58,7 +58,7 @@ def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -
             cut(target.name, out / FILE, shape.kept, model=draft, precision=precision)
         else:
             gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
-    except Exception as error:  # of a disk, of gguf, of numpy: hours of training stand behind it
+    except Exception as error:  # from the disk, gguf or numpy: hours of training stand behind it
         raise BackendError(
             f"the draft is trained and {out / FILE} could not be written ({first_line(error)}). Nothing is lost: the draft is "
             f"the checkpoint {out / DRAFT}, which loads as it is. Run the same command again to go on from here."
