@@ -97,7 +97,7 @@ PHASES: dict[str, list[Moment]] = {
     ],
     "writing": [*passes(30), half_of(".safetensors"), *passes(80, 10), half_of(".safetensors", 2), *passes(70, 20)],
     "the start": [before(start, "caught", 30), half_of("start.pt"), before(start, "_solved"), before(start, "caught")],
-    "training": [after(course.Student, "learn", 4), half_of("training.pt", 3), before(course.Student, "learn", 3)],
+    "training": [after(course.Trainer, "learn", 4), half_of("training.pt", 3), before(course.Trainer, "learn", 3)],
     "measuring": [before(measuring, "probabilities", n) for n in (30, 1, 90)],
     "saving": [
         after(saving.shutil, "rmtree", 2),

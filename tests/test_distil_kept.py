@@ -16,7 +16,7 @@ from specdecpp.distillation import network, run, saving, text, writing
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.run import TEXT, distil
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import Student
+from specdecpp.distillation.training import Trainer
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import BackendError
 from specdecpp.loading import gguf_writing
@@ -86,7 +86,7 @@ def test_a_trained_draft_outlives_a_file_that_cannot_be_written(folder, tmp_path
         ):
             distil(plan(folder, tmp_path / "out"))
     trained = weights(tmp_path / "out")
-    monkeypatch.setattr(Student, "learn", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Trainer, "learn", lambda *_: pytest.fail("trained again"))
     assert distil(plan(folder, tmp_path / "out"))["draft"]["files"] == ["draft.gguf", "draft"]
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path / "out").items())
 
@@ -98,7 +98,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monkeypatch
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    owner = {"pieces": Writer, "write": text, "learn": Student}[at]
+    owner = {"pieces": Writer, "write": text, "learn": Trainer}[at]
     monkeypatch.setattr(owner, at, interrupted)
     given = ["--prompts", str(folder / "prompts.jsonl"), "--out", str(tmp_path), "--tokens", "1000", "--layers", "1+1"]
     result = CliRunner().invoke(app, ["distil", str(folder / "target.gguf"), *given, "--max-tokens", "12"])

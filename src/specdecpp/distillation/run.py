@@ -29,7 +29,7 @@ from specdecpp.distillation.network import Shape
 from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Course, Length, Lesson, Student, num_steps, own_weights, put, train
+from specdecpp.distillation.training import STATE, Course, Length, Lesson, Trainer, own_weights, put
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, short_name
@@ -152,7 +152,7 @@ class _Run:
         self._write(settled)
         paths = [self._folder / text.name_of(i) for i in range(settled.num_shards)]
         lengths, shares = _survey(paths, target.vocab_size)
-        draft, student, last = self._trained(settled, paths, lengths, shares)
+        draft, trainer, last = self._trained(settled, paths, lengths, shares)
         self._tell("measuring")
         files = saving.save(draft, target, settled.shape, plan.out, is_cut=begun is None or begun.is_cut)
         answers = self._writer(settled.shape.kept).pieces([ids for _, ids in self._held], seed=(plan.seed, 2))
@@ -160,7 +160,7 @@ class _Run:
         found = measuring.by_source(target.model, written, [source for source, _ in self._held], answers)
         card = {
             "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
-            "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
+            "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in trainer.own)},
             "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
             "data": {
                 "sources": sorted({source for source, _ in (*self._held, *self._prompts)}),
@@ -168,7 +168,7 @@ class _Run:
                 "sampling": asdict(plan.sampling),
                 "tokens": sum(whole - prompt for shard in lengths for prompt, whole in shard),
             },
-            "training": {"steps": student.steps, **asdict(plan.course), "last": last and asdict(last)},
+            "training": {"steps": trainer.steps, **asdict(plan.course), "last": last and asdict(last)},
             "acceptance": {source: {k: round(v, 4) for k, v in by.items()} for source, by in found.items()},
             "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
         }
@@ -259,7 +259,7 @@ class _Run:
 
     def _trained(
         self, settled: Settled, paths: Sequence[Path], lengths: list[list[Length]], shares: torch.Tensor
-    ) -> tuple[Any, Student, Lesson | None]:
+    ) -> tuple[Any, Trainer, Lesson | None]:
         """The draft, trained, and the last step of its training in this run."""
         plan, model, shape, begun = self._plan, self._target.model, settled.shape, self._begun
         draft = network.draft(model, shape) if begun is None else begun.model.model
@@ -280,10 +280,8 @@ class _Run:
         rows[ids] = torch.arange(len(ids))
         output = draft.lm_head.weight.detach()[ids.to(model.device)]
         precision = precision_of(self._target) if begun is None or begun.is_cut else None
-        steps = num_steps(lengths, plan.course)
-        student = Student(own, output, rows, plan.course, steps, is_whole=not shape.kept, precision=precision)
-        origin = {"asked": settled.asked, "steps": steps, "precision": precision and precision.value}
-        recent: list[float] = []
+        trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=not shape.kept, precision=precision)
+        steps, recent = trainer.steps, list[float]()
 
         def tell(lesson: Lesson) -> None:
             recent.append(lesson.overlap)
@@ -292,9 +290,9 @@ class _Run:
             at = f"training {lesson.step / steps:.0%}: step {lesson.step:,} of {steps:,}"
             self._tell(f"{at}, acceptance at least {mean:.3f}, {minutes:,.0f} min left")
 
-        last = train(student, paths, lengths, plan.out, origin, plan.course, tell=tell)
+        last = trainer.run(paths, plan.out, settled.asked, tell)
         draft.config.output_ids = None if len(ids) == num else ids.tolist()
-        return draft.requires_grad_(False), student, last
+        return draft.requires_grad_(False), trainer, last
 
 
 def _survey(paths: Sequence[Path], vocab_size: int) -> tuple[list[list[Length]], torch.Tensor]:

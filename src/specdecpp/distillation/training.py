@@ -122,32 +122,55 @@ class Lesson:
     elapsed_s: float
 
 
-class Student:
-    """A draft's own layers in training; `keep` writes its state, and `go_on` reads it."""
+class Trainer:
+    """A draft's own layers in training."""
 
     def __init__(
         self,
         tail: Any,
         output: Float[Tensor, "S D"],
         rows: Int[Tensor, " V"],
+        lengths: Sequence[Sequence[Length]],
         course: Course,
-        steps: int,
         *,
         is_whole: bool = False,
         precision: Precision | None = None,
     ):
-        """`output` are the rows of the output layer that the draft has, `rows` their numbers by token (-1: none). `is_whole`:
-        it reads tokens, as none of its layers is the target's. `precision`: the type its layers are stored in (`rounding`)."""
-        self._tail, self._output, self._course, self.steps, self.step = tail, output, course, steps, 0
-        self._is_whole, self._precision, self._rows = is_whole, precision, rows.to(output.device)
+        """`output` are the rows of the output layer that the draft has, `rows` their numbers by token (-1: none); `lengths` are
+        those of each shard's pieces. `is_whole`: the draft reads tokens, as none of its layers is the target's. `precision`:
+        the type its layers are stored in (`rounding`)."""
+        self._tail, self._course, self._rows = tail, course, rows.to(output.device)
+        self._is_whole, self._precision = is_whole, precision
+        self._is_half = is_fast_at_half(output.device)
+        self._output = output.bfloat16() if self._is_half else output
+        self._timetable = list(timetable(lengths, course))
+        self.step, self.steps = 0, sum(len(batches) for _, batches in self._timetable)
         self.own = own_weights(tail)
         for parameter in self.own:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
         self._optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self._is_half = is_fast_at_half(output.device)
-        if self._is_half:
-            self._output = output.bfloat16()
+
+    def run(self, paths: Sequence[Path], folder: Path, asked: str, tell: Callable[[Lesson], None]) -> Lesson | None:
+        """Train to the end, from where a run before left off; its state is in `folder / STATE`. The last step of this run."""
+        origin = {"asked": asked, "steps": self.steps, "precision": self._precision and self._precision.value}
+        self._restore(folder / STATE, origin)
+        began = saved_at = perf_counter()
+        done, lesson = 0, None
+        for chosen, batches in self._timetable:
+            left = batches[max(0, self.step - done) :]
+            done += len(batches)
+            held = [piece for i in chosen for piece in text.pieces(paths[i])] if left else []
+            for batch in left:
+                loss, accepted = self.learn([held[i] for i in batch])
+                now = perf_counter()
+                lesson = Lesson(step=self.step, loss=loss, overlap=accepted, elapsed_s=now - began)
+                if now - saved_at > SAVED_S:
+                    self._save(folder / STATE, origin)
+                    saved_at = now
+                tell(lesson)
+        self._save(folder / STATE, origin)
+        return lesson
 
     def learn(self, pieces: Sequence[TextPiece]) -> tuple[float, float]:
         """One step; the loss and the acceptance before it."""
@@ -171,14 +194,14 @@ class Student:
             found = hidden(self._tail, pieces, is_whole=self._is_whole, precision=self._precision)
             return (found.to(self._output.dtype) @ self._output.T).float()
 
-    def keep(self, path: Path, origin: Mapping[str, Any]) -> None:
+    def _save(self, path: Path, origin: Mapping[str, Any]) -> None:
         own = [p.detach() for p in self.own]
         state = {"origin": dict(origin), "step": self.step, "optimiser": self._optimiser.state_dict(), "own": own}
         with cache_dir.whole(path) as part:
             torch.save(state, part)
 
-    def go_on(self, path: Path, origin: Mapping[str, Any]) -> None:
-        """Restore the state that `keep` wrote, if any. Raises `DataError` for that of another training."""
+    def _restore(self, path: Path, origin: Mapping[str, Any]) -> None:
+        """Read what `_save` wrote, if anything. Raises `DataError` for the state of another training."""
         if not path.exists():
             return
         try:
@@ -209,7 +232,7 @@ def put(tail: Any, values: Sequence[Tensor]) -> None:
         parameter.data.copy_(value)
 
 
-def batches(lengths: Sequence[Length], rows: int, generator: torch.Generator) -> list[list[int]]:
+def batched_places(lengths: Sequence[Length], rows: int, generator: torch.Generator) -> list[list[int]]:
     """Places in a random order, in batches of about `rows` tokens of answers; of like lengths, since shorter ones are
     padded."""
     found: list[list[int]] = [[]]
@@ -230,38 +253,4 @@ def timetable(lengths: Sequence[Sequence[Length]], course: Course) -> Iterator[t
         order = torch.randperm(len(lengths), generator=generator).tolist()
         for start in range(0, len(order), _MIXED):
             chosen = order[start : start + _MIXED]
-            yield chosen, batches([length for i in chosen for length in lengths[i]], course.rows, generator)
-
-
-def num_steps(lengths: Sequence[Sequence[Length]], course: Course) -> int:
-    return sum(len(found) for _, found in timetable(lengths, course))
-
-
-def train(
-    student: Student,
-    paths: Sequence[Path],
-    lengths: Sequence[Sequence[Length]],
-    folder: Path,
-    origin: Mapping[str, Any],
-    course: Course,
-    *,
-    tell: Callable[[Lesson], None] = lambda lesson: None,
-) -> Lesson | None:
-    """Train to the end, from where a run before left off; its state is in `folder / STATE`. The last step of this run."""
-    student.go_on(folder / STATE, origin)
-    began = saved_at = perf_counter()
-    done, lesson = 0, None
-    for chosen, found in timetable(lengths, course):
-        left = found[max(0, student.step - done) :]
-        done += len(found)
-        held = [piece for i in chosen for piece in text.pieces(paths[i])] if left else []
-        for batch in left:
-            loss, accepted = student.learn([held[i] for i in batch])
-            now = perf_counter()
-            lesson = Lesson(step=student.step, loss=loss, overlap=accepted, elapsed_s=now - began)
-            if now - saved_at > SAVED_S:
-                student.keep(folder / STATE, origin)
-                saved_at = now
-            tell(lesson)
-    student.keep(folder / STATE, origin)
-    return lesson
+            yield chosen, batched_places([length for i in chosen for length in lengths[i]], course.rows, generator)
