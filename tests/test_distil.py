@@ -15,9 +15,9 @@ from specdecpp.backends import EagerModel, NativeModel
 from specdecpp.cli import app
 from specdecpp.distillation import finishing, measuring, network, run, start, text
 from specdecpp.distillation.network import Shape
-from specdecpp.distillation.run import CARD, PLAN, START, TEXT, DistilPlan, distil
+from specdecpp.distillation.run import CARD, PLAN, TEXT, DistilPlan, distil
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Course, TopTokens, divergence, overlap, own_weights
+from specdecpp.distillation.training import STATE, Course, TopTokens, Trainer, divergence, overlap, own_weights
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import BackendError, DataError, PairError
 from specdecpp.loading.models import load_model
@@ -25,7 +25,6 @@ from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
-from specdecpp.training.checkpoints import saved
 from specdecpp.training.prompts import Source
 
 
@@ -370,16 +369,19 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
         distil(plan_of(folder, tmp_path / "other", **more))
 
 
-def test_a_draft_of_this_target_is_trained_further(folder, whole, tmp_path):
+def test_a_draft_of_this_target_is_trained_further(folder, whole, tmp_path, monkeypatch):
     """Catches a second training that begins from the layers of the target again, or takes the draft for a small model."""
-    begun = whole / "draft"
+    begun, learn, first = whole / "draft", Trainer.learn, []
+
+    def noted(self: Trainer, pieces: Any) -> Any:
+        first.extend(p.detach().clone() for p in self.own if not self.step)
+        return learn(self, pieces)
+
+    monkeypatch.setattr(Trainer, "learn", noted)
     card = distil(plan_of(folder, tmp_path / "out", start=str(begun), shape=None, seed=1))
     assert card["draft"]["shape"] == {"kept": 1, "own": 1, "tokens": 40}
     assert card["start"]["name"] == "whole/draft"
     trained = network.tail(load_model(begun, dtype=torch.float32, device=None, device_map=None), 1)
-    first = saved(tmp_path / "out" / START)
     assert all(torch.equal(a, b) for a, b in zip(first, own_weights(trained), strict=True))
     target = Target(str(folder / "target"))
     assert network.shape_of(target.model, target.model) is None
-
-

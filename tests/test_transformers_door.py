@@ -14,13 +14,11 @@ from distributions import Distribution, answer, distribution_of, finish, largest
 from kinds import CACHE, KINDS, model_of
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     StaticCache,
     StoppingCriteria,
-    StopStringCriteria,
     SynthIDTextWatermarkingConfig,
     set_seed,
 )
@@ -166,18 +164,6 @@ def test_a_processor_that_does_nothing_would_not_do() -> None:
     plain = generate(model_of("llama"))
     inert = {name for name, options in PROCESSED.items() if generate(model_of("llama"), **options) == plain}
     assert inert == {"warpers"}, "which greedy decoding ignores"
-
-
-def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate() -> None:
-    """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
-    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
-    loop = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
-    prompt = tokenizer("What is a guitar?\n", return_tensors="pt")
-    plain = target.generate(**prompt, max_new_tokens=40, do_sample=False)
-    ours = target.generate(**prompt, custom_generate=loop, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
-    assert ours.sequences.tolist() == plain.tolist()
-    assert ours.metrics.mean_acceptance_length > 1.5
 
 
 # One seed, one answer
@@ -358,18 +344,6 @@ def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> 
     assert criterion.seen == list(range(len(PROMPT) + 1, len(PROMPT) + num_new + 1)), "asked once per token, in order"
 
 
-def test_stop_strings_end_the_text_where_generate_ends_it() -> None:
-    """Catches a criterion over strings that sees the tokens of a whole step at once."""
-    target, tokenizer = model_of("llama"), tiny_tokenizer()
-    text = tokenizer.decode(generate(target))
-    for stop in (text[4:6], text[9:12]):
-        plain = generate(target, stop_strings=[stop], tokenizer=tokenizer)
-        criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=[stop])
-        loop = custom_generate(target, policy=Fixed(k=7))
-        assert generate(target, custom_generate=loop, stopping_criteria=[criterion]) == plain
-        assert len(plain) < 24
-
-
 @pytest.mark.parametrize("num_ends", [1, 3])
 def test_any_of_the_end_ids_ends_the_text(num_ends: int) -> None:
     """Catches end ids that are taken from the model instead of the request, a list of which the first alone is heeded, and an
@@ -413,13 +387,6 @@ def test_a_streamer_is_told_what_generate_tells_it() -> None:
 
 
 # Models
-
-
-def test_one_loop_serves_several_targets() -> None:
-    """Catches what a loop keeps of one target and uses for another."""
-    others = [model_of("llama"), tiny_model("llama", seed=7), model_of("llama")]
-    loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
-    assert [generate(m, custom_generate=loop) for m in others] == [generate(m) for m in others]
 
 
 @pytest.mark.parametrize("draw", [False, True])

@@ -58,7 +58,7 @@ def distil(
     """
     with told():
         from specdecpp.distillation import finishing
-        from specdecpp.distillation.run import DistilPlan, progress
+        from specdecpp.distillation.run import DistilPlan
         from specdecpp.distillation.run import distil as run
         from specdecpp.distillation.training import Course
         from specdecpp.report import render
@@ -94,7 +94,7 @@ def distil(
                 if head:
                     card = finishing.finish(plan, card, tell=tell)
             except KeyboardInterrupt:
-                print(f"interrupted. {progress(plan.out)}", file=sys.stderr)
+                print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)
                 raise typer.Exit(INTERRUPTED) from None
         if as_json:
             print_json(card)

@@ -3,7 +3,7 @@ with the same draft when the same command is given again.
 
     out/plan.json                 decisions made at the beginning: shape, number of shards
     out/text/                     the target's own text, with what the draft learns of it (`writing`, `text`)
-    out/start.pt, training.pt     the weights before training (`start`), and the training (`training`)
+    out/training.pt               the own layers in training (`start`, `training`)
     out/draft/, draft.gguf        the draft: a checkpoint, and beside a GGUF file one like it (`saving`)
     out/labels/, heads/           the recipe of its head (`finishing`)
     out/card.json                 data, steps, acceptance, verdict
@@ -29,17 +29,16 @@ from specdecpp.distillation.network import Shape
 from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Course, Length, Lesson, Trainer, own_weights, put
+from specdecpp.distillation.training import STATE, Course, Length, Lesson, Trainer
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
 from specdecpp.sampling import Sampling
-from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
 from specdecpp.training.prompts import Source, gather
 
-PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
+PLAN, TEXT, CARD = "plan.json", "text", "card.json"
 SHARD = 64
 """Prompts of a shard."""
 HELD = 24
@@ -65,7 +64,7 @@ class DistilPlan:
     tokens: int | None = None
     """The budget in tokens that the target writes."""
     sampling: Sampling = field(default_factory=Sampling)
-    """How the target's text is drawn: as it will be served."""
+    """Sampling of the target's text: as it will be served."""
     shape: Shape | None = None
     """None: chosen by predicted tokens/s (`shapes`)."""
     start: str | None = None
@@ -109,14 +108,6 @@ def distil(plan: DistilPlan, *, tell: Tell = lambda line: None) -> dict[str, Any
     """
     with claimed(plan.out):
         return _Run(plan, tell).card()
-
-
-def progress(out: Path) -> str:
-    """State of an interrupted distillation in its folder, and how to go on."""
-    shards = len(text.done(out / TEXT))
-    parts = [f"{shards} {'shards' if shards > 1 else 'shard'} of text"] if shards else []
-    parts += [words for name, words in ((STATE, "the training so far"), (saving.DRAFT, "a draft")) if (out / name).exists()]
-    return f"{out} keeps {', '.join(parts) or 'nothing yet that takes long'}. Run the same command again to go on from there."
 
 
 class _Run:
@@ -268,14 +259,10 @@ class _Run:
         if shape.tokens is not None and shape.tokens < num:
             ids = shares[:num].topk(shape.tokens).indices.sort().values
         own = network.tail(draft, shape.kept)
-        if not (plan.out / START).exists():
-            if begun is None and start.can_fit(model):
-                self._tell("fitting the start")
-                first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
-                start.fit(draft, self._target.quick, first, shape)
-            with cache_dir.whole(plan.out / START) as part:
-                torch.save(own_weights(own), part)
-        put(own, saved(plan.out / START))
+        if begun is None and start.can_fit(model) and not (plan.out / STATE).exists():
+            self._tell("fitting the start")
+            first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
+            start.fit(draft, self._target.quick, first, shape)
         rows = torch.full((len(shares),), -1)
         rows[ids] = torch.arange(len(ids))
         output = draft.lm_head.weight.detach()[ids.to(model.device)]

@@ -1,4 +1,4 @@
-"""Where a draft starts: layers of the target, the first fitted in closed form, or a model that is trained further.
+"""Starts of a draft: layers of the target, the first fitted in closed form, or a model that is trained further.
 
 The layer over the cut learns, by least squares, to do the work of all the layers that are left out:
 

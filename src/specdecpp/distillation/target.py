@@ -31,7 +31,7 @@ class Target:
 
     @cached_property
     def model(self) -> Any:
-        """In float32."""
+        """The target in float32."""
         model = self.source.model
         network.check(model)
         return model.requires_grad_(False)

@@ -28,8 +28,8 @@ from specdecpp.training.responses import sample_responses
 SLOTS = 16
 """Answers that are written at once: wider passes of the compiled code are no cheaper by the row."""
 WIDE, READ, TOGETHER = 256, 64, 8
-"""For transformers on a GPU: answers that are written at once (a pass of 256 rows takes about as long as one of 64), answers
-that are read at once, and shards of a group."""
+"""Numbers for transformers on a GPU: answers that are written at once (a pass of 256 rows takes about as long as one of 64),
+answers that are read at once, and shards of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)

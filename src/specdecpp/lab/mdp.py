@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from specdecpp.costs import Costs
 
 Plan = tuple[Bool[np.ndarray, " _"], ...]
-"""For k = 0..K-1 draft tokens, and for every situation of that layer: whether to draft one more."""
+"""Decisions for k = 0..K-1 draft tokens and every situation of that layer: True to draft one more."""
 
 
 def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> float:
@@ -79,7 +79,7 @@ class StepTally:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Process:
-    """How acceptance develops along a step: a Markov chain, one step a draft token, whose states the rule observes.
+    """Acceptance along a step: a Markov chain, one step a draft token, whose states the rule observes.
 
     s_0 ~ `start` is what is known before anything is drafted. Drafting draft token k draws s_k from `transition[s_{k-1}]`,
     and then `acceptance[s_k]` is known: a look-ahead score, free of error. (A score with errors is a process too: its states

@@ -21,7 +21,7 @@ from specdecpp.policy_spec import PolicySpec
 TESTED = ("0.32.0", "0.33.0")
 """Versions of vLLM that the tests know."""
 BACKEND, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
-"""Where vLLM looks up what drafts."""
+"""The place where vLLM looks up its speculator."""
 HOME = "vllm.v1.worker.gpu.spec_decode"
 OURS = "specdecpp.integrations.vllm.speculator"
 SCHEDULER = "specdecpp.integrations.vllm.scheduler.Adaptive{}Scheduler"

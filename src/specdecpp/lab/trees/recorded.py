@@ -1,4 +1,4 @@
-"""From label records to what `replay` replays: the target's distributions along an answer, and the draft to ask anywhere.
+"""Label records as `replay` reads them: the target's distributions along an answer, and the draft to ask anywhere.
 
 records + the terms and the sampling they were collected on + the pair -> RecordedDistributions -> replay_trees
 """

@@ -181,7 +181,7 @@ class _Game:
 
 
 Shape = tuple[tuple[int, ...], int]
-"""What a step costs by: rows of each pass of the draft, nodes verified."""
+"""Facts that price a step: rows of each pass of the draft, nodes verified."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
