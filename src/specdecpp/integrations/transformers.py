@@ -41,7 +41,6 @@ from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, Verification, at, check_lossless, check_rule, is_lossless
 
 MakeModel = Callable[..., EagerModel]
-_ATTRIBUTE = "_specdecpp_backends"
 _FOREVER = 1e9
 T = TypeVar("T")
 
@@ -190,8 +189,8 @@ class _Loop:
         vocab_size = _vocab_size(model, self.draft)
         needs_prints = self.head is not None or (self.policy is not None and (self.policy.needs_costs or heads(self.policy)))
         pair = Pair(
-            target=_backend(model, self.backend, vocab_size),
-            draft=_backend(self.draft, self.backend, vocab_size),
+            target=self.backend(model, vocab_size=vocab_size),
+            draft=self.backend(self.draft, vocab_size=vocab_size),
             tokenizer=None,
             head=None if self.head is None else self.head.to(self.draft.device),
             target_fingerprint=fingerprint(model) if needs_prints and ranks is None else None,  # of a shard it says nothing
@@ -266,25 +265,9 @@ def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Facts that a backend depends on: it is made anew where this has changed."""
+    """Facts that a backend depends on: another is made where they have changed."""
     output = model.get_output_embeddings()
     return model, output, output.weight.device, output.weight.dtype
-
-
-class _Backends(dict[Any, EagerModel]):
-    """Backends of a model, in an attribute of it. A copy of the model, or one that was saved, begins without any."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Backends, ()
-
-
-def _backend(model: Any, make: MakeModel, vocab_size: int) -> EagerModel:
-    """A backend for the model, made once: each one listens at its output layer, and puts the cache to the test."""
-    made = vars(model).setdefault(_ATTRIBUTE, _Backends())
-    key = make, vocab_size, *_state(model)[1:]
-    if key not in made:
-        made[key] = make(model, vocab_size=vocab_size)
-    return made[key]
 
 
 def _vocab_size(target: Any, draft: Any) -> int:
