@@ -2,11 +2,11 @@
 
     python benchmarks/vllm_gpu.py MODEL DRAFT --data FOLDER --out benchmarks/results/vllm_gpu.json
 
-A contestant is `none`, `own:K`, or `ours`, where wanted with a policy and how its steps end: `ours:fixed:3`,
-`ours:cumulative:0.2@late`. All start together; those that are ready wait on a pipe and take no time of anybody, and then answer
-the same prompts one after the other, in an order that is drawn anew for every case: a case is a kind of sampling, a kind of
-prompt and a number of requests kept running. What counts are the tokens made while so many run. The first step over all cases
-is not counted. FOLDER has HumanEval.jsonl.gz (`code`), gsm8k_test.jsonl and alpaca_1k.jsonl (`others`).
+A contestant is `none`, `own:K`, or `ours`, where wanted with a policy: `ours:fixed:3`, `ours:cumulative:0.2`. All start
+together; those that are ready wait on a pipe and take no time of anybody, and then answer the same prompts one after the other,
+in an order that is drawn anew for every case: a case is a kind of sampling, a kind of prompt and a number of requests kept
+running. What counts are the tokens made while so many run. The first step over all cases is not counted. FOLDER has
+HumanEval.jsonl.gz (`code`), gsm8k_test.jsonl and alpaca_1k.jsonl (`others`).
 
 `summary` compares the last of ours with no draft and with the best of vLLM's own lengths, by the worst case; what is not there,
 failed or came too late is left out, and the file is written anew after every case.
@@ -74,15 +74,13 @@ def engine_options(contestant: str, args: argparse.Namespace) -> dict[str, Any]:
         "skip_tokenizer_init": True,
     }  # fmt: skip
     if kind != "none":
-        policy, _, ends = rest.partition("@")
         options["speculative_config"] = {
             "method": "draft_model", "model": args.draft, "draft_sample_method": "probabilistic",
             "num_speculative_tokens": int(rest) if kind == "own" else args.most,
         }  # fmt: skip
         options["per_request_spec_decode_metrics"] = "detailed"
         if kind == "ours":
-            given = {"policy": policy, "ends": ends}
-            options["additional_config"] = {"specdecpp": {name: value for name, value in given.items() if value}}
+            options["additional_config"] = {"specdecpp": {"policy": rest} if rest else {}}
     return options | json.loads(args.more)
 
 

@@ -11,7 +11,7 @@ from specdecpp.lab import AutoOff, Bandit, WithCopies
 from specdecpp.lab.copies import COPIED, catch_up_s, copied_costs
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence
-from specdecpp.policies.protocol import Given, decide
+from specdecpp.policies.protocol import Given
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session
 from specdecpp.verify import GreedyVerification, TokenVerification, verifications
@@ -92,19 +92,6 @@ def test_what_promises_more_is_taken():
     assert rule.prefers_copies(bad, [0.6] * 4, FLAT)
 
 
-def test_what_the_draft_has_to_read_afterwards_counts():
-    """Catches copies that are taken for a little more than the model brings, though the draft then has to catch up."""
-    rule, costs = WithCopies(policy=Fixed(k=1)), replace(FLAT, start_s=0.5)
-    level = rule.learn(rule.start(), outcome(1, 0, costs))
-    behind = rule.learn(level, copied(outcome(1, 0, costs, judged=(0.7,))))
-    assert rule.prefers_copies(replace(level, is_behind=True), [0.6], costs)
-    assert not rule.prefers_copies(level, [0.6], costs)
-    assert rule.prefers_copies(level, [0.9] * 8, costs), "they may well be worth it"
-    assert behind.is_behind
-    assert not rule.learn(behind, outcome(1, 1, costs)).is_behind
-    assert rule.learn(behind, outcome(0, 0, costs)).is_behind, "the target alone does not help the draft"
-
-
 def test_each_learns_of_its_own_rounds():
     """Catches a score of the model that copies teach, or the reverse, and a draft thought to have read what was copied."""
     rule, new = WithCopies(policy=CostAware()), WithCopies(policy=CostAware()).start()
@@ -137,28 +124,6 @@ def test_copies_between_two_rounds_of_the_model_make_no_switch():
                 told += 1
             before = found
     assert told > 2
-
-
-def test_earlier_requests_have_taught_both():
-    rule = WithCopies(policy=CostAware())
-    taught = rule.learn(rule.learn(rule.start(), outcome(2, 2, FLAT)), copied(outcome(5, 5, FLAT)))
-    begun = rule.start(Given(past=rule.carry(rule.carry(None, taught), taught)))
-    assert begun.copies.acceptance_before > 0.8
-    assert begun.memory.acceptance_before > 0.8
-    assert rule.start(Given(past={"copies": 3, "policy": None})) == rule.start()
-    assert (
-        rule.start(Given(past=WithCopies(policy=Fixed(k=2)).carry(None, WithCopies(policy=Fixed(k=2)).start()))).memory
-        is not None
-    )
-
-
-def test_limits_are_those_of_the_part_that_drafts():
-    """Catches a model that is given the copies' limit, and one told to have ended for want of places."""
-    rule = WithCopies(policy=Fixed(k=4))
-    whole, cut = (decide(rule, rule.start(), FLAT, room) for room in (99, 3))
-    assert [whole.limit, whole.of(rule.policy, None, None).limit, cut.of(rule.policy, None, None).limit] == [64, 4, 3]
-    assert not whole.of(rule.policy, None, None).is_cut
-    assert cut.of(rule.policy, None, None).is_cut
 
 
 def test_what_is_no_such_pair_or_rule_is_refused():

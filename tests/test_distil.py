@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,11 @@ from typer.testing import CliRunner
 import specdecpp as sd
 from specdecpp.backends import EagerModel, NativeModel
 from specdecpp.cli import app
-from specdecpp.distillation import finishing, measuring, network, run, shapes, start, text
+from specdecpp.distillation import finishing, measuring, network, run, start, text
 from specdecpp.distillation.network import Shape
-from specdecpp.distillation.plan import DistilPlan
-from specdecpp.distillation.run import CARD, PLAN, START, TEXT, distil
+from specdecpp.distillation.run import CARD, PLAN, TEXT, DistilPlan, distil
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Course, divergence, overlap, own_weights, said
+from specdecpp.distillation.training import STATE, Course, TopTokens, Trainer, divergence, overlap, own_weights
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import BackendError, DataError, PairError
 from specdecpp.loading.models import load_model
@@ -27,19 +25,21 @@ from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
-from specdecpp.training.checkpoints import saved
 from specdecpp.training.prompts import Source
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of four layers, and prompts."""
-    folder = tmp_path_factory.mktemp("distil")
-    tiny_model("llama", seed=1, layers=4, head_dim=16).save_pretrained(folder / "target")
+def filled(folder: Path, kind: str = "llama", **options: Any) -> Path:
+    """A folder with a target, and prompts."""
+    tiny_model(kind, seed=1, **({"layers": 4, "head_dim": 16} | options)).save_pretrained(folder / "target")
     tiny_tokenizer().save_pretrained(folder / "target")
     rows = [json.dumps({"text": prompt[:40]}) for prompt in practice_prompts()]
     (folder / "prompts.jsonl").write_text("\n".join(rows))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filled(tmp_path_factory.mktemp("distil"))
 
 
 def plan_of(folder: Path, out: Path, **more) -> DistilPlan:
@@ -106,7 +106,7 @@ def test_training_makes_a_draft_agree_more(folder, whole):
     trained: Any = load_model(whole / "draft", dtype="auto", device=None, device_map=None)
     trained.config.output_ids = None
     untrained = network.draft(target.model, Shape(kept=1, own=1))
-    found = [shapes.agreement(target.model, draft, pieces) for draft in (untrained, trained)]
+    found = [measuring.agreement(target.model, draft, pieces) for draft in (untrained, trained)]
     assert found[1] > found[0] + 0.05
 
 
@@ -146,13 +146,13 @@ def test_a_qwen3_comes_to_its_verdict(tmp_path, monkeypatch):
     """Catches a step, from choosing a shape to the check, that only works for a Llama; a random target has nothing to learn."""
     monkeypatch.setattr(finishing, "ROWS", 48)
     monkeypatch.setattr(finishing, "CHECKED", 2)
-    tiny_model("qwen3", seed=1, layers=6, head_dim=16).save_pretrained(tmp_path / "target")
-    tiny_tokenizer().save_pretrained(tmp_path / "target")
-    rows = [json.dumps({"text": prompt[:40]}) for prompt in practice_prompts()]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
-    plan = plan_of(tmp_path, tmp_path / "out", shape=None, tokens=1500, course=Course(epochs=1, rows=128))
+    course = Course(epochs=1, rows=128)
+    plan = plan_of(filled(tmp_path, "qwen3", layers=6), tmp_path / "out", shape=None, tokens=1500, course=course)
     card = finishing.finish(plan, distil(plan))
-    assert len(json.loads((tmp_path / "out" / PLAN).read_text())["tried"]) > 1
+    settled = json.loads((tmp_path / "out" / PLAN).read_text())
+    assert settled["shape"] in [candidate["shape"] for candidate in settled["tried"]]
+    assert len(settled["tried"]) > 1
+    assert distil(replace(plan))["draft"]["shape"] == card["draft"]["shape"] == settled["shape"]
     assert 0 < card["acceptance"]["prompts"]["1"] <= 1
     assert card["check"]["sentences"][0].lower().startswith(("worth it", "not worth it", "too close to call"))
     assert sd.load_pair(tmp_path / "target", draft=tmp_path / "out" / "draft", head=tmp_path / "out" / "head").head is not None
@@ -176,16 +176,10 @@ def test_the_start_in_closed_form_is_nearer_to_the_target():
     texts = [torch.randint(3, 64, (40,), generator=generator).tolist() for _ in range(24)]
     shape = Shape(kept=2, own=2)
     draft = network.draft(target, shape)
-    far = _distance(target, draft, texts)
+    pieces = text.read(target, [ids[:1] for ids in texts], [ids[1:] for ids in texts], layer=2)
+    near = measuring.agreement(target, draft, pieces)
     start.fit(draft, target, texts, shape)
-    assert _distance(target, draft, texts) < 0.9 * far
-
-
-def _distance(target, draft, texts) -> float:
-    ids = torch.tensor(texts)
-    with torch.inference_mode():
-        p, q = (model(input_ids=ids).logits.softmax(-1) for model in (target, draft))
-    return float((p - q).abs().sum(-1).mean())
+    assert 1 - measuring.agreement(target, draft, pieces) < 0.9 * (1 - near)
 
 
 def test_the_acceptance_of_a_start_counts_the_tail():
@@ -200,7 +194,7 @@ def test_the_acceptance_of_a_start_counts_the_tail():
         with torch.inference_mode():
             p, q = (m(input_ids=torch.tensor([prompt + answer[:-1]])).logits[0].softmax(-1) for m in (target, draft))
         found += (1 - (p - q).abs().sum(-1) / 2)[len(prompt) - 1 :].tolist()
-    assert shapes.agreement(target, draft, pieces) == pytest.approx(sum(found) / len(found), abs=1e-4)
+    assert measuring.agreement(target, draft, pieces) == pytest.approx(sum(found) / len(found), abs=1e-4)
 
 
 def test_losses_are_what_they_say():
@@ -214,7 +208,7 @@ def test_losses_are_what_they_say():
     )
     rows = torch.tensor([0, -1, 1, 2, 3, -1])  # the draft says 0, 2, 3 and 4
     q = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
-    of = said([piece], rows)
+    of = TopTokens.of([piece], rows)
     assert float(overlap(q.log(), of)) == pytest.approx(0.3 + 0.25)
     rest = 1 - 0.5 - 0.25
     expected = (
@@ -239,6 +233,7 @@ def test_what_cannot_be_distilled_is_said(folder, whole, tmp_path):
         "must be positive, got 0$": {"tokens": 0},
         "must be positive, got -0.5": {"tokens": None, "minutes": -0.5},
         "max_tokens must be at least 2": {"max_tokens": 1},
+        "small has layers of its own": {"start": "small"},
     }
     for words, wrong in wrongs.items():
         with pytest.raises(ValueError, match=words):
@@ -275,28 +270,6 @@ def test_a_damaged_file_is_told(folder, whole, tmp_path, name):
             distil(plan_of(folder, out))
 
 
-def test_a_shape_is_chosen_when_none_is_named(folder, tmp_path):
-    """Catches a choice that is not among those that were tried, or that is made anew when the run goes on."""
-    plan = plan_of(folder, tmp_path / "out", shape=None)
-    first = distil(plan)
-    settled = json.loads((tmp_path / "out" / PLAN).read_text())
-    assert settled["shape"] in [candidate["shape"] for candidate in settled["tried"]]
-    assert distil(replace(plan))["draft"]["shape"] == first["draft"]["shape"]
-
-
-def test_more_tokens_go_on_from_what_was_trained(folder, whole, tmp_path):
-    """Catches text that is written again, and a longer training that begins from the start in closed form."""
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    before = {path.name: path.read_bytes() for path in (out / TEXT).iterdir()}
-    card = distil(plan_of(folder, out, tokens=6000))
-    after = {path.name: path.read_bytes() for path in (out / TEXT).iterdir()}
-    assert before.items() < after.items()
-    assert card["data"]["tokens"] > 1.5 * json.loads((whole / CARD).read_text())["data"]["tokens"]
-    first = shutil.copytree(whole, tmp_path / "again")
-    assert distil(plan_of(folder, first, tokens=6000))["acceptance"] == card["acceptance"]
-
-
 def test_a_file_gets_a_file(folder, tmp_path):
     """Catches layers of the target that are not its bytes, rows of q and k that lie as transformers has them, and ids that the
     file does not say."""
@@ -326,43 +299,31 @@ def test_a_file_gets_a_file(folder, tmp_path):
 
 def test_what_is_measured_is_the_file(folder, tmp_path, monkeypatch):
     """Catches acceptance on the card that is of the weights in float32, before they were rounded for the file."""
-    measured: list[Any] = []
+    measured, by_source = [], measuring.by_source
 
-    def by_source(target: Any, draft: Any, *more: Any) -> dict[str, Any]:
+    def noted(target: Any, draft: Any, *more: Any, **settings: Any) -> dict[str, Any]:
         measured.append(draft)
-        return measuring.by_source(target, draft, *more)
+        return by_source(target, draft, *more, **settings)
 
-    monkeypatch.setattr(run, "measuring", SimpleNamespace(by_source=by_source))
+    monkeypatch.setattr(measuring, "by_source", noted)
     distil(plan_of(folder, tmp_path, tokens=500))
-    (found,) = measured
+    found = measured[-1]  # the others were to choose a shape
     written = load_model(tmp_path / "draft", dtype=torch.float32, device=None, device_map=None)
     assert found.config.output_ids == written.config.output_ids
     assert all(torch.equal(value, found.state_dict()[name]) for name, value in written.state_dict().items())
 
 
-def test_a_head_is_kept_for_its_draft_and_made_anew_for_another(folder, whole, tmp_path, monkeypatch):
-    """Catches labels that are collected at every run, and those of the draft before that stop a run with more tokens."""
+def test_a_finished_head_stays(folder, whole, tmp_path, monkeypatch):
+    """Catches labels that are collected at every run."""
     monkeypatch.setattr(finishing, "ROWS", 48)
     monkeypatch.setattr(finishing, "CHECKED", 2)
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    collected: list[int] = []
-    collect = finishing.collect.collect
-
-    def counting(*arguments: Any, **options: Any) -> Any:
-        collected.append(1)
-        return collect(*arguments, **options)
-
-    monkeypatch.setattr(finishing.collect, "collect", counting)
-    first, second = plan_of(folder, out), plan_of(folder, out, tokens=6000)
-    card = finishing.finish(first, distil(first))
-    assert card["check"]["sentences"]
+    out = shutil.copytree(whole, tmp_path / "out")
+    plan = plan_of(folder, out)
+    assert finishing.finish(plan, distil(plan))["check"]["sentences"]
     head = (out / "head" / "head.safetensors").read_bytes()
-    finishing.finish(first, distil(first))
-    assert len(collected) == 1
+    monkeypatch.setattr(finishing.collect, "collect", lambda *_, **__: pytest.fail("collected again"))
+    finishing.finish(plan, distil(plan))
     assert (out / "head" / "head.safetensors").read_bytes() == head
-    finishing.finish(second, distil(second))
-    assert len(collected) == 2
     pair = sd.load_pair(folder / "target", draft=out / "draft", head=out / "head", backend="eager")
     assert pair.head is not None
     assert pair.head.card.is_calibrated
@@ -396,43 +357,31 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
     assert trained.config.hidden_size == 16
     target = Target(str(folder / "target"))
     pieces = [piece for path in sorted((tmp_path / "out" / TEXT).glob("text-*")) for piece in text.pieces(path)]
-    found = [shapes.agreement(target.model, draft, pieces) for draft in (small, trained)]
+    found = [measuring.agreement(target.model, draft, pieces) for draft in (small, trained)]
     assert found[1] > found[0] + 0.02
     padded = tiny_model("llama", seed=7, layers=1, hidden_size=16, head_dim=16, vocab_size=72)
     padded.save_pretrained(tmp_path / "padded")
     tiny_tokenizer().save_pretrained(tmp_path / "padded")
     given = {"start": str(tmp_path / "padded"), "shape": None, "tokens": 600}
     assert 0 < distil(plan_of(folder, tmp_path / "of_padded", **given))["acceptance"]["prompts"]["1"] < 1
-    with pytest.raises(BackendError, match="1 layers, none of them from the target"):
-        distil(plan_of(folder, tmp_path / "shaped", start=str(tmp_path / "small"), shape=Shape(kept=0, own=1)))
     tiny_tokenizer(40).save_pretrained(tmp_path / "small")
     with pytest.raises(PairError):
         distil(plan_of(folder, tmp_path / "other", **more))
 
 
-def test_a_draft_of_this_target_is_trained_further(folder, whole, tmp_path):
+def test_a_draft_of_this_target_is_trained_further(folder, whole, tmp_path, monkeypatch):
     """Catches a second training that begins from the layers of the target again, or takes the draft for a small model."""
-    begun = whole / "draft"
+    begun, learn, first = whole / "draft", Trainer.learn, []
+
+    def noted(self: Trainer, pieces: Any) -> Any:
+        first.extend(p.detach().clone() for p in self.own if not self.step)
+        return learn(self, pieces)
+
+    monkeypatch.setattr(Trainer, "learn", noted)
     card = distil(plan_of(folder, tmp_path / "out", start=str(begun), shape=None, seed=1))
     assert card["draft"]["shape"] == {"kept": 1, "own": 1, "tokens": 40}
     assert card["start"]["name"] == "whole/draft"
     trained = network.tail(load_model(begun, dtype=torch.float32, device=None, device_map=None), 1)
-    first = saved(tmp_path / "out" / START)
     assert all(torch.equal(a, b) for a, b in zip(first, own_weights(trained), strict=True))
     target = Target(str(folder / "target"))
     assert network.shape_of(target.model, target.model) is None
-
-
-def test_of_a_draft_of_this_target_all_layers_may_be_trained(folder, whole, tmp_path):
-    """Catches kept layers that stay as they were, and a draft that is no longer known for one of this target."""
-    begun = whole / "draft"
-    card = distil(plan_of(folder, tmp_path / "out", start=str(begun), shape=Shape(kept=0, own=2, tokens=40), seed=1))
-    assert card["draft"]["shape"] == {"kept": 0, "own": 2, "tokens": 40}
-    where: Any = {"dtype": torch.float32, "device": None, "device_map": None}
-    before, after = (load_model(at, **where) for at in (begun, tmp_path / "out" / "draft"))
-    layers = zip(before.model.layers, after.model.layers, strict=True)
-    assert [torch.equal(a.mlp.up_proj.weight, b.mlp.up_proj.weight) for a, b in layers] == [False, False]
-    assert torch.equal(before.lm_head.weight, after.lm_head.weight)
-    assert network.shape_of(after, Target(str(folder / "target")).model) == Shape(kept=0, own=2, tokens=40)
-    with pytest.raises(BackendError, match="2 layers, 1 of them from the target, so it cannot go on as 2"):
-        distil(plan_of(folder, tmp_path / "more", start=str(begun), shape=Shape(kept=2, own=1)))

@@ -1,42 +1,48 @@
 """What a distillation leaves when it cannot be finished: nothing is refused late, and nothing that was made is lost."""
 
-import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from test_distil import Killed, plan_of, weights
+from test_distil import Killed, filled, plan_of, weights
 from typer.testing import CliRunner
 
 from specdecpp.backends import EagerModel
 from specdecpp.cli import app
-from specdecpp.distillation import network, run, saving, text, writing
+from specdecpp.distillation import network, rounding, run, saving, text, training, writing
 from specdecpp.distillation.network import Shape
+from specdecpp.distillation.rounding import rounded
 from specdecpp.distillation.run import TEXT, distil
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import Student
+from specdecpp.distillation.training import Trainer
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import BackendError
 from specdecpp.loading import gguf_writing
+from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_writing import Precision
+from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.loading.tokenizers import load_tokenizer
-from specdecpp.testing import practice_prompts, tiny_model
+from specdecpp.testing import tiny_model
+from specdecpp.training.checkpoints import saved
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target in a file whose architecture has no room for scaled angles, and prompts."""
-    return filled(tmp_path_factory.mktemp("distil"))
+    return filled_with_file(filled(tmp_path_factory.mktemp("distil")))
 
 
-def filled(folder: Path) -> Path:
+def filled_with_file(folder: Path) -> Path:
     tokenizer = load_tokenizer(REFERENCE / "target")
     model = tiny_model("qwen2", seed=1, layers=4, head_dim=16, vocab_size=len(tokenizer))
     gguf_writing.write(model, tokenizer, folder / "target.gguf", precision=gguf_writing.Precision.q8_0)
-    rows = [json.dumps({"text": prompt[:40]}) for prompt in practice_prompts()]
-    (folder / "prompts.jsonl").write_text("\n".join(rows))
     return folder
 
 
@@ -86,25 +92,23 @@ def test_a_trained_draft_outlives_a_file_that_cannot_be_written(folder, tmp_path
         ):
             distil(plan(folder, tmp_path / "out"))
     trained = weights(tmp_path / "out")
-    monkeypatch.setattr(Student, "learn", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Trainer, "learn", lambda *_: pytest.fail("trained again"))
     assert distil(plan(folder, tmp_path / "out"))["draft"]["files"] == ["draft.gguf", "draft"]
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path / "out").items())
 
 
-@pytest.mark.parametrize(("at", "words"), [("pieces", "nothing yet"), ("encoded", "nothing yet"), ("learn", "1 shard of text")])
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monkeypatch, at, words):
+def test_ctrl_c_says_how_to_go_on(folder, tmp_path, monkeypatch):
     """Catches an interruption that says "Aborted!" and nothing of what it leaves."""
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    owner = {"pieces": Writer, "encoded": writing, "learn": Student}[at]
-    monkeypatch.setattr(owner, at, interrupted)
+    monkeypatch.setattr(Trainer, "learn", interrupted)
     given = ["--prompts", str(folder / "prompts.jsonl"), "--out", str(tmp_path), "--tokens", "1000", "--layers", "1+1"]
     result = CliRunner().invoke(app, ["distil", str(folder / "target.gguf"), *given, "--max-tokens", "12"])
     assert result.exit_code == 130
-    assert f"interrupted. {tmp_path} keeps {words}" in result.stderr
-    assert result.stderr.rstrip().endswith("Run the same command again to go on from there.")
+    assert f"interrupted. Finished work stays in {tmp_path}; run the same command again to go on." in result.stderr
+    assert len([*(tmp_path / TEXT).iterdir()]) > 0
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
@@ -128,7 +132,7 @@ def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_
 
         with monkeypatch.context() as here:
             here.setattr(text, "write", torn)
-            here.setattr(run, "_surveyed", stopped)
+            here.setattr(run, "_survey", stopped)
             with pytest.raises(Killed):
                 distil(replace(asked, out=tmp_path / out))
         return {path.name: path.read_bytes() for path in (tmp_path / out / TEXT).iterdir()}
@@ -141,3 +145,57 @@ def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_
 
 def stopped(*_: Any) -> None:
     raise Killed
+
+
+def test_everything_lies_on_the_device_of_the_target(tmp_path):
+    """Catches a tensor that is made without a device, from choosing a shape to the file: on a GPU the training failed at its
+    first step, when the text had been written. `toy_device.py` refuses what a GPU refuses."""
+    filled_with_file(filled(tmp_path))
+    command = [sys.executable, str(Path(__file__).with_name("toy_device.py")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["draft", "draft.gguf draft"]
+
+
+@pytest.mark.parametrize("precision", [Precision.q4_1, Precision.q8_0])
+def test_the_values_are_those_of_the_file_to_the_bit(precision):
+    """Catches another rounding of halves, scales that stay in four bytes, and blocks of zeros that become NaN."""
+    gguf = pytest.importorskip("gguf")
+    weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
+    weight[0] = 0
+    weight[1, :32] = 0.25
+    kind = gguf.GGMLQuantizationType[precision.upper()]
+    stored = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
+    assert np.array_equal(rounded(weight, precision).numpy(), stored)
+
+
+def test_gradients_pass_as_if_nothing_was_rounded():
+    weight = torch.randn(4, 64, requires_grad=True)
+    given = torch.randn(4, 64)
+    (rounded(weight, Precision.q4_1) * given).sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, given)
+
+
+def test_other_rows_stay():
+    odd, even = torch.randn(4, 40), torch.randn(4, 64)
+    assert rounded(odd, Precision.q4_1) is odd
+    assert rounded(even, None) is even
+
+
+def test_what_is_trained_computes_as_the_file_does(folder, tmp_path):
+    """Catches a training on weights that the file does not have, and a file in other bits than its training was told."""
+    model = load_model(REFERENCE / "target", dtype=torch.float32, device=None, device_map=None)
+    whole, out = tmp_path / "whole.gguf", tmp_path / "out"
+    gguf_writing.write(model, load_tokenizer(REFERENCE / "target"), whole, precision=Precision.q4_1)
+    shape = Shape(kept=2, own=1, tokens=500)
+    distil(plan_of(folder, out, target=str(whole), shape=shape, tokens=1500, max_tokens=16))
+    target, file = Target(str(whole)), Target(str(out / "draft.gguf"))
+    assert rounding.precision_of(target) is Precision.q4_1
+    own = (w for name, w in GGUFSource(out / "draft.gguf").stored.items() if name.startswith("model.layers.2."))
+    assert {w.kind for w in own if len(w.shape) == 2} == {"Q4_1"}
+    draft = network.draft(target.model, shape)
+    training.put(network.tail(draft, 2), saved(out / training.STATE)["own"])
+    some = list(text.pieces(next((out / "text").iterdir())))[:3]
+    trained = training.hidden(network.tail(draft, 2), some, precision=Precision.q4_1)
+    torch.testing.assert_close(trained, training.hidden(network.tail(file.model, 2), some), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,10 @@
-"""A distillation whose process is killed in every phase, from the choice of a shape to the check."""
+"""A distillation whose process is killed (-9) in every phase, from the choice of a shape to the check.
+
+    python test_distil_killed.py FOLDER      # the killing; FOLDER has target/ and prompts.jsonl
+
+Each attempt is a fork that goes on from what the one before left. It dies at the n-th call of a function, before or after it,
+or when half of a file is written. One line for each says the phase and how it ended.
+"""
 
 import hashlib
 import json
@@ -6,16 +12,98 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from test_distil import filled, plan_of
 
-from specdecpp.distillation.run import CARD
-from specdecpp.testing import practice_prompts, tiny_model, tiny_tokenizer
+from specdecpp import cache_dir
+from specdecpp.backends import NativeModel
+from specdecpp.bench.turns import Turns
+from specdecpp.distillation import finishing, measuring, saving, start
+from specdecpp.distillation import training as course
+from specdecpp.distillation.run import CARD, DistilPlan, distil
+from specdecpp.training import pipeline, train
 
-SCRIPT = Path(__file__).with_name("killed_distillation.py")
 SAME = ("text/*", "draft/*", "labels/shard-*", "heads/head/head.safetensors", "head/head.safetensors")
 """What must be the same to the byte; other files say when or where they were made."""
+Moment = Callable[[], None]
+"""Arms a kill."""
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, number: int = 1, *, is_after: bool = False) -> Moment:
+    """At the n-th call of a function, once it is armed."""
+
+    def arm() -> None:
+        own, calls = getattr(owner, name), 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number and not is_after:
+                die()
+            found = own(*args, **kwargs)
+            if calls == number:
+                die()
+            return found
+
+        setattr(owner, name, counted)
+
+    return arm
+
+
+def after(owner: Any, name: str, number: int = 1) -> Moment:
+    return before(owner, name, number, is_after=True)
+
+
+def half_of(ending: str, number: int = 1) -> Moment:
+    """When half of the n-th file is written whose name ends so."""
+
+    def arm() -> None:
+        own, calls = cache_dir.whole, 0
+
+        @contextmanager
+        def torn(path: str | Path) -> Iterator[Path]:
+            nonlocal calls
+            with own(path) as part:
+                yield part
+                calls += str(path).endswith(ending)
+                if calls == number and str(path).endswith(ending):
+                    os.truncate(part, part.stat().st_size // 2)
+                    die()
+
+        cache_dir.whole = torn
+
+    return arm
+
+
+PHASES: dict[str, Moment] = {
+    "choosing a shape": before(NativeModel, "forward_seen", 9),
+    "half a plan": half_of("plan.json"),
+    "writing": before(NativeModel, "forward_seen", 30),
+    "half a shard": half_of(".safetensors", 2),
+    "the start": before(start, "caught", 30),
+    "training": after(course.Trainer, "learn", 4),
+    "half a state": half_of("training.pt", 3),
+    "measuring": before(measuring, "probabilities", 30),
+    "saving": after(saving.shutil, "rmtree", 2),
+    "labels of the head": half_of("collection.json"),
+    "half of the labels": half_of(".parquet"),
+    "training the head": after(train, "step", 9),
+    "calibrating": before(pipeline, "calibrate_head"),
+    "keeping the head": half_of("evaluation.json"),
+    "checking": before(Turns, "add", 5),
+    "half a card": half_of("card.json", 2),
+}
 
 
 def made(out: Path) -> dict[str, str]:
@@ -26,20 +114,45 @@ def made(out: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_killed_in_every_phase_it_ends_with_the_same_draft_and_head(tmp_path: Path) -> None:
     """Catches half a file that is taken for a whole one, work that is lost or done twice, a training that goes on with less
-    than its state, and a head of another draft. One kill (-9) a phase; `killed_distillation.py FOLDER 10` makes ten."""
-    tiny_model("llama", seed=1, layers=4, head_dim=16).save_pretrained(tmp_path / "target")
-    tiny_tokenizer().save_pretrained(tmp_path / "target")
-    rows = [json.dumps({"text": prompt[:40]}) for prompt in practice_prompts()]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
-    command = [sys.executable, str(SCRIPT), str(tmp_path), "1"]
+    than its state, and a head of another draft."""
+    command = [sys.executable, __file__, str(filled(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
-    ends = [line.rpartition(" ") for line in done.stdout.splitlines()]
-    first, *killed, last = ends
+    first, *killed, last = (line.rpartition(" ") for line in done.stdout.splitlines())
     assert (first[2], last[2]) == ("0", "0"), done.stderr[-3000:]
     assert {phase: int(end) for phase, _, end in killed if int(end) != signal.SIGKILL} == {}, done.stderr[-3000:]
-    assert len({phase for phase, _, _ in killed}) == 11
+    assert len(killed) == len(PHASES)
     assert len(made(tmp_path / "whole")) > 15
     assert made(tmp_path / "killed") == made(tmp_path / "whole")
     cards = [json.loads((tmp_path / name / CARD).read_text()) for name in ("whole", "killed")]
     assert cards[0]["acceptance"] == cards[1]["acceptance"]
     assert all("check" in card for card in cards)
+
+
+def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
+    """How an attempt ended, as `waitpid` has it."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    try:
+        moment()
+        finishing.finish(plan, distil(plan))
+        os._exit(0)
+    except BaseException as error:  # whatever it is must not go on in the fork
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    finishing.ROWS, finishing.CHECKED = 48, 2
+    course.SAVED_S = -1.0  # after every step
+    whole, killed = (replace(plan_of(folder, folder / name), tokens=6000) for name in ("whole", "killed"))
+    print("whole", attempted(whole), flush=True)
+    for phase, moment in PHASES.items():
+        print(phase, attempted(killed, moment), flush=True)
+    print("whole", attempted(killed), flush=True)
+
+
+if __name__ == "__main__":
+    main()

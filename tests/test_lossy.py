@@ -3,7 +3,7 @@ asking."""
 
 import json
 import math
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 import pytest
@@ -22,14 +22,12 @@ from specdecpp.lab.lossy import (
     LOSSY,
     AtZero,
     Chow,
-    Divergence,
     Fuzzy,
     Lossy,
     OptimalDeferral,
     TokenCascade,
     TVBudget,
     Typical,
-    divergence,
     variation,
 )
 from specdecpp.loading.pair import Pair, load_pair
@@ -180,16 +178,6 @@ def row(seed: int, sparsity: float = 0.2, vocab_size: int = 5) -> torch.Tensor:
     return model.distribution(())
 
 
-@settings(max_examples=300)
-@given(seed=st.integers(0, 10**6), eps=st.floats(0, 1), sparsity=st.floats(0, 0.6))
-def test_a_budget_is_never_exceeded_and_its_use_is_optimal(seed: int, eps: float, sparsity: float):
-    """Catches a budget that is exceeded, or spent worse than TV(p, q) - eps rejections, the least there can be."""
-    p, q = row(seed, sparsity), row(seed + 10**6, sparsity)
-    m = TVBudget(eps).distribution(p, q)
-    assert float(variation(m, p)) <= eps + 1e-12
-    assert float(variation(m, q)) == pytest.approx(max(0.0, float(variation(p, q)) - eps), abs=1e-12)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_no_linear_programme_beats_the_budget(seed: int):
     """Catches a closed form that is not the optimum: max sum a over a <= q, a <= m, m a distribution with sum |m - p| <= 2
@@ -216,24 +204,6 @@ def test_single_precision_stays_within_the_budget():
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.randn((4, 49152), generator=generator).mul(3).softmax(-1) for _ in "pq")
     assert float(variation(TVBudget(0.05).distribution(p, q), p).max()) <= 0.05 * (1 + 1e-4)
-
-
-@pytest.mark.parametrize("name", [name for name in LAWS if not name.startswith(("typical", "token"))])
-def test_equal_rows_are_left_alone(name: str):
-    """Catches a rule that deviates, or divides by nothing, where draft and target agree."""
-    p = row(3)[None]
-    distribution = LAWS[name][0].distribution(p, p)
-    torch.testing.assert_close(distribution, p, atol=1e-12, rtol=0)
-
-
-def test_divergences():
-    """Catches KL the wrong way round, and one that is finite where q lacks a token of p."""
-    p, q = [0.5, 0.5, 0.0], [0.9, 0.1, 0.0]
-    rows = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
-    kinds: list[tuple[Divergence, Any]] = [("kl", kl), ("js", js), ("tv", tv)]
-    for kind, of in kinds:
-        assert float(divergence(kind, *rows)) == pytest.approx(of(p, q))
-    assert float(divergence("kl", torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))) == math.inf
 
 
 def test_temperature_zero_goes_by_the_law_at_one():
@@ -293,16 +263,6 @@ def test_refused_unless_it_is_asked_for(name: str):
         BenchPlan(verifications=(name,))
     assert Decoder(pair, policy=Fixed(k=1), verification=rule, lossless=False).verification == rule
     assert BenchPlan(verifications=(name,), lossless=False).verifications_at(1.0) == (name,)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: Fuzzy(-1), lambda: Fuzzy(by=cast(Any, "l2")), lambda: Chow(2), lambda: TVBudget(1.5), lambda: Typical(0.1, -1)],
-)
-def test_settings_out_of_range_are_refused(make: Any):
-    """Catches a budget of more than everything."""
-    with pytest.raises((ValueError, TypeError)):
-        make()
 
 
 @pytest.fixture(scope="module")

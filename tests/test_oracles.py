@@ -7,17 +7,14 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from distributions import Request, unchecked
+from distributions import unchecked
 from records import Process, records
-from tables import Recording
 
-from specdecpp.bench.rows import share_of_headroom
 from specdecpp.lab import Heuristic, mdp, oracles
 from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed
 from specdecpp.replay.replay import replay
 from specdecpp.replay.trace import Opinion, Trace
-from specdecpp.testing import TableModel
 from specdecpp.training.traces import Terms, traces
 
 pytestmark = pytest.mark.lab
@@ -106,30 +103,6 @@ def test_no_policy_is_faster_than_hindsight_on_any_answer(costs: Costs) -> None:
     assert (hindsight(recorded(), costs, repeats=3).seconds <= best.seconds + 1e-9).all()
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_passes_of_hindsight_are_the_total_variation() -> None:
-    """Catches a wrong bound: E[rejections] = sum TV (Yin et al. 2024), exactly, over all answers, coins and branches; each is
-    the end of a pass, and the last pass has none."""
-    target, draft = (TableModel.random(vocab_size=3, depth=2, seed=seed, sparsity=0.1) for seed in (5, 6))
-    request = Request(target=target, draft=draft, max_tokens=4)
-    passes = sum(p * hindsight([trace], FLAT).num_passes for _, p, trace in Recording(request=request, length=3).traces)
-    variation = 0.0
-    for (text, _), probability in request.own_law().items():
-        for i in range(3):
-            p, q = (model.distribution((*request.prompt, *text[:i])) for model in (target, draft))
-            variation += probability * float((p - q).abs().sum() / 2)
-    assert passes == pytest.approx(1 + variation, abs=1e-12)
-
-
-@pytest.mark.usefixtures("quick")
-def test_hindsight_on_constant_acceptance_is_the_closed_form() -> None:
-    """Catches a speed-up that is not 1/(c + (1 - c) TV). A binomial of 20,000: beyond five sigmas once in a million."""
-    found = hindsight(constant(0.8, num=1, num_tokens=20_000, length=0), FLAT)
-    five = 5 * (0.8 * 0.2 / 20_000) ** 0.5
-    assert found.verification_rate == pytest.approx(0.2, abs=five)
-    assert found.speed_up == pytest.approx(1 / (0.22 + 0.78 * found.verification_rate), abs=1e-3)
-
-
 # The others
 
 
@@ -144,17 +117,6 @@ def test_constant_acceptance_leaves_one_best_length(acceptance: float, costs: Co
         found = oracle(flat, costs)
         assert found.histogram.sum(0).argmax() == round(best.tally.num_drafted)
         assert found.tokens_per_second == pytest.approx(best.rate, rel=0.03)
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_ladder_is_a_ladder() -> None:
-    """Looks, at one process and one seed: more knowledge is faster here. Only hindsight is guaranteed to be on top."""
-    fixed = max(replay(recorded(), Fixed(k=k), FLAT, repeats=8).tokens_per_second for k in range(11))
-    rungs = [fixed] + [
-        oracle(recorded(), FLAT, repeats=8).tokens_per_second for oracle in (pre_sampling, perfect_probability, hindsight)
-    ]
-    assert rungs == sorted(rungs)
-    assert 0 < share_of_headroom(rungs[2], best_fixed=fixed, oracle=rungs[3]) < 1
 
 
 def test_what_oracles_know_is_true() -> None:
@@ -187,11 +149,3 @@ def test_oracles_refuse_recordings_that_do_not_know() -> None:
         with pytest.raises(ValueError, match="of old does not know"):
             oracle(blind, FLAT)
     assert hindsight(blind, FLAT).num_tokens == 30 * 60
-
-
-def test_a_share_needs_headroom() -> None:
-    """Catches a share of nothing, and a share that is turned step."""
-    assert share_of_headroom(1.2, best_fixed=1.0, oracle=2.0) == pytest.approx(0.2)
-    assert share_of_headroom(0.9, best_fixed=1.0, oracle=2.0) < 0
-    with pytest.raises(ValueError, match="no headroom"):
-        share_of_headroom(1.2, best_fixed=1.0, oracle=1.0)

@@ -1,20 +1,17 @@
 """Parallel heads on a draft's state: the target's distribution, one pass for several draft tokens, no trace of what was
 rejected."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from distributions import Request, largest_difference
 
-import specdecpp as sd
 from specdecpp.backends import EagerModel
 from specdecpp.errors import DataError
 from specdecpp.lab.parallel import WEIGHTS, ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.testing import TableModel, save_tiny_pair, tiny_model
+from specdecpp.testing import TableModel, tiny_model
 from specdecpp.verify import BlockVerification, TokenVerification
 
 pytestmark = pytest.mark.lab
@@ -92,32 +89,6 @@ def test_a_rejected_candidate_leaves_no_trace() -> None:
     for tokens in ([9], [8], [7], [6]):
         for found, wanted in zip(draft.extend(tokens, rows=1), again.extend(tokens, rows=1), strict=True):
             assert torch.equal(found, wanted)
-
-
-@torch.inference_mode()
-def test_a_place_has_the_law_of_its_head() -> None:
-    """Catches heads in another order, and logits of another state than the text's last."""
-    draft, base = tiny_draft()
-    _, hidden = base.new_cache().extend([1, 2, 3], rows=1)
-    draft.extend([1, 2, 3], rows=1)
-    for i in range(2):
-        logits, state = draft.extend([4 + i], rows=1)
-        torch.testing.assert_close(state, draft.heads(hidden, i))
-        torch.testing.assert_close(logits, base.model.get_output_embeddings()(state))
-
-
-def test_greedy_answers_are_the_targets(tmp_path: Path) -> None:
-    """Catches a decoder that takes such a draft for another."""
-    target, draft = save_tiny_pair(tmp_path)
-    pair = sd.load_pair(target, draft=draft, backend="eager")
-    base: Any = pair.draft
-    parallel = ParallelDraft(base, random_heads(base.hidden_size, 3), base.model.get_output_embeddings())
-    own = replace(pair, draft=parallel, draft_fingerprint=None)
-    asked = {"temperature": 0.0, "max_tokens": 24}
-    answers = [sd.Decoder(of, policy=Fixed(k=k)).generate("tell me", **asked) for of, k in ((pair, 0), (own, 4))]
-    assert answers[0].tokens == answers[1].tokens
-    default = sd.Decoder(own).generate("tell me", **asked)
-    assert default.tokens == answers[0].tokens
 
 
 def test_training_lowers_the_loss_of_every_head_and_weights_come_back(tmp_path) -> None:

@@ -12,8 +12,8 @@ from gguf import GGUFReader
 from specdecpp import Fixed
 from specdecpp.decoder import Decoder
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_writing import cut
 from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_writing import cut
 from specdecpp.loading.models import load_tokenizer
 from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policy_spec import parse_policy, policy_names

@@ -19,8 +19,8 @@ from specdecpp.errors import BackendError, MissingExtraError, PairError
 from specdecpp.head import HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_writing import cut, grow, pared
 from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_writing import cut, grow, pared
 from specdecpp.testing import tiny_model
 
 SHIP = Path(__file__).parents[1] / "recipes" / "smollm2" / "ship.py"

@@ -26,10 +26,10 @@ from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTre
 from specdecpp.lab.trees import verification as tree_verification
 from specdecpp.lab.trees.engine import _Branches
 from specdecpp.lab.trees.tree import ROOT, Tree
-from specdecpp.lab.trees.verification import acceptance, verified
+from specdecpp.lab.trees.verification import verified
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.replay.replay import Player
-from specdecpp.sampling import Sampling, Uniforms, streams
+from specdecpp.sampling import Sampling, streams
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 pytestmark = pytest.mark.lab
@@ -123,14 +123,15 @@ SMALL = (
 WAYS = [(kind, children) for kind in VERIFICATIONS for children in ("drawn", "likeliest")]
 
 
-def cases() -> list[tuple[str, str, str, str]]:
-    """Every situation meets every shape, every shape every way, as in a Latin square; comparison has the most outcomes."""
-    return [
+def cases() -> list[tuple[str, str, str, Any]]:
+    """Every situation meets every shape, every shape every way, as in a Latin square; the end of a text meets all of both."""
+    square = [
         (situation, shape, *WAYS[(i + 2 * j) % 4 if (i + j) % 3 == 0 else (i + j) % 2])
         for i, situation in enumerate(SMALL)
         for j, shape in enumerate(SHAPES)
-        if situation != "end-of-text"  # which has a test of its own, with every way
+        if situation != "end-of-text"
     ]
+    return square + [("end-of-text", shape, *way) for shape in SHAPES for way in WAYS]
 
 
 def small(situation: str, max_tokens: int = 3) -> Request:
@@ -145,23 +146,6 @@ def test_every_shape_keeps_the_targets_law(situation: str, shape: str, verificat
     request = small(situation)
     distribution = request.distribution(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_law()) < 1e-12
-
-
-@pytest.mark.parametrize(("verification", "children"), WAYS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_keeps_the_law_in_every_way(shape: str, verification: str, children: Any) -> None:
-    """Catches a verification that is sound for one shape of tree only, over two steps and more."""
-    request = small("end-of-text")
-    distribution = request.distribution(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
-
-
-@pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "by-chance", "last-token", "cost-aware"])
-def test_over_several_rounds(shape: str) -> None:
-    """Catches rows that stay open and a branch that is kept wrongly, which only the next steps show."""
-    request = replace(SITUATIONS["end-of-text"], max_tokens=4)
-    policy = replace(SHAPES[shape](), max_nodes=3)
-    assert largest_difference(request.distribution(policy, TokenVerification()), request.own_law()) < 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -262,36 +246,6 @@ def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) ->
                 assert (a.num_drafted, a.num_accepted, a.expected_s) == (b.num_drafted, b.num_accepted, b.expected_s)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.9)])
-@pytest.mark.parametrize(
-    "costs",
-    [
-        Costs.relative(0.1),
-        Costs(draft_s=0.2, passes={1: 1.0, 3: 1.0, 4: 1.5, 7: 1.6}),
-        Costs(draft_s=0.4, passes={1: 1.0, 9: 2.0}),
-    ],
-)
-def test_cost_aware_trees_of_one_child_are_cost_aware_chains(costs: Costs, sampling: Sampling) -> None:
-    """Catches a threshold, a score or a memory other than the chain's: step by step, over answers with memory."""
-    pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
-    request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
-    kind = GreedyVerification() if sampling.is_greedy else TokenVerification()
-    lengths = set()
-    with unchecked():
-        for seed in range(12):
-            chain = request.session(CostAware(), kind, streams(seed))
-            tree = request.session(Asked(max_children=1), kind, streams(seed))
-            for a, b in zip(finish(chain), finish(tree), strict=True):
-                assert a.pieces == b.pieces
-                assert (a.num_drafted, a.num_accepted, a.expected_s) == (
-                    b.num_drafted,
-                    b.num_accepted,
-                    pytest.approx(b.expected_s),
-                )
-                lengths.add(a.num_drafted)
-    assert len(lengths) >= 3
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0)])
 @pytest.mark.parametrize("row", [0.001, 0.45])
 def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: Sampling) -> None:
@@ -354,27 +308,6 @@ def test_sampled_trees_follow_the_law(shape: str) -> None:
     assert chi_square_tail(counts, request.own_law()) > 1e-5
 
 
-class SharedCoins(Uniforms):
-    """One uniform for all coins of a step."""
-
-    def take(self, num: int) -> list[float]:
-        taken = super().take(num)
-        return taken[:1] * num
-
-
-def test_shared_coins_are_noticed() -> None:
-    """Catches a chi-square that would let siblings share their coin."""
-    request, policy = replace(SITUATIONS["three-tokens-left"], max_tokens=2), Widths(widths=(3,))
-    counts: dict[Any, int] = {}
-    with unchecked():
-        for seed in range(1500):
-            draft, verify = streams(seed)
-            session = request.session(policy, TokenVerification(), (draft, SharedCoins(verify.generator)))
-            outcome = answer(session, finish(session))
-            counts[outcome] = counts.get(outcome, 0) + 1
-    assert chi_square_tail(counts, request.own_law()) < 1e-5
-
-
 def with_replacement(tree: Tree, node: int) -> torch.Tensor:
     return tree.open[node].row
 
@@ -408,21 +341,3 @@ def test_mutations_are_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -
     policy = Widths(widths=(2, 1) if "branch" in mutation else (3,), max_nodes=3)
     monkeypatch.setattr(*MUTATIONS[mutation])
     assert total_variation(request.distribution(policy, TokenVerification()), request.own_law()) > 1e-3
-
-
-# The identity that the proof rests on
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_child_more_changes_nothing(seed: int) -> None:
-    """Catches an acceptance or a residual that is not that of the docstring: whatever q is, min(p, q) + P(reject) rest = p."""
-    generator = torch.Generator().manual_seed(seed)
-    p, q = torch.rand(2, 6, generator=generator, dtype=torch.float64).pow(3).softmax(-1)
-    for distribution in (q, None):
-        emitted = torch.zeros(6, dtype=torch.float64)
-        for token, chance in enumerate((q if distribution is not None else torch.eye(6, dtype=torch.float64)[2]).tolist()):
-            if chance:
-                accept, rest = acceptance(p, distribution, token)
-                emitted[token] += chance * accept
-                emitted += chance * (1 - accept) * rest()
-        assert (emitted - p).abs().max() < 1e-15

@@ -13,7 +13,6 @@ from test_tree_law import SHAPES, Removing, small
 from specdecpp.lab.trees import TreePolicy, Widths
 from specdecpp.lab.trees.replay import TreePlayer, replay_trees
 from specdecpp.sampling import Sampling, probabilities
-from specdecpp.testing import Enumerator
 from specdecpp.verify import CompareVerification, GreedyVerification, TokenVerification, Verification
 
 pytestmark = pytest.mark.lab
@@ -151,10 +150,3 @@ def test_sums_are_those_of_the_rounds() -> None:
         replay_trees([], Widths(), COSTS)
     with pytest.raises(ValueError, match="no answers of gsm8k"):
         once.only("gsm8k")
-
-
-def test_an_enumerator_stands_for_luck() -> None:
-    """Catches a replay that asks for randomness in another way than the two that there are."""
-    request = SITUATIONS["plain"]
-    distributions = TableLaws(request=request, tokens=(0, 1, 2, 0))
-    assert sum(r.num_tokens for r in TreePlayer(distributions, Widths(), COSTS).steps(Enumerator([]))) == 4

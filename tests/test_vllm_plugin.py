@@ -13,7 +13,7 @@ import pytest
 from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm import configuring
 from specdecpp.integrations.vllm.lengths import Lengths
-from specdecpp.integrations.vllm.settings import Settings
+from specdecpp.integrations.vllm.settings import policy_of
 from specdecpp.policy_spec import parse_policy
 
 
@@ -47,7 +47,7 @@ def configuration(**changes: Any) -> Any:
 def test_without_its_key_the_plugin_does_nothing(given: Any) -> None:
     """Catches a plugin that changes engines nobody configured for it, or breaks on other plugins' settings."""
     config = SimpleNamespace(additional_config=given)
-    assert Settings.of(config) is None
+    assert policy_of(config) is None
     configuring.configure(config)
     assert not configuring.attach(config)
 
@@ -56,23 +56,21 @@ def test_without_its_key_the_plugin_does_nothing(given: Any) -> None:
     ("given", "said"),
     [
         ("policy", "must map"),
-        ({"head": "x"}, "knows no 'head'. It takes policy, ends"),
+        ({"head": "x"}, "knows no 'head'. It takes policy"),
         ({"policy": "magic:1"}, "there is no policy 'magic:1'"),
         ({"policy": 3}, '"policy"] must be text, got 3'),
-        ({"ends": "soon"}, '"ends"] must be one of before, now, late, poll'),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(given: Any, said: str) -> None:
     """Catches a misspelt key that would silently leave the default in place."""
     with pytest.raises(ValueError, match=re.escape(said)):
-        Settings.of(SimpleNamespace(additional_config={"specdecpp": given}))
+        policy_of(SimpleNamespace(additional_config={"specdecpp": given}))
 
 
 def test_settings_are_read() -> None:
     """Catches values that are checked and then dropped."""
-    found = Settings.parse({"policy": "cumulative:0.3", "ends": "poll"})
-    assert (found.policy, found.ends) == (parse_policy("cumulative:0.3"), "poll")
-    assert Settings.parse({}) == Settings()
+    for given, policy in (({"policy": "cumulative:0.3"}, "cumulative:0.3"), ({}, "cost-aware")):
+        assert policy_of(SimpleNamespace(additional_config={"specdecpp": given})) == parse_policy(policy)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +86,6 @@ def test_settings_are_read() -> None:
         ("data parallel ranks", {}, {"parallel_config__data_parallel_size": 2}),
         ("cannot follow SpecDecPP", {"policy": "specdecpp:0.4"}, {}),
         ("cannot follow MaxConfidence", {"policy": "max-confidence:0.5,drop=true"}, {}),
-        ('"ends" needs a policy', {"ends": "late"}, {}),
-        ('"ends" cannot be "before"', {"policy": "cumulative:0.2", "ends": "before"}, {}),
         ("hides the probabilities", {"policy": "cumulative:0.2"}, {"speculative_config__use_local_argmax_reduction": True}),
         ("on each tensor-parallel rank", {"policy": "cumulative:0.2"}, {"parallel_config__tensor_parallel_size": 2}),
     ],

@@ -1,4 +1,4 @@
-"""A device that is none, to find tensors that were made without one: `test_distil_device.py` distils on it in a process of its
+"""A device that is none, to find tensors that were made without one: `test_distil_kept.py` distils on it in a process of its
 own, since torch keeps a device once it is registered.
 
     python toy_device.py FOLDER     # which has target/, target.gguf and prompts.jsonl
@@ -158,12 +158,12 @@ def main() -> None:
     torch.Generator = Generator  # pyright: ignore
     torch.inference_mode = torch.no_grad  # pyright: ignore  # what is made in it cannot be a view of what is not, wrapped so
     torch.is_inference_mode_enabled = lambda: not torch.is_grad_enabled()  # pyright: ignore
-    from killed_distillation import plan_of
+    from test_distil import plan_of
 
     from specdecpp.distillation.run import distil
 
     folder = Path(sys.argv[1])
-    plan = replace(plan_of(folder, ""), device=NAME, tokens=1500)
+    plan = replace(plan_of(folder, folder), device=NAME, tokens=1500)
     with Toy():
         for name, shape in (("target", None), ("target.gguf", plan.shape)):
             card = distil(replace(plan, target=str(folder / name), out=folder / f"of {name}", shape=shape))

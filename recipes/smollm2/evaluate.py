@@ -60,7 +60,7 @@ def main() -> None:
         for draft, figures in zip(drafts, found, strict=True):
             of = by_source(target.model, draft.model, [name for name, _ in prompts], pieces, settings={setting: sampling})
             for name in SETS:
-                figures[name] |= of[name]
+                figures[name] |= {setting: round(of[name][setting], 4)}
     rows = [row(draft, figures) for draft, figures in zip(drafts, found, strict=True)]
     args.out.write_text(json.dumps(about(target, args) | {"drafts": rows}, indent=1) + "\n", encoding="utf-8")
     print("\n".join(table(found[-1])))
@@ -79,7 +79,7 @@ def encoded(target: Target, path: str, name: str) -> list[list[int]]:
 
 
 def row(draft: Target, figures: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """What is said of a draft."""
+    """Facts about a draft."""
     card = Path(draft.name).parent / "card.json"
     told = json.loads(card.read_text(encoding="utf-8")) if card.exists() else {}
     return {

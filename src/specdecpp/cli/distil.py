@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specdecpp.cli.common import Device, Json, Ray, Seed, check_device, interruptible, print_json, silence, told, write
+from specdecpp.cli.common import Device, Json, Seed, check_device, interruptible, print_json, silence, told, write
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
-    from specdecpp.distillation.run import DistilStep
 
 EXAMPLES = (
     "specdecpp distil model.gguf --prompts texts.jsonl --minutes 60 --out draft",
@@ -46,23 +45,21 @@ def distil(
     loss: Annotated[Literal["kl", "tv"], typer.Option(metavar="NAME", help="kl, or tv to end with.")] = "kl",
     lr: Annotated[float, typer.Option(metavar="X", help="The highest learning rate.")] = 1e-3,
     head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
-    ray: Ray = None,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
     seed: Seed = 0,
     device: Device = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Make a draft for a model that has none, and say whether it pays.
+    """Make a draft for a model that has none, and tell whether it pays.
 
     The target writes answers to the prompts; its first layers, with one or two trained ones on top and an output layer for the
     likeliest tokens, learn to say the same. Killed at any moment and started again, it goes on where it stopped.
     """
     with told():
         from specdecpp.distillation import finishing
-        from specdecpp.distillation.plan import DistilPlan
+        from specdecpp.distillation.run import DistilPlan
         from specdecpp.distillation.run import distil as run
-        from specdecpp.distillation.run import kept
         from specdecpp.distillation.training import Course
         from specdecpp.report import render
         from specdecpp.sampling import Sampling
@@ -86,18 +83,18 @@ def distil(
         check_device(device)
         silence(target, start)
         with interruptible(), render.waiting("distilling", quiet=quiet or as_json) as say:
-            logged = _Logged(is_on=not (quiet or sys.stderr.isatty()))
+            log = _Log(is_on=not (quiet or sys.stderr.isatty()))
 
-            def tell(step: "DistilStep") -> None:
-                say(_line(step))
-                logged(_line(step))
+            def tell(line: str) -> None:
+                say(line)
+                log(line)
 
             try:
-                card = run(plan, tell=tell, ray=ray)
+                card = run(plan, tell=tell)
                 if head:
-                    card = finishing.finish(plan, card, tell=say)
+                    card = finishing.finish(plan, card, tell=tell)
             except KeyboardInterrupt:
-                print(f"interrupted. {kept(plan.out)}", file=sys.stderr)
+                print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)
                 raise typer.Exit(INTERRUPTED) from None
         if as_json:
             print_json(card)
@@ -105,7 +102,7 @@ def distil(
             write("\n".join(finishing.sentences(plan, card)) + "\n")
 
 
-class _Logged:
+class _Log:
     """A line on stderr every minute, where that is no terminal: a run takes hours, and its log is all that there is to see."""
 
     EVERY_S = 60.0
@@ -117,10 +114,6 @@ class _Logged:
         if self._is_on and monotonic() >= self._next:
             print(line, file=sys.stderr, flush=True)
             self._next = monotonic() + self.EVERY_S
-
-
-def _line(step: "DistilStep") -> str:
-    return f"{step.doing} {step.done:.0%}{step.told and f': {step.told}'}"
 
 
 def _shape(layers: str | None, tokens: int | None) -> "Shape | None":

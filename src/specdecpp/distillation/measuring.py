@@ -1,4 +1,4 @@
-"""How often a target would accept what a draft proposes, along the target's own answers: 1 - TV, by source and temperature."""
+"""Acceptance of a draft along the target's own answers, 1 - TV, by source and sampling; and the tokens that the target says."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def by_source(
 ) -> dict[str, dict[str, float]]:
     """Mean acceptance by source, and by how both are sampled."""
     found: dict[str, dict[str, list[torch.Tensor]]] = {}
-    num = min(int(model.config.vocab_size) for model in (target, draft))  # of a small model the padding may be another
+    num = min(int(model.config.vocab_size) for model in (target, draft))  # a small model may have other padding
     ids = trimmed.of(draft.config, vocab_size=num, device=target.device)
     for source, piece in zip(sources, pieces, strict=True):
         given = piece.ids[None, :-1].to(target.device)
@@ -38,6 +38,17 @@ def by_source(
         for name, sampling in settings.items():
             overlap = torch.minimum(probabilities(p, sampling), probabilities(q, sampling)).sum(-1)
             found.setdefault(source, {}).setdefault(name, []).append(overlap.cpu())
-    return {
-        source: {name: round(float(torch.cat(values).mean()), 4) for name, values in of.items()} for source, of in found.items()
-    }
+    return {source: {name: float(torch.cat(values).mean()) for name, values in by.items()} for source, by in found.items()}
+
+
+def agreement(target: Any, draft: Any, pieces: Sequence[TextPiece]) -> float:
+    """Mean acceptance at temperature 1, over all tokens: of an undecided target most of it is in the tail."""
+    return by_source(target, draft, [""] * len(pieces), pieces, settings={"": Sampling(temperature=1.0)})[""][""]
+
+
+def sums(pieces: Sequence[TextPiece], vocab_size: int) -> torch.Tensor:
+    """The target's probability of each token, summed over the tokens of a text [V]."""
+    found = torch.zeros(vocab_size, dtype=torch.float64)
+    for piece in pieces:
+        found.index_add_(0, piece.top.flatten(), piece.log_p.exp().flatten().double())
+    return found

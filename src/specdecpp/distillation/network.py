@@ -1,4 +1,4 @@
-"""The draft as a network: the target's first layers as they are, layers of its own on top, and the target's output layer.
+"""The draft as a network: the target's first layers unchanged, layers of its own on top, and the target's output layer.
 
     embedding, layers 0 .. E-1   the target's, frozen: their states are computed once (`text`)
     layers E .. E+T-1            the draft's own, started from the target's E-th and its last ones (`start`), and trained
@@ -16,9 +16,9 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from specdecpp import cache_dir
 from specdecpp.backends import families, trimmed
@@ -27,12 +27,14 @@ from specdecpp.errors import BackendError
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How many of the target's first layers are kept, how many of its own the draft has, and how many tokens it can say (None:
-    all of them)."""
+    """Size of a draft."""
 
     kept: int
+    """Layers of the target, its first ones."""
     own: int
+    """Layers of its own on top."""
     tokens: int | None = None
+    """Tokens that it can say; None: all of them."""
 
     def __post_init__(self) -> None:
         if self.kept < 0 or self.own < 1 or (self.tokens is not None and self.tokens < 2):
@@ -53,28 +55,32 @@ def check(target: Any, shape: Shape | None = None) -> None:
         )
 
 
-def of_layers(target: Any, indices: list[int]) -> Any:
+def of_layers(target: Any, indices: Sequence[int]) -> Any:
     """A model of the target's class, of copies of these of its layers in this order; embedding and output layer are shared."""
+    layers = [copy.deepcopy(target.model.layers[i]) for i in indices]
+    for place, layer in enumerate(layers):
+        if hasattr(layer.self_attn, "layer_idx"):
+            layer.self_attn.layer_idx = place
+    return _assembled(target, layers, copy.deepcopy(target.model.norm), indices)
+
+
+def _assembled(target: Any, layers: Sequence[nn.Module], norm: nn.Module, indices: Sequence[int]) -> Any:
+    """A model of these layers; `indices` are their places in the target."""
     config = copy.deepcopy(target.config)
-    config.num_hidden_layers = len(indices)
+    config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         config.layer_types = [target.config.layer_types[i] for i in indices]
     with torch.device("meta"):
         model = type(target)(config)
     body, of = model.model, target.model
-    layers = [copy.deepcopy(of.layers[i]) for i in indices]
-    for place, layer in enumerate(layers):
-        if hasattr(layer.self_attn, "layer_idx"):
-            layer.self_attn.layer_idx = place
-    body.layers, body.norm = nn.ModuleList(layers), copy.deepcopy(of.norm)
-    body.embed_tokens, body.rotary_emb = of.embed_tokens, of.rotary_emb
-    model.lm_head = target.lm_head
+    body.layers, body.norm = nn.ModuleList(layers), norm
+    body.embed_tokens, body.rotary_emb, model.lm_head = of.embed_tokens, of.rotary_emb, target.lm_head
     model.generation_config = copy.deepcopy(target.generation_config)
     return model.eval()
 
 
 def layers_of(num: int, shape: Shape) -> list[int]:
-    """Which of the target's `num` layers a draft starts from: the first, and for its own the next and the last."""
+    """Indices of the target's `num` layers that a draft starts from: the first, and for its own the next and the last."""
     return [*range(shape.kept + 1), *range(num - shape.own + 1, num)]
 
 
@@ -83,9 +89,14 @@ def draft(target: Any, shape: Shape) -> Any:
     return of_layers(target, layers_of(len(target.model.layers), shape))
 
 
+def tail(model: Any, kept: int) -> Any:
+    """A draft's layers from `kept` on as a model of their own, over the same weights; it reads states as `inputs_embeds`."""
+    layers = model.model.layers
+    return _assembled(model, [*layers[kept:]], model.model.norm, range(kept, len(layers)))
+
+
 def shape_of(draft: Any, target: Any) -> Shape | None:
-    """The shape of a draft which was cut from this target, whose embedding it has; None for another model, and for one with no
-    layer of its own."""
+    """The shape of a draft which was cut from this target; None for another model, and for one with no layer of its own."""
     pairs = zip(draft.model.layers, target.model.layers, strict=False)
     kept = sum(1 for _ in takewhile(lambda layers: _are_same(*layers), pairs))
     if kept == len(draft.model.layers) or not _are_same(draft.model.embed_tokens, target.model.embed_tokens):
@@ -95,7 +106,7 @@ def shape_of(draft: Any, target: Any) -> Shape | None:
 
 
 def _are_same(layer: nn.Module, other: nn.Module) -> bool:
-    """Tell whether two tensors are equal in bfloat16, the type of a draft's checkpoint."""
+    """Tell whether two layers have the same weights in bfloat16, the type of a draft's checkpoint."""
     of = dict(other.named_parameters())
     return all(
         name in of and p.shape == of[name].shape and torch.equal(p.bfloat16(), of[name].bfloat16())
@@ -103,35 +114,21 @@ def _are_same(layer: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def tail(model: Any, kept: int) -> Any:
-    """A draft's layers from `kept` on as a model of their own, over the same weights; it reads states as `inputs_embeds`."""
-    own = of_layers(model, [])
-    own.model.layers, own.model.norm = model.model.layers[kept:], model.model.norm
-    own.config.num_hidden_layers = len(own.model.layers)
-    if getattr(model.config, "layer_types", None):
-        own.config.layer_types = model.config.layer_types[kept:]
-    return own
+class _HalfLinear(nn.Linear):
+    """A linear layer with its product in bfloat16, whose result has the type of its input."""
 
-
-class _Products(nn.Module):
-    """A linear layer whose product is in bfloat16, and whose sums go on in the type they came in."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().bfloat16(), requires_grad=False)
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().bfloat16(), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.bfloat16(), self.weight, self.bias).to(x.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.bfloat16()).to(input.dtype)
 
 
 def with_half_products(model: Any) -> Any:
-    """The model with its matrices in bfloat16 and all else as it was: a whole model in bfloat16 may be a third off
-    (`backends.probe` compares with float32)."""
+    """The model with its matrices in bfloat16: a whole model in bfloat16 may be a third off (`backends.probe`)."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, _Products(child))
+                half = copy.deepcopy(child).bfloat16()
+                half.__class__ = _HalfLinear
+                setattr(module, name, half)
     return model
 
 
@@ -144,16 +141,15 @@ def is_fast_at_half(device: torch.device) -> bool:
 
 
 def batched(texts: Sequence[Sequence[int]], *, device: torch.device) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Texts of several lengths as one batch, and where it holds text."""
-    longest = max(map(len, texts))
-    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
-    mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts], device=device)
-    return ids, mask
+    """Texts as one batch, padded on the right, and its attention mask."""
+    ids = pad_sequence([torch.tensor([*text]) for text in texts], batch_first=True)
+    mask = pad_sequence([torch.ones(len(text), dtype=torch.long) for text in texts], batch_first=True)
+    return ids.to(device), mask.to(device)
 
 
 @contextmanager
 def caught(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """The inputs of a layer during this block: a tensor for each pass."""
+    """Inputs of a layer during this block: a tensor for each pass."""
     found: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The rounding that a draft's file brings: its own layers are trained with the weights that will be stored.
+"""The rounding of a draft's own layers to the types of its file, which they are trained through.
 
 Forward they are rounded, backward it is as if they were not (the straight-through estimator, Bengio et al. 2013), so that four
 bits, which make a draft's step cheaper by what it need not read, cost little of its acceptance.
@@ -14,12 +14,12 @@ from specdecpp.loading.gguf_writing import Precision
 
 BLOCK = 32
 _FEW_BITS = 6.0
-"""A weight with its share of scales; formats of four and five bits have fewer, others more."""
+"""Bits a weight, scales included: between formats of four and five bits, and others."""
 
 
 def precision_of(target: Target) -> Precision | None:
-    """The types in which the own layers of a draft are stored beside a target's file: four bits where the target's matrices
-    have about as many, else eight. None beside a checkpoint, whose draft has no such file."""
+    """The type of a draft's own layers beside a target's file: four bits where the target's matrices have about as many, else
+    eight. None beside a checkpoint, whose draft has no such file."""
     if not isinstance(target.source, GGUF):
         return None
     matrices = [w for name, w in target.source.stored.items() if name.startswith("model.layers.0.") and len(w.shape) == 2]
@@ -29,10 +29,7 @@ def precision_of(target: Target) -> Precision | None:
 
 def rounded(weight: Float[Tensor, "R C"], precision: Precision | None) -> Float[Tensor, "R C"]:
     """The values that a file of this precision will have, to the bit; gradients pass as if they were the weight itself. Rows
-    that are not of whole blocks are stored in 16 bits and stay as they are.
-
-    Raises ValueError for a precision that no draft is trained in.
-    """
+    that are not of whole blocks are stored in 16 bits and stay unchanged."""
     if precision is None or weight.shape[-1] % BLOCK:
         return weight
     with torch.no_grad():
@@ -42,29 +39,25 @@ def rounded(weight: Float[Tensor, "R C"], precision: Precision | None) -> Float[
             step = (blocks.amax(-1, keepdim=True) - low) / 15
             code = (blocks - low).mul_(_inverse(step)).add_(0.5).floor_().clamp_(0, 15)
             found = code.mul_(_half(step)).add_(_half(low))
-        elif precision is Precision.q8_0:
-            step = blocks.abs().amax(-1, keepdim=True) / 127
-            found = _away(blocks * _inverse(step)).mul_(_half(step))
         else:
-            raise ValueError(f"a draft is trained in q4_1 or q8_0, got {precision}")
+            assert precision is Precision.q8_0, "the other type that `precision_of` names"
+            step = blocks.abs().amax(-1, keepdim=True) / 127
+            code = blocks * _inverse(step)
+            found = (code.sign() * (code.abs() + 0.5).floor()).mul_(_half(step))  # halves away from zero
     return found.reshape(weight.shape) + (weight - weight.detach())
 
 
 def layers(model: nn.Module, precision: Precision | None) -> dict[str, Tensor]:
-    """The matrices of a model's layers by name, rounded: what `torch.func.functional_call` runs it with."""
+    """Matrices of a model's layers by name, rounded, for `torch.func.functional_call`."""
     named = ((name, p) for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2)
     return {name: rounded(p, precision) for name, p in named}
 
 
 def _inverse(step: Tensor) -> Tensor:
+    """1 / step; 0 for a block of equal weights."""
     return torch.where(step == 0, 0.0, 1 / step)
 
 
 def _half(scale: Tensor) -> Tensor:
-    """Step to two bytes."""
+    """The scale as a file has it, in two bytes."""
     return scale.half().float()
-
-
-def _away(x: Tensor) -> Tensor:
-    """To the nearest whole number, halves away from zero."""
-    return x.sign() * (x.abs() + 0.5).floor()

@@ -1,12 +1,12 @@
-"""A draft for a target that has none, from prompts to a verdict; each phase keeps what is finished, so that a run which was
-killed at any moment is started again with the same command and ends with the same draft.
+"""A draft for a target that has none. Each phase leaves its result on disk, so that a run which is killed at any moment ends
+with the same draft when the same command is given again.
 
-    out/plan.json                 what was settled when it began: shape, prompts, tokens, steps
+    out/plan.json                 decisions made at the beginning: shape, number of shards
     out/text/                     the target's own text, with what the draft learns of it (`writing`, `text`)
-    out/start.pt, training.pt     the start in closed form (`start`), and the training (`training`)
-    out/draft/, draft.gguf        the draft: a checkpoint, and beside a GGUF file one like it
-    out/labels/, heads/           the recipe of its head (`training.pipeline`)
-    out/card.json                 all that is known of it: data, steps, acceptance, verdict
+    out/training.pt               the own layers in training (`start`, `training`)
+    out/draft/, draft.gguf        the draft: a checkpoint, and beside a GGUF file one like it (`saving`)
+    out/labels/, heads/           the recipe of its head (`finishing`)
+    out/card.json                 data, steps, acceptance, verdict
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,326 +22,271 @@ import torch
 
 import specdecpp
 from specdecpp import cache_dir
+from specdecpp.backends import NativeModel
 from specdecpp.decoder import encode
-from specdecpp.distillation import measuring, network, saving, shapes, start, text
+from specdecpp.distillation import measuring, network, saving, shapes, start, text, writing
 from specdecpp.distillation.network import Shape
-from specdecpp.distillation.plan import SHARD, DistilPlan
 from specdecpp.distillation.rounding import precision_of
+from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Length, Lesson, Student, own_weights, put, timetable, train, trained_layers
-from specdecpp.distillation.writing import WrittenTexts, writer_of
-from specdecpp.errors import BackendError, DataError
-from specdecpp.loading.pair import Pair, common_vocabulary, short_name
-from specdecpp.loading.tokenizers import check_same_tokenizer
+from specdecpp.distillation.training import STATE, Course, Length, Lesson, Trainer
+from specdecpp.distillation.writing import Writer
+from specdecpp.errors import DataError
+from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
-from specdecpp.training.checkpoints import saved
+from specdecpp.sampling import Sampling
 from specdecpp.training.folders import claimed
-from specdecpp.training.prompts import Prompt, gather
-from specdecpp.training.workers import spread
+from specdecpp.training.prompts import Source, gather
 
-PLAN, TEXT, START, CARD = "plan.json", "text", "start.pt", "card.json"
+PLAN, TEXT, CARD = "plan.json", "text", "card.json"
+SHARD = 64
+"""Prompts of a shard."""
 HELD = 24
 """Prompts that the draft is measured on, and not trained on."""
 FITTED = 2
 """Shards that the start is fitted on: some ten thousand tokens are enough (`start`)."""
 WRITING = 0.55
 """The share of a budget in minutes that the target writes for; the rest is for training."""
+Tell = Callable[[str], None]
+Prompt = tuple[str, list[int]]
+"""The source of a prompt, and its ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilPlan:
+    """A draft for a target, from prompts. Raises ValueError for what cannot be done."""
+
+    target: str
+    sources: tuple[Source, ...]
+    out: Path
+    minutes: float | None = None
+    """The budget but for the head and the check; either this or `tokens`."""
+    tokens: int | None = None
+    """The budget in tokens that the target writes."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Sampling of the target's text: as it will be served."""
+    shape: Shape | None = None
+    """None: chosen by predicted tokens/s (`shapes`)."""
+    start: str | None = None
+    """A small model with the target's tokenizer, or a draft of this target, to train instead of layers of the target."""
+    course: Course = field(default_factory=Course)
+    max_tokens: int = 256
+    """The most tokens of an answer."""
+    seed: int = 0
+    device: str | None = None
+    licence: str | None = None
+    """Licence of the prompts and the target, for the card."""
+
+    def __post_init__(self) -> None:
+        if (self.minutes is None) == (self.tokens is None):
+            given = "both" if self.tokens is not None else "neither"
+            raise ValueError(f"the budget is either minutes or tokens that the target writes, got {given}. Give one of them.")
+        if (self.minutes is not None and not self.minutes > 0) or (self.tokens is not None and self.tokens < 1):
+            raise ValueError(f"the budget must be positive, got {self.tokens if self.minutes is None else self.minutes:g}")
+        if self.max_tokens < 2 or self.seed < 0:
+            raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
+        if self.start is not None and self.shape is not None:
+            raise ValueError(f"{self.start} has layers of its own, so no shape can be asked for. Leave one of them out.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """Decisions of a run when it began. `num_shards` are of the text, of about `shard_tokens` each."""
+    """Decisions of a run when it began."""
 
     asked: str
+    """Digest of the plan, the models and the prompts."""
     shape: Shape
     num_shards: int
-    shard_tokens: int
     tried: tuple[dict[str, Any], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DistilStep:
-    """Where a run stands: what it is doing, how far it is of 1, and figures in words."""
-
-    doing: str
-    done: float
-    told: str = ""
-
-
-Tell = Callable[[DistilStep], None]
-
-
-def distil(plan: DistilPlan, *, tell: Tell = lambda step: None, ray: str | None = None) -> dict[str, Any]:
+def distil(plan: DistilPlan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s.
-
-    `ray` is "local" or the address of a cluster: the target's text is then written by its workers, which load `plan.target`
-    themselves.
 
     Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or that
     another run works in, and for damaged files in it; `PairError` and `BackendError` for a target that cannot be loaded or cut.
     """
     with claimed(plan.out):
-        return _distilled(plan, tell, ray)
+        return _Run(plan, tell).card()
 
 
-def _distilled(plan: DistilPlan, tell: Tell, ray: str | None) -> dict[str, Any]:
-    texts = gather(plan.sources, seed=plan.seed)  # before a model is loaded: a file that is not there is told at once
-    target = Target(plan.target, plan.device)
-    network.check(target.model, plan.shape)
-    begun = None if plan.start is None else _begun(plan.start, target, plan.shape)
-    saving.check(target, begun and begun.whole)
-    prompts = _encoded(texts, plan, target)
-    held, prompts = prompts[:HELD], prompts[HELD:]
-    settled = _settled(plan, target, begun, prompts, tell)
-    _write(plan, target, settled, prompts, tell, ray)
-    paths = [plan.out / TEXT / text.name_of(i) for i in range(settled.num_shards)]
-    survey = _surveyed(paths, target.vocab_size)
-    draft, student, done = _trained(plan, target, begun, settled, paths, survey, tell)
-    tell(DistilStep(doing="measuring", done=0.0))
-    files = saving.save(draft, target, settled.shape, plan.out, is_cut=begun is None or begun.is_cut)
-    pieces = writer_of(plan, target, settled.shape.kept).pieces([ids for _, ids in held], seed=(plan.seed, 2))
-    written = Target(str(plan.out / files[0]), plan.device).model
-    figures = measuring.by_source(target.model, written, [source for source, _ in held], pieces)
-    card = {
-        "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
-        "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in student.own)},
-        "start": begun and {"name": short_name(begun.of.name), "fingerprint": begun.of.source.fingerprint},
-        "data": {
-            "sources": sorted({source for source, _ in (*held, *prompts)}),
-            "licence": plan.licence,
-            "sampling": asdict(plan.sampling),
-            "tokens": sum(whole - prompt for of in survey.lengths for prompt, whole in of),
-        },
-        "training": {"steps": student.steps, **asdict(plan.course), "last": [asdict(lesson) for lesson in done[-1:]]},
-        "acceptance": figures,
-        "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
-    cache_dir.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
-    tell(DistilStep(doing="measuring", done=1.0))
-    return card
+class _Run:
+    """Phases of one distillation, in their order: settled, write, trained, card."""
 
+    def __init__(self, plan: DistilPlan, tell: Tell):
+        texts = gather(plan.sources, seed=plan.seed)  # before a model is loaded: a missing file is refused at once
+        self._plan, self._tell, self._folder = plan, tell, plan.out / TEXT
+        self._target = Target(plan.target, plan.device)
+        network.check(self._target.model, plan.shape)
+        self._begun = None if plan.start is None else Begun.named(plan.start, self._target)
+        saving.check(self._target, self._begun)
+        pair = Pair(target=self._target.writer, draft=self._target.writer, tokenizer=self._target.tokenizer)
+        prompts = self._fitting([(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts])
+        self._held, self._prompts = prompts[:HELD], prompts[HELD:]
 
-def kept(out: Path) -> str:
-    """State of an interrupted distillation in its folder, and how to go on."""
-    shards = len(text.done(out / TEXT))
-    parts = [f"{shards} {'shards' if shards > 1 else 'shard'} of text"] if shards else []
-    parts += [words for name, words in ((STATE, "the training so far"), (saving.DRAFT, "a draft")) if (out / name).exists()]
-    return f"{out} keeps {', '.join(parts) or 'nothing yet that takes long'}. Run the same command again to go on from there."
+    def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Prompts that leave room for an answer. Raises `DataError` where they are too few."""
+        most = self._plan.max_tokens
+        room = min(n for n in (self._target.context, 2**31) if n is not None) - most
+        found = [(source, ids) for source, ids in prompts if 0 < len(ids) <= room]
+        if len(found) < 2 * HELD:
+            raise DataError(
+                f"{len(found)} prompts leave room for an answer of {most} tokens, and a draft needs {2 * HELD}: {HELD} to "
+                "measure it, the others to train it. Give more prompts, or shorter ones."
+            )
+        return found
 
+    def card(self) -> dict[str, Any]:
+        """Make the draft and measure it; all that is known of it."""
+        plan, target, begun = self._plan, self._target, self._begun
+        settled = self._settled()
+        self._write(settled)
+        paths = [self._folder / text.name_of(i) for i in range(settled.num_shards)]
+        lengths, shares = _survey(paths, target.vocab_size)
+        draft, trainer, last = self._trained(settled, paths, lengths, shares)
+        self._tell("measuring")
+        files = saving.save(draft, target, settled.shape, plan.out, is_cut=begun is None or begun.is_cut)
+        answers = self._writer(settled.shape.kept).pieces([ids for _, ids in self._held], seed=(plan.seed, 2))
+        written = Target(str(plan.out / files[0]), plan.device).model
+        found = measuring.by_source(target.model, written, [source for source, _ in self._held], answers)
+        card = {
+            "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
+            "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in trainer.own)},
+            "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
+            "data": {
+                "sources": sorted({source for source, _ in (*self._held, *self._prompts)}),
+                "licence": plan.licence,
+                "sampling": asdict(plan.sampling),
+                "tokens": sum(whole - prompt for shard in lengths for prompt, whole in shard),
+            },
+            "training": {"steps": trainer.steps, **asdict(plan.course), "last": last and asdict(last)},
+            "acceptance": {source: {k: round(v, 4) for k, v in by.items()} for source, by in found.items()},
+            "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+        cache_dir.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
+        return card
 
-@dataclass(frozen=True)
-class _Begun:
-    """The draft that `plan.start` names: a draft that was cut from this target, of that shape, or a small model that is
-    trained whole."""
-
-    of: Target
-    shape: Shape | None
+    def _writer(self, layer: int) -> Writer:
+        plan, target = self._plan, self._target
+        return Writer(
+            backend=target.writer,
+            sampling=plan.sampling,
+            max_tokens=plan.max_tokens,
+            ends=target.ends,
+            layer=layer,
+            context=target.context,
+        )
 
     @property
-    def is_cut(self) -> bool:
-        return self.shape is not None
+    def _group(self) -> int:
+        """Shards that are written together."""
+        return 1 if isinstance(self._target.writer, NativeModel) else writing.TOGETHER
 
-    @property
-    def whole(self) -> Target | None:
-        return None if self.is_cut else self.of
+    def _asked(self) -> str:
+        """Digest of what the draft depends on."""
+        options = asdict(self._plan)
+        parts = [options[name] for name in ("sampling", "shape", "start", "course", "max_tokens", "seed", "minutes", "tokens")]
+        models = [self._target.source.fingerprint, self._begun and self._begun.model.source.fingerprint]
+        found = json.dumps([parts, models, [ids for _, ids in self._prompts]], sort_keys=True, default=str)
+        return hashlib.sha256(found.encode()).hexdigest()[:16]
 
-
-def _begun(name: str, target: Target, asked: Shape | None) -> _Begun:
-    """Raises `PairError` for a model that could not be the target's draft, `BackendError` for a shape that is not its own."""
-    small = Target(name, target.device)
-    network.check(small.model)
-    check_same_tokenizer(target.tokenizer, small.tokenizer)
-    common_vocabulary(target.source, small.source, num_tokens=max(target.tokenizer.get_vocab().values()) + 1)
-    shape = network.shape_of(small.model, target.model)
-    if asked is None:
-        return _Begun(small, shape)
-    num = len(small.model.model.layers)
-    if shape is None or asked.kept > shape.kept or asked.kept + asked.own != num:
-        kept = "none" if shape is None else shape.kept
-        raise BackendError(
-            f"{name} has {num} layers, {kept} of them from the target, so it cannot go on as {asked.kept}+{asked.own}. Keep as "
-            "many of them or fewer, or leave the layers out."
-        )
-    return _Begun(small, replace(shape, kept=asked.kept, own=asked.own))
-
-
-def _encoded(texts: Sequence[Prompt], plan: DistilPlan, target: Target) -> list[tuple[str, list[int]]]:
-    """(source, ids) of every prompt that leaves room for an answer, in an order of the seed's."""
-    pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
-    found = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts]
-    room = min(n for n in (target.context, 2**31) if n is not None) - plan.max_tokens
-    kept = [(source, ids) for source, ids in found if 0 < len(ids) <= room]
-    if len(kept) < 2 * HELD:
-        raise DataError(
-            f"{len(kept)} prompts leave room for an answer of {plan.max_tokens} tokens, and a draft needs {2 * HELD}: {HELD} "
-            "to measure it, the others to train it. Give more prompts, or shorter ones."
-        )
-    return kept
-
-
-def _settled(
-    plan: DistilPlan,
-    target: Target,
-    begun: _Begun | None,
-    prompts: Sequence[tuple[str, list[int]]],
-    tell: Tell,
-) -> Settled:
-    """Read the decisions of an earlier run, else decide now: from a first text, and from the time that it takes."""
-    asked = hashlib.sha256(
-        json.dumps(
-            [plan.asked(), _marks(target, begun and begun.of), [ids for _, ids in prompts]], sort_keys=True, default=str
-        ).encode()
-    ).hexdigest()[:16]
-    path = plan.out / PLAN
-    if path.is_file():
+    def _settled(self) -> Settled:
+        """Read the decisions of an earlier run, else decide now."""
+        path, asked = self._plan.out / PLAN, self._asked()
+        if not path.is_file():
+            settled = self._chosen(asked)
+            cache_dir.write(path, json.dumps(asdict(settled), indent=1) + "\n")
+            return settled
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            told = Settled(**found | {"shape": Shape(**found["shape"]), "tried": tuple(found["tried"])})
+            settled = Settled(**found | {"shape": Shape(**found["shape"]), "tried": tuple(found["tried"])})
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path} is damaged ({error}). Put it back as it was, or distil into another folder.") from error
-        if told.asked != asked:
+        if settled.asked != asked:
             raise DataError(
-                f"{plan.out} holds a distillation of another kind (target, prompts or options differ). Distil into another "
-                "folder with --out, or put back what was changed; nothing is lost."
+                f"{self._plan.out} holds a distillation of another kind (target, prompts or options differ). Distil into "
+                "another folder with --out, or put back what was changed; nothing is lost."
             )
-        return _raised(plan, told)
-    tell(DistilStep(doing="choosing a shape", done=0.0))
-    began = time.perf_counter()
-    some = SHARD * (1 if plan.minutes is None else WrittenTexts.together(target))  # the rate is that of a group
-    first = writer_of(plan, target, 0).pieces([ids for _, ids in prompts[:some]], seed=(plan.seed, 0))
-    num = sum(piece.num_answer for piece in first)
-    rate, first = num / (time.perf_counter() - began), first[:SHARD]
-    num = sum(piece.num_answer for piece in first)
-    wanted = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
-    tell(DistilStep(doing="choosing a shape", done=0.5, told=f"the target writes {rate:,.0f} tokens/s"))
-    fixed, whole = (plan.shape, None) if begun is None else (begun.shape, begun.whole)
-    best, tried = shapes.choose(target, first, num_tokens=wanted, fixed=fixed, small=whole)
-    settled = Settled(
-        asked=asked,
-        shape=best.shape,
-        num_shards=max(1, round(wanted / num)),
-        shard_tokens=num,
-        tried=tuple(asdict(candidate) for candidate in tried),
-    )
-    cache_dir.write(path, json.dumps(asdict(settled), indent=1) + "\n")
-    return settled
-
-
-def _marks(*models: Target | None) -> list[str | None]:
-    return [model and model.source.fingerprint for model in models]
-
-
-def _raised(plan: DistilPlan, settled: Settled) -> Settled:
-    """With more text where more tokens are asked for than at first; the layers trained so far then start a new training."""
-    num_shards = round((plan.tokens or 0) / settled.shard_tokens)
-    if num_shards <= settled.num_shards:
         return settled
-    if (plan.out / STATE).exists():
-        with cache_dir.whole(plan.out / START) as part:
-            torch.save(trained_layers(plan.out / STATE), part)
-        (plan.out / STATE).unlink()
-    more = replace(settled, num_shards=num_shards)
-    cache_dir.write(plan.out / PLAN, json.dumps(asdict(more), indent=1) + "\n")
-    return more
+
+    def _chosen(self, asked: str) -> Settled:
+        """Decide by a first text, and by the time that it takes."""
+        plan = self._plan
+        self._tell("choosing a shape")
+        began = time.perf_counter()
+        num_prompts = SHARD * (1 if plan.minutes is None else self._group)  # the rate is that of a group
+        first = self._writer(0).pieces([ids for _, ids in self._prompts[:num_prompts]], seed=(plan.seed, 0))
+        rate = sum(piece.num_answer for piece in first) / (time.perf_counter() - began)
+        self._tell(f"choosing a shape: the target writes {rate:,.0f} tokens/s")
+        num_tokens = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
+        best, tried = shapes.choose(self._target, first[:SHARD], num_tokens=num_tokens, fixed=plan.shape, begun=self._begun)
+        of_shard = sum(piece.num_answer for piece in first[:SHARD])
+        return Settled(
+            asked=asked,
+            shape=best.shape,
+            num_shards=max(1, round(num_tokens / of_shard)),
+            tried=tuple(asdict(candidate) for candidate in tried),
+        )
+
+    def _write(self, settled: Settled) -> None:
+        """The shards that are missing. Prompts that are too few for them are answered again with other uniforms."""
+        folder, num_shards, size = self._folder, settled.num_shards, self._group
+        folder.mkdir(exist_ok=True)
+        finished = set(text.done(folder))
+        groups = [range(first, min(first + size, num_shards)) for first in range(0, num_shards, size)]
+        missing = [number for number, group in enumerate(groups) if not finished.issuperset(group)]
+        writer, tokens, began = self._writer(settled.shape.kept), 0, time.perf_counter()
+        for left, number in zip(reversed(range(len(missing))), missing, strict=True):
+            chosen = [[self._prompts[(i * SHARD + j) % len(self._prompts)][1] for j in range(SHARD)] for i in groups[number]]
+            made = writing.shards(writer, chosen, seed=(self._plan.seed, 1, number))
+            for index, pieces in zip(groups[number], made, strict=True):
+                if index not in finished:
+                    text.write(folder, index, pieces)
+            tokens += sum(piece.num_answer for pieces in made for piece in pieces)
+            elapsed = time.perf_counter() - began
+            minutes = elapsed / (len(missing) - left) * left / 60
+            done = 1 - left / len(groups)
+            self._tell(f"the target writes {done:.0%}: {tokens / elapsed:,.0f} tokens a second, {minutes:,.0f} min left")
+
+    def _trained(
+        self, settled: Settled, paths: Sequence[Path], lengths: list[list[Length]], shares: torch.Tensor
+    ) -> tuple[Any, Trainer, Lesson | None]:
+        """The draft, trained, and the last step of its training in this run."""
+        plan, model, shape, begun = self._plan, self._target.model, settled.shape, self._begun
+        draft = network.draft(model, shape) if begun is None else begun.model.model
+        num = min(len(shares), int(draft.config.vocab_size))  # a small model may have other padding
+        ids = torch.arange(num)
+        if shape.tokens is not None and shape.tokens < num:
+            ids = shares[:num].topk(shape.tokens).indices.sort().values
+        own = network.tail(draft, shape.kept)
+        if begun is None and start.can_fit(model) and not (plan.out / STATE).exists():
+            self._tell("fitting the start")
+            first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
+            start.fit(draft, self._target.quick, first, shape)
+        rows = torch.full((len(shares),), -1)
+        rows[ids] = torch.arange(len(ids))
+        output = draft.lm_head.weight.detach()[ids.to(model.device)]
+        precision = precision_of(self._target) if begun is None or begun.is_cut else None
+        trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=not shape.kept, precision=precision)
+        steps, recent = trainer.steps, list[float]()
+
+        def tell(lesson: Lesson) -> None:
+            recent.append(lesson.overlap)
+            minutes = lesson.elapsed_s / len(recent) * (steps - lesson.step) / 60
+            mean = sum(recent[-50:]) / len(recent[-50:])
+            at = f"training {lesson.step / steps:.0%}: step {lesson.step:,} of {steps:,}"
+            self._tell(f"{at}, acceptance at least {mean:.3f}, {minutes:,.0f} min left")
+
+        last = trainer.run(paths, plan.out, settled.asked, tell)
+        draft.config.output_ids = None if len(ids) == num else ids.tolist()
+        return draft.requires_grad_(False), trainer, last
 
 
-def _write(
-    plan: DistilPlan,
-    target: Target,
-    settled: Settled,
-    prompts: Sequence[tuple[str, list[int]]],
-    tell: Tell,
-    ray: str | None,
-) -> None:
-    """The shards that are missing. Where there are fewer prompts than it takes, they are answered again with other
-    uniforms."""
-    texts, num_shards, folder = WrittenTexts.of(plan, target, settled.shape.kept), settled.num_shards, plan.out / TEXT
-    folder.mkdir(exist_ok=True)
-    finished, size = set(text.done(folder)), texts.together(target)
-    groups = [range(start, min(start + size, num_shards)) for start in range(0, num_shards, size)]
-    missing = {
-        number: [[prompts[(index * SHARD + i) % len(prompts)][1] for i in range(SHARD)] for index in group]
-        for number, group in enumerate(groups)
-        if not finished.issuperset(group)
-    }
-    tokens, began = 0, time.perf_counter()
-    if ray is None or not missing:
-        made = ((number, *texts.made(target, number, chosen)) for number, chosen in missing.items())
-    else:
-        made = spread(texts, missing, address=ray, threads=torch.get_num_threads())
-    for at, (number, contents, num) in enumerate(made):
-        for index, content in zip(groups[number], contents, strict=True):
-            if index not in finished:
-                text.write(folder, index, content)
-        finished.update(groups[number])
-        tokens += num
-        elapsed = time.perf_counter() - began
-        left = elapsed / (at + 1) * (len(missing) - at - 1)
-        told = f"{tokens:,} tokens, {tokens / elapsed:,.0f} a second, {left / 60:,.0f} min left"
-        tell(DistilStep(doing="the target writes", done=len(finished) / num_shards, told=told))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Survey:
-    """Sums over all the text, read once: the lengths of each shard's pieces, and the target's share of each token [V]."""
-
-    lengths: list[list[Length]]
-    shares: torch.Tensor
-
-
-def _surveyed(paths: Sequence[Path], vocab_size: int) -> _Survey:
-    lengths, shares = [], torch.zeros(vocab_size, dtype=torch.float64)
+def _survey(paths: Sequence[Path], vocab_size: int) -> tuple[list[list[Length]], torch.Tensor]:
+    """Lengths of each shard's pieces, and the target's share of each token [V], over all the text."""
+    lengths, sums = [], torch.zeros(vocab_size, dtype=torch.float64)
     for path in paths:
         pieces = list(text.pieces(path))
         lengths.append([(piece.num_prompt, len(piece.ids)) for piece in pieces])
-        shares += shapes.sums(pieces, vocab_size)
-    return _Survey(lengths=lengths, shares=shares / shares.sum())
-
-
-def _trained(
-    plan: DistilPlan,
-    target: Target,
-    begun: _Begun | None,
-    settled: Settled,
-    paths: Sequence[Path],
-    survey: _Survey,
-    tell: Tell,
-) -> tuple[Any, Student, list[Lesson]]:
-    """The draft, trained."""
-    model, shape, vocab_size = target.model, settled.shape, target.vocab_size
-    small = begun and begun.whole
-    draft = network.draft(model, shape) if small is None else small.model
-    num = min(vocab_size, int(draft.config.vocab_size))  # of a small model the padding may be another
-    ids = torch.arange(num)
-    if shape.tokens is not None and shape.tokens < num:
-        ids = survey.shares[:num].topk(shape.tokens).indices.sort().values
-    own = network.tail(draft, shape.kept)
-    if not (plan.out / START).exists():
-        tell(DistilStep(doing="the start", done=0.0))
-        if begun is not None and begun.is_cut:
-            put(own, own_weights(network.tail(begun.of.model, shape.kept)))
-        elif small is None and start.can_fit(model):
-            first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
-            start.fit(draft, target.quick, first, shape)
-        with cache_dir.whole(plan.out / START) as part:
-            torch.save(own_weights(own), part)
-    put(own, saved(plan.out / START))
-    rows = torch.full((vocab_size,), -1)
-    rows[ids] = torch.arange(len(ids))
-    steps = sum(len(batches) for _, batches in timetable(survey.lengths, plan.course))
-    output = draft.lm_head.weight.detach()[ids.to(model.device)]
-    precision = precision_of(target) if small is None else None
-    student = Student(own, output, rows, plan.course, steps, is_whole=not shape.kept, precision=precision)
-    origin = {"asked": settled.asked, "steps": steps, "precision": precision and precision.value}
-    recent: list[float] = []
-
-    def heard(lesson: Lesson) -> None:
-        recent.append(lesson.overlap)
-        left = lesson.elapsed_s / len(recent) * (lesson.steps - lesson.step)
-        mean = sum(recent[-50:]) / len(recent[-50:])
-        told = f"step {lesson.step:,} of {lesson.steps:,}, acceptance at least {mean:.3f}, {left / 60:,.0f} min left"
-        tell(DistilStep(doing="training", done=lesson.step / lesson.steps, told=told))
-
-    done = train(student, paths, survey.lengths, plan.out, origin, tell=heard)
-    draft.config.output_ids = None if len(ids) == num else ids.tolist()
-    return draft.requires_grad_(False), student, done
+        sums += measuring.sums(pieces, vocab_size)
+    return lengths, sums / sums.sum()

@@ -1,4 +1,6 @@
-"""A start in closed form: the layer over the cut learns, by least squares, to do the work of all the layers that are left out.
+"""Starts of a draft: layers of the target, the first fitted in closed form, or a model that is trained further.
+
+The layer over the cut learns, by least squares, to do the work of all the layers that are left out:
 
     x  the state after the kept layers, read by a copy of the layer that follows them in the target
     y  the state that the target's last layers read
@@ -12,6 +14,7 @@ Shapes: N positions, F inner width of the feed-forward part, D hidden.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +22,35 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.backends import families
+from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape, batched, caught, layers_of, tail
+from specdecpp.distillation.target import Target
+from specdecpp.loading.pair import common_vocabulary
+from specdecpp.loading.tokenizers import check_same_tokenizer
 
 RIDGE = 1e-5
-"""Of the mean square of a feature, added to the diagonal."""
+"""Share of the mean square of a feature that is added to the diagonal."""
 BATCH = 8
 """Texts of one pass."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A model that is trained further. `is_cut`: it was cut from this target; else all of its layers are its own."""
+
+    model: Target
+    shape: Shape
+    is_cut: bool
+
+    @classmethod
+    def named(cls, name: str, target: Target) -> "Begun":
+        """Raises `PairError` for a model that could not be the target's draft."""
+        small = Target(name, target.device)
+        network.check(small.model)
+        check_same_tokenizer(target.tokenizer, small.tokenizer)
+        common_vocabulary(target.source, small.source, num_tokens=max(target.tokenizer.get_vocab().values()) + 1)
+        shape = network.shape_of(small.model, target.model)
+        return cls(small, shape or Shape(kept=0, own=len(small.model.model.layers)), shape is not None)
 
 
 def can_fit(target: Any) -> bool:
@@ -41,8 +67,8 @@ def fit(draft: Any, target: Any, texts: Sequence[Sequence[int]], shape: Shape) -
     below, product, after = target.model.layers[shape.kept], layer.mlp.down_proj, [*own.model.layers[1:], own.model.norm][0]
     product.weight.zero_()
     gram = cross = torch.zeros((), device=target.device)
-    for start in range(0, len(texts), BATCH):
-        ids, mask = batched(texts[start : start + BATCH], device=target.device)
+    for first in range(0, len(texts), BATCH):
+        ids, mask = batched(texts[first : first + BATCH], device=target.device)
         with caught(below) as x, caught(above) as y:
             target.model(input_ids=ids, attention_mask=mask, use_cache=False)
         with caught(product) as features, caught(after) as out:

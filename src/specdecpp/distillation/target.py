@@ -1,7 +1,7 @@
-"""The target of a distillation: its weights for what torch does, and a backend that writes text. A small model to start from is
-loaded in the same way."""
+"""The target of a distillation: its weights in torch, and a backend that writes text. A draft that is trained further is loaded
+in the same way."""
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ class Target:
 
     @cached_property
     def model(self) -> Any:
-        """In float32."""
+        """The target in float32."""
         model = self.source.model
         network.check(model)
         return model.requires_grad_(False)
@@ -51,11 +51,6 @@ class Target:
         return tokenizer
 
     @property
-    def shape(self) -> Shape:
-        """The network of a small model that is trained as it is."""
-        return Shape(kept=0, own=len(self.model.model.layers))
-
-    @property
     def vocab_size(self) -> int:
         return self.source.num_rows
 
@@ -69,7 +64,7 @@ class Target:
 
     @cached_property
     def writer(self) -> NativeModel | EagerModel:
-        """A model that reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's
+        """A backend that reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's
         weights are quantised (a per cent off, and twice as fast); transformers elsewhere."""
         source, refusals = self.source, self.source.refusals
         for kind in ("native-int8", "native"):
@@ -80,8 +75,8 @@ class Target:
         return EagerModel(self.quick)
 
     def backend(self, model: Any, shape: Shape | None) -> Model:
-        """A model as it would be run here: the target (no shape), or a draft of it whose own layers are stored as the target's
-        are. For timing: what it computes is not looked at."""
+        """A backend as it would run here, to be timed: of the target (no shape), or of a draft that is cut from it, whose own
+        layers are stored as the target's are."""
         if model.device.type != "cpu" or NativeModel.refusal(model) is not None:
             return LeanModel(model, probe=False)
         if not isinstance(self.source, GGUF):
@@ -89,14 +84,9 @@ class Target:
         stored = self.source.stored
         if shape is not None:
             layers = network.layers_of(len(self.model.model.layers), shape)
-            names = {name: f"model.layers.{layers[int(i)]}.{rest}" for name, i, rest in _layered(model)}
-            stored = {name: stored[names.get(name) or name] for name, _ in model.named_parameters()}
+            names = [name for name, _ in model.named_parameters()]
+            stored = {name: stored[_LAYER.sub(lambda at: f"{at[1]}{layers[int(at[2])]}.", name)] for name in names}
         return NativeModel(model, stored=stored, probe=False)
 
 
-def _layered(model: Any) -> Iterator[tuple[str, str, str]]:
-    """(name, layer, name within it) of what belongs to a layer."""
-    for name, _ in model.named_parameters():
-        if name.startswith("model.layers."):
-            _, _, layer, rest = name.split(".", 3)
-            yield name, layer, rest
+_LAYER = re.compile(r"^(model\.layers\.)(\d+)\.")

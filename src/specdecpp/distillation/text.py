@@ -1,12 +1,10 @@
-"""The target's own text, and what it makes of it: the pieces that a draft learns from, computed once and kept on disk.
-
-    prompts -> answers of the target, sampled as they will be served -> its pass over them -> a file for each shard
+"""The target's own text: the pieces that a draft learns from, computed once, and a file for each shard of them.
 
 A file holds, for every position of prompt and answer, the state that the draft's own layers read; and for every token of an
-answer the likeliest `TOP` tokens in its place with their log probabilities at temperature 1.
-A shard is made from its number and the seed alone, so that it does not matter when, or by which process.
+answer the top `TOP` tokens in its place with their log probabilities at temperature 1. A shard is made from its number and the
+seed alone, so that it does not matter when.
 
-Shapes: N positions of a shard, A tokens of its answers, D hidden.
+Shapes: T tokens of prompt and answer, A tokens of the answer, D hidden.
 """
 
 import zlib
@@ -31,13 +29,14 @@ _CRC = "crc32"
 
 @dataclass(frozen=True, kw_only=True)
 class TextPiece:
-    """One prompt with its answer. Row i of what the target says is of the i-th token of the answer; the state of the answer's
-    last token, which nothing is learned from, is not there."""
+    """One prompt with its answer."""
 
     ids: Int[Tensor, " T"]
     num_prompt: int
     state: Float[Tensor, "T-1 D"]
+    """Input of the first own layer; nothing is learned from that of the last token."""
     top: Int[Tensor, "A TOP"]
+    """The target's top tokens in the place of each token of the answer."""
     log_p: Float[Tensor, "A TOP"]
 
     @property
@@ -47,25 +46,17 @@ class TextPiece:
 
 @torch.inference_mode()
 def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, layer: int) -> list[TextPiece]:
-    """The target's states and distributions for some answers: one pass over all of them. `layer` is the one whose input is the
-    state."""
+    """Pieces of some answers, by one pass of the target over all of them. `layer` is the one whose input is the state."""
     texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     ids, mask = batched(texts, device=model.device)
     with caught(model.model.layers[layer]) as states:
         hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     pieces = []
     for row, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        state = states[0][row, : len(text) - 1].bfloat16().cpu()
         log_p = model.lm_head(hidden[row, len(prompt) - 1 : len(text) - 1]).float().log_softmax(-1)
-        best = log_p.topk(min(TOP, log_p.shape[-1]), -1)
-        pieces.append(
-            TextPiece(
-                ids=torch.tensor(text),
-                num_prompt=len(prompt),
-                state=states[0][row, : len(text) - 1].bfloat16().cpu(),
-                top=best.indices.cpu(),
-                log_p=best.values.cpu(),
-            )
-        )
+        log_p, top = log_p.topk(min(TOP, log_p.shape[-1]), -1)
+        pieces.append(TextPiece(ids=torch.tensor(text), num_prompt=len(prompt), state=state, top=top.cpu(), log_p=log_p.cpu()))
     return pieces
 
 
@@ -73,8 +64,8 @@ def name_of(index: int) -> str:
     return f"text-{index:05d}.safetensors"
 
 
-def encoded(pieces: Sequence[TextPiece]) -> bytes:
-    """The pieces of a shard as the bytes of its file."""
+def write(folder: Path, index: int, pieces: Sequence[TextPiece]) -> None:
+    """Write the file of a shard, whole or not at all."""
     tensors = {
         "ids": torch.cat([p.ids for p in pieces]).int(),
         "lengths": torch.tensor([[p.num_prompt, len(p.ids)] for p in pieces], dtype=torch.int32),
@@ -82,20 +73,16 @@ def encoded(pieces: Sequence[TextPiece]) -> bytes:
         "top": torch.cat([p.top for p in pieces]).int(),
         "log_p": torch.cat([p.log_p for p in pieces]).half(),
     }
-    return save(tensors, {_CRC: str(_checksum(tensors))})
-
-
-def write(folder: Path, index: int, content: bytes) -> None:
-    cache_dir.write(folder / name_of(index), content)
+    cache_dir.write(folder / name_of(index), save(tensors, {_CRC: str(_checksum(tensors))}))
 
 
 def done(folder: Path) -> list[int]:
-    """The numbers of the shards that are there."""
+    """Numbers of the shards that are there."""
     return sorted(int(path.stem.removeprefix("text-")) for path in folder.glob("text-*.safetensors"))
 
 
 def pieces(path: Path) -> Iterator[TextPiece]:
-    """Those of one shard. Raises `DataError` for a damaged one."""
+    """Pieces of one shard. Raises `DataError` for a damaged file."""
     try:
         with safe_open(path, "pt") as file:
             whole = {name: file.get_tensor(name) for name in ("ids", "lengths", "state", "top", "log_p")}
@@ -106,17 +93,16 @@ def pieces(path: Path) -> Iterator[TextPiece]:
             f"{path} is damaged ({first_line(error)}). Delete it and run the same command again: it makes this shard "
             "anew and keeps the others."
         ) from error
-    start = first = 0
-    for i, (num_prompt, length) in enumerate(whole["lengths"].tolist()):
-        end, last = start + length, first + length - num_prompt
-        yield TextPiece(
-            ids=whole["ids"][start:end].long(),
-            num_prompt=num_prompt,
-            state=whole["state"][start - i : end - i - 1],
-            top=whole["top"][first:last].long(),
-            log_p=whole["log_p"][first:last].float(),
-        )
-        start, first = end, last
+    prompts, lengths = whole["lengths"].T.tolist()
+    answers = [length - prompt for prompt, length in zip(prompts, lengths, strict=True)]
+    parts = (
+        whole["ids"].long().split(lengths),
+        whole["state"].split([length - 1 for length in lengths]),
+        whole["top"].long().split(answers),
+        whole["log_p"].float().split(answers),
+    )
+    for num_prompt, ids, state, top, log_p in zip(prompts, *parts, strict=True):
+        yield TextPiece(ids=ids, num_prompt=num_prompt, state=state, top=top, log_p=log_p)
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:

@@ -1,9 +1,9 @@
-"""Training a draft's own layers on the target's text: sparse distributions, several epochs, nothing of the target is run.
+"""Training of a draft's own layers on the target's text, over several epochs; nothing of the target is run.
 
     pieces -> batches of states -> own layers -> logits of the tokens it can say -> loss -> AdamW, cosine
 
-Forward KL over the likeliest tokens and one bucket for all others, or total variation over them, which is 1 - the chance
-of acceptance.
+The loss is forward KL over the target's top tokens and one bucket for all others, or total variation over them, which is
+1 - the chance of acceptance.
 
 Shapes: B pieces, T positions, A rows (tokens of answers), S tokens that the draft can say.
 """
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.utils.rnn import pad_sequence
 
 from specdecpp import cache_dir
 from specdecpp.distillation import text
@@ -34,32 +35,32 @@ Length = tuple[int, int]
 STATE = "training.pt"
 SAVED_S = 60.0
 """Seconds between two writes of the state."""
+_MIXED = 8
+"""Shards whose pieces are mixed in an epoch."""
 _LEAST = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """The target's distribution in A places, over the draft's rows: probabilities [A, TOP], where a token is one that the
-    draft can say its row, else -1."""
+class TopTokens:
+    """The target's top tokens in A places: their probabilities, and their rows of the draft's output layer (-1: none)."""
 
     p: Float[Tensor, "A TOP"]
     row: Int[Tensor, "A TOP"]
 
+    @classmethod
+    def of(cls, pieces: Sequence[TextPiece], rows: Int[Tensor, " V"]) -> "TopTokens":
+        top, log_p = (torch.cat(column).to(rows.device) for column in zip(*((p.top, p.log_p) for p in pieces), strict=True))
+        return cls(p=log_p.exp(), row=rows[top])
 
-def said(pieces: Sequence[TextPiece], rows: Int[Tensor, " V"]) -> Said:
-    """On the device of `rows`."""
-    top, log_p = (torch.cat(column).to(rows.device) for column in zip(*((p.top, p.log_p) for p in pieces), strict=True))
-    return Said(p=log_p.exp(), row=rows[top])
 
-
-def overlap(logits: Float[Tensor, "A S"], of: Said) -> Float[Tensor, " A"]:
-    """sum min(p, q) over the target's likeliest tokens: 1 - TV but for the tail, and at most that."""
+def overlap(logits: Float[Tensor, "A S"], of: TopTokens) -> Float[Tensor, " A"]:
+    """sum min(p, q) over the target's top tokens: 1 - TV but for the tail, and at most that."""
     q = _at(logits.log_softmax(-1), of.row).exp()
     return torch.where(of.row < 0, 0.0, torch.minimum(of.p, q)).sum(-1)
 
 
-def divergence(logits: Float[Tensor, "A S"], of: Said) -> Float[Tensor, " A"]:
-    """KL(p || q) over the likeliest tokens that the draft can say and one bucket for all others."""
+def divergence(logits: Float[Tensor, "A S"], of: TopTokens) -> Float[Tensor, " A"]:
+    """KL(p || q) over the top tokens that the draft can say and one bucket for all others."""
     is_known = of.row >= 0
     log_q = _at(logits.log_softmax(-1), of.row)
     p = torch.where(is_known, of.p, 0.0)
@@ -76,34 +77,29 @@ def _at(log_q: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor,
 def hidden(
     tail: Any, pieces: Sequence[TextPiece], *, is_whole: bool = False, precision: Precision | None = None
 ) -> Float[Tensor, "A D"]:
-    """Inputs of the draft's output layer for every token of the answers, from the kept states; `is_whole`: from the tokens.
+    """Inputs of the draft's output layer for every token of the answers, from the states; `is_whole`: from the tokens.
     Its layers compute with their weights as they are stored in `precision`."""
     device = next(tail.model.layers.parameters()).device
     ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
-    given = {"input_ids": ids} if is_whole else {"inputs_embeds": _states(pieces, device)}
+    states = [piece.state.to(device, torch.float32) for piece in pieces]
+    given = {"input_ids": ids} if is_whole else {"inputs_embeds": pad_sequence(states, batch_first=True)}
     weights = layers(tail.model, precision)
     found = functional_call(tail.model, weights, kwargs=given | {"attention_mask": mask, "use_cache": False}).last_hidden_state
     return torch.cat([found[i, piece.num_prompt - 1 : len(piece.ids) - 1] for i, piece in enumerate(pieces)])
 
 
-def _states(pieces: Sequence[TextPiece], device: torch.device) -> Float[Tensor, "B T D"]:
-    longest = max(len(piece.state) for piece in pieces)
-    states = torch.zeros(len(pieces), longest, pieces[0].state.shape[-1], device=device)
-    for i, piece in enumerate(pieces):
-        states[i, : len(piece.state)] = piece.state.to(device)
-    return states
-
-
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How a draft is trained. `rows` are the tokens of answers in a batch; the learning rate is reached after a share `warmup`
-    of the steps and falls as a cosine. Raises ValueError for what cannot be trained."""
+    """Hyperparameters of a training. Raises ValueError for what cannot be trained."""
 
     epochs: int = 3
     loss: Loss = "kl"
     rows: int = 512
+    """Tokens of answers in a batch."""
     lr: float = 1e-3
+    """The highest learning rate."""
     warmup: float = 0.03
+    """Share of the steps in which the learning rate rises; a cosine follows."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -117,70 +113,95 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """Where a training stands after a step. `overlap` is the acceptance on the batch, before the step."""
+    """One step of a training."""
 
     step: int
-    steps: int
     loss: float
     overlap: float
+    """Acceptance on the batch, before the step."""
     elapsed_s: float
 
 
-class Student:
-    """A draft's own layers between two steps; `keep` writes all that it takes to go on, and `opened` reads it."""
+class Trainer:
+    """A draft's own layers in training."""
 
     def __init__(
         self,
         tail: Any,
         output: Float[Tensor, "S D"],
         rows: Int[Tensor, " V"],
+        lengths: Sequence[Sequence[Length]],
         course: Course,
-        steps: int,
         *,
         is_whole: bool = False,
         precision: Precision | None = None,
     ):
-        """`output` are the rows of the output layer that the draft has, `rows` says which is a token's (-1: none). `is_whole`:
-        it reads tokens, as none of its layers is the target's. `precision`: what its layers are stored in (`rounding`)."""
-        self.is_whole, self.precision = is_whole, precision
-        self.tail, self.output, self.course, self.steps, self.step = tail, output, course, steps, 0
-        self.rows = rows.to(output.device)
+        """`output` are the rows of the output layer that the draft has, `rows` their numbers by token (-1: none); `lengths` are
+        those of each shard's pieces. `is_whole`: the draft reads tokens, as none of its layers is the target's. `precision`:
+        the type its layers are stored in (`rounding`)."""
+        self._tail, self._course, self._rows = tail, course, rows.to(output.device)
+        self._is_whole, self._precision = is_whole, precision
+        self._is_half = is_fast_at_half(output.device)
+        self._output = output.bfloat16() if self._is_half else output
+        self._timetable = list(timetable(lengths, course))
+        self.step, self.steps = 0, sum(len(batches) for _, batches in self._timetable)
         self.own = own_weights(tail)
         for parameter in self.own:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
-        self.optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self.is_half = is_fast_at_half(self.own[0].device)
-        self.half_output = output.bfloat16() if self.is_half else output
+        self._optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def run(self, paths: Sequence[Path], folder: Path, asked: str, tell: Callable[[Lesson], None]) -> Lesson | None:
+        """Train to the end, from where a run before left off; its state is in `folder / STATE`. The last step of this run."""
+        origin = {"asked": asked, "steps": self.steps, "precision": self._precision and self._precision.value}
+        self._restore(folder / STATE, origin)
+        began = saved_at = perf_counter()
+        done, lesson = 0, None
+        for chosen, batches in self._timetable:
+            left = batches[max(0, self.step - done) :]
+            done += len(batches)
+            held = [piece for i in chosen for piece in text.pieces(paths[i])] if left else []
+            for batch in left:
+                loss, accepted = self.learn([held[i] for i in batch])
+                now = perf_counter()
+                lesson = Lesson(step=self.step, loss=loss, overlap=accepted, elapsed_s=now - began)
+                if now - saved_at > SAVED_S:
+                    self._save(folder / STATE, origin)
+                    saved_at = now
+                tell(lesson)
+        self._save(folder / STATE, origin)
+        return lesson
 
     def learn(self, pieces: Sequence[TextPiece]) -> tuple[float, float]:
         """One step; the loss and the acceptance before it."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.course.lr * rate(self.step, steps=self.steps, warmup=self.course.warmup, least=0.1)
-        logits, of = self.logits(pieces), said(pieces, self.rows)
-        with torch.no_grad():
-            accepted = float(overlap(logits, of).mean())
-        loss = divergence(logits, of).mean() if self.course.loss == "kl" else 1 - overlap(logits, of).mean()
+        course = self._course
+        for group in self._optimiser.param_groups:
+            group["lr"] = course.lr * rate(self.step, steps=self.steps, warmup=course.warmup, least=0.1)
+        logits, of = self._logits(pieces), TopTokens.of(pieces, self._rows)
+        with torch.set_grad_enabled(course.loss == "tv"):
+            accepted = overlap(logits, of).mean()
+        loss = divergence(logits, of).mean() if course.loss == "kl" else 1 - accepted
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.own, 1.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        return float(loss.detach()), accepted
+        return float(loss.detach()), float(accepted.detach())
 
-    def logits(self, pieces: Sequence[TextPiece]) -> Float[Tensor, "A S"]:
-        """Probabilities of the tokens that the draft can say, for every token of the answers."""
-        with torch.autocast(self.output.device.type, torch.bfloat16, enabled=self.is_half):
-            found = hidden(self.tail, pieces, is_whole=self.is_whole, precision=self.precision)
-            return (found.to(self.half_output.dtype) @ self.half_output.T).float()
+    def _logits(self, pieces: Sequence[TextPiece]) -> Float[Tensor, "A S"]:
+        """Logits of the tokens that the draft can say, in the place of every token of the answers."""
+        with torch.autocast(self._output.device.type, torch.bfloat16, enabled=self._is_half):
+            found = hidden(self._tail, pieces, is_whole=self._is_whole, precision=self._precision)
+            return (found.to(self._output.dtype) @ self._output.T).float()
 
-    def keep(self, path: Path, origin: Mapping[str, Any]) -> None:
-        state = {"origin": dict(origin), "step": self.step, "optimiser": self.optimiser.state_dict()}
+    def _save(self, path: Path, origin: Mapping[str, Any]) -> None:
+        own = [p.detach() for p in self.own]
+        state = {"origin": dict(origin), "step": self.step, "optimiser": self._optimiser.state_dict(), "own": own}
         with cache_dir.whole(path) as part:
-            torch.save(state | {"own": [p.detach() for p in self.own]}, part)
+            torch.save(state, part)
 
-    def go_on(self, path: Path, origin: Mapping[str, Any]) -> None:
-        """From a state that `keep` wrote; nothing where there is none. Raises `DataError` for that of another training."""
+    def _restore(self, path: Path, origin: Mapping[str, Any]) -> None:
+        """Read what `_save` wrote, if anything. Raises `DataError` for the state of another training."""
         if not path.exists():
             return
         try:
@@ -189,8 +210,8 @@ class Student:
                 raise DataError(
                     f"{path} is of another training: {state['origin']} and not {dict(origin)}. Distil into another folder."
                 )
-            put(self.tail, state["own"])
-            self.optimiser.load_state_dict(state["optimiser"])
+            put(self._tail, state["own"])
+            self._optimiser.load_state_dict(state["optimiser"])
             self.step = int(state["step"])
         except DataError:
             raise
@@ -206,73 +227,30 @@ def own_weights(tail: Any) -> list[Tensor]:
     return [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
 
 
-def trained_layers(path: Path) -> list[Tensor]:
-    """The weights in a state that `Student.keep` wrote."""
-    return saved(path)["own"]
-
-
 def put(tail: Any, values: Sequence[Tensor]) -> None:
     for parameter, value in zip(own_weights(tail), values, strict=True):
         parameter.data.copy_(value)
 
 
-def batches(lengths: Sequence[Length], rows: int, generator: torch.Generator) -> list[list[int]]:
-    """Places in a random order, each batch of about so many tokens of answers; of like lengths, since shorter ones are filled
-    up."""
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i][1])
+def batched_places(lengths: Sequence[Length], rows: int, generator: torch.Generator) -> list[list[int]]:
+    """Places in a random order, in batches of about `rows` tokens of answers; of like lengths, since shorter ones are
+    padded."""
     found: list[list[int]] = [[]]
-    for i in order:
-        if sum(whole - prompt for prompt, whole in (lengths[j] for j in found[-1])) >= rows:
+    num = 0
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i][1]):
+        if num >= rows:
             found.append([])
+            num = 0
         found[-1].append(i)
+        num += lengths[i][1] - lengths[i][0]
     return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
 
 
 def timetable(lengths: Sequence[Sequence[Length]], course: Course) -> Iterator[tuple[list[int], list[list[int]]]]:
-    """All of a course, from the lengths of each shard's pieces: which shards are held at once, and batches of their pieces."""
+    """All of a course: shards that are held at once, and batches of their pieces. `lengths` are those of each shard."""
     for epoch in range(course.epochs):
         generator = torch.Generator().manual_seed(course.seed * 1_000_003 + epoch)
         order = torch.randperm(len(lengths), generator=generator).tolist()
         for start in range(0, len(order), _MIXED):
             chosen = order[start : start + _MIXED]
-            yield chosen, batches([length for i in chosen for length in lengths[i]], course.rows, generator)
-
-
-def lessons(
-    paths: Sequence[Path], lengths: Sequence[Sequence[Length]], course: Course, *, done: int = 0
-) -> Iterator[list[TextPiece]]:
-    """All batches of all epochs but the first `done`; shards that only those had are not read."""
-    for chosen, found in timetable(lengths, course):
-        if done < len(found):
-            held = [piece for i in chosen for piece in text.pieces(paths[i])]
-            yield from ([held[i] for i in batch] for batch in found[done:])
-        done = max(0, done - len(found))
-
-
-_MIXED = 8  # shards
-
-
-def train(
-    student: Student,
-    paths: Sequence[Path],
-    lengths: Sequence[Sequence[Length]],
-    folder: Path,
-    origin: Mapping[str, Any],
-    *,
-    tell: Callable[[Lesson], None] = lambda lesson: None,
-) -> list[Lesson]:
-    """Train to the end, from where a run before left off; what it left is in `folder / STATE`. `lengths` are those of the
-    pieces of each shard. The lessons of this run."""
-    student.go_on(folder / STATE, origin)
-    began = saved_at = perf_counter()
-    done: list[Lesson] = []
-    for batch in lessons(paths, lengths, student.course, done=student.step):
-        loss, accepted = student.learn(batch)
-        now = perf_counter()
-        done.append(Lesson(step=student.step, steps=student.steps, loss=loss, overlap=accepted, elapsed_s=now - began))
-        if now - saved_at > SAVED_S:
-            student.keep(folder / STATE, origin)
-            saved_at = now
-        tell(done[-1])
-    student.keep(folder / STATE, origin)
-    return done
+            yield chosen, batched_places([length for i in chosen for length in lengths[i]], course.rows, generator)

@@ -1,4 +1,4 @@
-"""Logits processors of transformers, as what the library makes of them: a `Sampling`, or a cache that applies them.
+"""Logits processors of transformers: read as a `Sampling`, or applied by a cache.
 
     LogitsProcessorList -> (Sampling, what is left) -> Processed(cache, what is left)
 
@@ -7,7 +7,6 @@ logits of both models and position by position. Speculative decoding keeps the d
 of `generate` (Leviathan et al. 2023, appendix A.1), as long as a processor is a function of the tokens and the logits.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +28,12 @@ from specdecpp.backends import Cache
 from specdecpp.sampling import Sampling, at_least_float32
 
 _REMEMBERING = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
-_FIELDS: dict[type[LogitsProcessor], tuple[str, Callable[[Any], float]]] = {  # in the order in which `Sampling` applies them
-    RepetitionPenaltyLogitsProcessor: ("repetition_penalty", lambda processor: float(processor.penalty)),
-    TemperatureLogitsWarper: ("temperature", lambda processor: float(processor.temperature)),
-    TopKLogitsWarper: ("top_k", lambda processor: int(processor.top_k)),
-    TopPLogitsWarper: ("top_p", lambda processor: float(processor.top_p)),
-    MinPLogitsWarper: ("min_p", lambda processor: float(processor.min_p)),
+_FIELDS: dict[type[LogitsProcessor], str] = {  # in the order in which `Sampling` applies them
+    RepetitionPenaltyLogitsProcessor: "penalty",
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
 }
 _ORDER = list(_FIELDS)
 
@@ -42,9 +41,9 @@ _ORDER = list(_FIELDS)
 def as_sampling(
     processors: LogitsProcessorList, *, is_greedy: bool, num_padding: int = 0
 ) -> tuple[Sampling, LogitsProcessorList]:
-    """Processors that `Sampling` can express, and those that must be applied as they are: all of them or none.
+    """Processors as a `Sampling`, and those that must be applied: all of them or none.
 
-    `num_padding` tokens on the left are left out of the prompt. Raises ValueError for processors that remember tokens.
+    `num_padding` tokens on the left are no part of the prompt. Raises ValueError for processors that remember tokens.
 
     >>> as_sampling(LogitsProcessorList([TopKLogitsWarper(5)]), is_greedy=False)[0].top_k
     5
@@ -61,10 +60,9 @@ def as_sampling(
     if kinds != known or not all(_is_plain(processor, num_padding) for processor in processors):
         return Sampling(temperature=temperature), processors
     options: dict[str, Any] = {"temperature": temperature}
-    for processor in processors:
-        name, value = _FIELDS[type(processor)]
-        options[name] = value(processor)
-    return Sampling(**options), LogitsProcessorList()
+    options |= {_FIELDS[kind]: getattr(p, _FIELDS[kind]) for kind, p in zip(kinds, processors, strict=True)}
+    penalty = options.pop("penalty", 1.0)
+    return Sampling(repetition_penalty=penalty, **options), LogitsProcessorList()
 
 
 def _is_plain(processor: Any, num_padding: int) -> bool:
@@ -96,18 +94,14 @@ class Processed(Cache):
         return self._cache.length
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Forward to the cache within; each row has gone through the processors with the tokens up to it."""
+        """The cache's own rows, each through the processors with the tokens up to it."""
         logits, hidden = self._cache.extend(tokens, rows=rows)
         self._tokens += tokens
         context: Any = torch.tensor([self._tokens], device=logits.device)
         first = len(self._tokens) - rows + 1
-        # A copy of each row: a processor may write into what it is given.
-        shaped = [
-            self._processors(context[:, : first + i], at_least_float32(row[None].clone())) for i, row in enumerate(logits)
-        ]
-        return torch.cat(shaped), hidden
+        copies = [at_least_float32(row[None].clone()) for row in logits]  # a processor may write into what it is given
+        return torch.cat([self._processors(context[:, : first + i], row) for i, row in enumerate(copies)]), hidden
 
     def rollback(self, length: int) -> None:
-        """Forward to the cache within."""
         self._cache.rollback(length)
         del self._tokens[len(self._before) + length :]

@@ -1,10 +1,9 @@
 """A request to `generate` of transformers, as far as a loop of ours can do it; the rest is refused with the reason.
 
-generate(...) -> Prompt.of(...), end_ids(...), streamer_of_caller() -> the loop of `integrations.transformers`
+generate(...) -> encoded_prompt(...), end_ids(...), streamer_of_caller() -> the loop of `integrations.transformers`
 """
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,42 +12,26 @@ from transformers.generation.configuration_utils import GenerationMode
 _PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep", "cache_position")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedPrompt:
-    """The one sequence that is decoded: the padding on its left, and its tokens."""
-
-    padding: tuple[int, ...]
-    tokens: list[int]
-
-    @classmethod
-    def of(cls, input_ids: Tensor, config: Any, more: dict[str, Any]) -> "EncodedPrompt":
-        """Read what `generate` has prepared. Raises ValueError for what is asked and cannot be done."""
-        if input_ids.shape[0] != 1:
-            raise ValueError(
-                f"speculative decoding here runs one sequence at a time, got {input_ids.shape[0]} (a batch, beams or "
-                "num_return_sequences): steps of several sequences end at different places. Call generate for each."
-            )
-        _check_options(config, more)
-        ids, num_padding = input_ids[0].tolist(), _num_padding(more.get("attention_mask"))
-        positions = more.get("position_ids")
-        expected = list(range(len(ids) - num_padding))
-        if positions is not None and positions.flatten()[num_padding:].tolist() != expected:
-            raise ValueError(
-                "position_ids other than 0, 1, 2, ... are not supported: the backends count for themselves. Leave them out."
-            )
-        return cls(padding=tuple(ids[:num_padding]), tokens=ids[num_padding:])
-
-
-def _num_padding(mask: Tensor | None) -> int:
-    """How many tokens on the left are hidden; ValueError where others are."""
-    if mask is None:
-        return 0
-    num = int((mask[0] == 0).long().cumprod(0).sum())
-    if not bool(mask[0, num:].all()):
+def encoded_prompt(input_ids: Tensor, config: Any, more: dict[str, Any]) -> tuple[tuple[int, ...], list[int]]:
+    """The padding on the left of the one sequence, and its tokens. Raises ValueError for what is asked and cannot be done."""
+    if input_ids.shape[0] != 1:
+        raise ValueError(
+            f"speculative decoding here runs one sequence at a time, got {input_ids.shape[0]} (a batch, beams or "
+            "num_return_sequences): steps of several sequences end at different places. Call generate for each."
+        )
+    _check_options(config, more)
+    ids, mask = input_ids[0].tolist(), more.get("attention_mask")
+    num = 0 if mask is None else int((mask[0] == 0).long().cumprod(0).sum())
+    if mask is not None and not bool(mask[0, num:].all()):
         raise ValueError(
             "the attention mask hides tokens in the middle or at the end. Only padding on the left can be left out."
         )
-    return num
+    positions = more.get("position_ids")
+    if positions is not None and positions.flatten()[num:].tolist() != list(range(len(ids) - num)):
+        raise ValueError(
+            "position_ids other than 0, 1, 2, ... are not supported: the backends count for themselves. Leave them out."
+        )
+    return tuple(ids[:num]), ids[num:]
 
 
 def _check_options(config: Any, more: dict[str, Any]) -> None:
@@ -78,13 +61,13 @@ def _check_options(config: Any, more: dict[str, Any]) -> None:
 
 
 def end_ids(config: Any) -> tuple[int, ...]:
-    """The ids that end a text."""
+    """Ids that end a text."""
     ends = config.eos_token_id
     return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
 
 
 def streamer_of_caller() -> Any:
-    """The streamer that was given to `generate`, which transformers 5 does not hand on to a callable."""
+    """The streamer of the `generate` that called, which transformers 5 does not hand on to a callable."""
     frame = inspect.currentframe()
     while frame is not None and not (frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals):
         frame = frame.f_back

@@ -1,11 +1,10 @@
-"""Speculative decoding from within transformers' own `generate`, through its public `custom_generate` argument.
+"""Speculative decoding within transformers' own `generate`, through its public `custom_generate` argument.
 
     model.generate(**inputs, custom_generate=custom_generate(draft, head=...), max_new_tokens=64, do_sample=True)
 
-What `generate` has prepared is honoured: the model's generation config, its logits processors and stopping criteria, the
-streamer, the kind of output. Where the processors are those that `Sampling` knows, tokens are those of `Decoder` for the same
-seed; any others are applied to both models' logits (`processors.Processed`), so the distribution is still that of sampling
-without a draft.
+The loop honours the model's generation config, its logits processors and stopping criteria, the streamer and the kind of
+output. Where the processors are those that `Sampling` knows, tokens are those of `Decoder` for the same seed; any others are
+applied to both models' logits (`processors.Processed`), so the distribution is still that of sampling without a draft.
 
 Under tensor parallelism (a target loaded in shards, a process for each) every process runs this same loop: the seed, the
 costs and the end of an answer are those of the first one, so that all of them run the same passes.
@@ -13,7 +12,7 @@ costs and the end of an answer are those of the first one, so that all of them r
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from specdecpp.decoder import default_policy
 from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.processors import Processed, as_sampling
-from specdecpp.integrations.requests import EncodedPrompt, end_ids, streamer_of_caller
+from specdecpp.integrations.requests import encoded_prompt, end_ids, streamer_of_caller
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import Pair
@@ -42,7 +41,6 @@ from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, Verification, at, check_lossless, check_rule, is_lossless
 
 MakeModel = Callable[..., EagerModel]
-_KEPT_IN = "_specdecpp_runners"
 _FOREVER = 1e9
 T = TypeVar("T")
 
@@ -82,9 +80,47 @@ def custom_generate(
         check_lossless(verification, lossless=lossless)
     else:
         check_rule(policy, verification, lossless=lossless)
-    loop = _Loop(draft, head=head, policy=policy, verification=verification, costs=costs, seed=seed, backend=backend)
+    is_named = isinstance(draft, str | Path)
+    return _Loop(
+        draft=Checkpoint(draft, dtype="auto", device=None, device_map=None).model if is_named else draft,
+        is_ours=is_named,
+        head=AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head,
+        policy=policy,
+        verification=verification,
+        costs=costs,
+        seed=seed,
+        backend=backend,
+    )
 
-    def generate(
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """A target beside the draft."""
+
+    pair: Pair
+    policy: Policy
+    costs: Costs | None
+    ranks: Any
+    """The processes that hold shards of the target; None: this one alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loop:
+    """A decoding loop, with the targets that it has decoded for."""
+
+    draft: Any
+    is_ours: bool
+    """True for a draft that was loaded here, and follows the target from device to device."""
+    head: AcceptanceHead | None
+    policy: Policy | None
+    verification: Verification
+    costs: Costs | None
+    seed: int | None
+    backend: MakeModel
+    matches: dict[Any, _Match] = field(default_factory=dict)
+
+    def __call__(
+        self,
         model: Any,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
@@ -93,162 +129,119 @@ def custom_generate(
         streamer: Any = None,
         **more: Any,
     ) -> Any:
+        """The sequences, as `generate` returns them."""
         streamer = streamer_of_caller() if streamer is None else streamer
-        prompt = EncodedPrompt.of(input_ids, generation_config, more)
-        with _evaluating(model, loop.draft):
-            session, ranks = loop.session(model, prompt, logits_processor, generation_config)
-            sequences, steps = _decoded(session, input_ids, stopping_criteria, streamer, ranks)
+        padding, tokens = encoded_prompt(input_ids, generation_config, more)
+        with _evaluating(model, self.draft):
+            match = self._match(model)
+            session = self._session(match, padding, tokens, logits_processor, generation_config)
+            sequences, steps = _decoded(session, input_ids, stopping_criteria, streamer, match.ranks)
         if not generation_config.return_dict_in_generate:
             return sequences
-        metrics = Metrics.of(steps, prefill_s=session.prefill_s, num_prompt_tokens=len(prompt.tokens))
+        metrics = Metrics.of(steps, prefill_s=session.prefill_s, num_prompt_tokens=len(tokens))
         return SpeculativeOutput(sequences=sequences, metrics=metrics, lossless=session.is_lossless)  # pyright: ignore[reportArgumentType]
 
-    return generate
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Match:
-    """A target beside the draft: both in backends, what steps cost where the rule asks, and who else runs the target."""
-
-    pair: Pair
-    policy: Policy
-    costs: Costs | None
-    ranks: "_Ranks"
-
-
-class _Loop:
-    """State that stays from one call to the next: the draft, the rule, and the targets that were seen."""
-
-    def __init__(
-        self,
-        draft: Any,
-        *,
-        head: AcceptanceHead | str | Path | None,
-        policy: Policy | None,
-        verification: Verification,
-        costs: Costs | None,
-        seed: int | None,
-        backend: MakeModel,
-    ):
-        self._is_named = isinstance(draft, str | Path)
-        self.draft = Checkpoint(draft, dtype="auto", device=None, device_map=None).model if self._is_named else draft
-        self._head = AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head
-        self._policy, self._verification, self._costs = policy, verification, costs
-        self._seed, self._backend = seed, backend
-        self._matches: dict[Any, _Match] = {}
-
-    def session(
-        self, model: Any, prompt: EncodedPrompt, processors: LogitsProcessorList, config: Any
-    ) -> tuple[Session, "_Ranks"]:
+    def _session(
+        self, match: _Match, padding: tuple[int, ...], tokens: list[int], processors: LogitsProcessorList, config: Any
+    ) -> Session:
         """A request, ready for its first step."""
-        sampling, others = as_sampling(processors, is_greedy=not config.do_sample, num_padding=len(prompt.padding))
-        if self._verification.greedy_only and not sampling.is_greedy:
+        sampling, others = as_sampling(processors, is_greedy=not config.do_sample, num_padding=len(padding))
+        if self.verification.greedy_only and not sampling.is_greedy:
             raise UnsoundError(
                 "GreedyVerification keeps the target's distribution only without do_sample. Use TokenVerification() or "
                 "BlockVerification()."
             )
-        match = self._match(model)
-        target, draft = match.pair.target.new_cache(), match.pair.draft.new_cache()
-        if outside := [t for t in prompt.tokens if t >= target.vocab_size]:
-            raise PromptError(f"token id {outside[0]} is outside the models' common vocabulary of {target.vocab_size} ids.")
+        caches = [match.pair.target.new_cache(), match.pair.draft.new_cache()]
+        if outside := [t for t in tokens if t >= caches[0].vocab_size]:
+            raise PromptError(f"token id {outside[0]} is outside the models' common vocabulary of {caches[0].vocab_size} ids.")
+        if others:
+            caches = [Processed(cache, others, before=padding) for cache in caches]
+        is_seeded = sampling.is_greedy or self.seed is not None
+        seed = self.seed or 0 if is_seeded else _of_first(int(torch.randint(2**62, ())), match.ranks)
         session = Session(
-            target=Processed(target, others, before=prompt.padding) if others else target,
-            draft=Processed(draft, others, before=prompt.padding) if others else draft,
+            target=caches[0],
+            draft=caches[1],
             policy=match.policy,
-            verification=at(sampling, self._verification),
-            lossless=is_lossless(self._verification),
+            verification=at(sampling, self.verification),
+            lossless=is_lossless(self.verification),
             sampling=sampling,
-            prompt=prompt.tokens,
-            max_tokens=config.max_length - len(prompt.padding) - len(prompt.tokens),
-            randomness=streams(0 if sampling.is_greedy else self._agreed_seed(match.ranks)),
+            prompt=tokens,
+            max_tokens=config.max_length - len(padding) - len(tokens),
+            randomness=streams(seed),
             ends=end_ids(config),
             costs=match.costs,
         )
         if session.finish_reason is None:
             session.prefill()
-        return session, match.ranks
+        return session
 
     def _match(self, model: Any) -> _Match:
         """The target beside the draft; made at the first call, and again when one of them was moved."""
-        if self._is_named:
+        if self.is_ours:
             self.draft.to(model.device)
         key = _state(model), _state(self.draft)
-        if key not in self._matches:
-            self._matches[key] = self._matched(model)
-        return self._matches[key]
+        if key not in self.matches:
+            self.matches[key] = self._matched(model)
+        return self.matches[key]
 
     def _matched(self, model: Any) -> _Match:
-        ranks = _Ranks.of(model)
+        ranks = _ranks(model)
         vocab_size = _vocab_size(model, self.draft)
-        is_told = self._head is not None or (self._policy is not None and (self._policy.needs_costs or heads(self._policy)))
+        needs_prints = self.head is not None or (self.policy is not None and (self.policy.needs_costs or heads(self.policy)))
         pair = Pair(
-            target=_backend(model, self._backend, vocab_size),
-            draft=_backend(self.draft, self._backend, vocab_size),
+            target=self.backend(model, vocab_size=vocab_size),
+            draft=self.backend(self.draft, vocab_size=vocab_size),
             tokenizer=None,
-            head=None if self._head is None else self._head.to(self.draft.device),
-            target_fingerprint=fingerprint(model) if is_told and ranks.is_alone else None,  # of a shard it says nothing
-            draft_fingerprint=fingerprint(self.draft) if is_told else None,  # all weights are read for it
+            head=None if self.head is None else self.head.to(self.draft.device),
+            target_fingerprint=fingerprint(model) if needs_prints and ranks is None else None,  # of a shard it says nothing
+            draft_fingerprint=fingerprint(self.draft) if needs_prints else None,  # all weights are read for it
         )
-        policy = self._policy or default_policy(pair)
+        policy = self.policy or default_policy(pair)
         for head in heads(policy):
             pair.check_head(head)
-        costs = self._costs
+        costs = self.costs
         if costs is None and policy.needs_costs:
-            costs = measured(pair) if ranks.is_alone else ranks.first(measure(pair, budget_s=_FOREVER))
+            costs = measured(pair) if ranks is None else _of_first(measure(pair, budget_s=_FOREVER), ranks)
         return _Match(pair=pair, policy=policy, costs=costs and costs_for(policy, costs), ranks=ranks)
 
-    def _agreed_seed(self, ranks: "_Ranks") -> int:
-        """The seed of a request: the given one, else from torch's global generator."""
-        return ranks.first(int(torch.randint(2**62, ()))) if self._seed is None else self._seed
+
+def _ranks(model: Any) -> Any:
+    """The group of processes that hold shards of the model, None for a whole one. Raises ValueError for shards that are made
+    for training."""
+    mesh = getattr(model, "_device_mesh", None)
+    sizes: dict[str, int] = {}
+    if mesh is not None:
+        sizes = dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
+    others = [name for name, size in sizes.items() if name != "tp" and size > 1]
+    if others or getattr(model, "_is_fsdp_managed_module", False):
+        raise ValueError(
+            f"the target is sharded by {', '.join(others) or 'fsdp'}, and every process decodes another text or another "
+            "part of the model. Load it whole, or with tensor parallelism alone."
+        )
+    if mesh is None or sizes.get("tp", 1) == 1:
+        return None
+    return (mesh if mesh.ndim == 1 else mesh["tp"]).get_group()
 
 
-@dataclass(frozen=True)
-class _Ranks:
-    """The processes that run one target together; most often it is this one alone."""
-
-    group: Any = None
-
-    @classmethod
-    def of(cls, model: Any) -> "_Ranks":
-        """Those that hold shards of the model. Raises ValueError for shards that are made for training."""
-        mesh = getattr(model, "_device_mesh", None)
-        sizes: dict[str, int] = {}
-        if mesh is not None:
-            sizes = dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
-        others = [name for name, size in sizes.items() if name != "tp" and size > 1]
-        if others or getattr(model, "_is_fsdp_managed_module", False):
-            raise ValueError(
-                f"the target is sharded by {', '.join(others) or 'fsdp'}, and every process decodes another text or another "
-                "part of the model. Load it whole, or with tensor parallelism alone."
-            )
-        if mesh is None or sizes.get("tp", 1) == 1:
-            return cls()
-        return cls((mesh if mesh.ndim == 1 else mesh["tp"]).get_group())
-
-    @property
-    def is_alone(self) -> bool:
-        return self.group is None
-
-    def first(self, value: T) -> T:
-        """The value of the first process, in all of them."""
-        if self.group is None:
-            return value
-        found = [value]
-        torch.distributed.broadcast_object_list(found, group_src=0, group=self.group)
-        return found[0]
+def _of_first(value: T, ranks: Any) -> T:
+    """The value of the first process, in all of them."""
+    found = [value]
+    if ranks is not None:
+        torch.distributed.broadcast_object_list(found, group_src=0, group=ranks)
+    return found[0]
 
 
-def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, ranks: _Ranks) -> tuple[Tensor, list[Step]]:
+def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, ranks: Any) -> tuple[Tensor, list[Step]]:
     """Run the steps; what follows the token at which a criterion is met is dropped, as if it had not been decoded yet."""
     steps: list[Step] = []
     while session.finish_reason is None:
         outcome = session.step()
-        num_kept, is_met = ranks.first(_until_met(input_ids, outcome.tokens, criteria))
+        num_kept, is_met = _of_first(_until_met(input_ids, outcome.tokens, criteria), ranks)
         if num_kept < outcome.num_tokens or (is_met and session.finish_reason is None):
             session.finish_reason = "stop"
-            kept = outcome.pieces[:num_kept]
-            num_accepted = sum(piece.origin == "accepted" for piece in kept)
-            outcome = replace(outcome, pieces=kept, num_accepted=num_accepted, finish_reason="stop")
+            pieces = outcome.pieces[:num_kept]
+            num_accepted = sum(piece.origin == "accepted" for piece in pieces)
+            outcome = replace(outcome, pieces=pieces, num_accepted=num_accepted, finish_reason="stop")
         steps.append(outcome)
         input_ids = _appended(input_ids, outcome.tokens)
         if streamer is not None:
@@ -260,7 +253,7 @@ def _decoded(session: Session, input_ids: Tensor, criteria: Any, streamer: Any, 
 
 
 def _until_met(input_ids: Tensor, tokens: list[int], criteria: Any) -> tuple[int, bool]:
-    """How many of the tokens there are up to the first one that meets a criterion, and whether one does."""
+    """(number of tokens up to the first one that meets a criterion, True if one does)."""
     for i in range(1, len(tokens) + 1):
         if bool(torch.as_tensor(criteria(_appended(input_ids, tokens[:i]), None)).all()):
             return i, True
@@ -272,28 +265,9 @@ def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Facts that a backend depends on: it is made anew where this has changed."""
+    """Facts that a backend depends on: another is made where they have changed."""
     output = model.get_output_embeddings()
     return model, output, output.weight.device, output.weight.dtype
-
-
-class _Models(dict[Any, EagerModel]):
-    """Backends of a model, kept with it. A copy of the model, or one that was saved, begins without any."""
-
-    def __deepcopy__(self, memo: Any) -> "_Models":
-        return _Models()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Models, ()
-
-
-def _backend(model: Any, make: MakeModel, vocab_size: int) -> EagerModel:
-    """A backend for the model, kept with it: each one listens at its output layer, and puts the cache to the test."""
-    kept = vars(model).setdefault(_KEPT_IN, _Models())
-    key = make, vocab_size, *_state(model)[1:]
-    if key not in kept:
-        kept[key] = make(model, vocab_size=vocab_size)
-    return kept[key]
 
 
 def _vocab_size(target: Any, draft: Any) -> int:
@@ -327,7 +301,7 @@ def _tokenizer_of(model: Any) -> Any:
 
 @contextmanager
 def _evaluating(*models: Any) -> Iterator[None]:
-    """Without dropout, whatever the caller does with the models before and after."""
+    """Turn dropout off in this block."""
     training = [module for model in models for module in model.modules() if module.training]
     for model in models:
         model.eval()

@@ -114,7 +114,7 @@ class WithCopies(Around):
 
 
 def copied_costs(costs: "Costs") -> "Costs":
-    """Where draft tokens are copied they cost what the wider pass does."""
+    """Costs of copied draft tokens: those of the wider pass."""
     return replace(costs, draft_s=0.0, start_s=0.0, switch_s=0.0, head_s=0.0, other_s=0.0, read_along=0.0, num_together=1)
 
 

@@ -199,7 +199,7 @@ class UCBSpecStop(Priced):
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Where a request stands: `num_tokens` drafted in each of `num_left` more steps, and what the steps of a trial made.
+    """State of a request: `num_tokens` drafted in each of `num_left` more steps, and what the steps of a trial made.
 
     `target_s` is 0 until the step without draft tokens that begins a request. `trials` are lengths and their utilities.
     """

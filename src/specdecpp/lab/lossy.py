@@ -223,4 +223,4 @@ LOSSY: dict[str, Lossy] = {
     "typical": Typical(),
     "tv": TVBudget(),
 }
-"""By the names that people type, in their usual settings."""
+"""Lossy verifications by name, in their usual settings."""

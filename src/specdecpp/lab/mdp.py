@@ -9,7 +9,7 @@ maximised is then rho = E[tokens]/E[seconds] of a step, and by Dinkelbach (1967)
 E[tokens] - rho E[seconds] at its own rho.
 
 Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs and the theorem; Yin et al. 2024 for the
-distribution of rejections. docs/how-it-works.md tells the same in prose. The letters: M situations, E edges, n states, K most
+distribution of rejections. The letters: M situations, E edges, n states, K most
 draft tokens.
 """
 
@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from specdecpp.costs import Costs
 
 Plan = tuple[Bool[np.ndarray, " _"], ...]
-"""For k = 0..K-1 draft tokens, and for every situation of that layer: whether to draft one more."""
+"""Decisions for k = 0..K-1 draft tokens and every situation of that layer: True to draft one more."""
 
 
 def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> float:
@@ -39,35 +39,35 @@ def speed_up(*, discard_rate: float, verification_rate: float, c: float) -> floa
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTally:
-    """Sums of steps: tokens, and `steps[k]`, how many of the steps had k draft tokens. Counts, or means per step.
+    """Sums of steps: tokens, and `steps[k]`, the number of steps with k draft tokens. Counts, or means per step.
 
     It generalises R_d and R_v to target passes that take longer the more positions they read. Counting supposes that every
     step ends with a token of the target's own, which fails only where an answer is cut.
     """
 
     num_tokens: float
-    rounds: Float[np.ndarray, " K1"]
+    steps: Float[np.ndarray, " K1"]
 
     @property
-    def num_rounds(self) -> float:
-        return float(self.rounds.sum())
+    def num_steps(self) -> float:
+        return float(self.steps.sum())
 
     @property
     def num_drafted(self) -> float:
-        return float(self.rounds @ np.arange(len(self.rounds)))
+        return float(self.steps @ np.arange(len(self.steps)))
 
     @property
     def discard_rate(self) -> float:
         """R_d: draft tokens that do not end in the output, per token."""
-        return (self.num_drafted - (self.num_tokens - self.num_rounds)) / self.num_tokens
+        return (self.num_drafted - (self.num_tokens - self.num_steps)) / self.num_tokens
 
     @property
     def verification_rate(self) -> float:
         """R_v: target passes per token."""
-        return self.num_rounds / self.num_tokens
+        return self.num_steps / self.num_tokens
 
     def seconds(self, costs: Costs) -> float:
-        return float(self.rounds @ [costs.round_s(k) for k in range(len(self.rounds))])
+        return float(self.steps @ [costs.round_s(k) for k in range(len(self.steps))])
 
     def tokens_per_second(self, costs: Costs) -> float:
         return self.num_tokens / self.seconds(costs)
@@ -79,7 +79,7 @@ class StepTally:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Process:
-    """How acceptance develops along a step: a Markov chain, one step a draft token, whose states the rule observes.
+    """Acceptance along a step: a Markov chain, one step a draft token, whose states the rule observes.
 
     s_0 ~ `start` is what is known before anything is drafted. Drafting draft token k draws s_k from `transition[s_{k-1}]`,
     and then `acceptance[s_k]` is known: a look-ahead score, free of error. (A score with errors is a process too: its states
@@ -203,12 +203,12 @@ class Lattice:
 
     def tally(self, plan: Plan) -> StepTally:
         """The expected tokens of a step under a plan, and the distribution of its number of draft tokens."""
-        mass, num_tokens, rounds = self.start, 1.0, []
+        mass, num_tokens, steps = self.start, 1.0, []
         for go, layer in zip(plan, self.layers[1:], strict=True):
-            rounds.append(mass[~go].sum())
+            steps.append(mass[~go].sum())
             mass = layer.spread(mass * go)
             num_tokens += float(mass @ layer.gain)
-        return StepTally(num_tokens=num_tokens, rounds=np.array([*rounds, mass.sum()]))
+        return StepTally(num_tokens=num_tokens, steps=np.array([*steps, mass.sum()]))
 
 
 def fixed(lattice: Lattice, k: int) -> Plan:
@@ -221,25 +221,15 @@ def threshold(lattice: Lattice, h: float) -> Plan:
     return tuple(1 - layer.survival <= h for layer in lattice.layers[:-1])
 
 
-def look_ahead(lattice: Lattice, costs: Costs, *, rate: float, steps: int | None = None) -> Plan:
-    """Go on where it pays at `rate` tokens/s, looking at most so many draft tokens ahead; None looks to the end of the step.
-
-    steps = 1 is the renewal-reward rule S m > rate (t_draft + dt_verify). More steps may be stopped after each of them, by
-    what was seen. With None the plan maximises E[tokens] - rate E[seconds] (backward induction). ValueError for steps < 1.
-    """
-    if steps is not None and steps < 1:
-        raise ValueError(f"a rule looks at least one draft token ahead, got steps={steps}")
-    worth = [np.zeros(len(layer.state)) for layer in lattice.layers]
-    going: list[np.ndarray] = []
-    for _ in range(lattice.max_tokens if steps is None else steps):
-        going = [
-            after.expect(after.gain + worth[k + 1], len(worth[k])) - rate * costs.step_s(k)
-            for k, after in enumerate(lattice.layers[1:])
-        ]
-        before, worth = worth, [*(np.maximum(g, 0) for g in going), worth[-1]]
-        if all(map(np.array_equal, before, worth)):
-            break
-    return tuple(g > 0 for g in going)
+def plan_at(lattice: Lattice, costs: Costs, rate: float) -> Plan:
+    """The plan that maximises E[tokens] - rate E[seconds], by backward induction."""
+    plan, worth = [], np.zeros(len(lattice.layers[-1].state))
+    for k in reversed(range(lattice.max_tokens)):
+        layer, after = lattice.layers[k : k + 2]
+        surplus = after.expect(after.gain + worth, len(layer.state)) - rate * costs.step_s(k)
+        plan.append(surplus > 0)
+        worth = np.maximum(surplus, 0)
+    return tuple(reversed(plan))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -264,25 +254,11 @@ def optimum(lattice: Lattice, costs: Costs) -> Optimum:
     """
 
     def best(rate: float) -> StepTally:
-        return lattice.tally(look_ahead(lattice, costs, rate=rate))
+        return lattice.tally(plan_at(lattice, costs, rate))
 
     rates = _dinkelbach(best, costs)
-    plan = look_ahead(lattice, costs, rate=rates[-1])
+    plan = plan_at(lattice, costs, rates[-1])
     return Optimum(plan=plan, tally=lattice.tally(plan), rates=rates)
-
-
-def settled_rate(lattice: Lattice, costs: Costs, *, steps: int, precision: float = 1e-9) -> float:
-    """Where `look_ahead` with few steps comes to rest when it is fed the tokens/s it makes itself.
-
-    Below the result it makes more than it is fed, above it less. Where its speed jumps there, it hovers: some steps are
-    drafted by the plan of a lower rate and some by that of a higher one, and the mean is the result.
-    """
-    low, high = 1 / costs.verify_s(1), hindsight(lattice, costs).tokens_per_second(costs)
-    while high - low > precision * high:
-        middle = (low + high) / 2
-        makes = lattice.tally(look_ahead(lattice, costs, rate=middle, steps=steps)).tokens_per_second(costs)
-        low, high = (middle, high) if makes >= middle else (low, middle)
-    return low
 
 
 def hindsight(lattice: Lattice, costs: Costs) -> StepTally:
@@ -303,7 +279,7 @@ def hindsight(lattice: Lattice, costs: Costs) -> StepTally:
         value = tokens - rate * seconds
         drafted = [int(value[: length + 1].argmax()) for length in range(most + 1)]
         return StepTally(
-            num_tokens=float(distribution @ tokens[drafted]), rounds=np.bincount(drafted, distribution, minlength=most + 1)
+            num_tokens=float(distribution @ tokens[drafted]), steps=np.bincount(drafted, distribution, minlength=most + 1)
         )
 
     return best(_dinkelbach(best, costs)[-1])

@@ -165,4 +165,4 @@ ORACLES = {
     "perfect": ("perfect probability", perfect_probability),
     "pre_sampling": ("pre-sampling", pre_sampling),
 }
-"""For the entry point `specdecpp.oracles`: labels and functions, by the names that results have."""
+"""Oracles of the entry point `specdecpp.oracles`: labels and functions, by the names that results have."""

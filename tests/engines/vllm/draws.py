@@ -40,6 +40,8 @@ _with_bool_masks("create_masked_store", 2)
 from test_vllm import Table  # noqa: E402
 from world import World  # noqa: E402
 
+from specdecpp.integrations.vllm import stopping  # noqa: E402
+
 MOST, TEMPERATURE = 3, 0.8
 
 
@@ -74,8 +76,8 @@ class Drawn(World):
 def main(policy: str, num: int) -> None:
     target = Table(0)
     draft = Table(1, like=target, share=0.5)
-    ours = {"policy": policy} | ({} if policy.startswith("fixed") else {"ends": "now"})
-    world = Drawn(draft, target, ours=ours, most=MOST, max_num_reqs=2, draws=True)
+    stopping.LAG = 0  # a step ends where the rule says
+    world = Drawn(draft, target, ours={"policy": policy}, most=MOST, max_num_reqs=2, draws=True)
     world.temperature.fill_(TEMPERATURE)
     prompt, seen, lengths, accepted = [3, 1, 2], Counter(), Counter(), Counter()
     for i in range(num):

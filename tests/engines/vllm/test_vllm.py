@@ -15,7 +15,7 @@ import torch
 from conftest import DRAFT, TARGET, drafting, engine, json_in
 
 from specdecpp.errors import BackendError
-from specdecpp.integrations.vllm import configuring, register
+from specdecpp.integrations.vllm import configuring, register, stopping
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -130,14 +130,14 @@ class Whole:
 
 
 @pytest.mark.parametrize("policy", ["cumulative:0.3", "max-confidence:0.4", "fixed:3"])
-def test_every_round_is_the_librarys_own(policy: str) -> None:
+def test_every_step_is_the_librarys_own(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a score, a threshold or a product that is not the rule's: a step late, of another request, at another scale."""
     from specdecpp.decoder import Decoder
     from specdecpp.loading.pair import load_pair
     from specdecpp.policy_spec import parse_policy
 
-    ours = {"policy": policy} | ({} if policy.startswith("fixed") else {"ends": "now"})
-    found = world(Whole(DRAFT), Whole(TARGET), ours, most=6, max_model_len=128, max_num_tokens=128)
+    monkeypatch.setattr(stopping, "LAG", 0)
+    found = world(Whole(DRAFT), Whole(TARGET), {"policy": policy}, most=6, max_model_len=128, max_num_tokens=128)
     pair = load_pair(backend="eager")
     rule = replace(parse_policy(policy).policy, **({} if policy.startswith("fixed") else {"max_tokens": 6}))
     decoder = Decoder(pair, policy=rule)
@@ -157,9 +157,9 @@ def test_every_round_is_the_librarys_own(policy: str) -> None:
 PROMPTS = [[a, b, (a * b + 1) % 7] for a in range(3) for b in range(4)]
 
 
-def first_lengths(ends: str, draft: Table, target: Table) -> list[int]:
+def first_lengths(draft: Table, target: Table) -> list[int]:
     """Draft tokens of each prompt's first step, alone."""
-    found, lengths = world(draft, target, {"policy": "cumulative:0.3", "ends": ends}), []
+    found, lengths = world(draft, target, {"policy": "cumulative:0.3"}), []
     for prompt in PROMPTS:
         found.add("a", prompt)
         found.step(4)
@@ -170,9 +170,9 @@ def first_lengths(ends: str, draft: Table, target: Table) -> list[int]:
 
 def test_a_batch_goes_on_while_any_request_does(draft: Table, target: Table) -> None:
     """Catches a loop that ends with the first request that stops, and tokens that are thrown away after they were drawn."""
-    lengths = first_lengths("now", draft, target)
+    lengths = first_lengths(draft, target)
     shortest, longest = (PROMPTS[lengths.index(find(lengths))] for find in (min, max))
-    found = world(draft, target, {"policy": "cumulative:0.3", "ends": "now"})
+    found = world(draft, target, {"policy": "cumulative:0.3"})
     found.add("a", shortest)
     found.add("b", longest)
     found.step(4)
@@ -180,11 +180,14 @@ def test_a_batch_goes_on_while_any_request_does(draft: Table, target: Table) -> 
     assert [sum(t >= 0 for t in r.draft) for r in found.requests.values()] == [max(lengths)] * 2
 
 
-@pytest.mark.parametrize("ends", ["late", "poll"])
-def test_a_flag_that_is_read_late_ends_a_round_one_token_later(ends: str, draft: Table, target: Table) -> None:
+def test_a_flag_that_is_read_late_ends_a_step_one_token_later(
+    draft: Table, target: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a lag of two, and one that is not there: on a CPU the flag of the step before is always known."""
-    at_once = first_lengths("now", draft, target)
-    assert first_lengths(ends, draft, target) == [min(4, n + 1) for n in at_once]
+    late = first_lengths(draft, target)
+    monkeypatch.setattr(stopping, "LAG", 0)
+    at_once = first_lengths(draft, target)
+    assert late == [min(4, n + 1) for n in at_once]
     assert min(at_once) < 3
 
 

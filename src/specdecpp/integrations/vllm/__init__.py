@@ -6,11 +6,9 @@ configured for it:
     vllm serve TARGET --speculative-config '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}'
                       --additional-config '{"specdecpp": {}}'
 
-    settings     what may be said there                 configuring  what can be followed, and the way into the engine
+    settings     the keys there                         configuring  the way into an engine, and what is refused
     lengths      the length of a batch's steps         scheduler    vLLM's, which asks for it
     speculator   the passes of the draft, as graphs     stopping     a threshold that may end a step
-
-docs/transformers-and-vllm.md tells how to use it.
 """
 
 import functools
@@ -20,12 +18,12 @@ MARK = "_specdecpp"
 
 
 def register() -> None:
-    """Let engines and workers ask `configuring` before they make anything of their configuration. May be called again."""
+    """Have engines and workers call `configuring` before they read their configuration. May be called again."""
     try:
         from vllm.v1.executor.abstract import Executor  # pyright: ignore[reportMissingImports]
         from vllm.v1.worker.worker_base import WorkerBase  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        from specdecpp.integrations.vllm.log import logger
+        from specdecpp.integrations.vllm.settings import logger
 
         logger.error('specdecpp finds no way into this vLLM (%s): additional_config["specdecpp"] would be ignored', error)
         return

@@ -1,4 +1,4 @@
-"""The plugin's way into an engine: what it can follow, the lengths that vLLM is told of, and the one name that it replaces.
+"""The plugin's way into an engine: configurations that it can follow, the lengths of steps, and the one name that it replaces.
 
 It is made for vLLM's second model runner, the default on CUDA. There vLLM asks one function for what drafts, and the plugin
 puts its own in that place, in engines only that are configured for it. Such names move between releases, so the versions that
@@ -13,37 +13,37 @@ from typing import Any
 
 from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm.lengths import choices_up_to, schedule_of
-from specdecpp.integrations.vllm.log import logger
-from specdecpp.integrations.vllm.settings import KEY, Settings
+from specdecpp.integrations.vllm.settings import KEY, logger, policy_of
 from specdecpp.integrations.vllm.stopping import stop_rule
 from specdecpp.policies import CostAware
+from specdecpp.policy_spec import PolicySpec
 
 TESTED = ("0.32.0", "0.33.0")
 """Versions of vLLM that the tests know."""
 BACKEND, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
-"""Where vLLM looks up what drafts."""
+"""The place where vLLM looks up its speculator."""
 HOME = "vllm.v1.worker.gpu.spec_decode"
 OURS = "specdecpp.integrations.vllm.speculator"
 SCHEDULER = "specdecpp.integrations.vllm.scheduler.Adaptive{}Scheduler"
 
 
 def configure(vllm_config: Any) -> None:
-    """Before an engine makes its workers and its scheduler: the lengths of steps are ours to choose.
+    """Set the lengths of steps, before an engine makes its workers and its scheduler.
 
     Raises ValueError where the configuration chooses them too, or cannot be followed.
     """
-    settings = Settings.of(vllm_config)
-    if settings is None:
+    asked = policy_of(vllm_config)
+    if asked is None:
         return
-    check(vllm_config, settings)
+    check(vllm_config, asked)
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
     if spec.num_speculative_tokens_per_batch_size or scheduler.scheduler_cls:
         raise ValueError(
             f'additional_config["{KEY}"] chooses the lengths of steps. Remove num_speculative_tokens_per_batch_size and '
             "scheduler_cls, or the plugin."
         )
-    policy = None if settings.policy is None else settings.policy.policy
-    if policy is None or isinstance(policy, CostAware):
+    policy = asked.policy
+    if isinstance(policy, CostAware):
         choices = choices_up_to(spec.num_speculative_tokens, scheduler.max_num_seqs)
         scheduler.scheduler_cls = SCHEDULER.format("Async" if scheduler.async_scheduling else "")
     else:
@@ -53,15 +53,15 @@ def configure(vllm_config: Any) -> None:
 
 
 def attach(vllm_config: Any) -> bool:
-    """Make an engine draft as it is configured, before its worker makes what drafts; False, and vLLM's own, if it is not.
+    """Put our speculator in place, before an engine's worker makes one; vLLM's own, and False, if it is not configured.
 
     Raises ValueError for a configuration that cannot be followed, `BackendError` for an untested vLLM or a second plugin.
     """
-    settings = Settings.of(vllm_config)
-    if settings is None:
+    asked = policy_of(vllm_config)
+    if asked is None:
         _give_back()
         return False
-    check(vllm_config, settings)
+    check(vllm_config, asked)
     check_version()
     runner, ours = import_module(BACKEND), import_module(OURS).init_speculator
     found = getattr(runner, NAME)
@@ -94,7 +94,7 @@ def check_version() -> None:
         )
 
 
-def check(vllm_config: Any, settings: Settings) -> None:
+def check(vllm_config: Any, asked: PolicySpec) -> None:
     """Raise ValueError, with what to change, where the configuration cannot be followed."""
     spec = vllm_config.speculative_config
     if spec is None:
@@ -112,7 +112,7 @@ def check(vllm_config: Any, settings: Settings) -> None:
             f'additional_config["{KEY}"] needs vLLM\'s second model runner, and the first one is in use: on CPUs there is no '
             "other (this library serves by itself there, `specdecpp serve`), elsewhere remove VLLM_USE_V2_MODEL_RUNNER=0."
         )
-    ranks, has_rule = vllm_config.parallel_config, stop_rule(settings, spec.num_speculative_tokens) is not None
+    ranks, has_rule = vllm_config.parallel_config, stop_rule(asked, spec.num_speculative_tokens) is not None
     refusals: Mapping[str, bool] = {
         "adaptive verification trims what the plugin has chosen; remove enable_adaptive_verification": (
             spec.enable_adaptive_verification
@@ -125,8 +125,9 @@ def check(vllm_config: Any, settings: Settings) -> None:
         "a threshold may end steps differently on each tensor-parallel rank; use cost-aware or fixed:K": (
             has_rule and ranks.tensor_parallel_size > 1
         ),
-        "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": ranks.data_parallel_size
-        > 1,
+        "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": (
+            ranks.data_parallel_size > 1
+        ),
         "the plugin cannot draft in pipeline stages; use tensor parallelism": ranks.pipeline_parallel_size > 1,
     }
     if hold := [reason for reason, holds in refusals.items() if holds]:

@@ -1,11 +1,11 @@
-"""The length of a batch's steps, chosen before each step from what earlier ones took and brought.
+"""The length of a batch's steps, chosen before each step from the seconds and the acceptance of earlier ones.
 
 Tokens per second are E[tokens] / E[seconds] of a step. The seconds are those between the outputs of two steps of the engine,
 by load (requests together, in powers of two): the median by length, and for lengths with draft tokens a line through those.
-With scheduling ahead of the device they hold the drafting of a step and the pass that verifies it, and what the host adds. The
-tokens follow from how often draft token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a
-few steps without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few steps are
-made with draft tokens as often as what they may lose stays below a hundredth of the time.
+With scheduling ahead of the device they hold the drafting of a step, the pass that verifies it, and the host's part. The tokens
+follow from how often draft token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a few
+steps without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few steps with draft
+tokens are made as often as their loss stays below a hundredth of the time.
 """
 
 from collections import deque
@@ -23,41 +23,30 @@ SETTLE, TIMED_FOR = 2, 4
 """Steps of a length that are not timed after a change, and those that are, where it is timed for its own sake."""
 AGAIN, MOST_AGAIN = 256, 4096
 """Steps with draft tokens after which one without is timed again; twice as many each time."""
-
-
 KEPT = 32
-"""Steps of a length whose median is its time: a machine that was elsewhere for one of them does not count."""
+"""Steps of a length whose median is its time, so that a pause of the machine in one of them does not count."""
 MARGIN = 1.01
 """Least speed-up over no draft tokens of a length that is taken: measurements are no more exact than that."""
 
 
-class Median:
-    """The median of the last seconds."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=KEPT)
-        self.seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self._last)
-
-    def add(self, seconds: float) -> None:
-        self._last.append(seconds)
-        self.seconds = median(self._last)
-
-
 @dataclass
 class Load:
-    """Seconds of steps at one number of requests together, by length; through those with draft tokens goes a line."""
+    """Seconds of the last steps at one number of requests together, by length."""
 
-    times: dict[int, Median] = field(default_factory=dict)
+    times: dict[int, deque[float]] = field(default_factory=dict)
+    medians: dict[int, float] = field(default_factory=dict)
     plan: deque[int] = field(default_factory=deque)
+    """Lengths of the next steps, which are made to be timed."""
     num_off: int = 0
+    """Steps without draft tokens since the last one with some."""
     num_on: int = 0
+    """Steps with draft tokens since the last one without."""
     again: int = AGAIN
 
     def add(self, length: int, seconds: float) -> None:
-        self.times.setdefault(length, Median()).add(seconds)
+        times = self.times.setdefault(length, deque(maxlen=KEPT))
+        times.append(seconds)
+        self.medians[length] = median(times)
 
     @property
     def drafts(self) -> bool:
@@ -65,10 +54,10 @@ class Load:
         return any(self.times)
 
     def seconds(self, length: int) -> float:
-        """Never falling in the length of steps with draft tokens."""
+        """Seconds of a step: its median without draft tokens, else on a line through the medians, which never falls."""
         if not length and 0 in self.times:
-            return self.times[0].seconds
-        points = [(k, time.seconds, len(time)) for k, time in self.times.items() if k]
+            return self.medians[0]
+        points = [(k, self.medians[k], len(times)) for k, times in self.times.items() if k]
         weight = sum(w for *_, w in points)
         middle, mean = (sum(w * point[i] for *point, w in points) / weight for i in (0, 1))
         spread = sum(w * (k - middle) ** 2 for k, _, w in points)
@@ -122,7 +111,7 @@ class Lengths:
         return self._tried(load) if not best else self._timed(load, best)
 
     def _tried(self, load: Load) -> int:
-        """0, or a trial with draft tokens where it may be afforded."""
+        """0, or a trial with draft tokens where its loss is small enough."""
         load.num_off, load.num_on = load.num_off + 1, 0
         plain = load.seconds(0)
         k = max((k for k in self._choices if k), key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k))
@@ -134,7 +123,7 @@ class Lengths:
         return k
 
     def _timed(self, load: Load, best: int) -> int:
-        """The best length, or the beginning of a few steps without draft tokens, whose time has grown old."""
+        """The best length, or the first of a few steps without draft tokens, to time those again."""
         load.num_on, load.num_off = load.num_on + 1, 0
         if load.num_on < load.again or 0 not in self._choices:
             return best
@@ -154,7 +143,7 @@ class Lengths:
         self._last = None if length is None else (now, num_reqs, length, streak)
 
     def forget(self) -> None:
-        """The seconds of before, as of another machine; what is accepted stays known."""
+        """Drop the seconds, as of another machine; acceptance stays."""
         self._loads.clear()
         self._last = None
 

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with lengths of ours: it asks `Lengths` where it would look one up by batch size, and tells it what came."""
+"""vLLM's scheduler with our lengths: `Lengths` stands in the place of its table by batch size, and observes every output."""
 
 from time import perf_counter
 from typing import Any
@@ -34,8 +34,8 @@ class _Adaptive:
 
 
 class AdaptiveScheduler(_Adaptive, Scheduler):
-    """Without scheduling ahead."""
+    """The scheduler that waits for the device."""
 
 
 class AdaptiveAsyncScheduler(_Adaptive, AsyncScheduler):
-    """With scheduling ahead of the device, as vLLM does by default."""
+    """The scheduler that runs ahead of the device, vLLM's default."""

@@ -13,12 +13,10 @@ second token costs a small draft nothing.
 A step of length 0 does nothing: no pass, no copy, no wait. What the draft then lacks, prompts included, it reads before it
 drafts again; the host counts those tokens from above, and places before the first token are padding.
 
-The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. With `ends`
-a step may be shorter: after each draft token the device multiplies its probability of acceptance onto the request's survival,
-and where no survival reaches its threshold the further passes, each launched by itself then, are left out. The host reads that
-flag from pinned memory one step late, "late" by waiting for it and "poll" only if it is there. Draft tokens that were drawn are
-all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts and takes as the end (the next
-token is then the target's own), so the output keeps the target's distribution.
+The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. A threshold
+may end a step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
+Draft tokens that were drawn are all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts
+and takes as the end (the next token is then the target's own), so the output keeps the target's distribution.
 """
 
 from typing import Any
@@ -40,8 +38,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 
 from specdecpp.errors import BackendError
-from specdecpp.integrations.vllm.log import logger
-from specdecpp.integrations.vllm.settings import Settings
+from specdecpp.integrations.vllm.settings import logger, policy_of
 from specdecpp.integrations.vllm.stopping import StopRule, stop_rule
 
 FIRST = 2
@@ -57,7 +54,6 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any):
         super().__init__(vllm_config, device)
-        settings = Settings.of(vllm_config) or Settings()
         self._states = req_states
         self._first_graphs: Any = None
         self._rest_graphs: Any = None
@@ -65,9 +61,9 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         places = torch.arange(self.max_num_reqs + 1, dtype=torch.int32, device=device)
         self._starts = {width: width * places for width in (1, FIRST)}
         self._logits: Tensor | None = None
-        self._rule: StopRule | None = None
-        if (rule := stop_rule(settings, self.num_speculative_steps)) is not None:
-            self._rule = StopRule(rule, settings.ends or "late", self.max_num_reqs, self.num_speculative_steps, device)
+        asked = policy_of(vllm_config)
+        rule = None if asked is None else stop_rule(asked, self.num_speculative_steps)
+        self._rule = None if rule is None else StopRule(rule, self.max_num_reqs, self.num_speculative_steps, device)
 
     def set_attn(
         self,
@@ -303,6 +299,6 @@ def _reading(batch: Any) -> np.ndarray:
 
 def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
     """Makes the speculator, in place of vLLM's own function, which still makes those of other methods than a draft model."""
-    if not vllm_config.speculative_config.uses_draft_model() or Settings.of(vllm_config) is None:
+    if not vllm_config.speculative_config.uses_draft_model() or policy_of(vllm_config) is None:
         return vllm_init_speculator(vllm_config, device, req_states)
     return AdaptiveSpeculator(vllm_config, device, req_states)

@@ -1,7 +1,5 @@
-"""A stop rule on the device of the draft: whether any request of a batch is worth another draft token.
-
-It is `policies.protocol.Rule` for all requests at once, with fixed addresses, so that a graph can hold it. The host learns the
-answer from pinned memory, `LAG` steps late or at once, by waiting for it or by looking whether it is there.
+"""A stop rule on the device of the draft: `policies.protocol.Rule` for all requests of a batch, with fixed addresses, so that a
+graph can hold it. The host reads from pinned memory, `LAG` draft tokens late, if any request is worth another one.
 """
 
 from typing import Any
@@ -9,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecpp.integrations.vllm.settings import Settings
 from specdecpp.policies import CostAware, Fixed, score
 from specdecpp.policies.protocol import Evidence, Rule, rule_of
+from specdecpp.policy_spec import PolicySpec
 
 LAG = 1
 
@@ -19,8 +17,8 @@ LAG = 1
 class StopRule:
     """The evidence of every request, and flags by step."""
 
-    def __init__(self, rule: Rule, ends: str, max_num_reqs: int, max_tokens: int, device: torch.device):
-        self._rule, self._ends = rule, ends
+    def __init__(self, rule: Rule, max_num_reqs: int, max_tokens: int, device: torch.device):
+        self._rule = rule
         self._least = torch.tensor(rule.thresholds(max_tokens + 1), dtype=torch.float32, device=device)
         self._evidence = torch.ones(max_num_reqs, device=device)
         self._goes_on = torch.ones(max_tokens, dtype=torch.int32, device=device)
@@ -49,38 +47,30 @@ class StopRule:
         self._goes_on.index_copy_(0, step.view(1), goes_on.view(1))
 
     def ends(self, num_drawn: int) -> bool:
-        """True if no request wants more than `num_drawn` draft tokens, as far as that is known."""
-        last, asked = num_drawn - 1, num_drawn - 1 - (LAG if self._ends != "now" else 0)
+        """True if no request wanted more than `num_drawn - LAG` draft tokens."""
+        last, asked = num_drawn - 1, num_drawn - 1 - LAG
         self._host[last : last + 1].copy_(self._goes_on[last : last + 1], non_blocking=True)
         if self._copied:
             self._copied[last].record()
         if asked < 0:
             return False
-        if self._copied and self._ends == "poll" and not self._copied[asked].query():
-            return False
-        if self._copied and self._ends != "poll":
+        if self._copied:
             self._copied[asked].synchronize()
         return not self._host[asked]
 
 
-def stop_rule(settings: Settings, max_tokens: int) -> Rule | None:
+def stop_rule(asked: PolicySpec, max_tokens: int) -> Rule | None:
     """The thresholds that may end a step, the same in every one; None where its length is chosen before it.
 
-    Raises ValueError where the policy says something else of each step, or needs what is not at hand here.
+    Raises ValueError where the policy's thresholds differ from step to step, or read what is not at hand here.
     """
-    spec = settings.policy
-    if spec is None or isinstance(spec.policy, CostAware | Fixed):
-        if settings.ends in (None, "before"):
-            return None
-        raise ValueError(
-            '"ends" needs a policy with a threshold, such as cumulative:0.2; of others the length is chosen before.'
-        )
-    rule = None if spec.needs_head or spec.policy.drops_last else rule_of(spec.policy, spec.policy.start(), None)
+    if isinstance(asked.policy, CostAware | Fixed):
+        return None
+    is_unfit = asked.needs_head or asked.policy.drops_last
+    rule = None if is_unfit else rule_of(asked.policy, asked.policy.start(), None)
     if rule is None or rule.evidence not in (Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.SURVIVAL):
         raise ValueError(
-            f"vLLM's second model runner cannot follow {spec.policy}: it takes cost-aware, fixed:K, and rules with a threshold "
-            "on the draft's probabilities that keep every draft token, such as cumulative:0.2."
+            f"vLLM's second model runner cannot follow {asked.policy}: it takes cost-aware, fixed:K, and rules with a "
+            "threshold on the draft's probabilities that keep every draft token, such as cumulative:0.2."
         )
-    if settings.ends == "before":
-        raise ValueError(f'{spec.policy} ends steps by what is drafted, so "ends" cannot be "before".')
     return rule

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
 
 BY_SHARE = (Belief(Score(-1.2, 1.3)), Belief(Score(-1.9, 2.0)), Belief(Score(-2.1, 2.2)))
-"""What to make of the share of second, third and further children: fitted on development prompts of the reference pair."""
+"""Correction of the share of second, third and further children: fitted on development prompts of the reference pair."""
 PRIORS = (0.3, 0.2, 0.15)
 """Acceptance of such children before there is anything to go by, and the weight of that in tested children below."""
 WEIGHT = 16
 RISES, FALLS = 1.2, 0.99
-"""What the price of a place is multiplied by after a step that has used all of them, and after one that has not."""
+"""Factors of the price of a place after a step that has used all of them, and after one that has not."""
 LEAST_PRICE = 1e-3
 REACHED = 0.4
-"""Of the steps, those that get to the next step of the passes: between .3 and .6 no better one was found."""
+"""Share of the steps that get to the next step of the passes: between .3 and .6 no better one was found."""
 
 HOPE = 1.5
-"""By how many times a second child may be worth more, where q is broad, than one is in the mean."""
+"""Times that a second child may be worth more, where q is broad, than one is in the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

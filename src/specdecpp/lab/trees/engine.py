@@ -142,7 +142,7 @@ class _Branches:
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two branches begin with alike."""
+    """Number of tokens that two branches begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -1,4 +1,4 @@
-"""From label records to what `replay` replays: the target's distributions along an answer, and the draft to ask anywhere.
+"""Label records as `replay` reads them: the target's distributions along an answer, and the draft to ask anywhere.
 
 records + the terms and the sampling they were collected on + the pair -> RecordedDistributions -> replay_trees
 """
@@ -17,11 +17,11 @@ from specdecpp.training.labels import Record
 from specdecpp.training.traces import Terms
 
 _ROWS = 256
-"""Distributions off an answer that are kept; the oldest make room."""
+"""AnswerRows off an answer that are kept; the oldest make room."""
 
 
 class RecordedDistributions:
-    """`replay.Distributions` of a record. Distributions are read when they are first asked for. V vocabulary.
+    """`replay.AnswerRows` of a record. AnswerRows are read when they are first asked for. V vocabulary.
 
     `draw` is the draft's way to draw a token, where it has one.
     """

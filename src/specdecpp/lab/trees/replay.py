@@ -13,7 +13,7 @@ since P(x_j = X = y, accepted) = min(p_j, q_j)(y), and given a rejection x_j and
 latter a draw from p_(j+1). Children behind an accepted one, and all below a rejected one, are plain draws: they cost, and the
 rule sees them. Likeliest children draw nothing: the one that equals X is accepted, as under comparison and at temperature 0.
 
-So an answer needs its p, position by position, and the draft itself, which is run where the rule goes (`Distributions`): what
+So an answer needs its p, position by position, and the draft itself, which is run where the rule goes (`AnswerRows`): what
 hangs below rejected children would be exponentially much to record. The rule meets the tree that the host grows, by the very
 same function (`engine.grow`). tests/test_tree_replay.py enumerates the joint distribution of text and trees.
 
@@ -41,7 +41,7 @@ from specdecpp.verify import overlap, residual
 
 
 @runtime_checkable
-class Distributions(Protocol):
+class AnswerRows(Protocol):
     """One answer: its tokens, the target's distribution before each of them, and the draft's anywhere."""
 
     @property
@@ -69,7 +69,7 @@ class Distributions(Protocol):
 class TreePlayer:
     """A rule that is ready to be replayed on one answer. `compares`: verified by comparison, not by q."""
 
-    def __init__(self, distributions: Distributions, policy: TreePolicy, costs: Costs, *, compares: bool = False):
+    def __init__(self, distributions: AnswerRows, policy: TreePolicy, costs: Costs, *, compares: bool = False):
         self.distributions, self.policy, self.costs = distributions, policy, costs
         self._is_drawn = policy.children == "drawn" and not distributions.is_greedy
         self._is_coupled = self._is_drawn and not compares
@@ -115,7 +115,14 @@ class _Game:
     """The tree of one step that begins after `at` tokens of an answer, and which of its nodes are the answer's."""
 
     def __init__(
-        self, distributions: Distributions, at: int, randomness: Randomness, *, costs: Costs, is_drawn: bool, is_coupled: bool
+        self,
+        distributions: AnswerRows,
+        at: int,
+        randomness: Randomness,
+        *,
+        costs: Costs,
+        is_drawn: bool,
+        is_coupled: bool,
     ):
         self.tree = Tree(costs=costs)
         self._distributions, self._at, self._randomness = distributions, at, randomness
@@ -181,7 +188,7 @@ class _Game:
 
 
 Shape = tuple[tuple[int, ...], int]
-"""What a step costs by: rows of each pass of the draft, nodes verified."""
+"""Facts that price a step: rows of each pass of the draft, nodes verified."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -213,7 +220,7 @@ class TreesReplayed(Rates):
 
 
 def replay_trees(
-    answers: Sequence[Distributions],
+    answers: Sequence[AnswerRows],
     policy: TreePolicy,
     costs: Costs,
     *,

@@ -23,7 +23,7 @@ from specdecpp.sampling import Randomness
 
 ROOT = -1
 LIKELIEST = 16
-"""How many tokens of an open node are known in order."""
+"""Number of tokens of an open node that are known in order."""
 
 
 class Tried(NamedTuple):
@@ -82,7 +82,7 @@ class Tree:
     widths: list[int] = field(default_factory=list)
     """Rows of each pass of the draft so far."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """For what a rule works out about this tree."""
+    """Notes of a rule about this tree."""
     removed: set[int] = field(default_factory=set)
     """Nodes that are not verified."""
     stop: Stop = LIMIT
@@ -97,7 +97,7 @@ class Tree:
         return len(self.widths)
 
     def children(self, node: int) -> Sequence[int]:
-        """In the order in which they were drawn; none of a node that is not open."""
+        """Children in the order in which they were drawn; none of a node that is not open."""
         found = self.open.get(node)
         return [] if found is None else [child for child in found.children if child not in self.removed]
 

@@ -1,4 +1,4 @@
-"""Which branch of a tree of draft tokens is accepted, and which token follows it: pure functions, exact in distribution.
+"""Verification of a tree of draft tokens: pure functions for the accepted branch and the token after it, exact in distribution.
 
 **Recursive rejection** (`TokenVerification`; SpecInfer, Miao et al. 2305.09781; without replacement Jeon et al. 2402.14160,
 Yang et al. 2401.06706). At a node with the target's distribution p_1 = p the children x_1, x_2, ... are tried in the order in
@@ -65,7 +65,7 @@ class TreeVerdict:
     next_token: int
     tried: tuple[int, ...]
     overlaps: tuple[float, ...] = ()
-    """Of drawn nodes that were tried by recursive rejection: sum min(p_j, q_j), how likely a draw in their place passes."""
+    """Chances that a draw in the place of a node tried by recursive rejection passes, sum min(p_j, q_j)."""
 
 
 def refusal(verification: Verification, *, removes_drawn: bool = False) -> str | None:
