@@ -113,7 +113,7 @@ def moved(costs: Costs, *steps: Step) -> Costs:
     clock = CostClock(now=costs)
     for one in steps:
         clock.update(one)
-    return clock._told()
+    return clock._found()
 
 
 def test_what_is_known_moves_towards_what_was_timed():
@@ -512,7 +512,7 @@ def test_a_noisy_pass_makes_no_step():
 
 
 @pytest.mark.parametrize(("late_s", "switch_s"), [(0.05, 1.0), (5.0, 3.0)])
-def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: float):
+def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: float, pair: Pair):
     """Catches a stay of one step, after which the target finds its caches full, a switch that is counted by steps, and a
     figure of a busy machine that would keep a rule from ever beginning."""
     alone, one = outcome(0, 0, verify_s=1.0), outcome(1, 0, draft_s=0.5, verify_s=1.5)
@@ -520,4 +520,4 @@ def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: 
     stay = [replace(one, verify_s=2.0)] + [one] * (measuring.STINT - 1)
     turns = {k: [outcome(k, 0, draft_s=0.5 * k, verify_s=1.5 if k else 1.0)] * 6 for k in (0, 1, 2, 3, 4)}
     cycle = measuring.Cycle(turns, [*late, *stay] * measuring.VISITS)
-    assert measuring._costs([cycle] * 3).switch_s == pytest.approx(switch_s)
+    assert measuring.costs_of(pair, [cycle] * 3).switch_s == pytest.approx(switch_s)
