@@ -144,7 +144,7 @@ def outcome_of_head(folder: Path) -> str:
     """Load a head and ask it once."""
     try:
         head = AcceptanceHead.from_pretrained(folder)
-        said = head.estimate(torch.zeros(head.card.hidden_size), 0, (0.0,) * len(head.card.scalars))
+        said = head.estimator()(torch.zeros(head.card.hidden_size), 0, (0.0,) * len(head.card.scalars))
     except SpecdecError as error:
         return "refused" if _is_sentence(str(error)) else f"bad: no sentence: {error!s:.100}"
     return "works" if 0 <= said <= 1 else "bad: works with values that are not finite"

@@ -111,7 +111,7 @@ def test_hidden_states_of_any_precision_are_read(dtype: torch.dtype) -> None:
     head, hidden = random_head(), rows().to(dtype)
     assert head(hidden).dtype == torch.float32
     torch.testing.assert_close(head(hidden), head(hidden.float()))
-    assert 0 < head.estimate(hidden[0]) < 1
+    assert 0 < head.estimator()(hidden[0]) < 1
 
 
 def test_any_leading_axes_are_kept() -> None:
@@ -140,7 +140,7 @@ def test_a_look_ahead_head_reads_state_token_and_scalars(tmp_path: Path) -> None
     assert back.card == head.card
     assert torch.equal(back(hidden, token, scalars), out)
     probability = torch.sigmoid(out[2]).item()
-    assert head.estimate(hidden[2], 4, (1.0, 1.0), calibrated=False) == pytest.approx(probability, rel=1e-6)
+    assert head.estimator(calibrated=False)(hidden[2], 4, (1.0, 1.0)) == pytest.approx(probability, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_changed_card_keeps_the_weights_and_the_old_head() -> None:
     assert torch.equal(head(rows()), other(rows()))
     assert head.card.calibration == Calibration()
     assert (other.card.stopping["threshold"], other.card.calibration.bias) == (0.3, 2.0)
-    assert other.estimate(rows()[0]) > head.estimate(rows()[0])
+    assert other.estimator()(rows()[0]) > head.estimator()(rows()[0])
 
 
 @pytest.mark.parametrize(("hidden_size", "num_layers"), [(0, 1), (8, -1)])
@@ -250,7 +250,7 @@ def test_temperature_and_bias_act_after_the_weight() -> None:
 def test_calibrated_and_raw_estimates_differ_by_the_calibration_alone() -> None:
     """Catches a threshold on the raw score that is compared with a calibrated one, or the reverse."""
     head = random_head(calibration=Calibration(rejection_weight=6.0))
-    raw, calibrated = (head.estimate(rows()[0], calibrated=c) for c in (False, True))
+    raw, calibrated = (head.estimator(calibrated=c)(rows()[0]) for c in (False, True))
     assert calibrated == pytest.approx(6 * raw / (1 + 5 * raw), rel=1e-5)
     assert raw == pytest.approx(torch.sigmoid(head(rows()[0])).item(), rel=1e-6)
 
@@ -335,7 +335,7 @@ def test_the_reference_form_gives_the_reference_probability(
     assert head.card.num_layers == num_layers
     expected = reference_probability(state, num_layers, rows())
     torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
-    assert head.estimate(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
+    assert head.estimator()(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
 
 
 def test_a_reference_checkpoint_in_half_precision_is_widened(tmp_path: Path) -> None:
