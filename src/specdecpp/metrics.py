@@ -13,6 +13,9 @@ from specdecpp.policies import Costs, Stop
 
 Origin = Literal["accepted", "correction", "bonus"]
 FinishReason = Literal["eos", "stop", "length"]
+_SUMMED = ("tv", "draft_s", "verify_s", "head_s", "other_s", "forward_s")
+_RATES = ("num_spec_tokens", "mean_tv", "elapsed_s", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
+_RATES += ("discard_rate", "verification_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,7 @@ class Metrics:
     @property
     def mean_tv(self) -> float:
         """Total variation a token: the share that differs from the target's draws under the best coupling."""
-        return _over(self.tv, self.num_tokens)
+        return self.tv / self.num_tokens if self.num_tokens else 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -140,7 +143,7 @@ class Metrics:
     @property
     def tokens_per_second(self) -> float:
         """Tokens over all the time they took, reading the prompt included."""
-        return _over(self.num_tokens, self.elapsed_s)
+        return self.num_tokens / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def time_shares(self) -> dict[str, float]:
@@ -157,17 +160,17 @@ class Metrics:
     @property
     def draft_acceptance_rate(self) -> float:
         """Accepted over drafted tokens."""
-        return _over(self.num_accepted_draft_tokens, self.num_draft_tokens)
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def discard_rate(self) -> float:
         """R_d: draft tokens that did not end in the output, per token; may exceed 1."""
-        return _over(self.num_draft_tokens - self.num_accepted_draft_tokens, self.num_tokens)
+        return (self.num_draft_tokens - self.num_accepted_draft_tokens) / self.num_tokens if self.num_tokens else 0.0
 
     @property
     def verification_rate(self) -> float:
         """R_v: target passes per token; 1 for the target alone."""
-        return _over(self.num_spec_steps, self.num_tokens)
+        return self.num_spec_steps / self.num_tokens if self.num_tokens else 0.0
 
     def to_dict(self) -> dict[str, object]:
         """Sums and rates under their names, ready for JSON."""
@@ -175,12 +178,3 @@ class Metrics:
         for name in ("acceptance_histogram", "drafted_histogram"):
             sums[name] = {str(k): n for k, n in sorted(sums[name].items())}
         return sums | {name: getattr(self, name) for name in _RATES}
-
-
-_SUMMED = ("tv", "draft_s", "verify_s", "head_s", "other_s", "forward_s")
-_RATES = ("num_spec_tokens", "mean_tv", "elapsed_s", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
-_RATES += ("discard_rate", "verification_rate")
-
-
-def _over(a: float, b: float) -> float:
-    return a / b if b else 0.0
