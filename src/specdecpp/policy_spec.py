@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_DRAFT = "none"
 VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
-"""Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
+"""Verifications that a request may name; temperature 0 has a kind of its own."""
 BOUNDS = ("min_tokens", "max_tokens")
 
 

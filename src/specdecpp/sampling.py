@@ -1,4 +1,4 @@
-"""From logits to probabilities, and from probabilities to tokens.
+"""Probabilities of logits, and draws of tokens from them.
 
 The same `Sampling` is applied to the draft's logits (giving q) and to the target's (giving p), so that speculative
 decoding keeps the distribution of *sampled* decoding: Leviathan et al. 2023, appendix A.1. The order of the processors and
@@ -23,7 +23,7 @@ _BLOCK, _FIRST = 64, 128
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn. `temperature=0` is greedy.
+    """Parameters of a draw. `temperature=0` is greedy.
 
     >>> Sampling(temperature=0.7, top_p=0.9).is_greedy
     False

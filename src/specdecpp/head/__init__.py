@@ -1,4 +1,4 @@
-"""The acceptance head: a small residual network on the draft's hidden state that says how likely a draft token is accepted.
+"""The acceptance head: a small residual network on the draft's hidden state, which estimates P(draft token accepted).
 
 There are two forms. They differ in when a draft token Y_t can be judged:
 

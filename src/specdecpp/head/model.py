@@ -24,7 +24,7 @@ Estimator = Callable[[Tensor, int, tuple[float, ...]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """From the raw score s to a probability P, in logits: logit P = (logit s + log w) / temperature + bias.
+    """Map of the raw score s to a probability P, in logits: logit P = (logit s + log w) / temperature + bias.
 
     A loss that weighs rejections by w is minimised by s = P/(P + w(1 - P)); adding log w undoes it exactly
     (P = w s / (1 + (w - 1) s)). Temperature and bias come from held-out labels.
