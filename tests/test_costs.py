@@ -53,9 +53,7 @@ def test_steps_add_up_to_rounds(num: int):
         {"draft_s": -0.1, "passes": {1: 1.0}},
         {"draft_s": 0.1, "passes": {}},
         {"draft_s": 0.1, "passes": {0: 1.0}},
-        {"draft_s": 0.1, "passes": {1: 0.0}},
         {"draft_s": math.nan, "passes": {1: 1.0}},
-        {"draft_s": 0.1, "passes": {1: 1.0, 2: math.nan}},
         {"draft_s": 0.1, "passes": {1: math.inf}},
     ],
 )
@@ -143,19 +141,6 @@ def test_how_steps_of_many_rise_is_found_out(num_together: int):
     assert clock.shared(8) == costs.shared(8)
 
 
-def test_wider_passes_than_were_seen_rise_as_was_measured():
-    """Catches a curve that short steps have flattened and that many requests together then read far out."""
-    costs = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0})
-    clock = CostClock(now=costs)
-    for i in range(600):
-        num = 1 + i % 2
-        clock.update(outcome(num, 1, draft_s=0.5 * num, verify_s=7.5 + 0.1 * (num - 1)))
-    told, level = clock.now, clock._passes.a * clock._others
-    assert told.pass_s(3) < 8.2
-    assert told.pass_s(9) - told.pass_s(5) == pytest.approx(4.0 * level, rel=STEP)
-    assert told.shared(4).verify_s(2) - told.shared(4).verify_s(1) > 0.7
-
-
 @pytest.mark.parametrize(("rise_s", "bump_s"), [(0.5, 0.0), (2.0, 0.0), (0.1, 0.0), (1.0, 0.4)])
 def test_how_passes_rise_with_their_rows_is_found_out(rise_s: float, bump_s: float):
     """Catches one level for all widths: with a rise that was measured as too small every step is one draft token too long."""
@@ -221,12 +206,6 @@ def test_costs_stay_costs_whatever_the_clock_says():
         num, fast = dice.choice((0, 1, 2, 8)), dice.choice((0.01, 0.2, 1.0))
         clock.update(outcome(num, 0, draft_s=fast * num, verify_s=fast))
         assert [n for n in (1, 2, 3, 9, 17) if not clock.now.pass_s(n) > 0] == []
-
-
-def test_a_machine_that_slows_down_slows_all_passes():
-    """Catches passes that nobody has run meanwhile, which look quick against the slow ones."""
-    slowed = moved(CURVE, *[outcome(0, 0, verify_s=1.2)] * 20)
-    assert 1.0 < slowed.verify_s(3) / CURVE.verify_s(3) < slowed.verify_s(1) / CURVE.verify_s(1)
 
 
 def test_a_round_without_candidates_says_nothing_about_drafting():
@@ -357,9 +336,6 @@ def test_the_first_candidate_may_take_longer_than_the_others():
     assert [costs.round_s(k) for k in range(3)] == pytest.approx([1.0, 1.2 + 0.5 + 0.2, 1.4 + 0.5 + 0.4])
     assert costs.step_s(0) == pytest.approx(0.2 + 0.5 + 0.2)
     assert costs.step_s(1) == pytest.approx(0.2 + 0.2)
-    settled = moved(costs, *[outcome(2, 1, costs, draft_s=0.9, verify_s=2.8)] * 2000)
-    assert settled.start_s == pytest.approx(0.5)
-    assert (settled.draft_s, settled.passes[3]) == pytest.approx((0.2, 2.8), rel=0.02)
 
 
 def test_a_second_process_weighs_the_same_costs(pair: Pair, home: Path):
