@@ -102,11 +102,6 @@ def _a_folder(base: Path, *, mode: int = 0o700, above: int = 0o700, owner: int =
             os.chown(at, user, user)
 
 
-def _a_file_below(base: Path) -> None:
-    base.mkdir()
-    (base / "specdecpp").write_text("in the way")
-
-
 def _a_dangling_link(base: Path) -> None:
     base.mkdir()
     (base / "specdecpp").symlink_to(base / "nowhere" / "at all")
@@ -129,11 +124,9 @@ def test_the_folder_is_made_for_this_user_alone(base: Path) -> None:
     ("made", "told"),
     [
         (lambda base: base.write_text("in the way"), "cannot be made"),
-        (_a_file_below, "cannot be made"),
         (_a_dangling_link, "cannot be made"),
         (lambda base: base.symlink_to(base), "cannot be made"),
         (lambda base: _a_folder(base, mode=0o777), "others can write to"),
-        (lambda base: _a_folder(base, mode=0o770), "others can write to"),
         (lambda base: _a_folder(base, above=0o777), "others can write to"),
         pytest.param(lambda base: _a_folder(base, owner=65534), "belongs to user 65534", marks=needs_root),
         pytest.param(lambda base: _a_folder(base, owner_above=65534), "others can write to", marks=needs_root),
@@ -157,9 +150,6 @@ def test_links_and_the_folders_of_all_users_may_lie_above(tmp_path: Path, monkey
     (tmp_path / "disk").chmod(0o1777)
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
-    assert cache_dir.trouble() is None
-    (tmp_path / "disk" / "specdecpp").rename(tmp_path / "disk" / "elsewhere")
-    (tmp_path / "disk" / "specdecpp").symlink_to(tmp_path / "disk" / "elsewhere")
     assert cache_dir.trouble() is None
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from specdecpp import AcceptanceHead, HeadError
@@ -37,8 +35,9 @@ def rows(num: int = 6) -> torch.Tensor:
 # Our own form
 
 
-@pytest.mark.parametrize("num_layers", [0, 1, 4])
-def test_a_head_comes_back_as_it_was_saved(num_layers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [{}, {"form": "look_ahead", "vocab_size": 5, "scalars": ("log_q", "depth"), "width": 7}])
+@pytest.mark.parametrize("num_layers", [0, 4])
+def test_a_head_comes_back_as_it_was_saved(num_layers: int, form: dict[str, Any], tmp_path: Path) -> None:
     """Catches weights or card fields that are lost, renamed or rounded on the way to disk."""
     head = random_head(
         num_layers,
@@ -48,6 +47,7 @@ def test_a_head_comes_back_as_it_was_saved(num_layers: int, tmp_path: Path) -> N
         calibration=Calibration(rejection_weight=6.0, temperature=1.3, bias=-0.2),
         stopping={"threshold": 0.55},
         notes={"seed": 3, "losses": [0.5, 0.4]},
+        **form,
     )
     head.save_pretrained(tmp_path / "new" / "folder")
     back = AcceptanceHead.from_pretrained(tmp_path / "new" / "folder")
@@ -55,7 +55,6 @@ def test_a_head_comes_back_as_it_was_saved(num_layers: int, tmp_path: Path) -> N
     assert not back.training
     assert back.state_dict().keys() == head.state_dict().keys()
     assert all(torch.equal(head.state_dict()[k], v) for k, v in back.state_dict().items())
-    assert torch.equal(head(rows()), back(rows()))
 
 
 def test_a_failed_save_leaves_the_old_head(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_card_of_another_time_may_leave_fields_out(tmp_path: Path) -> None:
 
 def test_further_outputs_of_an_earlier_version_are_passed_over(tmp_path: Path) -> None:
     """Catches a head that is no longer read because it says more than acceptance, or is read by another of its outputs."""
-    head = random_head(2, **LOOK_AHEAD)
+    head = random_head(2, form="look_ahead", vocab_size=5)
     head.save_pretrained(tmp_path)
     weights, path = load_file(tmp_path / "head.safetensors"), tmp_path / "head.json"
     more = {name: torch.cat([weights[name], torch.ones_like(weights[name])]) for name in ("output.weight", "output.bias")}
@@ -111,7 +110,7 @@ def test_hidden_states_of_any_precision_are_read(dtype: torch.dtype) -> None:
     head, hidden = random_head(), rows().to(dtype)
     assert head(hidden).dtype == torch.float32
     torch.testing.assert_close(head(hidden), head(hidden.float()))
-    assert 0 < head.estimate(hidden[0]) < 1
+    assert 0 < head.estimator()(hidden[0]) < 1
 
 
 def test_any_leading_axes_are_kept() -> None:
@@ -123,51 +122,6 @@ def test_any_leading_axes_are_kept() -> None:
     torch.testing.assert_close(head(rows(6).view(2, 3, D)).flatten(0, 1), head(rows(6)))
 
 
-LOOK_AHEAD = {"form": "look_ahead", "vocab_size": 5, "scalars": ("log_q", "depth"), "width": 7}
-
-
-def test_a_look_ahead_head_reads_state_token_and_scalars(tmp_path: Path) -> None:
-    """Catches an input that does not reach the outputs, and a part of the card that is lost on disk."""
-    head = random_head(1, **LOOK_AHEAD)
-    hidden, token, scalars = rows(3), torch.tensor([0, 1, 4]), torch.ones(3, 2)
-    out = head(hidden, token, scalars)
-    assert out.shape == (3,)
-    assert (head(hidden + 1, token, scalars) != out).all()
-    assert (head(hidden, (token + 1) % 5, scalars) != out).all()
-    assert (head(hidden, token, scalars * 2) != out).all()
-    head.save_pretrained(tmp_path)
-    back = AcceptanceHead.from_pretrained(tmp_path)
-    assert back.card == head.card
-    assert torch.equal(back(hidden, token, scalars), out)
-    probability = torch.sigmoid(out[2]).item()
-    assert head.estimate(hidden[2], 4, (1.0, 1.0), calibrated=False) == pytest.approx(probability, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "card",
-    [{}, {"num_layers": 0}, {"width": 7}, {"scalars": ("gap",)}, LOOK_AHEAD, LOOK_AHEAD | {"scalars": (), "width": None}],
-)
-@pytest.mark.parametrize("calibration", [Calibration(), Calibration(rejection_weight=6.0, temperature=1.7, bias=-0.4)])
-def test_one_candidate_is_judged_as_in_a_batch(card: dict[str, Any], calibration: Calibration) -> None:
-    """Catches a numpy estimator that computes another function than the module that was trained."""
-    head = random_head(
-        card.get("num_layers", 2), calibration=calibration, **{k: v for k, v in card.items() if k != "num_layers"}
-    )
-    values = torch.tensor([0.3, -1.2])[: len(head.card.scalars)]
-    estimate = head.estimator()
-    for row, token in zip(rows(5), range(5), strict=True):
-        logit = head(row, torch.tensor(token), values if len(values) else None)
-        expected = torch.sigmoid(calibration.apply(logit)).item()
-        assert estimate(row, token, tuple(values.tolist())) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_width_of_its_own_makes_a_lagged_head_small() -> None:
-    """Catches blocks that keep the draft's width."""
-    head = random_head(2, width=3)
-    assert [block.linear.weight.shape for block in head.blocks] == [(3, 3), (3, 3)]
-    assert head(rows(4)).shape == (4,)
-
-
 @pytest.mark.parametrize(
     ("card", "message"),
     [
@@ -175,20 +129,13 @@ def test_a_width_of_its_own_makes_a_lagged_head_small() -> None:
         ({"form": "look_ahead"}, "needs vocab_size"),
         ({"scalars": ("luck",)}, "'luck' is not one of log_q, entropy"),
         ({"width": 0}, "width=0"),
+        ({"num_layers": -1}, "num_layers=-1"),
     ],
 )
 def test_a_card_that_describes_no_head_is_refused(card: dict[str, Any], message: str) -> None:
     """Catches a mistake in a card that shows as a wrong shape much later."""
     with pytest.raises(HeadError, match=message):
         HeadCard(hidden_size=D, **card)
-
-
-def test_a_look_ahead_head_is_for_one_vocabulary() -> None:
-    """Catches a token that has no row, or the row of another token."""
-    head = random_head(1, **LOOK_AHEAD)
-    head.check(hidden_size=D, vocab_size=5)
-    with pytest.raises(HeadError, match="each of 5 tokens, the pair has 6"):
-        head.check(hidden_size=D, vocab_size=6)
 
 
 def test_a_changed_card_keeps_the_weights_and_the_old_head() -> None:
@@ -198,14 +145,7 @@ def test_a_changed_card_keeps_the_weights_and_the_old_head() -> None:
     assert torch.equal(head(rows()), other(rows()))
     assert head.card.calibration == Calibration()
     assert (other.card.stopping["threshold"], other.card.calibration.bias) == (0.3, 2.0)
-    assert other.estimate(rows()[0]) > head.estimate(rows()[0])
-
-
-@pytest.mark.parametrize(("hidden_size", "num_layers"), [(0, 1), (8, -1)])
-def test_impossible_sizes_are_refused(hidden_size: int, num_layers: int) -> None:
-    """Catches a head without inputs or with a negative number of blocks."""
-    with pytest.raises(HeadError, match=f"hidden_size={hidden_size} and num_layers={num_layers}"):
-        AcceptanceHead(HeadCard(hidden_size=hidden_size, num_layers=num_layers))
+    assert other.estimator()(rows()[0]) > head.estimator()(rows()[0])
 
 
 def test_unknown_fingerprints_are_not_compared() -> None:
@@ -213,21 +153,13 @@ def test_unknown_fingerprints_are_not_compared() -> None:
     random_head().check(hidden_size=D, target="aa", draft="bb")
     random_head(target="aa", draft="bb").check(hidden_size=D)
     random_head(target="aa", draft="bb").check(hidden_size=D, target="aa", draft="bb")
-    with pytest.raises(HeadError):
+    with pytest.raises(HeadError, match="made for another draft: its card says bb, this draft is cc"):
         random_head(target="aa", draft="bb").check(hidden_size=D, target="aa", draft="cc")
+    with pytest.raises(HeadError, match="each of 5 tokens, the pair has 6"):
+        random_head(1, form="look_ahead", vocab_size=5).check(hidden_size=D, vocab_size=6)
 
 
 # Calibration
-
-
-@given(st.floats(1e-6, 1 - 1e-6), st.floats(0.1, 20.0))
-def test_calibration_undoes_the_weighted_loss(probability: float, weight: float) -> None:
-    """Catches log w with the wrong sign: P = w s/(1 + (w - 1) s) must invert s = P/(P + w (1 - P))."""
-    raw = probability / (probability + weight * (1 - probability))
-    assert weight * raw / (1 + (weight - 1) * raw) == pytest.approx(probability, rel=1e-9)
-    logit = torch.tensor(raw, dtype=torch.float64).logit()
-    back = torch.sigmoid(Calibration(rejection_weight=weight).apply(logit))
-    assert float(back) == pytest.approx(probability, rel=1e-9)
 
 
 def test_the_raw_score_minimises_the_weighted_loss() -> None:
@@ -240,34 +172,13 @@ def test_the_raw_score_minimises_the_weighted_loss() -> None:
         assert float(calibrated) == pytest.approx(probability, abs=2e-3)
 
 
-def test_temperature_and_bias_act_after_the_weight() -> None:
-    """Catches another order of the three: a fitted temperature would then depend on w."""
-    logit = torch.tensor(0.5, dtype=torch.float64)
-    got = Calibration(rejection_weight=6.0, temperature=2.0, bias=0.25).apply(logit)
-    assert float(got) == pytest.approx((0.5 + torch.tensor(6.0).double().log().item()) / 2 + 0.25)
-
-
-def test_calibrated_and_raw_estimates_differ_by_the_calibration_alone() -> None:
-    """Catches a threshold on the raw score that is compared with a calibrated one, or the reverse."""
-    head = random_head(calibration=Calibration(rejection_weight=6.0))
-    raw, calibrated = (head.estimate(rows()[0], calibrated=c) for c in (False, True))
-    assert calibrated == pytest.approx(6 * raw / (1 + 5 * raw), rel=1e-5)
-    assert raw == pytest.approx(torch.sigmoid(head(rows()[0])).item(), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     "bad",
     [
         {"rejection_weight": 0.0},
-        {"rejection_weight": -1.0},
-        {"rejection_weight": float("nan")},
         {"temperature": 0.0},
-        {"temperature": -2.0},
         {"temperature": float("nan")},
         {"bias": float("inf")},
-        {"bias": float("nan")},
-        {"rejection_weight": float("inf")},
-        {"temperature": float("inf")},
     ],
 )
 def test_bad_calibrations_are_value_errors(bad: dict[str, float]) -> None:
@@ -282,11 +193,11 @@ def test_bad_calibrations_are_value_errors(bad: dict[str, float]) -> None:
 def reference_state(num_layers: int) -> dict[str, torch.Tensor]:
     """The state dict of the authors' checkpoint: D names for one block, then two outputs (reject, accept)."""
     generator = torch.Generator().manual_seed(num_layers)
-    weight, bias = torch.randn(D, D, generator=generator) * 0.3, torch.randn(D, generator=generator)
+    weight, bias = (0.3 * torch.randn(D, D, generator=generator)).bfloat16().float(), torch.ones(D)
     state = {f"model.{i}.linear.{k}": v for i in range(num_layers) for k, v in (("weight", weight), ("bias", bias))}
     return state | {
-        f"model.{num_layers}.weight": torch.randn(2, D, generator=generator),
-        f"model.{num_layers}.bias": torch.randn(2, generator=generator),
+        f"model.{num_layers}.weight": torch.randn(2, D, generator=generator).bfloat16().float(),
+        f"model.{num_layers}.bias": torch.tensor([0.25, -0.5]),
     }
 
 
@@ -322,12 +233,13 @@ def write_config(folder: Path, num_layers: int, hidden_size: int = D) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-@pytest.mark.parametrize("num_layers", [0, 1, 3, 4])
-@pytest.mark.parametrize("write", [write_bin, write_cloned, write_once])
+@pytest.mark.parametrize("num_layers", [0, 3])
+@pytest.mark.parametrize("write", [write_bin, write_cloned, write_once, write_half])
 def test_the_reference_form_gives_the_reference_probability(
     write: Callable[[dict[str, torch.Tensor], Path], None], num_layers: int, tmp_path: Path
 ) -> None:
-    """Catches a wrong sign of the two outputs, a lost block or a tied block that is read once."""
+    """Catches a wrong sign of the two outputs, a lost block or a tied block that is read once, weights left in bfloat16, and a
+    head that cannot be saved in our form."""
     state = reference_state(num_layers)
     write(state, tmp_path)
     write_config(tmp_path, num_layers)
@@ -335,18 +247,9 @@ def test_the_reference_form_gives_the_reference_probability(
     assert head.card.num_layers == num_layers
     expected = reference_probability(state, num_layers, rows())
     torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
-    assert head.estimate(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
-
-
-def test_a_reference_checkpoint_in_half_precision_is_widened(tmp_path: Path) -> None:
-    """Catches weights left in bfloat16, which a float32 state cannot be multiplied with."""
-    state = reference_state(3)
-    write_half(state, tmp_path)
-    write_config(tmp_path, 3)
-    head = AcceptanceHead.from_pretrained(tmp_path)
-    rounded = {k: v.bfloat16().float() for k, v in state.items()}
-    expected = reference_probability(rounded, 3, rows())
-    torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
+    assert head.estimator()(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
+    head.save_pretrained(tmp_path / "ours")
+    assert torch.equal(head(rows()), AcceptanceHead.from_pretrained(tmp_path / "ours")(rows()))
 
 
 def test_untied_reference_blocks_keep_their_own_weights(tmp_path: Path) -> None:
@@ -359,15 +262,6 @@ def test_untied_reference_blocks_keep_their_own_weights(tmp_path: Path) -> None:
     expected = reference_probability(state, 3, rows())
     got = torch.sigmoid(AcceptanceHead.from_pretrained(tmp_path)(rows())).double()
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
-
-
-def test_a_reference_head_can_be_saved_in_our_form(tmp_path: Path) -> None:
-    """Catches tied weights that safetensors refuses to write."""
-    write_bin(reference_state(3), tmp_path)
-    write_config(tmp_path, 3)
-    head = AcceptanceHead.from_pretrained(tmp_path)
-    head.save_pretrained(tmp_path / "ours")
-    assert torch.equal(head(rows()), AcceptanceHead.from_pretrained(tmp_path / "ours")(rows()))
 
 
 # Bad files
@@ -398,20 +292,9 @@ def theirs(folder: Path, state: dict[str, torch.Tensor], num_layers: int = 3, hi
     write_config(folder, num_layers, hidden_size)
 
 
-def truncated(folder: Path) -> None:
+def no_pickle(folder: Path, content: bytes) -> None:
     theirs(folder, reference_state(3))
-    path = folder / "pytorch_model.bin"
-    path.write_bytes(path.read_bytes()[:200])
-
-
-def not_a_pickle(folder: Path) -> None:
-    write_config(folder, 3)
-    (folder / "pytorch_model.bin").write_bytes(b"<html>not found</html>")
-
-
-def empty_file(folder: Path) -> None:
-    write_config(folder, 3)
-    (folder / "pytorch_model.bin").write_bytes(b"")
+    (folder / "pytorch_model.bin").write_bytes(content)
 
 
 def no_weights(folder: Path) -> None:
@@ -428,19 +311,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: ours(f, card='{"hidden_size": 12, "calibration": {"temperature": 0.0}}'),
         "a calibration needs",
     ),
-    "card has a bad size": (lambda f: ours(f, card='{"hidden_size": 0}'), "hidden_size of at least 1"),
     "card of another width": (lambda f: ours(f, card='{"hidden_size": 13}'), "size mismatch"),
     "card of another depth": (lambda f: ours(f, card='{"hidden_size": 12, "num_layers": 2}'), "blocks.2.linear"),
     "weights missing": (no_weights, "head.safetensors"),
     "weights corrupt": (lambda f: ours(f, weights=b"garbage"), "SafetensorError"),
-    "reference: truncated": (truncated, "does not hold a readable head"),
-    "reference: not a pickle": (not_a_pickle, "does not hold a readable head"),
-    "reference: empty": (empty_file, "does not hold a readable head"),
+    "reference: not a pickle": (lambda f: no_pickle(f, b"<html>not found</html>"), "does not hold a readable head"),
+    "reference: empty": (lambda f: no_pickle(f, b""), "does not hold a readable head"),
     "reference: block missing": (
         lambda f: theirs(f, without(reference_state(3), "model.1.linear.weight", "model.1.linear.bias")),
         "model.1.linear.weight",
     ),
-    "reference: output missing": (lambda f: theirs(f, without(reference_state(3), "model.3.bias")), "model.3.bias"),
     "reference: another depth": (lambda f: theirs(f, reference_state(3), num_layers=2), "model.2.weight"),
     "reference: another width": (lambda f: theirs(f, reference_state(3), hidden_size=10), "size mismatch"),
     "reference: one output": (
@@ -461,7 +341,7 @@ def test_a_damaged_head_is_a_head_error_that_names_the_damage(damage: str, tmp_p
     make(tmp_path)
     with pytest.raises(HeadError, match=message) as raised:
         AcceptanceHead.from_pretrained(tmp_path)
-    assert str(tmp_path) in str(raised.value) or "at least 1" in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
 
 
 def flipped(content: bytes, at: int) -> bytes:

@@ -10,7 +10,7 @@ from distributions import unchecked
 
 from specdecpp import Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, known, measuring
-from specdecpp.costs.clock import are_wrong
+from specdecpp.costs.clock import differ, shares
 from specdecpp.policies import Costs
 from specdecpp.policies.learning import since
 from specdecpp.sampling import streams
@@ -55,8 +55,7 @@ def scaled(costs: Costs, draft: float, wide: float, alone: float) -> Costs:
     return replace(costs, draft_s=draft * costs.draft_s, passes=passes)
 
 
-WRONG = [(2, 1, 1), (0.5, 1, 1), (1, 2, 1), (1, 0.5, 0.5), (1, 2, 2), (2, 2, 1), (0.5, 0.5, 0.5), (2, 2, 2), (2, 0.5, 0.5)]
-WRONG += [(0.5, 2, 2), (1, 2, 0.5)]
+WRONG = [(2, 1, 1), (0.5, 1, 1), (1, 2, 1), (1, 0.5, 0.5), (2, 2, 1), (2, 2, 2), (0.5, 2, 2), (1, 2, 0.5)]
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_wrong_costs_heal_within_a_request(
         assert made.costs == wrong, "a request with a seed goes on to see what was kept"
         later = Decoder(replace(pair))
     assert later.costs is not None
-    assert not are_wrong(later.costs, true), "the next process knows better, with a seed too"
+    assert not differ(shares(later.costs), shares(true)), "the next process knows better, with a seed too"
 
 
 def test_right_costs_are_kept_for_a_seed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +128,7 @@ def test_gains_at_other_costs_teach_nothing() -> None:
     """Catches a rule that goes on to believe that drafting does not pay, once the costs that said so have healed."""
     past = {"gains": {"1": {"num": 9.0}}, "bias": 0.1, "lost": 7.0, "shares": [1.46, 2.07, 3.19]}
     assert since(past, TRUE) == past
-    for shares in ([2.1, 2.9, 4.6], None, [1.0], "x"):
-        assert since(past | {"shares": shares}, TRUE) == past | {"shares": shares, "gains": {}, "lost": 0.0}
+    for other in ([2.1, 2.9, 4.6], None, [1.0], "x"):
+        assert since(past | {"shares": other}, TRUE) == past | {"shares": other, "gains": {}, "lost": 0.0}
     assert since(None, TRUE) is None
     assert since({"rounds": []}, TRUE) == {"rounds": []}

@@ -34,7 +34,7 @@ from specdecpp.lab.meta import Gain
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.learning import Experience
 from specdecpp.policies.head import heads
-from specdecpp.policies.protocol import Evidence, Stop, decide
+from specdecpp.policies.protocol import Evidence, Given, Stop, decide
 from specdecpp.policies.score import by_q
 from specdecpp.replay.replayed import ReplayedStep
 from specdecpp.replay.trace import Trace

@@ -86,18 +86,6 @@ def test_every_token_is_accepted_or_the_targets_own():
     assert is_cut_seen == {True, False}
 
 
-def test_rates_predict_the_papers_total_time():
-    """Catches R_d and R_v that do not fit together: t_q N_draft + t_p N_target = N (t_q (1 + R_d) + (t_p - t_q) R_v)."""
-    t_draft, t_target = 0.023, 0.108
-    for _, steps in sessions():
-        metrics = Metrics.of(steps)
-        # The formula gives every step a token of its own, which a step that ends on an accepted one has not.
-        is_cut = steps[-1].pieces[-1].origin == "accepted"
-        total = t_draft * metrics.num_draft_tokens + t_target * metrics.num_spec_steps
-        per_token = t_draft * (1 + metrics.discard_rate) + (t_target - t_draft) * metrics.verification_rate
-        assert metrics.num_tokens * per_token == pytest.approx(total - t_draft * is_cut)
-
-
 def test_adding_pools_rounds():
     """Catches rates that are averaged over requests instead of pooled, and a histogram that is overwritten."""
     requests = [steps for _, steps in sessions()]

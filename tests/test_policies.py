@@ -175,7 +175,7 @@ def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
     head = random_head(4, seed=0, scale=1.0)
     draft = proposed(SpecDecPP(head=head, threshold=1.0), backend=backend)
     read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
-    expected = [head.estimate(backend.distribution(context), calibrated=False) for context in read]
+    expected = [head.estimator(calibrated=False)(backend.distribution(context)) for context in read]
     assert draft.judged == pytest.approx(expected)
     assert max(expected) - min(expected) > 0.1
 
@@ -236,7 +236,7 @@ def test_a_look_ahead_head_judges_each_candidate_by_what_was_known_when_it_was_d
         distribution = backend.distribution([0, 1, *draft.tokens[:i]])
         first, second = distribution.topk(2).values.tolist()
         scalars = (float(distribution[token].log()), float(torch.special.entr(distribution).sum()), first - second, i + 1.0)
-        expected.append(head.estimate(distribution, token, scalars, calibrated=False))
+        expected.append(head.estimator(calibrated=False)(distribution, token, scalars))
     assert draft.judged == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
 

@@ -48,7 +48,7 @@ def practised(acceptance: float, rng: np.random.Generator) -> Mapping[str, Any] 
         text = Text(min(max(acceptance + rng.uniform(-0.15, 0.15), 0.05), 0.97), rng)
         for k in filter(None, measuring.FEW):
             chances, judged = zip(*(text.draw() for _ in range(k)), strict=True)
-            steps.append(Practised(num_drafted=k, num_accepted=text.accepted(list(chances)), judged=judged))
+            steps.append(Practised(text.accepted(list(chances)), judged))
     return Practice(greedy=tuple(steps), judge="q").past(CostAware(), COSTS, is_greedy=True)
 
 
@@ -115,7 +115,7 @@ def test_a_look_is_paid_once_in_the_life_of_a_pair() -> None:
 
 def test_a_shorter_round_is_what_the_rule_would_have_had() -> None:
     """Catches accepted tokens beyond the stop, and chances of tokens that would not have been tested."""
-    whole = Practised(num_drafted=4, num_accepted=2, judged=(0.9, 0.8, 0.7, 0.6), overlaps=(0.9, 0.8, 0.4))
+    whole = Practised(2, (0.9, 0.8, 0.7, 0.6), (0.9, 0.8, 0.4))
     for num, accepted, tested in ((1, 1, 1), (2, 2, 2), (3, 2, 3), (4, 2, 3)):
         cut = whole.cut(num, COSTS)
         assert (cut.num_drafted, cut.num_accepted, cut.judged) == (num, accepted, whole.judged[:num])
@@ -125,13 +125,13 @@ def test_a_shorter_round_is_what_the_rule_would_have_had() -> None:
 
 def test_practice_is_kept_as_it_was() -> None:
     """Catches a file that loses steps, and one of somebody else that ends a load."""
-    steps = tuple(Practised(num_drafted=k, num_accepted=1, judged=(0.8,) * k, overlaps=(0.5, 0.4)) for k in (2, 4))
+    steps = tuple(Practised(1, (0.8,) * k, (0.5, 0.4)) for k in (2, 4))
     practice = Practice(greedy=steps, sampled=steps[:1], judge="q")
-    assert Practice.parse(json.loads(json.dumps(practice.told()))) == practice
+    assert Practice.parse(json.loads(json.dumps(practice.to_json()))) == practice
     for bad in (
         None,
         {},
-        {"greedy": [], "sampled": [[1, 2, [0.5], []]], "judge": "q"},
+        {"greedy": [], "sampled": [[2, [0.5], []]], "judge": "q"},
         {"greedy": 3, "sampled": [], "judge": ""},
     ):
         with pytest.raises(ValueError, match="practice has greedy and sampled steps"):

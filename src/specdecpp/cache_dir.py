@@ -1,4 +1,4 @@
-"""Facts about this machine, a folder for what is kept on it, and files that are written whole or not at all.
+"""A folder for what is kept on this machine, facts about it, and files that are written whole or not at all.
 
 Measurements are kept in a file each, so that a later process sees the same figures and chooses the same: under
 `$XDG_CACHE_HOME/specdecpp`, else `~/.cache/specdecpp`. Delete a file to measure again. Where that folder cannot be used, or
@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 STEADY = 1.4
-"""The most that the median of equal measurements may be over the fastest: 1.1 or so on a quiet machine, 2 and more on a
-busy one."""
+"""The most that the median of equal measurements may be over the fastest: 1.1 or so on a quiet machine, 2 on a busy one."""
 BELIEVED_S = 600.0
 """Seconds for which the figures of a busy machine are believed."""
 MOST_OF_A_KIND = 256
@@ -35,7 +34,7 @@ PART = ".part"
 LEFT_S = 24 * 3600.0
 """Seconds without a change after which a half-written file is one that a killed process left."""
 CGROUP = Path("/sys/fs/cgroup")
-"""The folder in which Linux says the limits of a container."""
+"""The folder in which Linux states the limits of a container."""
 
 
 def folder() -> Path:
@@ -74,10 +73,9 @@ def _wanted() -> Path | None:
 
 
 def _danger(path: Path) -> str | None:
-    """The reason why others could put files of theirs here; None where they cannot: code that lies here is run.
+    """The reason why others could put code of theirs here, or replace a folder above; None where they cannot.
 
-    The folders above are looked at too, since who can write to one can put another in the place of this. Not for a group that
-    can write: where users have groups of their own, homes are made so.
+    A group may write above: where users have groups of their own, homes are made so.
     """
     me = os.geteuid()
     own, *above = (at.stat() for at in (path, *path.parents))
@@ -120,14 +118,12 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    facts = (line for line in lines if line.startswith(("model name", "flags", "Features")))
-    told = dict(line.split(":", 1) for line in facts)
-    return " ".join(told.values()).strip() or platform.machine()
+    facts = dict(line.split(":", 1) for line in lines if line.startswith(("model name", "flags", "Features")))
+    return " ".join(facts.values()).strip() or platform.machine()
 
 
 def free_bytes() -> int | None:
-    """Memory that can still be had: what the system calls available, and what the limit of a container leaves beside its file
-    cache. None where neither is said."""
+    """Bytes of memory that are available in the system and within the limit of a container; None where neither is known."""
     found = []
     with suppress(OSError, ValueError, KeyError):
         found.append(1024 * _counts(Path("/proc/meminfo"))["MemAvailable"])
@@ -145,13 +141,8 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 def is_steady(times: Iterable[list[float]]) -> bool:
-    """True where measurements are worth keeping: not where another process took the machine away meanwhile."""
-    return spread(times) < STEADY
-
-
-def spread(times: Iterable[list[float]]) -> float:
-    """The largest ratio of median to fastest; each list holds seconds of one and the same work."""
-    return max((statistics.median(found) / min(found) for found in times if len(found) > 2), default=1.0)
+    """True where seconds, in lists of equal work, are worth keeping: no other process took the machine away meanwhile."""
+    return all(statistics.median(found) < STEADY * min(found) for found in times if len(found) > 2)
 
 
 def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -169,10 +160,9 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
-    """Keep figures, whole or not at all; those of a busy machine for ten minutes, for a seed to give the same answer meanwhile.
+    """Keep figures; those of a busy machine for ten minutes, so that a seed gives the same answer meanwhile.
 
-    Of one kind the `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error, the next process
-    measures again.
+    Of one kind the `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error.
     """
     path = _path(kind, of)
     with suppress(OSError):
@@ -183,19 +173,27 @@ def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_s
                 old.unlink()
 
 
+def _path(kind: str, of: Mapping[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(dict(of), sort_keys=True).encode()).hexdigest()[:16]
+    return folder() / f"{kind}-{key}.json"
+
+
 @contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
     """A name of its own to write a file under; at the end it is on the disk and becomes `path`. After an error nothing changed.
 
-    Two that write the same file get two names, and the later one stays. What a killed process left is removed by a later
-    writer of the same file, after `LEFT_S`. The folder is made where it is missing. Raises the OSError of whatever fails.
+    Two that write the same file get two names, and the later one stays. Parts of killed writers are removed by a later writer
+    of the same file, after `LEFT_S`. The folder is made where it is missing. Raises the OSError of whatever fails.
 
     >>> with whole("model.bin") as part:                                                     # doctest: +SKIP
     ...     torch.save(state, part)
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
     try:
         yield part
@@ -204,8 +202,7 @@ def whole(path: str | Path) -> Iterator[Path]:
         with suppress(OSError):  # not every file system can; the file itself is on the disk
             _sync(path.parent)
     finally:
-        with suppress(OSError):
-            part.unlink()
+        part.unlink(missing_ok=True)
 
 
 def write(path: str | Path, content: str | bytes) -> None:
@@ -221,16 +218,3 @@ def _sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _sweep(path: Path) -> None:
-    """Remove what killed writers of this file left; a living one writes more often than once in `LEFT_S`."""
-    for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
-        with suppress(OSError):
-            if time.time() - part.stat().st_mtime > LEFT_S:
-                part.unlink()
-
-
-def _path(kind: str, of: Mapping[str, Any]) -> Path:
-    key = hashlib.sha256(json.dumps(dict(of), sort_keys=True).encode()).hexdigest()[:16]
-    return folder() / f"{kind}-{key}.json"

@@ -1,4 +1,4 @@
-"""A step as it is told: what came out and what it took. Sums over steps, and the rates that follow from them.
+"""A step: what came out and what it took. Sums over steps, and the rates that follow from them.
 
 Names are those of vLLM's per-request block where it has one; discard and verification rate are the paper's R_d and R_v.
 A draft token counts as accepted when it ends in the output.
@@ -13,6 +13,9 @@ from specdecpp.policies import Costs, Stop
 
 Origin = Literal["accepted", "correction", "bonus"]
 FinishReason = Literal["eos", "stop", "length"]
+_SUMMED = ("tv", "draft_s", "verify_s", "head_s", "other_s", "forward_s")
+_RATES = ("num_spec_tokens", "mean_tv", "elapsed_s", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
+_RATES += ("discard_rate", "verification_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,30 +33,32 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: what came out, what it took, in seconds, and why drafting stopped.
-
-    `num_accepted` counts the draft tokens that ended in the output. draft_s holds the draft's forwards and draws, head_s the
-    head, verify_s the target's forward and the acceptance test, other_s everything else. forward_s of all that is within
-    forward passes; 0 where a device runs them on its own. expected_s is what the cost model, `costs`, expects of such a step,
-    0 where no policy needs one.
-    """
+    """One step: what came out, what it took, and why drafting stopped."""
 
     pieces: tuple[Piece, ...]
     num_drafted: int
     num_accepted: int
+    """Draft tokens that ended in the output."""
     stop: Stop
     judged: tuple[float, ...]
     finish_reason: FinishReason | None
     draft_s: float
+    """Seconds of the draft's forward passes and draws."""
     head_s: float
     verify_s: float
+    """Seconds of the target's forward pass and the acceptance test."""
     other_s: float
     forward_s: float = 0.0
+    """Seconds of all these within forward passes; 0 where a device runs them on its own."""
     expected_s: float = 0.0
+    """Seconds that `costs` have such a step take; 0 where no policy needs them."""
     costs: Costs | None = None
-    extra: Any = None  # what the engine of a policy's own tells that policy
-    tv: float = 0.0  # from the target's distribution, summed over its tokens
-    overlaps: tuple[float, ...] = ()  # of each draft token that was tested: how likely a draw in its place passes
+    extra: Any = None
+    """A message of the engine of a policy's own to that policy."""
+    tv: float = 0.0
+    """Total variation from the target's distribution, summed over the tokens."""
+    overlaps: tuple[float, ...] = ()
+    """Chances that a draw in place of each draft token that was tested passes."""
 
     @property
     def stop_reason(self) -> str:
@@ -80,14 +85,14 @@ class Metrics:
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    """Those of the prompt that were in a cache and not read again."""
+    """Tokens of the prompt that were in a cache and not read again."""
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
-    """How many steps accepted 0, 1, 2, ... draft tokens."""
+    """Steps that accepted 0, 1, 2, ... draft tokens."""
     drafted_histogram: Counter[int] = field(default_factory=Counter)
-    """How many steps drafted 0, 1, 2, ... draft tokens."""
+    """Steps that drafted 0, 1, 2, ... draft tokens."""
     tv: float = 0.0
     """Total variation from the target's distribution, summed over tokens; 0 under lossless verification."""
     prefill_s: float = 0.0
@@ -105,7 +110,7 @@ class Metrics:
         """Fold steps into sums."""
         steps = list(steps)
         return cls(
-            num_tokens=sum(len(r.pieces) for r in steps),
+            num_tokens=sum(r.num_tokens for r in steps),
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=num_cached_tokens,
             num_spec_steps=len(steps),
@@ -113,13 +118,8 @@ class Metrics:
             num_accepted_draft_tokens=sum(r.num_accepted for r in steps),
             acceptance_histogram=Counter(r.num_accepted for r in steps),
             drafted_histogram=Counter(r.num_drafted for r in steps),
-            tv=sum((r.tv for r in steps), 0.0),
             prefill_s=prefill_s,
-            draft_s=sum((r.draft_s for r in steps), 0.0),
-            verify_s=sum((r.verify_s for r in steps), 0.0),
-            head_s=sum((r.head_s for r in steps), 0.0),
-            other_s=sum((r.other_s for r in steps), 0.0),
-            forward_s=sum((r.forward_s for r in steps), 0.0),
+            **{name: sum((getattr(r, name) for r in steps), 0.0) for name in _SUMMED},
         )
 
     def __add__(self, other: "Metrics") -> "Metrics":
@@ -137,7 +137,7 @@ class Metrics:
 
     @property
     def elapsed_s(self) -> float:
-        """Everything from the first forward pass to the last token."""
+        """Seconds from the first forward pass to the last token."""
         return self.prefill_s + self.draft_s + self.verify_s + self.head_s + self.other_s
 
     @property
@@ -153,19 +153,13 @@ class Metrics:
         return shares | {"other": max(0.0, 1.0 - sum(shares.values()))}
 
     @property
-    def overhead(self) -> float | None:
-        """The part of the steps' time outside forward passes: draws, head, acceptance test, text; None where it is unknown."""
-        rounds_s = self.elapsed_s - self.prefill_s
-        return 1 - self.forward_s / rounds_s if self.forward_s else None
-
-    @property
     def mean_acceptance_length(self) -> float:
         """1 + accepted/steps: tokens per verification, the target's own token included."""
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted over drafted draft tokens."""
+        """Accepted over drafted tokens."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
@@ -183,14 +177,4 @@ class Metrics:
         sums = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in ("acceptance_histogram", "drafted_histogram"):
             sums[name] = {str(k): n for k, n in sorted(sums[name].items())}
-        rates = (
-            "num_spec_tokens",
-            "mean_tv",
-            "elapsed_s",
-            "tokens_per_second",
-            "mean_acceptance_length",
-            "draft_acceptance_rate",
-            "discard_rate",
-            "verification_rate",
-        )
-        return sums | {name: getattr(self, name) for name in rates}
+        return sums | {name: getattr(self, name) for name in _RATES}

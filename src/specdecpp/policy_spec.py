@@ -1,5 +1,5 @@
-"""From what people type to what the library takes: a policy as a short spec, a prompt as a chat message, and a request
-whose steps are shown as they come. Shared by the verbs of the command line; imports no torch by itself.
+"""Requests as people type them: a policy as a short spec, a text as a chat message, steps that are shown as they come. Shared
+by the verbs of the command line; imports no torch by itself.
 
     cumulative:0.2     specdecpp:threshold=0.5,min_tokens=1     ->     a frozen policy dataclass
 
@@ -26,26 +26,21 @@ if TYPE_CHECKING:
 
 NO_DRAFT = "none"
 VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
-"""Those that may be asked for: temperature 0 has a kind of its own, which nobody names."""
+"""Verifications that a request may name; temperature 0 has a kind of its own."""
 BOUNDS = ("min_tokens", "max_tokens")
 
 
-def _parameters(kind: type[Policy]) -> tuple[str, ...]:
-    """Parameters of a rule that can be typed: its own parameters, then the bounds."""
-    typed = [f.name for f in fields(kind) if f.init and f.name != "head"]
-    return (*(name for name in typed if name not in BOUNDS), *(name for name in BOUNDS if name in typed))
-
-
 def _forms(*, of_others: bool) -> dict[str, tuple[type[Policy], str, tuple[str, ...]]]:
-    """The short forms of the rules that are made of others, or of those that are not."""
+    """The short forms of the rules that are made of others, or of those that are not: own parameters, then the bounds."""
     forms = {}
     for kind in named():
         if "read" in vars(kind):
             continue
         name, _, main = kind.short.partition(":")
-        default = next(f.default for f in fields(kind) if f.name == main)
-        if (default is MISSING) is of_others:
-            forms[name] = (kind, main, tuple(other for other in _parameters(kind) if other != main))
+        typed = {f.name: f.default for f in fields(kind) if f.init and f.name != "head"}
+        if (typed[main] is MISSING) is of_others:
+            own = [other for other in typed if other not in (main, *BOUNDS)]
+            forms[name] = (kind, main, (*own, *(bound for bound in BOUNDS if bound in typed)))
     return forms
 
 
@@ -63,7 +58,7 @@ class PolicySpec:
 
     policy: Policy
     typed: Mapping[str, Any] = field(default_factory=dict)
-    """The parameters that were given; for a policy with a head its card has the rest."""
+    """The parameters that were given; the card of a head has the rest."""
     parts: "tuple[PolicySpec, ...]" = ()
     """The rules that it is made of."""
 
@@ -219,20 +214,20 @@ def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
 
 
 def _takes_many(kind: type[Policy]) -> bool:
-    """Tells whether a rule is made of several others."""
+    """Tell whether a rule is made of several others."""
     main = kind.short.partition(":")[2]
     return next(get_origin(f.type) is tuple for f in fields(kind) if f.name == main)
 
 
 def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]) -> Policy:
-    name = next(of for wrapper, of, _ in WRAPPERS.values() if wrapper is kind)
-    return kind(**{name: tuple(parts) if _takes_many(kind) else parts[0]}, **values)
+    main = kind.short.partition(":")[2]
+    return kind(**{main: tuple(parts) if _takes_many(kind) else parts[0]}, **values)
 
 
 def _name_of(policy: Policy) -> str:
     """The name of a policy's kind; the name of its class for a rule of somebody's own."""
-    known = {kind: name for name, (kind, _, _) in (KINDS | WRAPPERS).items()}
-    return known.get(type(policy), type(policy).__name__)
+    kind = type(policy)
+    return vars(kind).get("short", "").partition(":")[0] or kind.__name__
 
 
 def _changed(policy: Policy, names: Sequence[str]) -> list[str]:
@@ -257,9 +252,7 @@ def _values(spec: str, kind: type[Policy], text: str, main: str, others: Sequenc
 
 def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float:
     """One value, of the type that the field's default has."""
-    default = next(f.default for f in fields(kind) if f.name == key)
-    assert default is not MISSING, "every other parameter of a spec has a default"
-    wanted = type(default)
+    wanted: Any = type(next(f.default for f in fields(kind) if f.name == key))
     try:
         return {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Prompts: a text, token ids or a conversation, told apart and turned into token ids."""
+"""Prompts: a text, token ids or a conversation, turned into token ids."""
 
 from collections.abc import Mapping, Sequence
 from operator import index

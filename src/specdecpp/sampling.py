@@ -1,4 +1,4 @@
-"""From logits to probabilities, and from probabilities to tokens.
+"""Probabilities of logits, and draws of tokens from them.
 
 The same `Sampling` is applied to the draft's logits (giving q) and to the target's (giving p), so that speculative
 decoding keeps the distribution of *sampled* decoding: Leviathan et al. 2023, appendix A.1. The order of the processors and
@@ -9,6 +9,7 @@ Shapes: V vocabulary; leading axes are rows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,13 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_BLOCK = 64
-_LIKELIEST = 128
+_BLOCK, _FIRST = 64, 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn. `temperature=0` is greedy.
+    """Parameters of a draw. `temperature=0` is greedy.
 
     >>> Sampling(temperature=0.7, top_p=0.9).is_greedy
     False
@@ -40,18 +40,16 @@ class Sampling:
             object.__setattr__(self, name, number(name, getattr(self, name)))
         if self.top_k is not None:
             object.__setattr__(self, "top_k", whole("top_k", self.top_k))
-        if not self.temperature >= 0 or self.temperature == float("inf"):
-            raise ValueError(
-                f"temperature must be a finite number of at least 0, got {self.temperature}; use 0 for greedy decoding"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}; use None (0 in a request) to keep every token")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}; use 1.0 to keep every token")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p must lie in [0, 1], got {self.min_p}; use 0.0 to keep every token")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty must be positive and finite, got {self.repetition_penalty}; use 1.0 for none")
+        checks = {
+            "temperature": (0 <= self.temperature < inf, "be a finite number of at least 0", "0 for greedy decoding"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "be at least 1", "None (0 in a request) to keep every token"),
+            "top_p": (0 < self.top_p <= 1, "lie in (0, 1]", "1.0 to keep every token"),
+            "min_p": (0 <= self.min_p <= 1, "lie in [0, 1]", "0.0 to keep every token"),
+            "repetition_penalty": (0 < self.repetition_penalty < inf, "be positive and finite", "1.0 for none"),
+        }
+        for name, (is_fine, bound, advice) in checks.items():
+            if not is_fine:
+                raise ValueError(f"{name} must {bound}, got {getattr(self, name)}; use {advice}")
 
     @property
     def is_greedy(self) -> bool:
@@ -138,14 +136,13 @@ def probabilities(
 
 
 def _nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*rows V"]:
-    """The likeliest tokens, up to the one that fills a share `top_p`; of equal ones those of smaller ids.
+    """The most probable tokens, up to the one that fills a share `top_p`; of equal ones those of smaller ids.
 
-    Found among the first few in order, more of them only where those do not hold so much: sorting a whole vocabulary takes
-    longer than a small model's pass.
+    They are searched among the top 128, then 1024, and so on: sorting a vocabulary takes longer than a small model's pass.
     """
     if logits.is_cuda:
         return _sorted_nucleus(logits, top_p)
-    whole, size, num = logits.logsumexp(-1, keepdim=True), logits.shape[-1], _LIKELIEST
+    whole, size, num = logits.logsumexp(-1, keepdim=True), logits.shape[-1], _FIRST
     while True:
         first = logits.topk(min(num, size), -1).values
         p = (first - whole).exp()
@@ -163,7 +160,7 @@ def _nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*r
 
 
 def _sorted_nucleus(logits: Float[Tensor, "*rows V"], top_p: float) -> Bool[Tensor, "*rows V"]:
-    """A threshold by sorting, whose steps do not depend on what it finds: a graph on a GPU can hold them."""
+    """The same by sorting, whose operations do not depend on values: a graph on a GPU can hold them."""
     falling, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     p = falling.softmax(-1)
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < top_p)
@@ -191,11 +188,8 @@ class Randomness(Protocol):
 
 
 class Uniforms:
-    """Randomness from uniforms on [0, 1) of a generator on the CPU, one for each draw, wherever p lies: so a seed means the
-    same draws on every device.
-
-    `draw` finds the index of p for a uniform, where there is a faster way than `inverted`.
-    """
+    """Randomness from uniforms on [0, 1) of a generator on the CPU, one for each draw, so that a seed means the same draws on
+    every device. `draw` stands for `inverted` where there is a faster way."""
 
     def __init__(self, generator: torch.Generator, *, draw: "Draw | None" = None):
         self.generator = generator
@@ -204,7 +198,7 @@ class Uniforms:
         self._taken: list[float] | None = None
 
     def categorical(self, p: Float[Tensor, " V"]) -> int:
-        """By inverting the running sum of p in float64."""
+        """Invert the running sum of p in float64."""
         (u,) = self.take(1)
         if p.device.type == "cpu":
             return self._draw(p, u)

@@ -88,7 +88,7 @@ class TableModel(Cache):
 
 class Enumerator:
     """Randomness that follows a script of choices and records the probability of the path; beyond the script it takes the first
-    possible outcome and notes the others. `enumerate_distribution` drives it through every path."""
+    possible outcome."""
 
     def __init__(self, script: Sequence[int]):
         self.script = list(script)

@@ -61,7 +61,7 @@ class Ours:
             steps=found.num_spec_steps,
             drafted=found.num_draft_tokens,
             accepted=found.num_accepted_draft_tokens,
-            overhead=found.overhead,
+            overhead=1 - found.forward_s / (found.elapsed_s - found.prefill_s) if found.forward_s else None,
         )
 
     def ready(self, at_once: int) -> None:

@@ -5,8 +5,8 @@
 | curve.py | `Costs`: seconds of a draft token, and of a target pass by the number of positions that it reads |
 | clock.py | `CostClock`: costs that follow the times of the steps |
 | measuring.py | `measure`: the costs of a pair on this machine, with real steps |
-| practice.py | prompts of ours that are answered meanwhile, and what they teach a rule |
-| known.py | `known` and `measured`: the same as kept from an earlier process, corrected by its requests |
+| practice.py | the prompts that these steps answer, and their lessons for a rule |
+| known.py | `known` and `measured`: figures of an earlier process, corrected by its requests, else measured now |
 """
 
 from specdecpp.costs.clock import CostClock

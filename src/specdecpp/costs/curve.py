@@ -15,24 +15,15 @@ from typing import Any
 SAVED = 0.3
 """Passes of the target alone that drafting saves a token where the target alone takes 1.4 times as long."""
 ANSWER, LEAST_READ = 256, 256
-"""Tokens of an answer that are counted with at most, and of a text that are worth reading whatever they cost: with the last
-256 the draft of a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
+"""Most tokens of an answer that count, and tokens of a text that are worth reading at any cost: with the last 256 the draft of
+a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
 _FURTHER = ("head_s", "start_s", "switch_s", "other_s", "read_along")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """`draft_s` seconds a draft token; `passes` maps positions of a target pass (draft tokens + 1) to seconds; `start_s` is
-    what the first draft token of a step takes beyond that, with the caches as the target left them; `head_s` what a head that
-    judges it would add to a draft token: part of it for a rule that asks one (`policies.head.costs_for` sees to that).
-    `switch_s` is what the first step with draft tokens after steps without any takes beyond the others, together with the plain
-    steps after it: each model finds the processor's caches full of the other. `other_s` is the part of every pass that is no
-    pass: what a request's step takes beside it, which no other request shares. `read_along` is the share of the draft's work on
-    a prompt that the target's pass over it does (`backends.ReadsBoth`). `num_together` is how many requests take the steps
-    together, of whose seconds this tells one's share (`shared`).
-
-    Between the given widths the curve is linear; past the last it goes on as between the last two. A wider pass is never
-    taken to be cheaper than a narrower one, so a noisy measurement cannot make draft tokens look better than free.
+    """Seconds of the parts of a step. Between the given widths `passes` is linear; past the last it goes on as between the last
+    two. A wider pass is never taken to be cheaper than a narrower one, so that noise cannot make draft tokens pay.
 
     >>> Costs(draft_s=0.2, passes={1: 1.0, 5: 1.4}).verify_s(3)
     1.2
@@ -41,31 +32,37 @@ class Costs:
     """
 
     draft_s: float
+    """Seconds a draft token."""
     passes: Mapping[int, float]
+    """Positions of a target pass (draft tokens + 1) -> its seconds."""
     head_s: float = 0.0
+    """Seconds that a head's judgement adds to a draft token, for rules that ask one (`policies.head.costs_for`)."""
     start_s: float = 0.0
+    """Further seconds of the first draft token of a step, with the processor's caches as the target left them."""
     switch_s: float = 0.0
+    """Further seconds of the first step with draft tokens after plain steps, and of the plain steps after it."""
     other_s: float = 0.0
+    """Seconds of every pass outside the model, which requests that share the pass do not share."""
     read_along: float = 0.0
+    """Share of the draft's work on a prompt that the target's pass over it does (`backends.ReadsBoth`)."""
     num_together: int = 1
+    """Requests that take the steps together; the seconds are one's share (`shared`)."""
 
     def __post_init__(self) -> None:
-        widths = sorted(self.passes)
-        is_finite = all(map(math.isfinite, (*self._seconds(), *self.passes.values())))
-        least = min(self._seconds())
-        if not (is_finite and least >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
+        seconds, widths = (self.draft_s, *(getattr(self, name) for name in _FURTHER)), sorted(self.passes)
+        is_finite = all(map(math.isfinite, (*seconds, *self.passes.values())))
+        if not (is_finite and min(seconds) >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
             raise ValueError(
                 "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
                 f"draft_s={self.draft_s} and passes={dict(self.passes)}"
             )
-        rising = _rising(self.passes)
+        rising, most = {}, 0.0
+        for width in widths:
+            most = rising[width] = max(most, float(self.passes[width]))
         object.__setattr__(self, "passes", rising)
         object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
-        object.__setattr__(self, "_hash", hash((*self._seconds(), tuple(rising.items()))))
+        object.__setattr__(self, "_hash", hash((*seconds, tuple(rising.items()))))
         object.__setattr__(self, "_verify_s", {})
-
-    def _seconds(self) -> Any:  # a tuple, of which a checker of types draws at random
-        return self.draft_s, *(getattr(self, name) for name in _FURTHER)
 
     def __hash__(self) -> int:
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
@@ -77,7 +74,7 @@ class Costs:
 
     @classmethod
     def parse(cls, values: Any) -> "Costs":
-        """From what JSON has of them; other keys are left aside. Raises ValueError for what are no costs.
+        """Read the JSON form, and pass over other keys. Raises ValueError for what are no costs.
 
         >>> Costs.parse({"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}).verify_s(5)
         0.11
@@ -91,10 +88,16 @@ class Costs:
         except (AttributeError, TypeError) as error:
             raise ValueError(f"costs are an object with draft_s and passes, got {values!r}") from error
 
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `parse`."""
+        passes = {str(n): s for n, s in self.passes.items()}
+        return {name: getattr(self, name) for name in ("draft_s", *_FURTHER)} | {"passes": passes}
+
     def with_head(self) -> "Costs":
-        """Where a head judges every draft token: its time is part of drafting."""
+        """Costs where a head judges every draft token: its time is part of drafting."""
         return replace(self, draft_s=self.draft_s + self.head_s, head_s=0.0) if self.head_s else self
 
+    @lru_cache(maxsize=256)  # noqa: B019 (a value, which others hold too)
     def shared(self, num: int) -> "Costs":
         """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass,
         and each has its own `other_s`.
@@ -102,16 +105,23 @@ class Costs:
         >>> Costs(draft_s=0.2, passes={1: 1.0, 2: 1.1}).shared(2).verify_s(1)
         0.55
         """
-        return _shared(self, num)
+        own_s = min(self.other_s, self.pass_s(1)) * (1 - 1 / num)
+        return replace(
+            self,
+            draft_s=self.draft_pass_s(num) / num,
+            passes={n: self.pass_s(n * num) / num + own_s for n in (1, 2, 3, 5, 9, 17)},
+            start_s=self.start_s / num,
+            switch_s=self.switch_s / num,
+            num_together=num,
+        )
 
     @property
     def load(self) -> int:
-        """1, 2, 4, 8, ...: requests together, up to so many, whose lessons are kept apart. What a row costs depends on it."""
+        """1, 2, 4, 8, ...: requests together, up to so many, whose lessons are kept apart. The cost of a row depends on it."""
         return 1 << (self.num_together - 1).bit_length()
 
     def verify_s(self, num_positions: int) -> float:
-        """Seconds of one target pass over so many positions, the unread token and the draft tokens; with draft tokens, of the
-        step's start too."""
+        """Seconds of one target pass over the unread token and the draft tokens, with these the step's start included."""
         known = self._verify_s  # pyright: ignore[reportAttributeAccessIssue]
         if num_positions not in known:  # a policy asks for each draft token again
             known[num_positions] = self.pass_s(num_positions) + self.start_s * (num_positions > 1)
@@ -120,7 +130,11 @@ class Costs:
     def pass_s(self, num_positions: int) -> float:
         """Seconds of that pass by itself."""
         widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
-        return _along(widths, seconds, num_positions)
+        if len(widths) == 1 or num_positions <= widths[0]:
+            return seconds[0]
+        i = min(bisect_right(widths, num_positions), len(widths) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
+        return seconds[i - 1] + slope * (num_positions - widths[i - 1])
 
     def round_s(self, num_drafted: int) -> float:
         """Seconds of a step with so many draft tokens, after steps of its like."""
@@ -128,13 +142,11 @@ class Costs:
 
     def draft_pass_s(self, num_rows: int) -> float:
         """Seconds of a pass of the draft over so many rows, which rise as the target's do."""
-        if num_rows == 1:
-            return self.draft_s
-        return self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
+        return self.draft_s if num_rows == 1 else self.draft_s * self.pass_s(num_rows) / self.pass_s(1)
 
     def worth_reading(self, num_tokens: int) -> int:
-        """Tokens of a text that a draft should read at most before an answer of up to `num_tokens`: those whose reading takes
-        as long as drafting saves there where it pays well, `SAVED` of a pass a token.
+        """Most tokens of a text that a draft should read before an answer of up to `num_tokens`: reading them takes as long as
+        drafting saves where it pays well, `SAVED` of a pass a token.
 
         >>> Costs(draft_s=2.0, passes={1: 20.0, 2: 21.0, 9: 100.0}).worth_reading(100)
         534
@@ -147,6 +159,7 @@ class Costs:
         """Seconds that one more draft token adds to a step that has `num_drafted`: its draft step and the wider pass."""
         return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (asked before every draft token, with what changes at most once a step)
     def best_length(self, acceptance: float, lengths: range) -> int:
         """The number of draft tokens that makes most tokens a second where each is accepted with one and the same probability.
 
@@ -155,7 +168,7 @@ class Costs:
         >>> Costs.relative(0.22).best_length(0.8, range(21))
         4
         """
-        return _best_length(self, acceptance, lengths)
+        return max(lengths, key=lambda k: chain_tokens(acceptance, k) / self.round_s(k))
 
 
 def is_switch(before: int, now: int) -> bool:
@@ -166,37 +179,3 @@ def is_switch(before: int, now: int) -> bool:
 def chain_tokens(acceptance: float, num_drafted: int) -> float:
     """1 + a + ... + a^k: the tokens a step makes on average where each of k draft tokens is accepted with probability a."""
     return sum(acceptance**k for k in range(num_drafted + 1))
-
-
-def _rising(curve: Mapping[int, float]) -> dict[int, float]:
-    """By width; no wider one takes less."""
-    rising, most = {}, 0.0
-    for width in sorted(curve):
-        most = rising[width] = max(most, float(curve[width]))
-    return rising
-
-
-def _along(widths: Any, seconds: Any, num: int) -> float:  # sequences, of which a checker of types draws at random
-    if len(widths) == 1 or num <= widths[0]:
-        return seconds[0]
-    i = min(bisect_right(widths, num), len(widths) - 1)
-    slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
-    return seconds[i - 1] + slope * (num - widths[i - 1])
-
-
-@lru_cache(maxsize=256)
-def _shared(costs: Costs, num: int) -> Costs:
-    own_s = min(costs.other_s, costs.pass_s(1)) * (1 - 1 / num)
-    return replace(
-        costs,
-        draft_s=costs.draft_pass_s(num) / num,
-        passes={n: costs.pass_s(n * num) / num + own_s for n in (1, 2, 3, 5, 9, 17)},
-        start_s=costs.start_s / num,
-        switch_s=costs.switch_s / num,
-        num_together=num,
-    )
-
-
-@lru_cache(maxsize=1024)  # asked before every draft token, with what changes at most once a step
-def _best_length(costs: Costs, acceptance: float, lengths: range) -> int:
-    return max(lengths, key=lambda k: chain_tokens(acceptance, k) / costs.round_s(k))

@@ -1,23 +1,22 @@
 """Costs of a pair on this machine: measured once, kept for later processes, corrected by the steps of requests.
 
-The figures are kept for the pair and the machine (`cache_dir.remember`), so that a later process weighs the same costs and a
-seed gives the same answer there; those of a machine that was busy meanwhile only for ten minutes. Beside them stands what the
-steps of requests have made of them since (`CostClock`): requests without a seed begin there. Where the two are at odds, the
-measurement was wrong, and a later process takes the other for both.
+A later process weighs the same costs (`cache_dir.remember`), so that a seed gives the same answer there. Beside them stands
+what the steps of requests have made of them since (`CostClock`), where requests without a seed begin. Where the two are at
+odds the measurement was wrong, and a later process takes the other for both.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specdecpp import cache_dir
-from specdecpp.costs.clock import are_wrong
+from specdecpp.costs.clock import differ, shares
 from specdecpp.costs.curve import Costs
 from specdecpp.costs.measuring import BUDGET_S, CANDIDATES, costs_of, timed
 from specdecpp.costs.practice import Practice
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 
-METHOD = 18
+METHOD = 19
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 
 
@@ -31,8 +30,6 @@ class Known:
     is_new: bool = True
     """Tell whether it was measured just now."""
     is_steady: bool = True
-    spread: float = 1.0
-    """Of equal steps, how far the median lies above the fastest, at most."""
 
 
 def measured(pair: Pair) -> Costs:
@@ -42,38 +39,35 @@ def measured(pair: Pair) -> Costs:
 
 def known(pair: Pair) -> Known:
     """Costs that an earlier process has kept of a pair, else measured now and kept."""
-    found = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
+    kept = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
     try:
-        if found:
-            costs, now = Costs.parse(found), Costs.parse(found["now"])
-            told = Known(costs=costs, now=now, practice=Practice.parse(found["practice"]), is_new=False)
-            told = replace(told, is_steady=found.get("is_steady") is not False, spread=float(found.get("spread", 1.0)))
-            if are_wrong(costs, now):
-                told = replace(told, costs=now)
-                keep(pair, told)
-            return told
+        if kept:
+            found = Known(
+                costs=Costs.parse(kept),
+                now=Costs.parse(kept["now"]),
+                practice=Practice.parse(kept["practice"]),
+                is_new=False,
+                is_steady=kept.get("is_steady") is not False,
+            )
+            if differ(shares(found.costs), shares(found.now)):
+                found = replace(found, costs=found.now)
+                keep(pair, found)
+            return found
     except (ValueError, KeyError, TypeError):
         pass  # of another version, or damaged: measured again
     cycles, practice = timed(pair, BUDGET_S)
     costs = costs_of(pair, cycles)
     times = [[r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in CANDIDATES]
-    told = Known(
-        costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times), spread=cache_dir.spread(times)
-    )
+    found = Known(costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times))
     if pair.is_identified:
-        keep(pair, told)
-    return told
+        keep(pair, found)
+    return found
 
 
 def keep(pair: Pair, known: Known) -> None:
     """Keep it for later processes."""
-    told = _figures(known.costs) | {"now": _figures(known.now), "practice": known.practice.told(), "spread": known.spread}
-    cache_dir.remember("costs", _about(pair), told, is_steady=known.is_steady)
-
-
-def _figures(costs: Costs) -> dict[str, Any]:
-    names = "draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along"
-    return {name: getattr(costs, name) for name in names} | {"passes": {str(n): s for n, s in costs.passes.items()}}
+    figures = known.costs.to_json() | {"now": known.now.to_json(), "practice": known.practice.to_json()}
+    cache_dir.remember("costs", _about(pair), figures, is_steady=known.is_steady)
 
 
 def _about(pair: Pair) -> dict[str, Any]:
@@ -87,7 +81,7 @@ def _about(pair: Pair) -> dict[str, Any]:
         "draft": pair.draft_fingerprint,
         "models": pair.identities,
         "code": code(),
-        "runners": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in backends],
+        "backends": [[type(r).__name__, getattr(r, "num_threads", None), getattr(r, "activations", None)] for r in backends],
         "devices": [str(r.device) for r in backends],
         "dtypes": [str(getattr(getattr(r, "model", r), "dtype", None)) for r in backends],
         **cache_dir.about(),

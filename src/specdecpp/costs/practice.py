@@ -1,14 +1,13 @@
-"""Practice: what a pair makes of a few prompts of ours, before anybody has asked it anything.
+"""Practice: what a rule learns from a few prompts of ours, before anybody has asked a pair anything.
 
     PROMPTS -> steps of given lengths, timed (`measuring`) -> Practice -> past: what a rule begins its first request with
 
-The steps that tell what steps cost have real drafts of a real text, so they also tell how many draft tokens this pair accepts
-and what its q says of that. Greedy requests and sampled ones differ in both, so half of the prompts are answered at temperature
-0 and half as the target's own config asks. A step of k draft tokens holds the step that a rule would have stopped earlier:
-its first tokens have the same distribution. So the rule itself is run over the steps, and learns what it would have gained.
+Half of the prompts are answered at temperature 0 and half as the target's own config asks, since acceptance and q differ in
+both. A step of k draft tokens holds the step that a rule would have stopped earlier: its first tokens have the same
+distribution. So the rule itself is run over the steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -28,23 +27,27 @@ PROMPTS = (
 )
 """An odd number of them, so that each is answered in both ways when they are gone through twice."""
 ENOUGH = 12
-"""Steps of one way of sampling; where there are fewer, those of the other way count too, which say more than nothing."""
+"""Steps of one way of sampling; where there are fewer, those of the other way count too."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Practised:
     """A step of given length; `policies.Outcome` without times."""
 
-    num_drafted: int
     num_accepted: int
-    judged: tuple[float, ...] = ()
+    judged: tuple[float, ...]
     overlaps: tuple[float, ...] = ()
     expected_s: float = 0.0
     costs: Costs | None = None
-    draft_s: float = 0.0
-    head_s: float = 0.0
-    verify_s: float = 0.0
-    other_s: float = 0.0
+    draft_s = head_s = verify_s = other_s = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_accepted <= self.num_drafted:
+            raise ValueError(f"{self.num_accepted} of {self.num_drafted} draft tokens cannot be accepted")
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.judged)
 
     @property
     def num_tokens(self) -> int:
@@ -54,20 +57,12 @@ class Practised:
         """The step that the rule would have stopped after `num` draft tokens, at these costs."""
         accepted = min(self.num_accepted, num)
         overlaps = self.overlaps[: min(accepted + 1, num)]
-        judged = self.judged[:num]
-        return Practised(
-            num_drafted=num,
-            num_accepted=accepted,
-            judged=judged,
-            overlaps=overlaps,
-            expected_s=costs.round_s(num),
-            costs=costs,
-        )
+        return Practised(accepted, self.judged[:num], overlaps, expected_s=costs.round_s(num), costs=costs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Practice:
-    """Steps of practice, greedy and sampled; `judge` says whose estimates `Practised.judged` are."""
+    """Steps of practice, greedy and sampled; `judge` names the source of `Practised.judged`."""
 
     greedy: tuple[Practised, ...] = ()
     sampled: tuple[Practised, ...] = ()
@@ -75,18 +70,24 @@ class Practice:
 
     @classmethod
     def parse(cls, values: Any) -> "Practice":
-        """From what JSON has of it. Raises ValueError for anything else."""
+        """Read the JSON form. Raises ValueError for anything else."""
         try:
-            steps = {name: tuple(map(_tried, values[name])) for name in ("greedy", "sampled")}
+            steps = {
+                name: tuple(
+                    Practised(num, tuple(map(float, judged)), tuple(map(float, overlaps)))
+                    for num, judged, overlaps in values[name]
+                )
+                for name in ("greedy", "sampled")
+            }
             return cls(judge=str(values["judge"]), **steps)
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"practice has greedy and sampled steps and a judge, got {values!r}") from error
 
-    def told(self) -> dict[str, Any]:
-        """Parse the JSON form."""
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `parse`."""
+        both = {"greedy": self.greedy, "sampled": self.sampled}
         return {"judge": self.judge} | {
-            name: [[r.num_drafted, r.num_accepted, r.judged, r.overlaps] for r in getattr(self, name)]
-            for name in ("greedy", "sampled")
+            name: [[r.num_accepted, r.judged, r.overlaps] for r in steps] for name, steps in both.items()
         }
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
@@ -105,17 +106,9 @@ class Practice:
         return policy.carry(None, replace(memory.settled(), num_tokens=0, lost=0.0))  # it has cost no request anything
 
 
-def _tried(values: Sequence[Any]) -> Practised:
-    num, accepted, judged, overlaps = values
-    if not 0 <= accepted <= num == len(judged):
-        raise TypeError("a step that cannot be")
-    return Practised(
-        num_drafted=num, num_accepted=accepted, judged=tuple(map(float, judged)), overlaps=tuple(map(float, overlaps))
-    )
-
-
 def judge_name(policy: Any) -> str:
-    """Whose estimates a rule without a threshold goes by; empty for other rules, which practice teaches nothing."""
+    """The source of the estimates that a rule without a threshold goes by; empty for other rules, which practice teaches
+    nothing."""
     from specdecpp.policies import CostAware
 
     if type(policy) is not CostAware:
@@ -124,8 +117,8 @@ def judge_name(policy: Any) -> str:
 
 
 def texts(pair: Any) -> list[list[int]]:
-    """Token ids of the prompts, through the chat template where the pair has one; none where its tokenizer cannot say them, or
-    not in ids that the models have."""
+    """Token ids of the prompts, through the chat template where the pair has one; none where its tokenizer cannot encode them,
+    or not in ids that the models have."""
     from specdecpp.decoder import encode
 
     is_chat = bool(getattr(pair.tokenizer, "chat_template", None))
@@ -138,9 +131,8 @@ def texts(pair: Any) -> list[list[int]]:
 
 def practice_of(steps: Iterable[tuple[bool, Any]], judge: str) -> Practice:
     """The steps with draft tokens, each with whether it was greedy."""
-    found: dict[bool, list[Practised]] = {True: [], False: []}
+    found: tuple[list[Practised], list[Practised]] = [], []
     for is_greedy, r in steps:
         if r.num_drafted and len(r.judged) == r.num_drafted:
-            of = {"num_drafted": r.num_drafted, "num_accepted": r.num_accepted}
-            found[is_greedy].append(Practised(**of, judged=tuple(r.judged), overlaps=tuple(r.overlaps)))
+            found[is_greedy].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
     return Practice(greedy=tuple(found[True]), sampled=tuple(found[False]), judge=judge)

@@ -1,4 +1,4 @@
-"""The acceptance head: a small residual network on the draft's hidden state that says how likely a draft token is accepted.
+"""The acceptance head: a small residual network on the draft's hidden state, which estimates P(draft token accepted).
 
 There are two forms. They differ in when a draft token Y_t can be judged:
 
@@ -10,18 +10,15 @@ look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small ta
 | file | holds |
 |---|---|
 | features.py | the scalars beside the state, the one definition that everything in Python reads |
-| card.py | `HeadCard`, what a head is for, and `Calibration`, from its score to a probability |
-| model.py | `AcceptanceHead`, the torch module: any rows at once |
-| rows.py | `RowEstimator`, the same for one row in numpy |
+| model.py | `HeadCard`, `Calibration`; `AcceptanceHead` in torch, any rows at once; `RowEstimator` in numpy, one row |
 | files.py | a head on disk: `head.safetensors` and `head.json`, or the form that the authors publish theirs in |
 
 The compiled code (`backends/native/cpp/step.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
 """
 
-from specdecpp.head.card import CARD, DIGEST, WEIGHTS, Calibration, HeadCard
 from specdecpp.head.features import SCALARS
-from specdecpp.head.model import AcceptanceHead
-from specdecpp.head.rows import Arrays, Estimator, RowEstimator
+from specdecpp.head.files import CARD, WEIGHTS
+from specdecpp.head.model import DIGEST, AcceptanceHead, Arrays, Calibration, Estimator, HeadCard, RowEstimator
 
 __all__ = [
     "CARD",

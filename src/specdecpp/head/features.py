@@ -2,34 +2,25 @@
 
     log_q      log q(Y), at least that of 1e-30, so that no scalar is infinite
     entropy    H(q) in nats
-    gap        the lead of the likeliest token over the second; 0 where there is no second
+    gap        the lead of the argmax over the second token; 0 where there is no second
     depth      the place of the token in its step, from 1
 
-Under greedy drafting nothing is drawn, and q is the softmax of the logits at T = 1. `rows` makes them of distributions, for
-any rows at once; `recorded` of numbers that are known already; `of_last` of one step that a host decodes step by step.
+Under greedy drafting nothing is drawn, and q is the softmax of the logits at T = 1.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from specdecpp.policies.protocol import DraftSoFar
+
 SCALARS = ("log_q", "entropy", "gap", "depth")
 LEAST_Q = 1e-30
-
-
-@runtime_checkable
-class Drawn(Protocol):
-    """A step as `of_last` reads it: `policies.Draft tokens` has it."""
-
-    @property
-    def num_tokens(self) -> int: ...
-    def confidence(self, i: int) -> float: ...
-    def entropy(self, i: int) -> float: ...
-    def gap(self, i: int) -> float: ...
 
 
 def log_q(q: Float[Tensor, "*rows V"], tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
@@ -43,7 +34,7 @@ def entropy(q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
 
 
 def gap(q: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
-    """How far the two largest probabilities lie apart."""
+    """The difference of the two largest probabilities."""
     top = q.topk(min(2, q.shape[-1]), dim=-1).values
     return top[..., 0] - top[..., -1]
 
@@ -70,7 +61,7 @@ def rows(
 
 
 def recorded(names: Sequence[str], known: Mapping[str, Tensor], *, like: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows S"]:
-    """The scalars `names` of numbers that are `known` by name, in float32; `like` has the rows' shape and device."""
+    """The scalars `names` from numbers that are `known` by name, in float32; `like` has the rows' shape and device."""
     if not names:
         return like.new_zeros((*like.shape, 0), dtype=torch.float32)
     columns = {name: known[name].float() for name in names}
@@ -79,8 +70,8 @@ def recorded(names: Sequence[str], known: Mapping[str, Tensor], *, like: Float[T
     return torch.stack(list(columns.values()), -1)
 
 
-def of_last(names: Sequence[str], draft: Drawn) -> tuple[float, ...]:
-    """The scalars `names` of the last token of a step, from what the step has worked out already."""
+def of_last(names: Sequence[str], draft: "DraftSoFar") -> tuple[float, ...]:
+    """The scalars `names` of the last token of a step that is decoded token by token."""
     made = {
         "log_q": lambda: math.log(max(draft.confidence(-1), LEAST_Q)),
         "entropy": lambda: draft.entropy(-1),

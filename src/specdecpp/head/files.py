@@ -1,6 +1,6 @@
 """A head on disk: a folder with `head.safetensors` and `head.json`, or one in the form that the authors publish theirs in.
 
-The card has the SHA-256 of the file of weights, so that a byte which was changed or lost on the way is told.
+The card has the SHA-256 of the file of weights, so that a byte which was changed or lost on the way is seen.
 """
 
 import hashlib
@@ -12,16 +12,16 @@ from safetensors.torch import load, save
 
 from specdecpp import cache_dir
 from specdecpp.errors import HeadError
-from specdecpp.head.card import CARD, DIGEST, WEIGHTS, HeadCard
-from specdecpp.head.model import AcceptanceHead
+from specdecpp.head.model import DIGEST, AcceptanceHead, HeadCard
 
+WEIGHTS, CARD = "head.safetensors", "head.json"
 _REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def write(head: AcceptanceHead, folder: Path) -> None:
     """Write both files into a folder, made if it is missing. Raises `HeadError` where that cannot be done."""
     weights = save({k: v.detach().float().cpu().contiguous() for k, v in head.state_dict().items()})
-    card = json.dumps(json.loads(head.card.to_json()) | {DIGEST: _digest(weights)}, indent=2) + "\n"
+    card = head.card.to_json(**{DIGEST: _digest(weights)})
     try:
         cache_dir.write(folder / WEIGHTS, weights)
         cache_dir.write(folder / CARD, card)
@@ -57,13 +57,9 @@ def _read_ours(folder: Path) -> AcceptanceHead:
             f"card says {written}. Copy the head again, or train it anew; if the weights were changed on purpose, take "
             f"{DIGEST} out of the card."
         )
-    head.load_state_dict(_of_acceptance(load(weights)))
+    state = load(weights)
+    head.load_state_dict(state | {name: state[name][:1] for name in ("output.weight", "output.bias") if name in state})
     return head
-
-
-def _of_acceptance(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the further outputs that heads of earlier versions may have: the first is the logit of acceptance."""
-    return state | {name: state[name][:1] for name in ("output.weight", "output.bias") if name in state}
 
 
 def _digest(weights: bytes) -> str:

@@ -1,8 +1,11 @@
-"""The acceptance head as a torch module: any rows at once."""
+"""The acceptance head: its card, the torch module for any rows at once, and an estimator of one row in numpy."""
 
-from dataclasses import replace
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -10,9 +13,99 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from specdecpp.errors import HeadError
-from specdecpp.head.card import Calibration, HeadCard
-from specdecpp.head.rows import Arrays, Estimator, RowEstimator
+from specdecpp.head.features import SCALARS
 from specdecpp.loading.fingerprints import OLD_DIGITS
+
+DIGEST = "weights_sha256"
+"""The key of `head.json` that is about the file of weights."""
+Estimator = Callable[[Tensor, int, tuple[float, ...]], float]
+"""(hidden [D], token, scalars) -> P(accepted)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Map of the raw score s to a probability P, in logits: logit P = (logit s + log w) / temperature + bias.
+
+    A loss that weighs rejections by w is minimised by s = P/(P + w(1 - P)); adding log w undoes it exactly
+    (P = w s / (1 + (w - 1) s)). Temperature and bias come from held-out labels.
+    """
+
+    rejection_weight: float = 1.0
+    temperature: float = 1.0
+    bias: float = 0.0
+    num_labels: int = 0
+    """Held-out labels that temperature and bias were fitted on; 0: they were not."""
+
+    def __post_init__(self) -> None:
+        is_finite = all(map(math.isfinite, (self.rejection_weight, self.temperature, self.bias)))
+        if not (is_finite and self.rejection_weight > 0 and self.temperature > 0):
+            raise ValueError(
+                "a calibration needs finite numbers with rejection_weight > 0 and temperature > 0, got "
+                f"{self.rejection_weight}, {self.temperature}, {self.bias}"
+            )
+
+    def apply(self, logit: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Logits of the raw score to logits of the calibrated probability."""
+        return (logit + math.log(self.rejection_weight)) / self.temperature + self.bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCard:
+    """The purpose of a head and its making: `head.json`."""
+
+    hidden_size: int
+    num_layers: int = 3
+    form: str = "lagged"
+    """`lagged` or `look_ahead`: reads the state at the draft token, or the one before and the draft token."""
+    scalars: tuple[str, ...] = ()
+    width: int | None = None
+    """Width of the blocks; None: `hidden_size`, and without scalars no layer stands before them."""
+    vocab_size: int | None = None
+    """Rows of the token table of the look-ahead form."""
+    target: str | None = None
+    """Fingerprint of the target (`loading.fingerprints`); None when unknown."""
+    draft: str | None = None
+    sampling: dict[str, Any] | None = None
+    calibration: Calibration = field(default_factory=Calibration)
+    greedy: Calibration | None = None
+    """Calibration at temperature 0, where a draft token is accepted for sure or not at all; None: as when sampling."""
+    stopping: dict[str, Any] = field(default_factory=dict)
+    """How `SpecDecPP` stops best with this head, tuned on a development split; empty when nobody tuned it."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Provenance and figures: command, versions, seeds, data, losses."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size < 1 or self.num_layers < 0 or (self.width is not None and self.width < 1):
+            raise HeadError(
+                "a head needs width and hidden_size of at least 1 and num_layers of at least 0, got "
+                f"width={self.width}, hidden_size={self.hidden_size} and num_layers={self.num_layers}"
+            )
+        if unknown := [name for name in self.scalars if name not in SCALARS]:
+            raise HeadError(f"scalars: {unknown[0]!r} is not one of {', '.join(SCALARS)}")
+        if self.form not in ("lagged", "look_ahead"):
+            raise HeadError(f"a head is lagged or look_ahead, got {self.form!r}")
+        if self.form == "look_ahead" and not self.vocab_size:
+            raise HeadError("a look-ahead head has a row for each token: its card needs vocab_size")
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Tell whether held-out labels have checked that the calibrated score is a probability."""
+        return self.calibration.num_labels > 0
+
+    def calibration_at(self, *, is_greedy: bool) -> Calibration:
+        """The calibration of sampled or of greedy decoding."""
+        return self.greedy if is_greedy and self.greedy else self.calibration
+
+    def to_json(self, **more: str) -> str:
+        return json.dumps(asdict(self) | more, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "HeadCard":
+        """The inverse. `outputs` of version 0.2 is passed over: the first was always that of acceptance."""
+        values = {name: value for name, value in json.loads(text).items() if name not in (DIGEST, "outputs")}
+        values |= {name: tuple(values[name]) for name in ("scalars",) if name in values}
+        values |= {name: Calibration(**values[name]) for name in ("calibration", "greedy") if values.get(name) is not None}
+        return cls(**values)
 
 
 class _Block(nn.Module):
@@ -67,38 +160,10 @@ class AcceptanceHead(nn.Module):
             x = x + self.token(token)
         return self.output(self.blocks(x)).squeeze(-1)
 
-    def estimate(
-        self, hidden: Float[Tensor, " D"], token: int = 0, scalars: tuple[float, ...] = (), *, calibrated: bool = True
-    ) -> float:
-        """P(accepted) of one token, raw (biased by the training weight) or calibrated."""
-        return self.estimator(calibrated=calibrated)(hidden, token, scalars)
-
-    def estimator(self, *, calibrated: bool = True, is_greedy: bool = False) -> Estimator:
-        """`estimate` for many tokens, one at a time, with the weights as they are now; `is_greedy` at temperature 0."""
-        calibration = self.card.calibration_at(is_greedy=is_greedy) if calibrated else Calibration()
-        if self.output.weight.device.type == "cpu":
-            return RowEstimator(self, calibration)
-
-        @torch.inference_mode()
-        def estimate(hidden: Tensor, token: int, scalars: tuple[float, ...]) -> float:
-            row = torch.tensor(token, device=hidden.device), torch.tensor(scalars, device=hidden.device)
-            return float(calibration.apply(self(hidden, *row)).sigmoid())
-
-        return estimate
-
-    def arrays(self) -> Arrays:
-        """The weights as they are now, copied."""
-        width = self.output.in_features
-        blocks = cast(list[_Block], list(self.blocks))
-        bias = np.zeros(width, np.float32) if self.input is None else _array(self.input.bias)
-        return Arrays(
-            weight=None if self.input is None else _array(self.input.weight),
-            table=bias[None] if self.token is None else _array(self.token.weight) + bias,
-            blocks=np.array([_array(b.linear.weight) for b in blocks], np.float32).reshape(-1, width, width),
-            biases=np.array([_array(b.linear.bias) for b in blocks], np.float32).reshape(-1, width),
-            output=_array(self.output.weight)[0],
-            output_bias=self.output.bias.item(),
-        )
+    def estimator(self, *, calibrated: bool = True, is_greedy: bool = False) -> "RowEstimator":
+        """P(accepted) of one token at a time, raw (biased by the training weight) or calibrated, for sampled or greedy drafts,
+        with the weights as they are now."""
+        return RowEstimator(self, self.card.calibration_at(is_greedy=is_greedy) if calibrated else Calibration())
 
     def with_card(self, **changes: Any) -> "AcceptanceHead":
         """A head with these weights under a changed card."""
@@ -121,17 +186,15 @@ class AcceptanceHead(nn.Module):
                 "Use the pair the head was trained on, or train a head for this one."
             )
         for role, made_for, given in (("draft", self.card.draft, draft), ("target", self.card.target, target)):
-            if made_for is not None and given is not None and len(made_for) == OLD_DIGITS != len(given):
-                raise HeadError(
-                    f"the head's card tells its {role} by {made_for}, which an earlier version made of a few weights; this "
-                    f"{role} is {given}, of all of them. If it is the model the head was made for, write that as {role!r} into "
-                    "its head.json."
+            if made_for is None or given is None or made_for == given:
+                continue
+            advice = "Train a head for this pair, or load the pair it was made for."
+            if len(made_for) == OLD_DIGITS != len(given):
+                advice = (
+                    "An earlier version made the first of a few weights. If it is the model the head was made for, write "
+                    f"{given} as {role!r} into its head.json."
                 )
-            if made_for is not None and given is not None and made_for != given:
-                raise HeadError(
-                    f"the head was made for another {role}: its card says {made_for}, this {role} is {given}. "
-                    "Train a head for this pair, or load the pair it was made for."
-                )
+            raise HeadError(f"the head was made for another {role}: its card says {made_for}, this {role} is {given}. {advice}")
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `head.safetensors` and `head.json` into a folder, made if it is missing.
@@ -153,6 +216,62 @@ class AcceptanceHead(nn.Module):
         from specdecpp.head import files
 
         return files.read(source)
+
+
+class Arrays(NamedTuple):
+    """A head's weights as float32 arrays."""
+
+    weight: np.ndarray | None
+    """[W, D + S] of the layer in front of the blocks, None where there is none."""
+    table: np.ndarray
+    """[V or 1, W]: a token's row, with that layer's bias."""
+    blocks: np.ndarray
+    """[L, W, W]"""
+    biases: np.ndarray
+    """[L, W]"""
+    output: np.ndarray
+    """[W]"""
+    output_bias: float
+
+
+class RowEstimator:
+    """P(accepted) of one row, in numpy, by a copy of a head's weights: for one row most of torch's time is dispatch."""
+
+    def __init__(self, head: AcceptanceHead, calibration: Calibration):
+        width, blocks = head.output.in_features, cast(list[_Block], list(head.blocks))
+        bias = np.zeros(width, np.float32) if head.input is None else _array(head.input.bias)
+        self.arrays = Arrays(
+            weight=None if head.input is None else _array(head.input.weight),
+            table=bias[None] if head.token is None else _array(head.token.weight) + bias,
+            blocks=np.array([_array(b.linear.weight) for b in blocks], np.float32).reshape(-1, width, width),
+            biases=np.array([_array(b.linear.bias) for b in blocks], np.float32).reshape(-1, width),
+            output=_array(head.output.weight)[0],
+            output_bias=head.output.bias.item(),
+        )
+        self.card, self.calibration = head.card, calibration
+        half = np.float32(0.5)  # x sigmoid(x) is h + h tanh(h) with h = x/2
+        self._blocks = [(half * w, half * b) for w, b in zip(self.arrays.blocks, self.arrays.biases, strict=True)]
+        self._shift, self._slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
+
+    @np.errstate(invalid="ignore")  # a BLAS may compute with what lies beside a short row, and numpy warns of that
+    def __call__(self, hidden: Float[Tensor, " D"], token: int = 0, scalars: tuple[float, ...] = ()) -> float:
+        weight, table, _, _, output, output_bias = self.arrays
+        is_plain = hidden.dtype == torch.float32 and not hidden.requires_grad and hidden.device.type == "cpu"
+        x = hidden.numpy() if is_plain else _array(hidden)
+        if weight is not None:
+            if scalars:
+                x = np.concatenate((x, np.array(scalars, np.float32)))
+            x = weight @ x
+            x += table[token if len(table) > 1 else 0]
+        for w, b in self._blocks:
+            h = w @ x
+            h += b
+            gate = np.tanh(h)
+            gate += 1
+            gate *= h
+            x = x + gate
+        logit = (float(output @ x) + output_bias + self._shift) * self._slope + self.calibration.bias
+        return 1 / (1 + math.exp(-min(max(logit, -700.0), 700.0)))
 
 
 def _array(of: Tensor) -> np.ndarray:
