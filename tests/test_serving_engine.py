@@ -1,4 +1,4 @@
-"""The engine and the witness without HTTP: turns, places, what is freed, and what a step was decided on."""
+"""The engine and the recorder without HTTP: turns, places, what is freed, and what a step was decided on."""
 
 import gc
 import math
@@ -17,14 +17,13 @@ from specdecpp.errors import MissingExtraError
 from specdecpp.policies import MaxConfidence
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import outcome_of
-from specdecpp.serving.engine import EngineThread
-from specdecpp.serving.evidence import LEAST, Witness
-from specdecpp.serving.intake import Intake
-from specdecpp.serving.limits import Limits
-from specdecpp.serving.memory import give_back
-from specdecpp.serving.refusals import Refusal
-from specdecpp.serving.requests import CompletionRequest
-from specdecpp.serving.work import End, Event, Part, Work
+from specdecpp.serving.engine import EngineThread, trim_memory
+from specdecpp.serving.errors import ApiError
+from specdecpp.serving.evidence import LEAST, Recorder
+from specdecpp.serving.jobs import End, Job, Part, StepEvent
+from specdecpp.serving.schema import CompletionRequest
+from specdecpp.serving.settings import ServerSettings
+from specdecpp.serving.validation import RequestValidator
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification
@@ -40,11 +39,11 @@ class Listener:
     """Everything one request is told, and a way to hold the engine's thread while it tells."""
 
     def __init__(self) -> None:
-        self.told: list[Event | End] = []
+        self.told: list[StepEvent | End] = []
         self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
         self.may_go_on.set()
 
-    def __call__(self, what: Event | End) -> None:
+    def __call__(self, what: StepEvent | End) -> None:
         self.told.append(what)
         if isinstance(what, End):
             self.ended.set()
@@ -53,8 +52,8 @@ class Listener:
         assert self.may_go_on.wait(PATIENCE_S)
 
     @property
-    def events(self) -> list[Event]:
-        return [what for what in self.told if isinstance(what, Event)]
+    def events(self) -> list[StepEvent]:
+        return [what for what in self.told if isinstance(what, StepEvent)]
 
     @property
     def end(self) -> End:
@@ -64,16 +63,16 @@ class Listener:
         return end
 
 
-def work(decoder: Decoder, listener: Listener, *, max_tokens: int, num: int = 1, timeout_s: float = math.inf, **more) -> Work:
+def work(decoder: Decoder, listener: Listener, *, max_tokens: int, num: int = 1, timeout_s: float = math.inf, **more) -> Job:
     options = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 0, "ignore_eos": True, **more}
     part = Part(prompt=[3, 4, 5], options=options)  # pyright: ignore[reportArgumentType]
-    return Work(decoder=decoder, parts=[part] * num, tell=listener, timeout_s=timeout_s)
+    return Job(decoder=decoder, parts=[part] * num, listener=listener, timeout_s=timeout_s)
 
 
 class Held:
     """An engine whose thread waits inside a first request until `release`, so that what is submitted meanwhile is in order."""
 
-    def __init__(self, decoder: Decoder, limits: Limits):
+    def __init__(self, decoder: Decoder, limits: ServerSettings):
         self.order: list[int] = []
         self.engine = EngineThread(limits, on_turn=lambda events: self.order.extend(event.step.num_drafted for event in events))
         self.engine.start()
@@ -87,13 +86,13 @@ class Held:
 
     def close(self) -> None:
         self.release()
-        self.engine.drop(Refusal("over", status=503))
+        self.engine.drop(ApiError("over", status=503))
         self.engine.stop()
 
 
 @pytest.fixture
 def held(decoder: Decoder, request: pytest.FixtureRequest) -> Iterator[Held]:
-    engine = Held(decoder, getattr(request, "param", Limits()))
+    engine = Held(decoder, getattr(request, "param", ServerSettings()))
     yield engine
     engine.close()
 
@@ -107,7 +106,7 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
             super().__init__()
             self.name = name
 
-        def __call__(self, what: Event | End) -> None:
+        def __call__(self, what: StepEvent | End) -> None:
             order.append(self.name)
             super().__call__(what)
 
@@ -115,8 +114,8 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
     held.engine.submit(work(decoder, long, max_tokens=120))
     held.engine.submit(work(decoder, short, max_tokens=12))
     held.release()
-    assert long.end.refusal is None
-    assert short.end.refusal is None
+    assert long.end.error is None
+    assert short.end.error is None
     during = order[: len(order) - order[::-1].index("short")]
     assert abs(during.count("long") - during.count("short")) <= 2, "turns did not alternate"
     assert len(long.events) > 2 * len(short.events)
@@ -125,33 +124,33 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
 def test_answers_do_not_depend_on_company(decoder: Decoder) -> None:
     """Catches sessions that share a cache, coins or a memory."""
     alone = [decoder.generate([3, 4, 5], max_tokens=40, temperature=0.8, seed=s, ignore_eos=True).tokens for s in range(6)]
-    engine = EngineThread(Limits(max_running=4))
+    engine = EngineThread(ServerSettings(max_running=4))
     engine.start()
     listeners = [Listener() for _ in alone]
     for seed, listener in enumerate(listeners):
         engine.submit(work(decoder, listener, max_tokens=40, temperature=0.8, seed=seed))
     for listener, tokens in zip(listeners, alone, strict=True):
-        assert listener.end.refusal is None
+        assert listener.end.error is None
         assert tuple(t for s in listener.events for t in s.step.tokens) == tokens
     engine.stop()
 
 
-@pytest.mark.parametrize("held", [Limits(max_running=1, max_waiting=2)], indirect=True)
+@pytest.mark.parametrize("held", [ServerSettings(max_running=1, max_waiting=2)], indirect=True)
 def test_places_are_bounded_and_free_again(held: Held, decoder: Decoder) -> None:
     """Catches a queue without a bound, one that is off by one, and a place that is lost when its request ends."""
     waiting = [Listener(), Listener()]
     for listener in waiting:
         held.engine.submit(work(decoder, listener, max_tokens=2))
-    with pytest.raises(Refusal, match="all places are taken") as full:
+    with pytest.raises(ApiError, match="all places are taken") as full:
         held.engine.submit(work(decoder, Listener(), max_tokens=2))
-    assert full.value.status == 429
-    assert int(full.value.headers["Retry-After"]) >= 1
+    assert full.value.status_code == 429
+    assert int((full.value.headers or {})["Retry-After"]) >= 1
     held.release()
-    assert [listener.end.refusal for listener in waiting] == [None, None]
+    assert [listener.end.error for listener in waiting] == [None, None]
     assert eventually(lambda: held.engine.num_running == held.engine.num_waiting == 0)
     again = Listener()
     held.engine.submit(work(decoder, again, max_tokens=2))
-    assert again.end.refusal is None
+    assert again.end.error is None
 
 
 def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Deco
         return session
 
     monkeypatch.setattr(Decoder, "start", noted)
-    engine = EngineThread(Limits())
+    engine = EngineThread(ServerSettings())
     engine.start()
     listener, other = Listener(), Listener()
     listener.may_go_on.clear()
@@ -173,24 +172,24 @@ def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Deco
     engine.submit(off)
     assert listener.is_held.wait(PATIENCE_S)
     engine.submit(work(decoder, other, max_tokens=20))
-    off.stop()
+    off.cancel()
     listener.may_go_on.set()
-    assert listener.end.refusal is None
+    assert listener.end.error is None
     assert len(listener.events) == 1
     assert sessions[0]() is None, "somebody still holds the session and its caches"
-    assert other.end.refusal is None
+    assert other.end.error is None
     engine.stop()
 
 
-@pytest.mark.parametrize("held", [Limits(max_running=1)], indirect=True)
+@pytest.mark.parametrize("held", [ServerSettings(max_running=1)], indirect=True)
 def test_what_takes_too_long_ends_also_while_it_waits(held: Held, decoder: Decoder) -> None:
     """Catches a deadline that only counts once a request has had its turn."""
     late = Listener()
     held.engine.submit(work(decoder, late, max_tokens=2, timeout_s=1e-9))
     held.release()
-    refusal = late.end.refusal
-    assert refusal is not None
-    assert (refusal.status, refusal.code, late.events) == (504, "timeout", [])
+    error = late.end.error
+    assert error is not None
+    assert (error.status_code, error.code, late.events) == (504, "timeout", [])
 
 
 def test_one_request_that_breaks_the_models_takes_no_other_with_it(held: Held, decoder: Decoder, caplog) -> None:
@@ -201,10 +200,10 @@ def test_one_request_that_breaks_the_models_takes_no_other_with_it(held: Held, d
     held.engine.submit(bad)
     held.engine.submit(work(decoder, well, max_tokens=4))
     held.release()
-    refusal = broken.end.refusal
-    assert refusal is not None
-    assert refusal.status == 500
-    assert well.end.refusal is None
+    error = broken.end.error
+    assert error is not None
+    assert error.status_code == 500
+    assert well.end.error is None
     assert "failed in the models" in caplog.text
 
 
@@ -213,19 +212,19 @@ def test_stopping_says_what_was_dropped(held: Held, decoder: Decoder) -> None:
     listener = Listener()
     held.engine.submit(work(decoder, listener, max_tokens=200))
     held.engine.close()
-    with pytest.raises(Refusal, match="shutting down") as refused:
+    with pytest.raises(ApiError, match="shutting down") as refused:
         held.engine.submit(work(decoder, Listener(), max_tokens=1))
-    assert refused.value.status == 503
-    assert len(held.engine.drop(Refusal("dropped", status=503))) == 2
+    assert refused.value.status_code == 503
+    assert len(held.engine.drop(ApiError("dropped", status=503))) == 2
     held.release()
-    assert listener.end.refusal is not None
-    assert listener.end.refusal.message == "dropped"
+    assert listener.end.error is not None
+    assert listener.end.error.detail == "dropped"
 
 
 def test_a_failed_start_is_told() -> None:
     """Catches a server that waits for ever for an engine whose preparation failed."""
     with pytest.raises(ZeroDivisionError):
-        EngineThread(Limits()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
+        EngineThread(ServerSettings()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
 
 
 TARGET, DRAFT = (TableModel.random(vocab_size=6, depth=2, seed=s) for s in (1, 2))
@@ -246,12 +245,12 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
         randomness=streams(seed),
         ends=(5,),
     )
-    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
+    session.watch = recorder = Recorder(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
     found = []
     while session.finish_reason is None:
         context = list(session.tokens)
         outcome = session.step()
-        found.append((outcome, witness.evidence(outcome), context))
+        found.append((outcome, recorder.evidence(outcome), context))
     return found
 
 
@@ -273,32 +272,32 @@ def test_scores_are_the_targets_own_log_probabilities(sampling: Sampling) -> Non
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
-def test_the_story_of_a_round_is_what_happened(sampling: Sampling) -> None:
+def test_the_details_of_a_step_are_what_happened(sampling: Sampling) -> None:
     """Catches p and q of another place or distribution, fates that do not fit the counts, and a survival that is not their
     product."""
     fates: set[str] = set()
     believed = Sampling() if sampling.is_greedy else sampling
     for seed in range(20):
         for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), details=True):
-            story = evidence.story
-            assert story is not None
-            drafted = [c["token"] for c in story["candidates"]]
-            found = [c["outcome"] for c in story["candidates"]]
+            details = evidence.details
+            assert details is not None
+            drafted = [c.token for c in details.draft_tokens]
+            found = [c.outcome for c in details.draft_tokens]
             assert (len(drafted), found.count("accepted")) == (outcome.num_drafted, outcome.num_accepted)
-            assert [p["token"] for p in story["pieces"]] == outcome.tokens
+            assert [p.token for p in details.pieces] == outcome.tokens
             assert found.count("rejected") == (outcome.pieces[-1].origin == "correction")
             fates |= set(found)
-            for i, candidate in enumerate(story["candidates"]):
-                p, q = (sd_law(model, [*context, *drafted[:i]], believed)[candidate["token"]] for model in (TARGET, DRAFT))
-                assert candidate["p"] == pytest.approx(float(p), abs=1e-12)
-                assert candidate["q"] == pytest.approx(float(q))
-            last = story["pieces"][-1]
-            p = sd_law(TARGET, [*context, *outcome.tokens[:-1]], believed)[last["token"]]
-            assert last["p"] == pytest.approx(float(p), abs=1e-12)
-            assert (last["q"] is None) == (last["origin"] == "bonus")
-            survival = [candidate["q"] for candidate in story["candidates"]]
-            assert story["survival"] == pytest.approx(torch.tensor(survival).cumprod(0).tolist())
-            assert story["survival_of"] == "q"
+            for i, draft_token in enumerate(details.draft_tokens):
+                p, q = (sd_law(model, [*context, *drafted[:i]], believed)[draft_token.token] for model in (TARGET, DRAFT))
+                assert draft_token.p == pytest.approx(float(p), abs=1e-12)
+                assert draft_token.q == pytest.approx(float(q))
+            last = details.pieces[-1]
+            p = sd_law(TARGET, [*context, *outcome.tokens[:-1]], believed)[last.token]
+            assert last.p == pytest.approx(float(p), abs=1e-12)
+            assert (last.q is None) == (last.origin == "bonus")
+            survival = [draft_token.q for draft_token in details.draft_tokens]
+            assert details.survival == pytest.approx(torch.tensor(survival).cumprod(0).tolist())
+            assert details.survival_of == "q"
     assert fates == {"accepted", "rejected", "unused"}
 
 
@@ -308,17 +307,17 @@ def test_floors_say_when_a_rule_goes_on() -> None:
     num_stopped = 0
     for seed in range(20):
         for _, evidence, _ in watched(Sampling(), seed=seed, policy=asked, details=True):
-            story = evidence.story
-            assert story is not None
-            assert story["thresholds"] == [0.0, 0.3, 0.3, 0.3][: len(story["survival"])]
-            is_over = [survival >= floor for survival, floor in zip(story["survival"], story["thresholds"], strict=True)]
+            details = evidence.details
+            assert details is not None
+            assert details.thresholds == [0.0, 0.3, 0.3, 0.3][: len(details.survival)]
+            is_over = [survival >= floor for survival, floor in zip(details.survival, details.thresholds, strict=True)]
             assert all(is_over[:-1])
-            assert not story["stop_reason"].startswith("product") or not is_over[-1]
-            num_stopped += story["stop_reason"].startswith("product")
+            assert not details.stop_reason.startswith("product") or not is_over[-1]
+            num_stopped += details.stop_reason.startswith("product")
     assert num_stopped > 10
     for rule in (sd.Fixed(k=3), MaxConfidence(threshold=0.3)):
-        stories = [evidence.story for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
-        assert [story["thresholds"] for story in stories if story] == [None] * len(stories)
+        found = [evidence.details for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
+        assert [details.thresholds for details in found if details] == [None] * len(found)
 
 
 def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:
@@ -330,10 +329,10 @@ def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.T
 def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
     """Catches evidence that is gathered, and paid for, by everybody."""
     listener = Listener()
-    engine = EngineThread(Limits())
+    engine = EngineThread(ServerSettings())
     engine.start()
     engine.submit(work(decoder, listener, max_tokens=6))
-    assert listener.end.refusal is None
+    assert listener.end.error is None
     assert {event.evidence for event in listener.events} == {None}
     engine.stop()
 
@@ -341,10 +340,10 @@ def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
 def test_limits_that_admit_nothing_are_refused() -> None:
     """Catches a server that starts and then answers nobody."""
     seconds = ({"timeout_s": 0.0}, {"timeout_s": math.nan}, {"grace_s": -1.0}, {"grace_s": math.nan})
-    for bad in ({"max_running": 0}, {"max_waiting": -1}, {"prefill_tokens": 0}, *seconds):
+    for bad in ({"max_running": 0}, {"max_waiting": -1}, *seconds):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            Limits(**bad)
-    assert Limits(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
+            ServerSettings(**bad)
+    assert ServerSettings(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,8 +361,11 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[str, Any]) -> None:
     """Catches caches that wait for the garbage collector, as those of requests whose steps were watched did: the server's
     memory grew with every one of them."""
-    plan = Intake(decoder.pair, Limits(), policy=decoder.policy)._plan(CompletionRequest(prompt="abc", max_tokens=4, **asked))
-    given = plan.work(lambda what: None, timeout_s=math.inf)
+    plan = RequestValidator(decoder.pair, ServerSettings(policy=decoder.policy)).plan(
+        CompletionRequest(prompt="abc", max_tokens=4, **asked)
+    )
+    recorder = plan.recorder if plan.needs_recorder else None
+    given = Job(decoder=plan.decoder, parts=plan.parts, listener=lambda event: None, timeout_s=math.inf, recorder=recorder)
     held = []
     gc.disable()
     try:
@@ -371,8 +373,8 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
             if given.session is None:
                 given.begin()
             elif (outcome := outcome_of(given.session)) is not None:
-                given.note(outcome)
-            held += [weakref.ref(session.target) for session in [given._session] if session is not None]
+                given.record(outcome)
+            held += [weakref.ref(session.target) for session in [given.session] if session is not None]
         given.free()
         assert held
         assert [cache for cache in held if cache() is not None] == []
@@ -383,11 +385,11 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
 def test_memory_is_given_back_when_nothing_is_left_to_do(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that keeps what its busiest hour took, and one that tidies up although nothing was let go."""
     calls: list[int] = []
-    monkeypatch.setattr("specdecpp.serving.engine.give_back", lambda: calls.append(1))
-    engine, listener = EngineThread(Limits()), Listener()
+    monkeypatch.setattr("specdecpp.serving.engine.trim_memory", lambda: calls.append(1))
+    engine, listener = EngineThread(ServerSettings()), Listener()
     engine.start()
     engine.submit(work(decoder, listener, max_tokens=3))
-    assert listener.end.refusal is None
+    assert listener.end.error is None
     engine.stop()
     assert calls == [1]
-    give_back()
+    trim_memory()

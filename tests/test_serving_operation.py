@@ -26,7 +26,6 @@ import specdecpp as sd
 from specdecpp import cli
 from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
-from specdecpp.serving.limits import Limits
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 
@@ -49,7 +48,7 @@ def pair(folder: Path) -> Pair:
 
 @pytest.fixture(scope="module")
 def server(pair: Pair) -> Iterator[Served]:
-    with served(pair, limits=Limits(max_running=2, max_waiting=2), name="tiny") as running:
+    with served(pair, max_running=2, max_waiting=2, name="tiny") as running:
         yield running
 
 
@@ -62,8 +61,7 @@ def endless_pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def endless(endless_pair: Pair) -> Iterator[Served]:
-    limits = Limits(max_running=2, max_waiting=2, max_new_tokens=ENDLESS["max_tokens"])
-    with served(endless_pair, limits=limits) as running:
+    with served(endless_pair, max_running=2, max_waiting=2, max_new_tokens=ENDLESS["max_tokens"]) as running:
         yield running
 
 
@@ -117,8 +115,7 @@ def test_a_client_that_goes_away_frees_its_place(endless: Served, is_stream: boo
 
 def test_a_request_past_its_time_ends_with_an_error(endless_pair: Pair) -> None:
     """Catches a deadline that a stream does not hear of, or that leaves the work running."""
-    limits = Limits(timeout_s=0.2, prefill_tokens=2, max_new_tokens=ENDLESS["max_tokens"])
-    with served(endless_pair, limits=limits) as server:
+    with served(endless_pair, timeout_s=0.2, max_new_tokens=ENDLESS["max_tokens"]) as server:
         reply = server.post("/v1/completions", ENDLESS)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
         with pytest.raises(openai.APIError, match="was not finished within"):
@@ -216,8 +213,8 @@ def test_every_request_leaves_one_line_of_json(server: Served, caplog: pytest.Lo
 
 def test_stopping_drops_what_is_unfinished_and_says_so(endless_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """Catches a stop that cuts streams off as if they were complete."""
-    limits = Limits(grace_s=0.0, max_new_tokens=ENDLESS["max_tokens"])
-    with caplog.at_level(logging.INFO, logs.LOGGER), served(endless_pair, limits=limits) as server:
+    settings = {"grace_s": 0.0, "max_new_tokens": ENDLESS["max_tokens"]}
+    with caplog.at_level(logging.INFO, logs.LOGGER), served(endless_pair, **settings) as server:
         stream = server.client().completions.create(model=server.name, stream=True, prompt="abc", extra_body=ENDLESS)
         next(iter(stream))
         server.server.should_exit = True
@@ -231,8 +228,8 @@ def test_stopping_drops_what_is_unfinished_and_says_so(endless_pair: Pair, caplo
 def test_who_asks_while_it_stops_is_told(endless_pair: Pair) -> None:
     """Catches a door that is shut at the signal, so that nobody ever sees /health say 503, and new requests that see a broken
     connection."""
-    limits = Limits(max_new_tokens=ENDLESS["max_tokens"], grace_s=PATIENCE_S)
-    with served(endless_pair, limits=limits) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+    settings = {"grace_s": PATIENCE_S, "max_new_tokens": ENDLESS["max_tokens"]}
+    with served(endless_pair, **settings) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         with client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as reply:
             lines = reply.iter_lines()
             next(lines)
@@ -247,8 +244,8 @@ def test_who_asks_while_it_stops_is_told(endless_pair: Pair) -> None:
 
 def test_a_second_interrupt_ends_requests_with_an_error_of_ours(endless_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """Catches "Internal Server Error" as plain text, a stream that breaks off, and a traceback in the log."""
-    limits = Limits(max_new_tokens=ENDLESS["max_tokens"], grace_s=PATIENCE_S)
-    with caplog.at_level(logging.INFO), served(endless_pair, limits=limits) as server, ThreadPoolExecutor() as pool:
+    settings = {"grace_s": PATIENCE_S, "max_new_tokens": ENDLESS["max_tokens"]}
+    with caplog.at_level(logging.INFO), served(endless_pair, **settings) as server, ThreadPoolExecutor() as pool:
         whole, stream = (pool.submit(server.post, "/v1/completions", {**ENDLESS, "stream": on}) for on in (False, True))
         assert eventually(lambda: server.engine.num_running == 2)
         server.server.handle_exit(signal.SIGINT, None)
@@ -359,7 +356,7 @@ def test_a_burst_of_clients_meets_no_error_but_429_and_leaves_nothing(pair: Pair
     of either.
     """
     others = sessions()
-    with served(pair, limits=Limits(max_running=4, max_waiting=16)) as server:
+    with served(pair, max_running=4, max_waiting=16) as server:
         outcomes = asyncio.run(burst(server, seed=0))
         assert set(outcomes) <= {"done", "left", "429"}
         assert sum(outcomes.values()) == NUM_CLIENTS * NUM_EACH
