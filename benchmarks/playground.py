@@ -146,7 +146,7 @@ def segments(run: Run) -> Iterator[tuple[int, str, list[tuple[int, int, str]]]]:
     for i, piece in pieces:
         letters = [(*next(places), letter) for letter in piece["text"]]
         lines = groupby((letter for letter in letters if letter[2] != "\n"), key=lambda letter: letter[0])
-        yield i, piece["origin"], [(row, (some := list(of))[0][1], "".join(s[2] for s in some)) for row, of in lines]
+        yield i, piece["outcome"], [(row, (some := list(of))[0][1], "".join(s[2] for s in some)) for row, of in lines]
 
 
 def write(film: Film, run: Run, left: float) -> None:

@@ -124,24 +124,18 @@ def test_a_request_past_its_time_ends_with_an_error(endless_pair: Pair) -> None:
 
 
 def test_the_key_is_asked_for_where_models_are_used(pair: Pair) -> None:
-    """Catches an endpoint that the key does not guard, and health checks that need one."""
+    """Catches an endpoint that the key does not guard, health checks that need one, and a scheme in lower case (RFC 9110, 11.1)
+    that is turned away."""
     with served(pair, api_key="sesame") as server:
         assert server.client(api_key="sesame").models.list().data
-        for wrong in ("Sesame", "x", "ses\u00e4me"):
-            header = {"authorization": f"Bearer {wrong}".encode()}
+        for scheme in ("bearer ", "BEARER  "):
+            assert server.get("/v1/models", headers={"authorization": f"{scheme}sesame"}).status_code == 200
+        for wrong in ("Bearer Sesame", "Bearer ses\u00e4me", "Basic sesame", "sesame", "Bearer"):
+            header = {"authorization": wrong.encode()}
             for reply in (server.get("/v1/models", headers=header), server.post("/v1/completions", LONG, headers=header)):
                 assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
         assert server.get("/v1/models").status_code == 401
         assert [server.get(path).status_code for path in ("/health", "/metrics", "/")] == [200] * 3
-
-
-@pytest.mark.parametrize("scheme", ["bearer ", "BEARER  ", "Bearer "])
-def test_the_scheme_of_a_key_may_be_written_in_any_case(pair: Pair, scheme: str) -> None:
-    """Catches a client that is turned away because it writes bearer, which the protocol allows (RFC 9110, 11.1)."""
-    with served(pair, api_key="sesame") as server:
-        assert server.get("/v1/models", headers={"authorization": f"{scheme}sesame"}).status_code == 200
-        for wrong in (f"{scheme}other", "Basic sesame", "sesame", scheme.strip()):
-            assert server.get("/v1/models", headers={"authorization": wrong}).status_code == 401
 
 
 FOREIGN = ("evil.example", "evil.example:80", "localhost.evil.example", "", "127.0.0.1.evil.example", "xn--bcher-kva.example")
@@ -150,17 +144,11 @@ FOREIGN = ("evil.example", "evil.example:80", "localhost.evil.example", "", "127
 def test_a_page_that_points_its_name_here_is_turned_away(pair: Pair) -> None:
     """Catches DNS rebinding: without a key any page could ask this server by a name of its own, and read what it says. Catches
     hosts that are refused though nobody but a friend would name them."""
-    ask = {"prompt": "abc", "max_tokens": 1}
     with served(pair, allowed_hosts=("box.lan", "*.home.arpa")) as server:
         for host in FOREIGN:
-            for reply in (
-                server.get("/health", headers={"host": host}),
-                server.post("/v1/completions", ask, headers={"host": host}),
-            ):
-                assert (reply.status_code, reply.json()["error"]["code"]) == (421, "unknown_host")
-                assert "--allowed-hosts" in reply.json()["error"]["message"]
-            stream = server.post("/v1/completions", {**ask, "stream": True}, headers={"host": host})
-            assert stream.status_code == 421
+            reply = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 1}, headers={"host": host})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (421, "unknown_host")
+            assert "--allowed-hosts" in reply.json()["error"]["message"]
         for host in ("LOCALHOST:80", "localhost.", "127.0.0.1", "[::1]:9", "192.168.7.7:8000", "Box.lan:1", "a.home.arpa"):
             assert server.get("/health", headers={"host": host}).status_code == 200, host
     for setup in ({"allowed_hosts": ("*",)}, {"api_key": "sesame"}):

@@ -14,6 +14,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.serving import schema
 from specdecpp.serving.evidence import ScoredToken
 from specdecpp.serving.jobs import StepEvent
+from specdecpp.serving.schema import Chunk
 from specdecpp.serving.validation import RequestPlan
 from specdecpp.session import Step
 from specdecpp.verify import at, is_lossless
@@ -22,7 +23,7 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Choice:
+class AnswerState:
     """One answer as far as it is known."""
 
     index: int
@@ -62,7 +63,7 @@ class Answer:
         self._plan, self._is_chat, self._includes_usage = plan, is_chat, includes_usage
         prefix = "chatcmpl-" if is_chat else "cmpl-"
         self._head: Json = {"id": prefix + name, "created": int(time.time()), "model": model}
-        self.choices = [Choice(index=i, num_prompt_tokens=len(part.prompt)) for i, part in enumerate(plan.parts)]
+        self.choices = [AnswerState(index=i, num_prompt_tokens=len(part.prompt)) for i, part in enumerate(plan.parts)]
         self.first_text_s: float | None = None
 
     def add(self, event: StepEvent) -> None:
@@ -94,47 +95,26 @@ class Answer:
         """The body of an answer that is not streamed."""
         speculative = self._speculative(queue_s)
         if self._plan.details:
-            speculative |= {"costs": self._costs, "steps": [choice.details for choice in self.choices]}
-        fields = {**self._head, "usage": self.usage, "speculative": schema.SpeculativeBlock(**speculative)}
+            speculative["steps"] = [choice.details for choice in self.choices]
+        choices: Any = [self._choice(c.index, c.text, c.scores, c.finish_reason) for c in self.choices]
+        fields = {**self._head, "choices": choices, "usage": self.usage}
+        block = schema.SpeculativeBlock(**speculative)
         if self._is_chat:
-            chats = [
-                schema.ChatChoice(
-                    index=choice.index,
-                    message=schema.AssistantMessage(content=choice.text),
-                    logprobs=self._logprobs(choice.scores),
-                    finish_reason=choice.finish_reason,
-                )
-                for choice in self.choices
-            ]
-            return schema.ChatCompletion(**fields, object="chat.completion", choices=chats)
-        texts = [
-            schema.TextChoice(
-                index=choice.index,
-                text=choice.text,
-                logprobs=self._logprobs(choice.scores),
-                finish_reason=choice.finish_reason,
-            )
-            for choice in self.choices
-        ]
-        return schema.Completion(**fields, object="text_completion", choices=texts)
+            return schema.ChatCompletion(**fields, object="chat.completion", speculative=block)
+        return schema.Completion(**fields, object="text_completion", speculative=block)
 
-    def opening(self) -> schema.Chunk | None:
-        """A first chunk before any step, where details are asked for: the rule, and what steps cost."""
-        return self._chunk(speculative=self._setting | {"costs": self._costs}) if self._plan.details else None
-
-    def chunks(self, events: Sequence[StepEvent], queue_s: float | None) -> list[schema.Chunk]:
+    def chunks(self, events: Sequence[StepEvent], queue_s: float | None) -> list[Chunk]:
         """Chunks of steps that came together: one for each answer, or for each step where details are asked for; none for
         steps that show nothing."""
-        groups = (
-            [[event] for event in events] if self._plan.details else [list(g) for _, g in groupby(events, attrgetter("index"))]
-        )
+        key = id if self._plan.details else attrgetter("index")
+        groups = [list(group) for _, group in groupby(events, key)]
         return [chunk for group in groups if (chunk := self._chunk_of(group, queue_s))]
 
-    def closing(self) -> schema.Chunk | None:
+    def closing(self) -> Chunk | None:
         """The usage, where the request asks for it."""
-        return self._chunk(usage=self.usage) if self._includes_usage else None
+        return self._chunk([], usage=self.usage) if self._includes_usage else None
 
-    def _chunk_of(self, events: Sequence[StepEvent], queue_s: float | None) -> schema.Chunk | None:
+    def _chunk_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Chunk | None:
         """A chunk with steps of one answer."""
         choice, last = self.choices[events[-1].index], events[-1]
         is_first, offset = not choice.steps, sum(scored.num_shown for scored in choice.scores)
@@ -147,42 +127,42 @@ class Answer:
         speculative: Json = {"step": choice.details[-1]} if self._plan.details else {}
         if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             speculative |= self._speculative(queue_s)
-        fields: Json = {
-            "index": last.index,
-            "logprobs": self._logprobs(scores, offset),
-            "finish_reason": _finish_reason(last.step),
-        }
-        if self._is_chat:
-            delta = {"role": "assistant", "content": text} if is_first else {"content": text}
-            return self._chunk(schema.DeltaChoice(delta=delta, **fields), speculative=speculative)
-        return self._chunk(schema.TextChoice(text=text, **fields), speculative=speculative)
+        delta = {"role": "assistant", "content": text} if is_first else {"content": text}
+        part = self._choice(last.index, text, scores, _finish_reason(last.step), offset=offset, delta=delta)
+        return self._chunk([part], speculative=speculative)
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        scores: Sequence[ScoredToken],
+        finish_reason: schema.FinishedBy | None,
+        *,
+        offset: int = 0,
+        delta: dict[str, str] | None = None,
+    ) -> schema.Choice:
+        fields: Json = {"index": index, "logprobs": self._logprobs(scores, offset), "finish_reason": finish_reason}
+        if not self._is_chat:
+            return schema.TextChoice(text=text, **fields)
+        if delta is None:
+            return schema.ChatChoice(message=schema.AssistantMessage(content=text), **fields)
+        return schema.DeltaChoice(delta=delta, **fields)
 
     def _chunk(
-        self,
-        *choices: schema.TextChoice | schema.DeltaChoice,
-        usage: schema.Usage | None = None,
-        speculative: Json | None = None,
-    ) -> schema.Chunk:
+        self, choices: list[schema.Choice], *, usage: schema.Usage | None = None, speculative: Json | None = None
+    ) -> Chunk:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         extra: Json = {"usage": usage} if self._includes_usage else {}
         extra |= {"speculative": speculative} if speculative else {}
-        return schema.Chunk(**self._head, object=kind, choices=list(choices), **extra)
-
-    @property
-    def _setting(self) -> Json:
-        plan = self._plan
-        return {"policy": plan.policy, "verification": plan.verification, "sampling": asdict(plan.sampling)}
-
-    @property
-    def _costs(self) -> Json | None:
-        costs = self._plan.decoder.costs
-        return costs and {"draft_s": costs.draft_s, "target_s": costs.verify_s(1)}
+        return Chunk(**self._head, object=kind, choices=choices, **extra)
 
     def _speculative(self, queue_s: float | None) -> Json:
-        metrics = self.metrics
+        plan, metrics = self._plan, self.metrics
         return {
-            **self._setting,
-            "lossless": is_lossless(at(self._plan.sampling, self._plan.decoder.verification)),
+            "policy": plan.policy,
+            "verification": plan.verification,
+            "lossless": is_lossless(at(plan.sampling, plan.decoder.verification)),
+            "sampling": asdict(plan.sampling),
             **metrics.to_dict(),
             "time_shares": metrics.time_shares,
             "queue_s": queue_s,

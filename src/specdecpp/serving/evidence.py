@@ -7,21 +7,19 @@ temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from specdecpp.policies import protocol
 from specdecpp.sampling import Sampling, at_least_float32
-from specdecpp.serving.schema import DraftTokenDetails, PieceDetails, StepDetails
+from specdecpp.serving.schema import StepDetails, TokenDetails
 from specdecpp.session import Step
 from specdecpp.step import Plan, Result
 
-_TEXTS: WeakKeyDictionary[Any, dict[tuple[int, bool], str]] = WeakKeyDictionary()
-"""Texts of single tokens, by tokenizer: decoding one takes as long as a small model's draft step."""
 LEAST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
@@ -65,7 +63,6 @@ class Recorder:
         self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
         self._num_top, self._details = num_top, details
         self._seen: tuple[Plan, Result] | None = None
-        self._texts = _TEXTS.setdefault(tokenizer, {})
 
     def __call__(self, plan: Plan, result: Result) -> None:
         self._seen = plan, result
@@ -89,13 +86,13 @@ class Recorder:
         own = logp.gather(-1, logp.new_tensor(tokens).long().unsqueeze(-1)).squeeze(-1).tolist()
         values, ids = logp.topk(min(self._num_top or 0, logp.shape[-1]), dim=-1)
         top = [
-            tuple((self.text(i), max(v, LEAST)) for i, v in zip(*row, strict=True))
+            tuple((self._text(i), max(v, LEAST)) for i, v in zip(*row, strict=True))
             for row in zip(ids.tolist(), values.tolist(), strict=True)
         ]
         return tuple(
             ScoredToken(
-                text=self.text(token),
-                num_shown=len(self.text(token, skip_special=True)),
+                text=self._text(token),
+                num_shown=len(self._text(token, skip_special=True)),
                 logprob=max(logprob, LEAST),
                 top=alternatives,
             )
@@ -107,29 +104,16 @@ class Recorder:
         p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
         judged = plan.decision.read(result.judged)
         estimates = [*judged, *[None] * result.num_drafted]
-        draft_tokens = [
-            DraftTokenDetails(
-                token=token,
-                text=self.text(token),
-                p=float(p[i, token]),
-                q=float(rows.q[i, token]),
-                estimate=estimates[i],
-                outcome=_outcome(i, step),
-            )
-            for i, token in enumerate(result.tokens[: len(rows.q)])
-        ]
-        pieces = [
-            PieceDetails(
-                token=piece.token,
-                text=piece.text,
-                origin=piece.origin,
-                p=float(p[i, piece.token]),
-                q=float(rows.q[i, piece.token]) if i < len(rows.q) else None,
-                estimate=estimates[i] if piece.origin == "accepted" else None,
-            )
-            for i, piece in enumerate(step.pieces)
-        ]
-        believed = judged or [draft_token.q for draft_token in draft_tokens]
+        num_read = len(rows.q)
+
+        def details(i: int, token: int, outcome: Any, text: str) -> TokenDetails:
+            q = float(rows.q[i, token]) if i < num_read else None
+            estimate = estimates[i] if outcome in ("accepted", "rejected", "unused") else None
+            return TokenDetails(token=token, text=text, outcome=outcome, p=float(p[i, token]), q=q, estimate=estimate)
+
+        draft_tokens = [details(i, t, _outcome(i, step), self._text(t)) for i, t in enumerate(result.tokens[:num_read])]
+        pieces = [details(i, piece.token, piece.origin, piece.text) for i, piece in enumerate(step.pieces)]
+        believed = judged or [draft_token.q or 0.0 for draft_token in draft_tokens]
         watched = protocol.Evidence.SURVIVAL if judged else protocol.Evidence.PRODUCT_OF_Q
         rule, num = plan.decision.rule, result.num_drafted
         return StepDetails(
@@ -144,13 +128,14 @@ class Recorder:
             times={name: getattr(step, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
         )
 
-    def text(self, token: int, *, skip_special: bool = False) -> str:
-        """A token by itself."""
-        key = token, skip_special
-        if key not in self._texts:
-            options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
-            self._texts[key] = self._tokenizer.decode([token], **options)
-        return self._texts[key]
+    def _text(self, token: int, *, skip_special: bool = False) -> str:
+        return _token_text(self._tokenizer, token, skip_special)
+
+
+@lru_cache(2**17)
+def _token_text(tokenizer: Any, token: int, skip_special: bool) -> str:
+    """A token by itself; decoding one takes as long as a small model's draft step."""
+    return tokenizer.decode([token], skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
 def _aligned(least: Sequence[float], num: int) -> list[float]:

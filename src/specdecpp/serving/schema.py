@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from specdecpp.metrics import Origin
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
 
@@ -97,7 +96,7 @@ class BaseRequest(_Body):
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i of several has seed + i."
     )
-    n: int = Field(default=1, ge=1, le=128)
+    n: int = Field(default=1, ge=1, le=16)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     ignore_eos: bool = Field(default=False, description="Go on after the token that ends a text.")
     stream: bool | None = False
@@ -139,9 +138,9 @@ class BaseRequest(_Body):
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag("|text")]
-    | Annotated[list[str], Field(min_length=1), Tag("|texts")]
+    | Annotated[list[str], Field(min_length=1, max_length=16), Tag("|texts")]
     | Annotated[Ids, Tag("|ids")]
-    | Annotated[list[Ids], Tag("|several ids")],
+    | Annotated[list[Ids], Field(max_length=16), Tag("|several ids")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -222,26 +221,15 @@ def _supported(given: dict[str, Any], unsupported: dict[str, Any], *, of: str = 
     return {name: value for name, value in given.items() if name not in unsupported}
 
 
-class DraftTokenDetails(BaseModel):
-    """A draft token; p and q under the request's sampling, at temperature 0 under temperature 1."""
+class TokenDetails(BaseModel):
+    """A draft token or a token of the answer; p and q under the request's sampling, at temperature 0 under temperature 1."""
 
     token: int
     text: str
+    outcome: Literal["accepted", "rejected", "unused", "correction", "bonus"]
     p: float
-    q: float
-    estimate: float | None = Field(description="The head's, of its acceptance.")
-    outcome: Literal["accepted", "rejected", "unused"]
-
-
-class PieceDetails(BaseModel):
-    """A token of the answer; `q` and `estimate` where the draft got that far."""
-
-    token: int
-    text: str
-    origin: Origin
-    p: float
-    q: float | None
-    estimate: float | None
+    q: float | None = Field(description="null where the draft did not get that far.")
+    estimate: float | None = Field(description="The head's, of the draft token's acceptance.")
 
 
 class StepDetails(BaseModel):
@@ -253,8 +241,8 @@ class StepDetails(BaseModel):
     survival: list[float] = Field(description="The product of estimates, or of q, after every draft token.")
     survival_of: Literal["head", "q"]
     thresholds: list[float] | None = Field(description="Where the rule goes on: at each survival that is not below.")
-    draft_tokens: list[DraftTokenDetails]
-    pieces: list[PieceDetails]
+    draft_tokens: list[TokenDetails]
+    pieces: list[TokenDetails]
     times: dict[str, float]
     at_s: float = 0.0
 
@@ -292,7 +280,6 @@ class SpeculativeBlock(BaseModel):
     time_shares: dict[str, float]
     queue_s: float | None
     time_to_first_token_s: float | None
-    costs: dict[str, float] | None = Field(default=None, description="With details: seconds of a draft step and a target pass.")
     steps: list[list[StepDetails]] | None = Field(default=None, description="With details: the steps of every answer.")
 
 
@@ -337,6 +324,9 @@ class DeltaChoice(BaseModel):
     finish_reason: FinishedBy | None
 
 
+Choice = TextChoice | ChatChoice | DeltaChoice
+
+
 class Reply(BaseModel):
     """Fields of both replies and of chunks; in a chunk `speculative` is a step, or comes with the last one."""
 
@@ -359,7 +349,7 @@ class ChatCompletion(Reply):
 
 
 class Chunk(Reply):
-    choices: list[TextChoice | DeltaChoice]
+    choices: list[Choice]
     usage: Usage | None = None
     speculative: dict[str, Any] | None = None
 

@@ -97,8 +97,6 @@ class Exchange:
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error on the way is the last of them."""
         try:
-            if opening := self.answer.opening():
-                yield _event(opening)
             async for events in self.queue.batches():
                 if chunks := self.answer.chunks(events, self.job.queue_s):
                     yield b"".join(map(_event, chunks))

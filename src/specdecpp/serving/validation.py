@@ -29,8 +29,6 @@ from specdecpp.serving.settings import ServerSettings
 from specdecpp.session import Session
 from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
-MAX_CHOICES = 16
-"""Answers of one request: prompts times `n`."""
 MAX_DRAFTED = 64
 """Draft tokens that a step may have under a policy that a request names."""
 _NUM_DECODERS = 64
@@ -91,8 +89,6 @@ class RequestValidator:
         return ApiError(message, status=404, code="model_not_found", param="model")
 
     def plan(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
-        if (num := len(body.prompts) * body.n) > MAX_CHOICES:
-            raise ApiError(f"{num} answers are asked for, at most {MAX_CHOICES} are given at once.", param="n")
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._encode(prompt, body) for prompt in body.prompts]

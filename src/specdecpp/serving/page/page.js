@@ -102,12 +102,12 @@ class Lane {
 /** A token of the answer, with its p, q and estimate; a correction shows the draft token that was rejected. */
 function tokenSpan(piece, step) {
   const span = document.createElement("span");
-  const rejected = piece.origin === "correction" ? step.draft_tokens[step.num_accepted] : null;
+  const rejected = piece.outcome === "correction" ? step.draft_tokens[step.num_accepted] : null;
   const { p, q, estimate } = rejected ?? piece;
   const figures = Object.entries({ p, q, estimate }).filter(([, value]) => value !== null);
-  span.className = piece.origin;
+  span.className = piece.outcome;
   span.textContent = piece.text;
-  span.title = [rejected ? `${rejected.text} was rejected:` : piece.origin, ...figures.map(([name, value]) => `${name} ${value.toPrecision(3)}`)].join(" ");
+  span.title = [rejected ? `${rejected.text} was rejected:` : piece.outcome, ...figures.map(([name, value]) => `${name} ${value.toPrecision(3)}`)].join(" ");
   if (rejected) span.dataset.rejected = rejected.text;
   return span;
 }
