@@ -171,11 +171,11 @@ def calibrate(place: Place) -> str:
 
 def serve(place: Place) -> str:
     """A server around a pair, and a request."""
-    from specdecpp.serving.app import Setup
+    from specdecpp.serving import ServerSettings
     from specdecpp.serving.server import address, bound, server_for
 
     ready, pair = Event(), sd.load_pair("reference", device=place.device)
-    server = server_for(pair, Setup(), on_ready=ready.set)
+    server = server_for(pair, ServerSettings(), on_ready=ready.set)
     with bound("127.0.0.1", 0) as listening:
         thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -4,7 +4,7 @@
 
 `specdecpp serve` runs with a pair (the reference pair, or --pair smollm2) in a process of its own and is asked both ways for
 the same prompt and seed, one request after the other, seven times; the run with the median time is drawn. What is drawn is
-what the server told: every token with its origin, every step, its survival and threshold.
+the details of its reply: every token with its origin, every step, its survival and threshold.
 Both answers run on their own clock, that of their steps, slowed down alike, so the picture shows the speed-up as it was.
 One SVG file without a script; it stands still, finished, for who wants less motion. Nothing else should run meanwhile.
 """
@@ -54,15 +54,15 @@ class Run:
     """One answer: its steps as the server tells them, and when each was over by its own clock."""
 
     name: str
-    rounds: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
 
     @property
     def ends_s(self) -> list[float]:
-        return list(accumulate(sum(r["times"].values()) for r in self.rounds))
+        return list(accumulate(sum(r["times"].values()) for r in self.steps))
 
     @property
     def num_tokens(self) -> list[int]:
-        return list(accumulate(len(r["pieces"]) for r in self.rounds))
+        return list(accumulate(len(r["pieces"]) for r in self.steps))
 
     @property
     def rate(self) -> float:
@@ -141,12 +141,12 @@ def placed(text: str) -> list[tuple[int, int]]:
 
 def segments(run: Run) -> Iterator[tuple[int, str, list[tuple[int, int, str]]]]:
     """Step, origin, and (row, column, letters) of each line that a token is on."""
-    pieces = [(i, piece) for i, r in enumerate(run.rounds) for piece in r["pieces"]]
+    pieces = [(i, piece) for i, r in enumerate(run.steps) for piece in r["pieces"]]
     places = iter(placed("".join(piece["text"] for _, piece in pieces)))
     for i, piece in pieces:
         letters = [(*next(places), letter) for letter in piece["text"]]
         lines = groupby((letter for letter in letters if letter[2] != "\n"), key=lambda letter: letter[0])
-        yield i, piece["origin"], [(row, (some := list(of))[0][1], "".join(s[2] for s in some)) for row, of in lines]
+        yield i, piece["outcome"], [(row, (some := list(of))[0][1], "".join(s[2] for s in some)) for row, of in lines]
 
 
 def write(film: Film, run: Run, left: float) -> None:
@@ -186,17 +186,17 @@ def underline(parent: Xml.Element | list[Xml.Element], origin: str, x: float, en
 
 def bars(film: Film, run: Run) -> None:
     """A bar for every step: outlined as far as was drafted, filled as far as was accepted."""
-    most = max(r["num_drafted"] for r in run.rounds)
-    unit, pitch = min(12, 96 / max(1, most)), min(16, 366 / len(run.rounds))
+    most = max(r["num_drafted"] for r in run.steps)
+    unit, pitch = min(12, 96 / max(1, most)), min(16, 366 / len(run.steps))
     bottom = ROUNDS_TOP + 112
     add(film.body, "line", "soft-line", x1=LEFT, x2=LEFT + 366, y1=bottom + 3, y2=bottom + 3)
-    for i, (r, end) in enumerate(zip(run.rounds, run.ends_s, strict=True)):
+    for i, (r, end) in enumerate(zip(run.steps, run.ends_s, strict=True)):
         x, width = LEFT + i * pitch, pitch - 4
         for kind, num in (("soft-line", r["num_drafted"]), ("accent", r["num_accepted"])):
             add(film.scene(end), "rect", kind, x=x, y=bottom - unit * num, width=width, height=unit * num, rx=1.5)
 
 
-def curves(film: Film, run: Run, threshold: float | None) -> None:
+def curves(film: Film, run: Run) -> None:
     """The survival of each step that has draft tokens, until the next one comes, against what the rule asks of it."""
     left, right, bottom = RIGHT + 30, RIGHT + 366, ROUNDS_TOP + 112
 
@@ -206,20 +206,20 @@ def curves(film: Film, run: Run, threshold: float | None) -> None:
     for tick in (0, 0.5, 1):
         add(film.body, "line", "grid-line" if tick else "soft-line", x1=left, x2=right, y1=y(tick), y2=y(tick))
         add(film.body, "text", "muted", f"{tick:g}", x=left - 6, y=y(tick) + 4, text_anchor="end")
-    shown = [(r, end) for r, end in zip(run.rounds, run.ends_s, strict=True) if r["candidates"]]
+    shown = [(r, end) for r, end in zip(run.steps, run.ends_s, strict=True) if r["draft_tokens"]]
     for (r, start), end in zip(shown, [*(end for _, end in shown[1:]), None], strict=True):
         scene = film.scene(start, end)
         most = max(LEAST_SLOTS, r["num_drafted"])
         slot = (right - left) / most
         x = [left + (i + 0.5) * slot for i in range(most)]
-        asked = [threshold] * most if threshold is not None else r["thresholds"] or []
+        asked = r["thresholds"] or []
         steps = [(left + (i + side) * slot, y(f)) for i, f in enumerate(asked) if f for side in (0, 1)]
         add(scene, "polyline", "ink-line dashed", points=joined(steps), stroke_width="1.5")
         points = [(left, y(1)), *((at, y(s)) for at, s in zip(x, r["survival"], strict=False))]
         add(scene, "polyline", "accent-line", points=joined(points), stroke_width="2")
-        for at, candidate, (_, height) in zip(x, r["candidates"], points[1:], strict=False):
-            mark(scene, candidate["outcome"], at, height)
-            letters = candidate["text"].strip() or "\u2423"
+        for at, draft_token, (_, height) in zip(x, r["draft_tokens"], points[1:], strict=False):
+            mark(scene, draft_token["outcome"], at, height)
+            letters = draft_token["text"].strip() or "\u2423"
             add(scene, "text", "ink", fitted(letters, slot), x=at, y=bottom + 18, text_anchor="middle")
 
 
@@ -259,19 +259,19 @@ def frame(film: Film, ours: Run, alone: Run) -> None:
         x += 266
 
 
-def picture(ours: Run, alone: Run, threshold: float | None) -> str:
+def picture(ours: Run, alone: Run) -> str:
     """The whole picture, as text."""
     film = Film(Clock.of((ours, alone)))
     frame(film, ours, alone)
     write(film, ours, LEFT)
     write(film, alone, RIGHT)
     bars(film, ours)
-    curves(film, ours, threshold)
+    curves(film, ours)
     last = film.scene(max(ours.ends_s[-1], alone.ends_s[-1]))
     faster = f"{ours.rate / alone.rate:.2f}{TIMES} the target alone (slowed down {film.clock.slowness:.0f} times)"
     add(last, "text", "accent strong", faster, x=LEFT + 366, y=ROUNDS_TOP - 18, text_anchor="end")
     said = (
-        f"{ours.name}: {ours.num_tokens[-1]} tokens in {len(ours.rounds)} steps, {ours.rate:.0f} tokens/s. {alone.name}: "
+        f"{ours.name}: {ours.num_tokens[-1]} tokens in {len(ours.steps)} steps, {ours.rate:.0f} tokens/s. {alone.name}: "
         f"{alone.num_tokens[-1]} tokens, {alone.rate:.0f} tokens/s. Made by python benchmarks/playground.py with specdecpp "
         f"{sd.__version__}, torch {torch.__version__}, {platform.machine()}."
     )
@@ -310,11 +310,11 @@ def text_width(text: str) -> float:
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
 
-def asked(url: str, body: dict[str, Any], name: str, **speculative: Any) -> tuple[Run, float | None]:
-    """An answer of the server, and the rule's threshold where it has one."""
+def asked(url: str, body: dict[str, Any], name: str, **speculative: Any) -> Run:
+    """An answer of the server."""
     given = body | {"speculative": {"details": True} | speculative}
-    told = httpx2.post(f"{url}/v1/chat/completions", json=given, timeout=300).raise_for_status().json()["speculative"]
-    return Run(name=name, rounds=told["rounds"][0]), told["threshold"]
+    reply = httpx2.post(f"{url}/v1/chat/completions", json=given, timeout=300).raise_for_status().json()["speculative"]
+    return Run(name=name, steps=reply["steps"][0])
 
 
 def typical(runs: Sequence[Run]) -> Run:
@@ -327,12 +327,12 @@ def filmed(url: str, seed: int, num_tokens: int, sampling: dict[str, float]) -> 
     messages = [{"role": "user", "content": f"{PROMPT}\nLet's think step by step."}]
     body = {"messages": messages, "seed": seed, "max_tokens": num_tokens, "ignore_eos": True, **sampling}
     takes = [
-        (asked(url, body, "cost-aware, the default"), asked(url, body, "the target alone", policy="target"))
+        (asked(url, body, "cost-aware, the default"), asked(url, body, "the target alone", policy="none"))
         for _ in range(NUM_TAKES + 1)
     ]
-    ours, alone = (typical([take[i][0] for take in takes[1:]]) for i in (0, 1))  # the first warms up
+    ours, alone = (typical([take[i] for take in takes[1:]]) for i in (0, 1))  # the first warms up
     print(f"{ours.rate / alone.rate:.2f} times the target alone", file=sys.stderr)
-    return picture(ours, alone, takes[0][0][1])
+    return picture(ours, alone)
 
 
 def main() -> None:

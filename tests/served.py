@@ -11,9 +11,9 @@ import httpx2
 import openai
 
 from specdecpp.loading.pair import Pair
-from specdecpp.serving.app import Setup
 from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.server import Server, address, bound, server_for
+from specdecpp.serving.settings import ServerSettings
 
 PATIENCE_S = 300.0
 """Only what has gone wrong takes as long, however busy the machine."""
@@ -44,21 +44,21 @@ class Served:
 
 
 @contextmanager
-def served(pair: Pair, **setup: Any) -> Iterator[Served]:
+def served(pair: Pair, **settings: Any) -> Iterator[Served]:
     """A server around a pair, stopped afterwards."""
     ready = threading.Event()
-    server = server_for(pair, Setup(**setup), on_ready=ready.set)
+    server = server_for(pair, ServerSettings(**settings), on_ready=ready.set)
     with bound("127.0.0.1", 0) as listening, ExitStack() as clients:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         assert ready.wait(PATIENCE_S), "the server did not start"
-        house = server.config.app.state.house  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        state = server.config.app.state.server  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         try:
             yield Served(
                 url=address(listening),
                 server=server,
-                engine=house.engine,
-                name=house.intake.name,
+                engine=state.engine,
+                name=state.model.id,
                 thread=thread,
                 clients=clients,
             )

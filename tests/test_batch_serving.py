@@ -11,11 +11,12 @@ from specdecpp import Decoder, Pair
 from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
 from specdecpp.scheduler import decode, step
+from specdecpp.serving import engine
 from specdecpp.serving.engine import FEW, EngineThread, Pace
-from specdecpp.serving.intake import Intake
-from specdecpp.serving.limits import Limits
-from specdecpp.serving.requests import CompletionRequest
-from specdecpp.serving.work import End, Event, Part, Work
+from specdecpp.serving.jobs import End, Job, Part, StepEvent
+from specdecpp.serving.schema import CompletionRequest
+from specdecpp.serving.settings import ServerSettings
+from specdecpp.serving.validation import RequestValidator
 from specdecpp.session import Session
 from specdecpp.testing import tiny_model
 
@@ -33,7 +34,7 @@ class Listener:
         self.end: End | None = None
         self.is_over = threading.Event()
 
-    def __call__(self, what: Event | End) -> None:
+    def __call__(self, what: StepEvent | End) -> None:
         if isinstance(what, End):
             self.end = what
             self.is_over.set()
@@ -41,17 +42,17 @@ class Listener:
             self.tokens += [piece.token for piece in what.step.pieces]
 
 
-def served(decoder: Decoder, *, watched: int | None = None, witness: Any = None, **limits: Any) -> list[Listener]:
+def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = None) -> list[Listener]:
     """Five requests to a server at once, of which one is watched."""
-    engine, listeners = EngineThread(Limits(**{"max_running": 4} | limits)), [Listener() for _ in PROMPTS]
-    engine.start()
+    thread, listeners = EngineThread(ServerSettings(max_running=4)), [Listener() for _ in PROMPTS]
+    thread.start()
     for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
         part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
-        by = witness if i == watched else None
-        engine.submit(Work(decoder=decoder, parts=[part], tell=listener, timeout_s=60.0, witness=by))
+        by = recorder if i == watched else None
+        thread.submit(Job(decoder=decoder, parts=[part], listener=listener, timeout_s=60.0, recorder=by))
     for listener in listeners:
         assert listener.is_over.wait(60)
-    engine.stop()
+    thread.stop()
     return listeners
 
 
@@ -61,11 +62,14 @@ def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, 
     if backend == "eager":
         model, draft = (tiny_model("llama", seed=seed, vocab_size=pair.target.vocab_size) for seed in (1, 2))
         pair = replace(pair, target=EagerModel(model), draft=EagerModel(draft))
-    intake = Intake(pair, Limits(), policy=Fixed(k=2))
+    validator = RequestValidator(pair, ServerSettings(policy=Fixed(k=2)))
     body = {"prompt": ["abc", "de"], "max_tokens": 4}
-    assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=0)).parts] == seeds
-    assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=1)).parts] == [None, None]
-    assert [part.options.get("seed") for part in intake._plan(CompletionRequest(**body, temperature=0, seed=7)).parts] == [7, 8]
+    assert [part.options.get("seed") for part in validator.plan(CompletionRequest(**body, temperature=0)).parts] == seeds
+    assert [part.options.get("seed") for part in validator.plan(CompletionRequest(**body, temperature=1)).parts] == [None, None]
+    assert [part.options.get("seed") for part in validator.plan(CompletionRequest(**body, temperature=0, seed=7)).parts] == [
+        7,
+        8,
+    ]
 
 
 def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +107,7 @@ def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, m
     failed = fails_together(monkeypatch, name, also=lambda cache: cache.length > 30)  # the long prompt's
     found = served(decoder)
     assert max(failed) > 1
-    ends = [listener.end.refusal for listener in found if listener.end]
+    ends = [listener.end.error for listener in found if listener.end]
     assert [refusal is not None for refusal in ends] == [False, False, True, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 2)
 
@@ -126,20 +130,20 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
 
 
 def test_what_somebody_makes_of_a_round_ends_one_request(pair: Pair) -> None:
-    """Catches a witness that fails, and takes from the others a step that they have committed: it was never told."""
+    """Catches a recorder that fails, and takes from the others a step that they have committed: it was never told."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
 
-    def witness(session: Session) -> Any:
+    def recorder(session: Session) -> Any:
         def fails(plan: Any, result: Any) -> None:
             if len(session.tokens) > session.num_prompt_tokens + 5:
-                raise ZeroDivisionError("a witness fails")
+                raise ZeroDivisionError("a recorder fails")
 
         fails.evidence = lambda outcome: None  # pyright: ignore[reportFunctionMemberAccess]
         return fails
 
-    found = served(decoder, watched=1, witness=witness)
-    assert [bool(listener.end and listener.end.refusal) for listener in found] == [False, True, False, False, False]
+    found = served(decoder, watched=1, recorder=recorder)
+    assert [bool(listener.end and listener.end.error) for listener in found] == [False, True, False, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
     assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
 
@@ -164,7 +168,7 @@ def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: 
 
     monkeypatch.setattr(NativeModel, "check_ids", fails)
     found = served(decoder)
-    assert [bool(listener.end and listener.end.refusal) for listener in found] == [False, True, False, False, False]
+    assert [bool(listener.end and listener.end.error) for listener in found] == [False, True, False, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
 
 
@@ -179,7 +183,9 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypat
         verify(self, caches, tasks)
 
     monkeypatch.setattr(NativeModel, "verify", noted)
-    served(decoder, prefill_tokens=5)
+    monkeypatch.setattr(engine, "FEW", 5)
+    monkeypatch.setattr(engine, "ROWS", 5)
+    served(decoder)
     assert max(num for num, _ in passes) <= 5
     assert sum(num for num, _ in passes) == sum(len(prompt) - 1 for prompt in PROMPTS)
     assert any(num and others for num, others in passes)
@@ -187,7 +193,7 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypat
 
 def test_pieces_are_cut_to_the_time_that_others_may_wait() -> None:
     """Catches a piece that grows without a bound, one that shrinks to nothing, and pieces that nobody waits for."""
-    pace = Pace(256, 0.1)
+    pace = Pace()
     assert (pace.rows(is_alone=True), pace.rows(is_alone=False)) == (256, FEW)
     pace.learn(0, 9.9)
     assert pace.rows(is_alone=False) == FEW

@@ -33,7 +33,8 @@ from specdecpp.lab.lossy import (
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling
-from specdecpp.serving.app import Setup, build
+from specdecpp.serving.app import build
+from specdecpp.serving.settings import ServerSettings
 from specdecpp.session import Session
 from specdecpp.testing import Enumerator, TableModel, enumerate_distribution, save_tiny_pair, tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification, at, verifications
@@ -312,7 +313,7 @@ def test_a_server_refuses_and_says_so(tmp_path_factory: pytest.TempPathFactory):
     target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
     pair = load_pair(target, draft=draft, backend="eager")
     with pytest.raises(UnsoundError, match="lossless"):
-        build(pair, Setup(policy=Fixed(k=3), verification="tv"))
+        build(pair, ServerSettings(policy=Fixed(k=3), verification="tv"))
     with served(pair, policy=Fixed(k=3)) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
 
         def ask(temperature: float, **how: Any) -> Any:

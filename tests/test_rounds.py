@@ -32,7 +32,7 @@ from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.sampling import probabilities, streams
 from specdecpp.scheduler import step
-from specdecpp.serving.requests import Speculative
+from specdecpp.serving.schema import Speculative
 from specdecpp.session import Session
 from specdecpp.step import Host, Result
 from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer

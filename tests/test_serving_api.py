@@ -15,8 +15,7 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
 from specdecpp.loading.pair import Pair
-from specdecpp.serving import playground, routes
-from specdecpp.serving.limits import Limits
+from specdecpp.serving import page, stream
 
 TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
 MESSAGES: list[Any] = [{"role": "user", "content": f"{TEXT}\nLet's think step by step."}]
@@ -40,7 +39,7 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def server(pair: Pair) -> Iterator[Served]:
-    with served(pair, limits=Limits(max_running=4)) as running:
+    with served(pair, max_running=4) as running:
         yield running
 
 
@@ -94,12 +93,10 @@ def test_the_playground_is_one_page_that_asks_nobody_else(server: Served) -> Non
     reply = server.get("/")
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     text = reply.text
-    for script in playground.SCRIPTS:
-        assert (playground.FOLDER / f"{script}.js").read_text() in text
-    assert sorted(playground.SCRIPTS) == sorted(path.stem for path in playground.FOLDER.glob("*.js"))
+    for name in ("page.css", "page.js"):
+        assert (page.FOLDER / name).read_text() in text
     assert not re.search(r"/\* (style|script) \*/", text)
-    elsewhere = set(re.findall(r"https?://[\w./]+", text)) - {"http://www.w3.org/2000/svg"}
-    assert elsewhere == set()
+    assert not re.search(r"https?://", text)
     assert not re.search(r"<script[^>]+src|<link[^>]+stylesheet|@import|@font-face|url\(", text)
 
 
@@ -145,9 +142,9 @@ def test_a_completion_streams_too(client: openai.OpenAI) -> None:
     assert all(text[at : at + len(token)] == token for at, token in zip(offsets, tokens, strict=True) if token != special)
 
 
-def test_rounds_that_come_together_are_one_chunk(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_come_together_are_one_chunk(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a chunk per step where nobody asked for steps, one with steps of two answers, and a score that gets lost."""
-    monkeypatch.setattr(routes, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(stream, "PAUSE_S", 1e9)
     whole = complete(client, n=2, seed=5, logprobs=1)
     chunks = list(complete(client, n=2, seed=5, logprobs=1, stream=True))
     assert [chunk.choices[0].index for chunk in chunks] == [0, 0, 1]  # the first step at once, all others with the end
@@ -199,7 +196,7 @@ def test_stop_strings_end_the_answer(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_log_probabilities_are_the_targets_raw_ones(client: openai.OpenAI, pair: Pair, temperature: float) -> None:
-    """Catches figures of the draft, of another position, or under the request's temperature (transformers computes them)."""
+    """Catches those of the draft, of another position, or under the request's temperature (transformers computes them)."""
     asked: dict[str, Any] = {"temperature": temperature, "seed": 6, "max_tokens": 20}
     told = chat(client, **asked, logprobs=True, top_logprobs=3, extra_body=FIXED).choices[0]
     prompt = encode(pair, MESSAGES)
@@ -236,92 +233,79 @@ def test_speculation_can_be_chosen_and_changes_no_greedy_text(client: openai.Ope
     assert block.speculative["verification"] == "block"
 
 
-def test_details_tell_every_round_as_it_comes(client: openai.OpenAI) -> None:
+def test_details_have_every_step_as_it_comes(client: openai.OpenAI) -> None:
     """Catches details that leave a step out, that differ between stream and whole, or that come unasked."""
     asked = {"speculative": {"policy": "specdecpp:0.5", "details": True}}
     whole = complete(client, seed=7, extra_body=asked)
-    first, *rest = complete(client, seed=7, stream=True, extra_body=asked)
-    assert first.choices == []
-    assert first.speculative["threshold"] == 0.5
-    assert first.speculative["costs"]["target_s"] > 0
-    steps = [chunk.speculative["round"] for chunk in rest]
+    chunks = list(complete(client, seed=7, stream=True, extra_body=asked))
+    steps = [chunk.speculative["step"] for chunk in chunks]
     timed = {"at_s", "times"}
     assert [{k: v for k, v in r.items() if k not in timed} for r in steps] == [
-        {k: v for k, v in r.items() if k not in timed} for r in whole.speculative["rounds"][0]
+        {k: v for k, v in r.items() if k not in timed} for r in whole.speculative["steps"][0]
     ]
     assert "".join(piece["text"] for r in steps for piece in r["pieces"]) == whole.choices[0].text
     assert {r["survival_of"] for r in steps if r["survival"]} == {"head"}
-    assert sum(r["num_drafted"] for r in steps) == rest[-1].speculative["num_draft_tokens"]
+    assert sum(r["num_drafted"] for r in steps) == chunks[-1].speculative["num_draft_tokens"]
     at = [r["at_s"] for r in steps]
     assert at == sorted(at)
     plain = complete(client, seed=7, extra_body={"speculative": {"policy": asked["speculative"]["policy"]}})
-    assert "rounds" not in plain.speculative
+    assert plain.speculative["steps"] is None
     assert plain.choices[0].text == whole.choices[0].text
 
 
-REFUSED: list[tuple[dict, str, str]] = [
+REFUSED: list[tuple[dict, str | None, str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
-    ({"best_of": 3}, "best_of", "unsupported_parameter"),
     ({"echo": True}, "echo", "unsupported_parameter"),
-    ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ({"frobnicate": None}, "frobnicate", "unknown_parameter"),
     ({"temperature": 2.5}, "temperature", ""),
     ({"temperature": 1e-9}, "temperature", ""),
     ({"top_p": 0}, "top_p", ""),
-    ({"top_k": -1}, "top_k", ""),
     ({"max_tokens": 0}, "max_tokens", ""),
-    ({"max_tokens": "many"}, "max_tokens", ""),
+    ({"max_tokens": 9000}, "max_tokens", ""),
     ({"n": 17}, "n", ""),
     ({"seed": -1}, "seed", ""),
-    ({"stop": ""}, "stop", ""),
     ({"stream_options": {"include_usage": True}}, "stream_options", ""),
-    ({"max_tokens": 2000}, "", "context_length_exceeded"),
+    ({"max_tokens": 2000}, "prompt", "context_length_exceeded"),
     ({"prompt": "apples " * 1200}, "prompt", "context_length_exceeded"),
     ({"prompt": [4096]}, "prompt", ""),
-    ({"prompt": []}, "prompt", ""),
     ({"prompt": None}, "prompt", "missing"),
-    ({"prompt": "\ud800"}, "prompt", ""),
-    ({"\ud800": 1}, "", ""),
+    ({"\ud800": 1}, None, ""),
+    ({"prompt": {}}, "prompt", ""),
+    ({"prompt": []}, "prompt", ""),
+    ({"prompt": ["a", 1]}, "prompt.1", ""),
+    ({"prompt": [[1], ["a"]]}, "prompt.1.0", ""),
+    ({"prompt": ["a", "ab\ud83d"]}, "prompt", ""),
+    ({"stop": 3}, "stop", ""),
+    ({"stop": ["a", ""]}, "stop.1", ""),
+    ({"speculative": 3}, "speculative", ""),
+    ({"speculative": {"policy": 3}}, "speculative.policy", ""),
+    ({"speculative": {"bool": True}}, "speculative.bool", "unknown_parameter"),
     ({"speculative": {"policy": "warp"}}, "speculative", ""),
     ({"speculative": {"policy": "fixed:1000000000"}}, "speculative", ""),
-    ({"speculative": {"policy": "argmax:max_tokens=1000000000"}}, "speculative", ""),
-    ({"speculative": {"policy": "max-confidence:drop=true"}}, "speculative", ""),
-    ({"speculative": {"verification": "none"}}, "speculative", ""),
+    ({"speculative": {"verification": "none"}}, "speculative.verification", ""),
+    ({"messages": []}, "messages", ""),
+    ({"messages": {}}, "messages", ""),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", ""),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", ""),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", ""),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages.tool_calls", "unsupported_parameter"),
+    ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", ""),
+    ({"messages": MESSAGES, "max_tokens": 2, "max_completion_tokens": 3}, "max_tokens", ""),
 ]
 
 
-@pytest.mark.parametrize(("asked", "field", "code"), REFUSED, ids=[str(asked)[:40] for asked, *_ in REFUSED])
-def test_what_is_not_supported_is_refused_by_name(server: Served, asked: dict, field: str, code: str) -> None:
-    """Catches a field that is ignored, an error in another shape than OpenAI's, and one that costs a forward pass."""
-    body = json.dumps({"prompt": TEXT, "max_tokens": 4} | asked)
-    reply = server.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+@pytest.mark.parametrize(("asked", "param", "code"), REFUSED, ids=[str(asked)[:40] for asked, *_ in REFUSED])
+def test_what_is_not_supported_is_refused_by_name(server: Served, asked: dict, param: str | None, code: str) -> None:
+    """Catches a field that is ignored, an error in another shape than OpenAI's, and the name of a type in a field's place."""
+    path, given = ("chat/completions", {}) if "messages" in asked else ("completions", {"prompt": TEXT})
+    body = json.dumps({"max_tokens": 4} | given | asked)
+    reply = server.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
     error = reply.json()["error"]
     assert reply.status_code == 400, error
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    assert field in error["message"] or field in (error["param"] or "")
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert (error["code"] or "") == code or not code
-
-
-@pytest.mark.parametrize(
-    ("asked", "field"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "tool_calls"),
-        ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
-        ({"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
-    ],
-)
-def test_a_conversation_is_refused_by_name_too(server: Served, asked: dict, field: str) -> None:
-    """Catches tools, formats and pictures that a client believes to have been understood."""
-    reply = server.post("/v1/chat/completions", {"messages": MESSAGES} | asked)
-    assert reply.status_code == 400
-    assert field in str(reply.json()["error"])
 
 
 def test_values_that_ask_for_nothing_are_let_through(server: Served) -> None:
@@ -332,80 +316,35 @@ def test_values_that_ask_for_nothing_are_let_through(server: Served) -> None:
     body = {"messages": [*MESSAGES, message, *MESSAGES], "max_completion_tokens": 2, "user": "ann"} | nothing
     assert server.post("/v1/chat/completions", body).status_code == 200
     parts = [{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]
-    split = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 9}
-    whole = {"messages": [{"role": "user", "content": TEXT}], "temperature": 0, "max_tokens": 9}
-    texts = [server.post("/v1/chat/completions", b).json()["choices"][0]["message"]["content"] for b in (split, whole)]
-    assert texts[0] == texts[1]
+    bodies = [{"messages": [{"role": "user", "content": c}], "temperature": 0, "max_tokens": 9} for c in (parts, TEXT)]
+    split, whole = (server.post("/v1/chat/completions", b).json()["choices"][0]["message"]["content"] for b in bodies)
+    assert split == whole
 
 
-OF_SEVERAL_TYPES: list[tuple[str, Any, str, str]] = [
-    ("speculative", 3, "speculative", "speculative must be true or false or an object."),
-    ("speculative", {"policy": 3}, "speculative.policy", "speculative.policy must be text."),
-    ("speculative", {"bool": True}, "speculative.bool", "there is no field speculative.bool here."),
-    ("stop", 3, "stop", "stop must be text or a list."),
-    ("stop", ["a", ""], "stop.1", "stop.1: String should have at least 1 character"),
-    ("stop", "\ud800", "stop", "stop: Input should be a valid string, unable to parse"),
-    ("prompt", {}, "prompt", "prompt must be text or a list."),
-    ("prompt", [], "prompt", "prompt: List should have at least 1 item"),
-    ("prompt", ["a", 1], "prompt.1", "prompt.1 must be text."),
-    ("prompt", [1, "a"], "prompt.1", "prompt.1 must be a whole number."),
-    ("prompt", [1, -1], "prompt.1", "prompt.1: Input should be greater than or equal to 0"),
-    ("prompt", [[1], ["a"]], "prompt.1.0", "prompt.1.0 must be a whole number."),
-    ("prompt", [{}], "prompt.0", "prompt.0 must be text, a whole number or a list."),
-    ("messages", [{"role": "user", "content": 3}], "messages.0.content", "messages.0.content must be text or a list."),
-    ("messages", [{"role": "user", "content": [{}]}], "messages.0.content.0.type", "messages.0.content.0.type: Field required"),
-    ("messages", {}, "messages", "messages must be a list."),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "param", "message"), OF_SEVERAL_TYPES, ids=[f"{n}={v}" for n, v, *_ in OF_SEVERAL_TYPES]
-)
-def test_an_error_names_a_field_that_there_is(server: Served, name: str, value: Any, param: str, message: str) -> None:
-    """Catches names of types in the place of a field's, as speculative.bool, and complaints about a type that nobody meant."""
-    path = "/v1/chat/completions" if name == "messages" else "/v1/completions"
-    body = json.dumps({"prompt": TEXT, name: value} if name != "messages" else {name: value})
-    error = server.post(path, content=body, headers={"content-type": "application/json"}).json()["error"]
-    assert error["param"] == param
-    assert error["message"].startswith(message)
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_half_a_character_is_told_at_every_door(server: Served, pair: Pair, is_stream: bool) -> None:
+def test_half_a_character_is_refused_by_the_decoder_too(pair: Pair) -> None:
     """Catches the tokenizer's internals (TextEncodeInput must be ...) where a prompt holds a lone surrogate."""
-    message = r"the prompt holds half of a character \(U\+D83D at character \d+\)"
-    for path, prompt in (
-        ("/v1/completions", {"prompt": "ab\ud83d"}),
-        ("/v1/completions", {"prompt": ["a", "ab\ud83d"]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab\ud83d"}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud83d"}]}]}),
-    ):
-        body = json.dumps(prompt | {"stream": is_stream})
-        reply = server.post(path, content=body, headers={"content-type": "application/json"})
-        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
-        assert re.match(message, reply.json()["error"]["message"])
     decoder = Decoder(pair)
     for prompt in ("ab\ud83d", [{"role": "user", "content": "ab\ud83d"}]):
-        with pytest.raises(sd.PromptError, match=message):
-            next(decoder.stream(prompt)) if is_stream else decoder.generate(prompt)
+        with pytest.raises(sd.PromptError, match=r"the prompt holds half of a character \(U\+D83D at character \d+\)"):
+            decoder.generate(prompt)
     with pytest.raises(sd.PromptError, match="chat template refuses these messages"):
         decoder.generate([{"role": "user"}])
 
 
-def test_a_wrong_method_is_told_the_right_one(server: Served) -> None:
-    """Catches a 405 without Allow, which the protocol asks for (RFC 9110, 15.5.6)."""
+def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
+    """Catches errors of the framework in a shape that clients cannot read, and a 405 without Allow (RFC 9110, 15.5.6)."""
+    assert set(server.get("/v1/embeddings").json()["error"]) == {"message", "type", "param", "code"}
     for method, path, allowed in (
-        ("DELETE", "/v1/models", "GET, HEAD"),
-        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/models", "GET"),
         ("HEAD", "/v1/completions", "POST"),
-        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/health", "GET"),
     ):
         reply = httpx2.request(method, f"{server.url}{path}")
         assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
 
 
 def test_a_model_whose_name_has_a_slash_is_found(pair: Pair) -> None:
-    """Catches a server that has no such page for the name that it tells: hub names have one."""
+    """Catches a server that has no such page for the name that it lists: hub names have one."""
     with served(pair, name="org/tiny") as server:
         (listed,) = server.client().models.list().data
         assert server.client().models.retrieve(listed.id).id == server.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
@@ -415,13 +354,10 @@ def test_a_model_whose_name_has_a_slash_is_found(pair: Pair) -> None:
 def test_head_is_get_without_a_body(server: Served) -> None:
     """Catches a 405 for the monitors that ask /health so, and a body that the next answer on the connection begins with."""
     with httpx2.Client() as client:
-        for path in ("/", "/health", "/metrics", "/v1/models", f"/v1/models/{server.name}", "/v1/models/other", "/nothing"):
+        for path in ("/", "/health", "/v1/models", "/nothing"):
             head, got = (client.request(method, f"{server.url}{path}") for method in ("HEAD", "GET"))
             assert (head.status_code, head.content) == (got.status_code, b""), path
-            assert head.headers["content-type"] == got.headers["content-type"]
-            assert path == "/metrics" or head.headers["content-length"] == got.headers["content-length"] == str(
-                len(got.content)
-            )
+            assert head.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
 
 
 @pytest.mark.parametrize(
@@ -445,12 +381,6 @@ def test_a_bad_body_is_an_error_of_the_client(server: Served, request_: dict, st
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
-    """Catches errors of the framework in a shape that clients cannot read."""
-    for reply, status in ((server.get("/v1/embeddings"), 404), (server.get("/v1/completions"), 405)):
-        assert (reply.status_code, set(reply.json()["error"])) == (status, {"message", "type", "param", "code"})
-
-
 def test_greedy_answers_are_the_same_in_any_company(server: Served) -> None:
     """Catches requests that leak into each other: caches, memories or costs that one changes for the others."""
     client = server.client()
@@ -472,7 +402,7 @@ def test_greedy_answers_are_the_same_in_any_company(server: Served) -> None:
     assert again == drawn
 
 
-def test_the_document_tells_of_every_endpoint(server: Served) -> None:
+def test_the_document_has_every_endpoint(server: Served) -> None:
     """Catches a page of documentation that loads scripts from the network, and a document without the endpoints."""
     assert server.get("/docs").status_code == 404
     document = server.get("/openapi.json").json()

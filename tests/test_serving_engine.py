@@ -1,8 +1,10 @@
-"""The engine and the witness without HTTP: turns, places, what is freed, and what a step was decided on."""
+"""The engine and the recorder without HTTP: turns, places, what is freed, and what a step was decided on."""
 
+import asyncio
 import gc
 import math
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -15,16 +17,17 @@ import specdecpp as sd
 from specdecpp.decoder import Decoder
 from specdecpp.errors import MissingExtraError
 from specdecpp.policies import MaxConfidence
-from specdecpp.sampling import Sampling, streams
+from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.scheduler import outcome_of
-from specdecpp.serving.engine import EngineThread
-from specdecpp.serving.evidence import LEAST, Witness
-from specdecpp.serving.intake import Intake
-from specdecpp.serving.limits import Limits
-from specdecpp.serving.memory import give_back
-from specdecpp.serving.refusals import Refusal
-from specdecpp.serving.requests import CompletionRequest
-from specdecpp.serving.work import End, Event, Part, Work
+from specdecpp.serving import stream
+from specdecpp.serving.engine import EngineThread, trim_memory
+from specdecpp.serving.errors import ApiError
+from specdecpp.serving.evidence import LEAST, Recorder
+from specdecpp.serving.jobs import End, Job, Part, StepEvent
+from specdecpp.serving.schema import CompletionRequest
+from specdecpp.serving.settings import ServerSettings
+from specdecpp.serving.stream import EventQueue
+from specdecpp.serving.validation import RequestValidator
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification
@@ -37,15 +40,15 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 class Listener:
-    """Everything one request is told, and a way to hold the engine's thread while it tells."""
+    """All events of one request, and a way to hold the engine's thread at one."""
 
     def __init__(self) -> None:
-        self.told: list[Event | End] = []
+        self.all: list[StepEvent | End] = []
         self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
         self.may_go_on.set()
 
-    def __call__(self, what: Event | End) -> None:
-        self.told.append(what)
+    def __call__(self, what: StepEvent | End) -> None:
+        self.all.append(what)
         if isinstance(what, End):
             self.ended.set()
             return
@@ -53,33 +56,32 @@ class Listener:
         assert self.may_go_on.wait(PATIENCE_S)
 
     @property
-    def events(self) -> list[Event]:
-        return [what for what in self.told if isinstance(what, Event)]
+    def events(self) -> list[StepEvent]:
+        return [what for what in self.all if isinstance(what, StepEvent)]
 
     @property
     def end(self) -> End:
         assert self.ended.wait(PATIENCE_S), "the request never ended"
-        (end,) = [what for what in self.told if isinstance(what, End)]
-        assert self.told[-1] is end
+        (end,) = [what for what in self.all if isinstance(what, End)]
+        assert self.all[-1] is end
         return end
 
 
-def work(decoder: Decoder, listener: Listener, *, max_tokens: int, num: int = 1, timeout_s: float = math.inf, **more) -> Work:
+def job(decoder: Decoder, listener: Listener, *, max_tokens: int, timeout_s: float = math.inf, **more) -> Job:
     options = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 0, "ignore_eos": True, **more}
     part = Part(prompt=[3, 4, 5], options=options)  # pyright: ignore[reportArgumentType]
-    return Work(decoder=decoder, parts=[part] * num, tell=listener, timeout_s=timeout_s)
+    return Job(decoder=decoder, parts=[part], listener=listener, timeout_s=timeout_s)
 
 
 class Held:
     """An engine whose thread waits inside a first request until `release`, so that what is submitted meanwhile is in order."""
 
-    def __init__(self, decoder: Decoder, limits: Limits):
-        self.order: list[int] = []
-        self.engine = EngineThread(limits, on_turn=lambda events: self.order.extend(event.step.num_drafted for event in events))
+    def __init__(self, decoder: Decoder, limits: ServerSettings):
+        self.engine = EngineThread(limits)
         self.engine.start()
         self.first = Listener()
         self.first.may_go_on.clear()
-        self.engine.submit(work(decoder, self.first, max_tokens=1))
+        self.engine.submit(job(decoder, self.first, max_tokens=1))
         assert self.first.is_held.wait(PATIENCE_S)
 
     def release(self) -> None:
@@ -87,13 +89,13 @@ class Held:
 
     def close(self) -> None:
         self.release()
-        self.engine.drop(Refusal("over", status=503))
+        self.engine.drop(ApiError("over", status=503))
         self.engine.stop()
 
 
 @pytest.fixture
 def held(decoder: Decoder, request: pytest.FixtureRequest) -> Iterator[Held]:
-    engine = Held(decoder, getattr(request, "param", Limits()))
+    engine = Held(decoder, getattr(request, "param", ServerSettings()))
     yield engine
     engine.close()
 
@@ -107,51 +109,37 @@ def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Dec
             super().__init__()
             self.name = name
 
-        def __call__(self, what: Event | End) -> None:
+        def __call__(self, what: StepEvent | End) -> None:
             order.append(self.name)
             super().__call__(what)
 
     long, short = Noted("long"), Noted("short")
-    held.engine.submit(work(decoder, long, max_tokens=120))
-    held.engine.submit(work(decoder, short, max_tokens=12))
+    held.engine.submit(job(decoder, long, max_tokens=120))
+    held.engine.submit(job(decoder, short, max_tokens=12))
     held.release()
-    assert long.end.refusal is None
-    assert short.end.refusal is None
+    assert long.end.error is None
+    assert short.end.error is None
     during = order[: len(order) - order[::-1].index("short")]
     assert abs(during.count("long") - during.count("short")) <= 2, "turns did not alternate"
     assert len(long.events) > 2 * len(short.events)
 
 
-def test_answers_do_not_depend_on_company(decoder: Decoder) -> None:
-    """Catches sessions that share a cache, coins or a memory."""
-    alone = [decoder.generate([3, 4, 5], max_tokens=40, temperature=0.8, seed=s, ignore_eos=True).tokens for s in range(6)]
-    engine = EngineThread(Limits(max_running=4))
-    engine.start()
-    listeners = [Listener() for _ in alone]
-    for seed, listener in enumerate(listeners):
-        engine.submit(work(decoder, listener, max_tokens=40, temperature=0.8, seed=seed))
-    for listener, tokens in zip(listeners, alone, strict=True):
-        assert listener.end.refusal is None
-        assert tuple(t for s in listener.events for t in s.step.tokens) == tokens
-    engine.stop()
-
-
-@pytest.mark.parametrize("held", [Limits(max_running=1, max_waiting=2)], indirect=True)
+@pytest.mark.parametrize("held", [ServerSettings(max_running=1, max_waiting=2)], indirect=True)
 def test_places_are_bounded_and_free_again(held: Held, decoder: Decoder) -> None:
     """Catches a queue without a bound, one that is off by one, and a place that is lost when its request ends."""
     waiting = [Listener(), Listener()]
     for listener in waiting:
-        held.engine.submit(work(decoder, listener, max_tokens=2))
-    with pytest.raises(Refusal, match="all places are taken") as full:
-        held.engine.submit(work(decoder, Listener(), max_tokens=2))
-    assert full.value.status == 429
-    assert int(full.value.headers["Retry-After"]) >= 1
+        held.engine.submit(job(decoder, listener, max_tokens=2))
+    with pytest.raises(ApiError, match="all places are taken") as full:
+        held.engine.submit(job(decoder, Listener(), max_tokens=2))
+    assert full.value.status_code == 429
+    assert int((full.value.headers or {})["Retry-After"]) >= 1
     held.release()
-    assert [listener.end.refusal for listener in waiting] == [None, None]
+    assert [listener.end.error for listener in waiting] == [None, None]
     assert eventually(lambda: held.engine.num_running == held.engine.num_waiting == 0)
     again = Listener()
-    held.engine.submit(work(decoder, again, max_tokens=2))
-    assert again.end.refusal is None
+    held.engine.submit(job(decoder, again, max_tokens=2))
+    assert again.end.error is None
 
 
 def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,67 +153,71 @@ def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Deco
         return session
 
     monkeypatch.setattr(Decoder, "start", noted)
-    engine = EngineThread(Limits())
+    engine = EngineThread(ServerSettings())
     engine.start()
     listener, other = Listener(), Listener()
     listener.may_go_on.clear()
-    off = work(decoder, listener, max_tokens=200)
+    off = job(decoder, listener, max_tokens=200)
     engine.submit(off)
     assert listener.is_held.wait(PATIENCE_S)
-    engine.submit(work(decoder, other, max_tokens=20))
-    off.stop()
+    engine.submit(job(decoder, other, max_tokens=20))
+    off.cancel()
     listener.may_go_on.set()
-    assert listener.end.refusal is None
+    assert listener.end.error is None
     assert len(listener.events) == 1
     assert sessions[0]() is None, "somebody still holds the session and its caches"
-    assert other.end.refusal is None
+    assert other.end.error is None
     engine.stop()
 
 
-@pytest.mark.parametrize("held", [Limits(max_running=1)], indirect=True)
+@pytest.mark.parametrize("held", [ServerSettings(max_running=1)], indirect=True)
 def test_what_takes_too_long_ends_also_while_it_waits(held: Held, decoder: Decoder) -> None:
     """Catches a deadline that only counts once a request has had its turn."""
     late = Listener()
-    held.engine.submit(work(decoder, late, max_tokens=2, timeout_s=1e-9))
+    held.engine.submit(job(decoder, late, max_tokens=2, timeout_s=1e-9))
     held.release()
-    refusal = late.end.refusal
-    assert refusal is not None
-    assert (refusal.status, refusal.code, late.events) == (504, "timeout", [])
+    error = late.end.error
+    assert error is not None
+    assert (error.status_code, error.code, late.events) == (504, "timeout", [])
 
 
 def test_one_request_that_breaks_the_models_takes_no_other_with_it(held: Held, decoder: Decoder, caplog) -> None:
     """Catches a worker that dies of one request, leaving all others to hang."""
     broken, well = Listener(), Listener()
-    bad = work(decoder, broken, max_tokens=4)
+    bad = job(decoder, broken, max_tokens=4)
     bad.parts = (Part(prompt=[10**6], options={}),)
     held.engine.submit(bad)
-    held.engine.submit(work(decoder, well, max_tokens=4))
+    held.engine.submit(job(decoder, well, max_tokens=4))
     held.release()
-    refusal = broken.end.refusal
-    assert refusal is not None
-    assert refusal.status == 500
-    assert well.end.refusal is None
+    error = broken.end.error
+    assert error is not None
+    assert error.status_code == 500
+    assert well.end.error is None
     assert "failed in the models" in caplog.text
 
 
-def test_stopping_says_what_was_dropped(held: Held, decoder: Decoder) -> None:
+def test_stopping_returns_what_was_dropped(held: Held, decoder: Decoder) -> None:
     """Catches requests that hang, or end as if they were finished, when the server stops; and one taken on too late."""
     listener = Listener()
-    held.engine.submit(work(decoder, listener, max_tokens=200))
+    held.engine.submit(job(decoder, listener, max_tokens=200))
     held.engine.close()
-    with pytest.raises(Refusal, match="shutting down") as refused:
-        held.engine.submit(work(decoder, Listener(), max_tokens=1))
-    assert refused.value.status == 503
-    assert len(held.engine.drop(Refusal("dropped", status=503))) == 2
+    with pytest.raises(ApiError, match="shutting down") as refused:
+        held.engine.submit(job(decoder, Listener(), max_tokens=1))
+    assert refused.value.status_code == 503
+    assert len(held.engine.drop(ApiError("dropped", status=503))) == 2
     held.release()
-    assert listener.end.refusal is not None
-    assert listener.end.refusal.message == "dropped"
+    assert listener.end.error is not None
+    assert listener.end.error.detail == "dropped"
 
 
-def test_a_failed_start_is_told() -> None:
+def test_a_failed_start_is_raised() -> None:
     """Catches a server that waits for ever for an engine whose preparation failed."""
     with pytest.raises(ZeroDivisionError):
-        EngineThread(Limits()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
+        EngineThread(ServerSettings()).start(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
+
+
+def distribution(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:
+    return probabilities(model.distribution(context).log(), sampling)
 
 
 TARGET, DRAFT = (TableModel.random(vocab_size=6, depth=2, seed=s) for s in (1, 2))
@@ -246,12 +238,12 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
         randomness=streams(seed),
         ends=(5,),
     )
-    session.watch = witness = Witness(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
+    session.watch = recorder = Recorder(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
     found = []
     while session.finish_reason is None:
         context = list(session.tokens)
         outcome = session.step()
-        found.append((outcome, witness.evidence(outcome), context))
+        found.append((outcome, recorder.evidence(outcome), context))
     return found
 
 
@@ -273,78 +265,61 @@ def test_scores_are_the_targets_own_log_probabilities(sampling: Sampling) -> Non
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
-def test_the_story_of_a_round_is_what_happened(sampling: Sampling) -> None:
+def test_the_details_of_a_step_are_what_happened(sampling: Sampling) -> None:
     """Catches p and q of another place or distribution, fates that do not fit the counts, and a survival that is not their
     product."""
     fates: set[str] = set()
     believed = Sampling() if sampling.is_greedy else sampling
     for seed in range(20):
         for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), details=True):
-            story = evidence.story
-            assert story is not None
-            drafted = [c["token"] for c in story["candidates"]]
-            found = [c["outcome"] for c in story["candidates"]]
+            details = evidence.details
+            assert details is not None
+            drafted = [c.token for c in details.draft_tokens]
+            found = [c.outcome for c in details.draft_tokens]
             assert (len(drafted), found.count("accepted")) == (outcome.num_drafted, outcome.num_accepted)
-            assert [p["token"] for p in story["pieces"]] == outcome.tokens
+            assert [p.token for p in details.pieces] == outcome.tokens
             assert found.count("rejected") == (outcome.pieces[-1].origin == "correction")
             fates |= set(found)
-            for i, candidate in enumerate(story["candidates"]):
-                p, q = (sd_law(model, [*context, *drafted[:i]], believed)[candidate["token"]] for model in (TARGET, DRAFT))
-                assert candidate["p"] == pytest.approx(float(p), abs=1e-12)
-                assert candidate["q"] == pytest.approx(float(q))
-            last = story["pieces"][-1]
-            p = sd_law(TARGET, [*context, *outcome.tokens[:-1]], believed)[last["token"]]
-            assert last["p"] == pytest.approx(float(p), abs=1e-12)
-            assert (last["q"] is None) == (last["origin"] == "bonus")
-            survival = [candidate["q"] for candidate in story["candidates"]]
-            assert story["survival"] == pytest.approx(torch.tensor(survival).cumprod(0).tolist())
-            assert story["survival_of"] == "q"
+            for i, draft_token in enumerate(details.draft_tokens):
+                p, q = (distribution(model, [*context, *drafted[:i]], believed)[draft_token.token] for model in (TARGET, DRAFT))
+                assert draft_token.p == pytest.approx(float(p), abs=1e-12)
+                assert draft_token.q == pytest.approx(float(q))
+            last = details.pieces[-1]
+            p = distribution(TARGET, [*context, *outcome.tokens[:-1]], believed)[last.token]
+            assert last.p == pytest.approx(float(p), abs=1e-12)
+            assert (last.q is None) == (last.outcome == "bonus")
+            survival = [draft_token.q for draft_token in details.draft_tokens]
+            assert details.survival == pytest.approx(torch.tensor(survival).cumprod(0).tolist())
+            assert details.survival_of == "q"
     assert fates == {"accepted", "rejected", "unused"}
 
 
-def test_floors_say_when_a_rule_goes_on() -> None:
-    """Catches floors of another draft token or of the next step, of other evidence, and one that holds below min_tokens."""
+def test_thresholds_are_where_a_rule_goes_on() -> None:
+    """Catches thresholds of another draft token or of the next step, of other evidence, and one that holds below min_tokens."""
     asked = sd.CumulativeConfidence(threshold=0.3, min_tokens=2, max_tokens=4)
     num_stopped = 0
     for seed in range(20):
         for _, evidence, _ in watched(Sampling(), seed=seed, policy=asked, details=True):
-            story = evidence.story
-            assert story is not None
-            assert story["thresholds"] == [0.0, 0.3, 0.3, 0.3][: len(story["survival"])]
-            is_over = [survival >= floor for survival, floor in zip(story["survival"], story["thresholds"], strict=True)]
+            details = evidence.details
+            assert details is not None
+            assert details.thresholds == [0.0, 0.3, 0.3, 0.3][: len(details.survival)]
+            is_over = [survival >= least for survival, least in zip(details.survival, details.thresholds, strict=True)]
             assert all(is_over[:-1])
-            assert not story["stop_reason"].startswith("product") or not is_over[-1]
-            num_stopped += story["stop_reason"].startswith("product")
+            assert not details.stop_reason.startswith("product") or not is_over[-1]
+            num_stopped += details.stop_reason.startswith("product")
     assert num_stopped > 10
     for rule in (sd.Fixed(k=3), MaxConfidence(threshold=0.3)):
-        stories = [evidence.story for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
-        assert [story["thresholds"] for story in stories if story] == [None] * len(stories)
-
-
-def sd_law(model: TableModel, context: list[int], sampling: Sampling) -> torch.Tensor:
-    from specdecpp.sampling import probabilities
-
-    return probabilities(model.distribution(context).log(), sampling)
-
-
-def test_who_asks_for_nothing_is_not_watched(decoder: Decoder) -> None:
-    """Catches evidence that is gathered, and paid for, by everybody."""
-    listener = Listener()
-    engine = EngineThread(Limits())
-    engine.start()
-    engine.submit(work(decoder, listener, max_tokens=6))
-    assert listener.end.refusal is None
-    assert {event.evidence for event in listener.events} == {None}
-    engine.stop()
+        found = [evidence.details for _, evidence, _ in watched(Sampling(), seed=1, policy=rule, details=True)]
+        assert [details.thresholds for details in found if details] == [None] * len(found)
 
 
 def test_limits_that_admit_nothing_are_refused() -> None:
     """Catches a server that starts and then answers nobody."""
     seconds = ({"timeout_s": 0.0}, {"timeout_s": math.nan}, {"grace_s": -1.0}, {"grace_s": math.nan})
-    for bad in ({"max_running": 0}, {"max_waiting": -1}, {"prefill_tokens": 0}, *seconds):
+    for bad in ({"max_running": 0}, {"max_waiting": -1}, *seconds):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            Limits(**bad)
-    assert Limits(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
+            ServerSettings(**bad)
+    assert ServerSettings(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,8 +337,11 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[str, Any]) -> None:
     """Catches caches that wait for the garbage collector, as those of requests whose steps were watched did: the server's
     memory grew with every one of them."""
-    plan = Intake(decoder.pair, Limits(), policy=decoder.policy)._plan(CompletionRequest(prompt="abc", max_tokens=4, **asked))
-    given = plan.work(lambda what: None, timeout_s=math.inf)
+    plan = RequestValidator(decoder.pair, ServerSettings(policy=decoder.policy)).plan(
+        CompletionRequest(prompt="abc", max_tokens=4, **asked)
+    )
+    recorder = plan.recorder if plan.needs_recorder else None
+    given = Job(decoder=plan.decoder, parts=plan.parts, listener=lambda event: None, timeout_s=math.inf, recorder=recorder)
     held = []
     gc.disable()
     try:
@@ -371,8 +349,8 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
             if given.session is None:
                 given.begin()
             elif (outcome := outcome_of(given.session)) is not None:
-                given.note(outcome)
-            held += [weakref.ref(session.target) for session in [given._session] if session is not None]
+                given.record(outcome)
+            held += [weakref.ref(session.target) for session in [given.session] if session is not None]
         given.free()
         assert held
         assert [cache for cache in held if cache() is not None] == []
@@ -381,13 +359,65 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
 
 
 def test_memory_is_given_back_when_nothing_is_left_to_do(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a server that keeps what its busiest hour took, and one that tidies up although nothing was let go."""
+    """Catches a server that keeps what its busiest hour took, and evidence that is gathered although nobody asked for it."""
     calls: list[int] = []
-    monkeypatch.setattr("specdecpp.serving.engine.give_back", lambda: calls.append(1))
-    engine, listener = EngineThread(Limits()), Listener()
+    monkeypatch.setattr("specdecpp.serving.engine.trim_memory", lambda: calls.append(1))
+    engine, listener = EngineThread(ServerSettings()), Listener()
     engine.start()
-    engine.submit(work(decoder, listener, max_tokens=3))
-    assert listener.end.refusal is None
+    engine.submit(job(decoder, listener, max_tokens=3))
+    assert listener.end.error is None
     engine.stop()
     assert calls == [1]
-    give_back()
+    assert {event.evidence for event in listener.events} == {None}
+    trim_memory()
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.0005])
+def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an event that is put between a tick and its end, and waits for ever; and events of another request."""
+    monkeypatch.setattr(stream, "PAUSE_S", 0.002)
+
+    def put(queue: EventQueue, num: int) -> None:
+        for i in range(num):
+            queue.put(event(i))
+            time.sleep(pause_s)
+        queue.put(End())
+
+    async def received(queue: EventQueue) -> list[int]:
+        return [event.index async for batch in queue.batches() for event in batch]
+
+    async def all_of_them() -> list[list[int]]:
+        queues = [EventQueue() for _ in range(4)]
+        threads = [threading.Thread(target=put, args=(queue, 100 + i)) for i, queue in enumerate(queues)]
+        for thread in threads:
+            thread.start()
+        return list(await asyncio.wait_for(asyncio.gather(*map(received, queues)), PATIENCE_S))
+
+    assert asyncio.run(all_of_them()) == [list(range(100 + i)) for i in range(4)]
+
+
+def test_the_first_event_and_the_end_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a first text or an error that waits for others, events that are sent one by one, and a put that fails when the
+    event loop has gone."""
+    monkeypatch.setattr(stream, "PAUSE_S", 1e9)
+
+    async def one() -> EventQueue:
+        queue = EventQueue()
+        batches = aiter(queue.batches())
+        queue.put(event(0))
+        assert [e.index for e in await asyncio.wait_for(anext(batches), PATIENCE_S)] == [0]
+        for what in (event(1), event(2), End(error=ApiError("no more", status=504))):
+            queue.put(what)
+        assert [e.index for e in await asyncio.wait_for(anext(batches), PATIENCE_S)] == [1, 2]
+        with pytest.raises(ApiError, match="no more"):
+            await anext(batches)
+        return queue
+
+    asyncio.run(one()).put(End())
+
+
+def event(index: int) -> StepEvent:
+    """An event of which nobody reads more than its index."""
+    made = object.__new__(StepEvent)
+    object.__setattr__(made, "index", index)
+    return made

@@ -1,5 +1,6 @@
 """`specdecpp serve`: a pair behind OpenAI's API. The address goes to stdout, logs to stderr as lines of JSON."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -50,7 +51,6 @@ def serve(
     ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens a request may have in all.")] = 8192,
     max_body: Annotated[int, typer.Option(metavar="N", min=1, help="Longest body of a request, bytes.")] = 2**20,
-    arrival: Annotated[float, typer.Option(metavar="S", help="A head and a body must be here in so many seconds.")] = 30.0,
     timeout: Annotated[float, typer.Option(metavar="S", help="A request may take so many seconds.")] = 300.0,
     grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
     dtype: DTypeOption = DType.auto,
@@ -60,34 +60,29 @@ def serve(
     """Serve a pair to OpenAI's clients, until Ctrl-C."""
     with told():
         from specdecpp.policy_spec import parse_policy
-        from specdecpp.serving import Limits, check_extra
+        from specdecpp.serving import ServerSettings, check_extra
 
         check_extra()
         from specdecpp.serving import server
-        from specdecpp.serving.app import Setup
-        from specdecpp.serving.intake import check_own
+        from specdecpp.serving.validation import check_verification
 
         spec = None if policy is None else parse_policy(policy)
         check_names(target, draft, head, spec, copies=True)
-        limits = Limits(
+        settings = ServerSettings(
+            verification=verification,
+            name=name,
+            api_key=api_key,
+            allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
             max_running=max_running,
             max_waiting=max_waiting,
             max_prompt_tokens=max_prompt,
             max_new_tokens=max_tokens,
             max_body_bytes=max_body,
-            arrival_s=arrival,
             timeout_s=timeout,
             grace_s=grace,
         )
-        check_own(verification)
+        check_verification(verification)
         listening = server.bound(host, port)
         pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
-        setup = Setup(
-            limits=limits,
-            policy=None if spec is None else spec.build(pair.head),
-            verification=verification,
-            name=name,
-            api_key=api_key,
-            allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
-        )
-        server.serve(pair, setup, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))
+        settings = replace(settings, policy=None if spec is None else spec.build(pair.head))
+        server.serve(pair, settings, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

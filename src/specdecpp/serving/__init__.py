@@ -1,33 +1,33 @@
-"""Serve a pair to clients of OpenAI's API: one model pair, many requests, a step at a time.
+"""A server of OpenAI's API: one model pair, many requests, a step of each at a time.
 
-    requests (what may be asked) -> intake (checked, tokens, a decoder) -> engine (steps of all, one thread)
-        -> answers (steps become choices) -> routes (HTTP, streams of events) <- gate (key, log line)
+    schema (bodies) -> validation (limits, tokens, a decoder) -> engine (one thread, `scheduler.step`)
+        -> answers (steps to choices) -> stream (events, replies) -> app (endpoints) <- middleware (name, host, log)
 
-Needs the extra [serve]. `create_app` gives the ASGI application, `specdecpp serve` runs it.
+Needs the extra [serve]. `create_app` makes the ASGI application, `specdecpp serve` runs it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.errors import MissingExtraError
-from specdecpp.serving.limits import Limits
+from specdecpp.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from specdecpp.loading.pair import Pair
 
-__all__ = ["Limits", "check_extra", "create_app"]
+__all__ = ["ServerSettings", "check_extra", "create_app"]
 
 
-def create_app(pair: "Pair", **setup: Any) -> "FastAPI":
-    """The application around a pair; `setup` are the fields of `app.Setup`. Raises `MissingExtraError` without the extra.
+def create_app(pair: "Pair", **settings: Any) -> "FastAPI":
+    """The application around a pair, with the fields of `ServerSettings`. Raises `MissingExtraError` without the extra.
 
-    >>> app = create_app(sd.load_pair(), limits=Limits(max_running=4))               # doctest: +SKIP
+    >>> app = create_app(sd.load_pair(), max_running=4)               # doctest: +SKIP
     """
     check_extra()
     from specdecpp.serving import app
 
-    return app.build(pair, app.Setup(**setup))
+    return app.build(pair, ServerSettings(**settings))
 
 
 def check_extra() -> None:

@@ -1,59 +1,163 @@
-"""The ASGI application: endpoints behind the gate, errors in OpenAI's shape, the engine started and stopped with it."""
+"""The ASGI application: its endpoints, its state, and the engine started and stopped with it."""
 
 import asyncio
-import json
+import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from time import time
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
-from specdecpp.policies import Policy
-from specdecpp.serving.gate import Gate, Hosts
-from specdecpp.serving.intake import Intake
-from specdecpp.serving.limits import Limits
-from specdecpp.serving.refusals import Refusal, of_validation
-from specdecpp.serving.routes import built_house, router
+from specdecpp.serving import schema
+from specdecpp.serving.answers import Answer
+from specdecpp.serving.engine import EngineThread
+from specdecpp.serving.errors import ApiError, add_handlers
+from specdecpp.serving.jobs import Job
+from specdecpp.serving.metrics import CONTENT_TYPE, ServerMetrics
+from specdecpp.serving.middleware import RequestMiddleware
+from specdecpp.serving.page import page
+from specdecpp.serving.settings import ServerSettings
+from specdecpp.serving.stream import EventQueue, EventStream, Exchange
+from specdecpp.serving.validation import RequestValidator
+
+STREAM = {
+    "text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": schema.ErrorReply, "description": "What is wrong with the request; 429 when all places are taken."},
+    503: {"model": schema.ErrorReply, "description": "The server is shutting down, or has failed."},
+    504: {"model": schema.ErrorReply, "description": "The request took too long."},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Settings of a server: the rule and verification for requests that name none, limits, the model's name, a key.
+class AppState:
+    """Shared state of the endpoints."""
 
-    `allowed_hosts` are the names that it answers to, beside localhost and addresses (`gate.Hosts`); a "*" stands for any. With
-    a key and no names: any.
-    """
-
-    limits: Limits = field(default_factory=Limits)
-    policy: Policy | str | None = None
-    verification: str = "token"
-    name: str | None = None
-    api_key: str | None = None
-    allowed_hosts: tuple[str, ...] = ()
+    settings: ServerSettings
+    validator: RequestValidator
+    engine: EngineThread
+    metrics: ServerMetrics
+    model: schema.ModelCard
 
 
-def build(pair: Pair, setup: Setup) -> FastAPI:
+def _state(request: Request) -> AppState:
+    return request.app.state.server
+
+
+def _check_key(
+    state: Annotated[AppState, Depends(_state)],
+    given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+) -> None:
+    """Refuse requests without the server's key, where it has one."""
+    key = state.settings.api_key
+    sent = b"" if given is None else given.credentials.strip(" ").encode("latin-1")  # as it came in the header
+    if key is not None and not hmac.compare_digest(sent, key.encode()):
+        message = "this server needs its key, as the header Authorization: Bearer KEY."
+        raise ApiError(message, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+State = Annotated[AppState, Depends(_state)]
+router = APIRouter()
+api = APIRouter(prefix="/v1", dependencies=[Depends(_check_key)])
+
+
+@router.get("/", include_in_schema=False)
+async def playground() -> HTMLResponse:
+    return HTMLResponse(page())
+
+
+@router.get("/health", responses={503: {"model": schema.Health}})
+async def health(state: State, response: Response) -> schema.Health:
+    """200 while requests are taken; 503 from the signal to stop, and once the engine has failed."""
+    engine = state.engine
+    status = engine.status
+    response.status_code = 200 if status == "ok" else 503
+    return schema.Health(status=status, running=engine.num_running, waiting=engine.num_waiting)
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response)
+async def metrics(state: State) -> Response:
+    """Counters and histograms for Prometheus."""
+    return Response(state.metrics.text(), media_type=CONTENT_TYPE)
+
+
+@api.get("/models", responses={"4XX": ERRORS["4XX"]})
+async def models(state: State) -> schema.ModelList:
+    """The one model that is served."""
+    return schema.ModelList(data=[state.model])
+
+
+@api.get("/models/{name:path}", responses={"4XX": ERRORS["4XX"]})
+async def model(name: str, state: State) -> schema.ModelCard:
+    """The model of that name."""
+    if name != state.model.id:
+        raise state.validator.unknown_model(name)
+    return state.model
+
+
+@api.post("/completions", response_model=schema.Completion, responses={200: {"content": STREAM}, **ERRORS})
+async def completions(body: schema.CompletionRequest, request: Request, state: State) -> Any:
+    """Continue a text."""
+    return await _answer(body, request, state)
+
+
+@api.post("/chat/completions", response_model=schema.ChatCompletion, responses={200: {"content": STREAM}, **ERRORS})
+async def chat_completions(body: schema.ChatRequest, request: Request, state: State) -> Any:
+    """Answer a conversation."""
+    return await _answer(body, request, state)
+
+
+async def _answer(body: schema.CompletionRequest | schema.ChatRequest, request: Request, state: AppState) -> Any:
+    request.state.facts["user"] = body.user
+    plan = await state.validator.validate(body)
+    queue = EventQueue()
+    job = Job(
+        decoder=plan.decoder,
+        parts=plan.parts,
+        listener=queue.put,
+        timeout_s=state.settings.timeout_s,
+        recorder=plan.recorder if plan.needs_recorder else None,
+    )
+    try:
+        state.engine.submit(job)
+    except ApiError as error:
+        state.metrics.add_request(error.code or "refused")
+        raise
+    answer = Answer(
+        plan,
+        is_chat=isinstance(body, schema.ChatRequest),
+        name=request.state.name,
+        model=state.model.id,
+        includes_usage=body.includes_usage,
+    )
+    exchange = Exchange(answer=answer, job=job, queue=queue, plan=plan, metrics=state.metrics, facts=request.state.facts)
+    return EventStream(exchange) if body.stream else await exchange.whole(request)
+
+
+def build(pair: Pair, settings: ServerSettings) -> FastAPI:
     """The application around a pair. Its engine starts with the lifespan, which measures costs and runs the models once.
 
     Raises `UnsoundError` for a policy and a verification that together would change the distribution.
     """
-    intake = Intake(pair, setup.limits, policy=setup.policy, verification=setup.verification, name=setup.name)
-    house = built_house(intake)
+    validator, counters = RequestValidator(pair, settings), ServerMetrics()
+    engine = EngineThread(settings, on_turn=counters.add_turn)
+    counters.watch(engine)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(house.engine.start, intake.prepare)
+        await asyncio.to_thread(engine.start, validator.prepare)
         try:
             yield
         finally:
-            house.engine.drop(Refusal("the server has stopped.", status=503, code="shutting_down"))
-            await asyncio.to_thread(house.engine.stop)
+            engine.drop(ApiError("the server has stopped.", status=503, code="shutting_down"))
+            await asyncio.to_thread(engine.stop)
 
     app = FastAPI(
         title="specdecpp",
@@ -63,41 +167,10 @@ def build(pair: Pair, setup: Setup) -> FastAPI:
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
     )
-    app.state.house = house
+    card = schema.ModelCard(id=validator.name, created=int(time()), max_model_len=pair.target.max_length)
+    app.state.server = AppState(settings=settings, validator=validator, engine=engine, metrics=counters, model=card)
     app.include_router(router)
-    hosts = Hosts("*") if setup.api_key is not None and not setup.allowed_hosts else Hosts(*setup.allowed_hosts)
-    app.add_middleware(Gate, api_key=setup.api_key, limits=setup.limits, hosts=hosts)
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(RequestValidationError, _refused)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(Exception, _refused)
+    app.include_router(api)
+    app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes, hosts=settings.hosts)
+    add_handlers(app)
     return app
-
-
-async def _refused(request: Request, error: Exception) -> JSONResponse:
-    """Any error in OpenAI's shape, plain ASCII so that what a client sent cannot break it."""
-    refusal = _as_refusal(error)
-    facts: dict[str, Any] = getattr(request.state, "facts", {})
-    facts["error"] = refusal.message
-    return _AsciiJson(refusal.body, status_code=refusal.status, headers=refusal.headers)
-
-
-class _AsciiJson(JSONResponse):
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, ensure_ascii=True).encode()
-
-
-def _as_refusal(error: Exception) -> Refusal:
-    if isinstance(error, Refusal):
-        return error
-    if isinstance(error, RequestValidationError):
-        return of_validation(error.errors(), error.body)
-    if isinstance(error, HTTPException):
-        if error.status_code == 400:  # the only one that is not our own
-            return Refusal("the body is not JSON that can be read: it is not UTF-8, or too deep, or has a number too long.")
-        message = f"{str(error.detail).rstrip('.').lower()}."
-        headers = dict(error.headers or {})
-        if headers.get("Allow") == "GET":
-            headers["Allow"] = "GET, HEAD"  # `Gate`
-        return Refusal(message, status=error.status_code, headers=headers)
-    return Refusal("the server failed on this request; its log says how.", status=500, code="failed")

@@ -1,4 +1,4 @@
-"""Logs as lines of JSON on stderr: one for every request, and what uvicorn has to say. No text of prompts or answers."""
+"""Logs as lines of JSON on stderr: one for every request, and what uvicorn logs. No text of prompts or answers."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ LOGGER = "specdecpp.serving"
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line: time, level, logger, event, the facts it was given, and a traceback where there is one."""
+    """A log record as one line: time, level, logger, event, its facts, and a traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -32,6 +32,6 @@ def config() -> dict[str, Any]:
     }
 
 
-def told(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
+def log_event(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
     """Log one event with its facts."""
     logging.getLogger(LOGGER).log(level, event, extra={"facts": facts})

@@ -1,4 +1,4 @@
-"""uvicorn around the application: what happens from the start to a signal, and from the signal to the end."""
+"""uvicorn around the application: from a bound socket to a signal, and from the signal to the end."""
 
 import asyncio
 import ipaddress
@@ -13,10 +13,11 @@ import uvicorn
 
 from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
-from specdecpp.serving.app import Setup, build
-from specdecpp.serving.arrival import punctual
+from specdecpp.serving.app import build
 from specdecpp.serving.engine import EngineThread
-from specdecpp.serving.refusals import Refusal
+from specdecpp.serving.errors import ApiError
+from specdecpp.serving.logs import log_event
+from specdecpp.serving.settings import ServerSettings
 
 KEEP_ALIVE_S = 30
 SPARE_S = 5
@@ -24,10 +25,10 @@ SPARE_S = 5
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that lets requests finish when it is told to stop, and says which it dropped.
+    """A uvicorn server that lets requests finish before it stops, and logs those that it dropped.
 
-    From the first signal on no request is taken on, which those who ask are told; `grace_s` later, or at a second Ctrl-C, what
-    is still unfinished gets an error. A third Ctrl-C does not wait for that to be sent.
+    From the first signal on, new requests are refused; `grace_s` later, or at a second Ctrl-C, those that are unfinished get an
+    error. A third Ctrl-C does not wait for that to be sent.
     """
 
     def __init__(self, config: uvicorn.Config, *, engine: EngineThread, grace_s: float, on_ready: Callable[[], None]):
@@ -36,28 +37,28 @@ class Server(uvicorn.Server):
         self._is_hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Serve as uvicorn does, but a stop that was asked for is no failure: the signal is not raised again afterwards."""
+        """Stop as uvicorn does, but the signal is not raised again afterwards: a stop that was asked for is no failure."""
         if sig == signal.SIGINT:
             self.force_exit, self._is_hurried = self._is_hurried, self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logs.told("stopping", running=self._engine.num_running, waiting=self._engine.num_waiting, grace_s=self._grace_s)
+        log_event("stopping", running=self._engine.num_running, waiting=self._engine.num_waiting, grace_s=self._grace_s)
         dropped = await self._drain()  # the socket stays open meanwhile, so that /health answers 503
         await super().shutdown(sockets)
-        logs.told("stopped", dropped=dropped)
+        log_event("stopped", dropped=dropped)
 
     async def _drain(self) -> int:
-        """Let what is here finish for a while, then end it; how many requests that were."""
+        """Let running requests finish for a while, then end them; how many were ended."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._grace_s
         self._engine.close()
         while self._engine.num_running + self._engine.num_waiting and loop.time() < until and not self._is_hurried:
             await asyncio.sleep(0.05)
         message = "the server is shutting down, and this request was not finished in time. Send it again elsewhere, or later."
-        dropped = self._engine.drop(Refusal(message, status=503, code="shutting_down"))
-        for work in dropped:
-            logs.told("dropped", level=logging.WARNING, answers=len(work.parts), completion_tokens=work.num_tokens)
+        dropped = self._engine.drop(ApiError(message, status=503, code="shutting_down"))
+        for job in dropped:
+            log_event("dropped", level=logging.WARNING, answers=len(job.parts), completion_tokens=job.num_tokens)
         return len(dropped)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -65,22 +66,26 @@ class Server(uvicorn.Server):
         self._on_ready()
 
 
-def serve(pair: Pair, setup: Setup, *, listening: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+def serve(pair: Pair, settings: ServerSettings, *, listening: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve on a bound socket until a signal comes; `on_ready` is called once requests are answered."""
-    server = server_for(pair, setup, on_ready=on_ready, log_config=logs.config())
-    if setup.api_key is None and not is_loopback(listening):
-        logs.told("anybody who reaches this address is answered", level=logging.WARNING, address=address(listening))
+    server = server_for(pair, settings, on_ready=on_ready, log_config=logs.config())
+    is_local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+    if settings.api_key is None and not is_local:
+        log_event("anybody who reaches this address is answered", level=logging.WARNING, address=address(listening))
     server.run(sockets=[listening])
 
 
 def server_for(
-    pair: Pair, setup: Setup, *, on_ready: Callable[[], None] = lambda: None, log_config: dict[str, Any] | None = None
+    pair: Pair,
+    settings: ServerSettings,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    log_config: dict[str, Any] | None = None,
 ) -> Server:
     """A server that is yet to run, for tests and for programs of your own; logging stays as it is without `log_config`."""
-    app = build(pair, setup)
+    app = build(pair, settings)
     config = uvicorn.Config(
         app,
-        http=punctual(setup.limits.arrival_s),
         log_config=log_config,
         access_log=False,
         server_header=False,
@@ -88,7 +93,7 @@ def server_for(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SPARE_S,
     )
-    return Server(config, engine=app.state.house.engine, grace_s=setup.limits.grace_s, on_ready=on_ready)
+    return Server(config, engine=app.state.server.engine, grace_s=settings.grace_s, on_ready=on_ready)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -107,8 +112,3 @@ def address(listening: socket.socket) -> str:
     """The URL of a bound socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def is_loopback(listening: socket.socket) -> bool:
-    """Tell whether only this machine can reach a bound socket."""
-    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback

@@ -21,7 +21,6 @@ from served import Served, served
 
 from specdecpp import Pair
 from specdecpp.backends import NativeModel
-from specdecpp.serving.limits import Limits
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -46,7 +45,7 @@ def server() -> Iterator[Served]:
     target, draft = (NativeModel(of) for of in (model, tiny_draft(model)))
     pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer())
     pair.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    with served(pair, limits=Limits(max_new_tokens=400), name="tiny") as running:
+    with served(pair, max_new_tokens=400, name="tiny") as running:
         yield running
 
 

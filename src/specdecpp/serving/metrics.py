@@ -1,4 +1,4 @@
-"""Counters of the server, in Prometheus' form. Each server has a registry of its own.
+"""Counters of the server, in Prometheus' form, in a registry of their own.
 
 Speculation is counted in vLLM's words, under our prefix: `drafts` are steps.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specdecpp.serving.engine import EngineThread
-from specdecpp.serving.work import Event
+from specdecpp.serving.jobs import StepEvent
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -16,8 +16,8 @@ STAGES = {"draft": "draft_s", "head": "head_s", "verify": "verify_s", "other": "
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64)
 
 
-class Gauges:
-    """The counters of one server; `watch` an engine, then tell of turns and of requests that ended."""
+class ServerMetrics:
+    """The counters of one server: `watch` its engine, add turns and requests that ended."""
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
@@ -26,12 +26,13 @@ class Gauges:
         self._first = Histogram("specdecpp_time_to_first_token_seconds", "Arrival to text.", buckets=SECONDS, registry=r)
         self._prompt = Counter("specdecpp_prompt_tokens", "Tokens of prompts.", registry=r)
         self._generated = Counter("specdecpp_generation_tokens", "Tokens of answers.", registry=r)
-        self._drafts = Counter("specdecpp_spec_decode_num_drafts", "Rounds.", registry=r)
-        self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "DraftSoFar.", registry=r)
+        self._drafts = Counter("specdecpp_spec_decode_num_drafts", "Steps.", registry=r)
+        self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "Draft tokens.", registry=r)
         self._accepted = Counter("specdecpp_spec_decode_num_accepted_tokens", "Accepted draft tokens.", registry=r)
-        self._lengths = Histogram("specdecpp_accepted_per_round", "Draft tokens accepted.", buckets=LENGTHS, registry=r)
-        seconds = Counter("specdecpp_stage_seconds", "Where the models' time goes.", ["stage"], registry=r)
-        self._seconds = {stage: seconds.labels(stage) for stage in (*STAGES, "prefill")}
+        self._lengths = Histogram("specdecpp_accepted_per_step", "Draft tokens accepted.", buckets=LENGTHS, registry=r)
+        self._seconds = Counter("specdecpp_stage_seconds", "Seconds of the models by stage.", ["stage"], registry=r)
+        for stage in (*STAGES, "prefill"):
+            self._seconds.labels(stage)
 
     def watch(self, engine: EngineThread) -> None:
         running = Gauge("specdecpp_requests_running", "Requests that are being answered.", registry=self.registry)
@@ -39,32 +40,31 @@ class Gauges:
         running.set_function(lambda: engine.num_running)
         waiting.set_function(lambda: engine.num_waiting)
 
-    def turn(self, events: Sequence[Event]) -> None:
+    def add_turn(self, events: Sequence[StepEvent]) -> None:
         """Count the steps of one turn."""
         steps = [event.step for event in events]
-        self._generated.inc(sum(r.num_tokens for r in steps))
+        self._generated.inc(sum(step.num_tokens for step in steps))
         self._drafts.inc(len(steps))
-        self._drafted.inc(sum(r.num_drafted for r in steps))
-        self._accepted.inc(sum(r.num_accepted for r in steps))
-        for r in steps:
-            self._lengths.observe(r.num_accepted)
+        self._drafted.inc(sum(step.num_drafted for step in steps))
+        self._accepted.inc(sum(step.num_accepted for step in steps))
+        for step in steps:
+            self._lengths.observe(step.num_accepted)
         for stage, name in STAGES.items():
-            if seconds := sum(getattr(r, name) for r in steps):
-                self._seconds[stage].inc(seconds)
+            self._seconds.labels(stage).inc(sum(getattr(step, name) for step in steps))
 
-    def ended(
+    def add_request(
         self,
         outcome: str,
         *,
-        latency_s: float,
+        latency_s: float = 0.0,
         num_prompt_tokens: int = 0,
         first_s: float | None = None,
         prefill_s: float = 0.0,
     ) -> None:
-        """Count one request: finished, cancelled, or the code of what it was refused or ended with."""
+        """Count one request: finished, cancelled, or the code of the error that it ended with."""
         self._requests.labels(outcome).inc()
         self._prompt.inc(num_prompt_tokens)
-        self._seconds["prefill"].inc(prefill_s)
+        self._seconds.labels("prefill").inc(prefill_s)
         if outcome == "finished":
             self._latency.observe(latency_s)
         if first_s is not None:
